@@ -31,7 +31,7 @@ def build(arch: str, vocabulary: int, device: torch.device, **settings: Any) -> 
     """A model with random weights."""
     args = argparse.Namespace(**settings)
     ARCHITECTURES[arch].fill(args)
-    cfg = fields.extract(TransformerXLConfig, args)
+    cfg = fields.typed(TransformerXLConfig, args)
     cfg.check_vocabulary(vocabulary)
     return TransformerXL(TransformerXLDecoder(cfg, vocabulary)).to(device).eval()
 

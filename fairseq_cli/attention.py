@@ -28,6 +28,7 @@ from fairseq.modules.precision import Precision
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
 from fairseq.system.provenance import about_run
+from fairseq.text.text_corpus import TextCorpus
 from fairseq_cli import command
 from fairseq_cli.common import (
     evaluation_parser,
@@ -44,6 +45,7 @@ PICTURES = {
     "attention-terms.png": "The softmax of each term of the score alone, averaged in the same way: (a) content, "
     "(b) content and position, (c) content bias, (d) position bias.",
 }
+# results.json is the last to move: where it is, the other files are of the same run.
 FILES = ("attention.npz", *PICTURES, "attention.html", "results.json")
 SMALL_BATCH = 4096  # default tokens of a batch without memory
 
@@ -76,7 +78,6 @@ class AttentionConfig(ModelPathConfig):
 
 
 def get_attention_parser() -> Parser:
-    """The flags of ``fairseq-attention``."""
     examples = [
         "fairseq-attention data-bin --path checkpoints/checkpoint_best.pt --results-path attention",
         "fairseq-attention data-bin --path xl/checkpoint_best.pt --results-path attention --heads 0:3,15:0",
@@ -89,7 +90,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     """Plot the attention of the checkpoint of ``--path`` on ``--gen-subset``; a table goes to stdout.
 
     Returns:
-        The figures, as in ``results.json``.
+        The metrics, as in ``results.json``.
 
     Raises:
         UserError: flags contradict each other, or the checkpoint or the data cannot be used.
@@ -101,19 +102,23 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if len(paths) > 1:
         raise UserError(f"--path: {len(paths)} checkpoints; give one")
     if cfg.results_path is None:
-        raise UserError("--results-path: is missing; give a folder for the plots and the figures")
+        raise UserError("--results-path: is missing; give a folder for the plots and the metrics")
     plots.require("--results-path")
     reader, heads, about = _load(args, settings, paths)
     positions = list(dict.fromkeys(cfg.positions or [reader.choose_position(settings.common.seed)]))
-    for position in positions:
-        reader.check_position(position)
     with results_folder(cfg.results_path):
         maps = reader.read(positions, progress(settings.common, split))
         print(*markdown(_table(maps)), sep="\n", flush=True)
-        figures = {**_figures(maps), "checkpoint": paths[0], "data": settings.data_path, "split": split, **about}
+        metrics = {
+            "positions": maps.queries,
+            "at_positions": [at.position for at in maps.at_positions],
+            "mean_distance": maps.mean_distance().tolist(),
+            "terms": sorted(maps.terms),
+        }
+        metrics |= {"checkpoint": paths[0], "data": settings.data_path, "split": split, **about}
         with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
-            _write(folder, maps, heads or maps.widest(), {**figures, **about_run()})
-    return figures
+            _write(folder, maps, heads or maps.widest(), {**metrics, **about_run()})
+    return metrics
 
 
 def _load(
@@ -131,7 +136,8 @@ def _load(
     dictionary, length = task.source_dictionary, task.cfg.tokens_per_sample
     corpus = task.corpus(settings.data.gen_subset)  # type: ignore[attr-defined]
     if cfg.first_tokens is not None:
-        corpus = _Part(corpus.tokens[: cfg.first_tokens])
+        tokens = corpus.tokens[: cfg.first_tokens]
+        corpus = TextCorpus(tokens, np.array([len(tokens)], dtype=np.int32))  # as one line
     rows = _rows(settings.data, length, model.memory_length)
     reader = AttentionReader(
         model,
@@ -165,24 +171,10 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
     return list(dict.fromkeys(chosen_heads))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The first tokens of a corpus as one line."""
-
-    tokens: np.ndarray
-
-    @property
-    def sizes(self) -> np.ndarray:
-        return np.array([len(self.tokens)], dtype=np.int32)
-
-    @property
-    def offsets(self) -> np.ndarray:
-        return np.array([0, len(self.tokens)], dtype=np.int64)
-
-
 def _rows(data: DataConfig, length: int, memory: int) -> int:
     """Number of rows: as given; else one with memory, and as many as :data:`SMALL_BATCH` holds without."""
     if data.batch_size is None and data.max_tokens is None:
+        # Each row begins with an empty memory, and positions are not counted until it is full.
         return 1 if memory else max(1, SMALL_BATCH // length)
     return rows_per_batch(data.max_tokens, data.batch_size, length)
 
@@ -194,15 +186,6 @@ def _table(maps: AttentionMaps) -> list[list[str]]:
         ends = [f"{head} ({far[head]:.1f})" for head in (int(far.argmin()), int(far.argmax()))]
         rows.append([str(layer), f"{far.mean():.1f}", *ends])
     return rows
-
-
-def _figures(maps: AttentionMaps) -> dict[str, Any]:
-    return {
-        "positions": maps.queries,
-        "at_positions": [at.position for at in maps.at_positions],
-        "mean_distance": maps.mean_distance().tolist(),
-        "terms": sorted(maps.terms),
-    }
 
 
 def _write(folder: Path, maps: AttentionMaps, heads: list[Head], results: dict[str, Any]) -> None:

@@ -16,7 +16,6 @@ from fairseq_cli import command
 
 
 def get_average_parser() -> Parser:
-    """The flags of ``fairseq-average-checkpoints``."""
     examples = [
         "fairseq-average-checkpoints --inputs checkpoints --num-epoch-checkpoints 5 --output average.pt",
         "fairseq-average-checkpoints --inputs run/checkpoint8.pt run/checkpoint9.pt --output average.pt",

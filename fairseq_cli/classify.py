@@ -16,7 +16,7 @@ from fairseq.config.parser import Parser
 from fairseq.errors import UserError, read_failure
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
 from fairseq.system.opening import open_input
-from fairseq.text.raw_text import STDIN, decode_line, lines_as_they_arrive
+from fairseq.text.raw_text import STDIN, lines_as_they_arrive, text_line
 from fairseq_cli import command
 
 DIGITS = 6  # of probabilities and scores, after the point
@@ -33,7 +33,6 @@ class ClassifyConfig(Config):
 
 
 def get_classify_parser() -> Parser:
-    """The flags of ``fairseq-classify``."""
     examples = [
         "fairseq-classify finetuned/lr3e-05-seed1/checkpoint_best.pt reviews.txt",
         "fairseq-classify finetuned/lr3e-05-seed1/checkpoint_best.pt pairs.tsv --format tsv",
@@ -44,14 +43,6 @@ def get_classify_parser() -> Parser:
     text = "a text per line, a pair with a tab between, or a table (default: -, stdin)"
     parser.add_argument("text", metavar="TEXT", nargs="?", default="-", help=text)
     return parser
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a text's sentences; None: the line is a text without columns."""
-
-    numbers: tuple[int, ...] | None
-    names: tuple[str, ...]
 
 
 def main(args: argparse.Namespace) -> None:
@@ -86,28 +77,20 @@ def _opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
 def _texts(file: BinaryIO, path: str, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """The sentences of each line; a first line with the columns *names* is the header of a table."""
     where = "stdin" if path == STDIN else path
-    columns = Columns((0, 1) if len(names) == 2 else None, names)
+    columns = [0, 1] if len(names) == 2 else []  # none: a line is a text, in which a tab is white space
     for number, line in enumerate(lines_as_they_arrive(where, file), 1):
-        try:
-            text = decode_line(line, number).rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{where}: line {number}, byte {error.start + 1}: not UTF-8; convert the text, as with iconv"
-            ) from None
+        text = text_line(line, number, where).rstrip("\r\n")
         fields = [field.strip() for field in text.split("\t")]
         if number == 1 and set(names) <= set(fields):
-            columns = Columns(tuple(fields.index(name) for name in names), names)
-            continue
-        yield _sentences(f"{where}: line {number}", text, fields, columns)
-
-
-def _sentences(where: str, text: str, fields: list[str], columns: Columns) -> tuple[str, ...]:
-    if columns.numbers is None:
-        return (text.replace("\t", " "),)
-    if len(fields) <= max(columns.numbers):
-        expected = " and ".join(columns.names)
-        raise UserError(f"{where}: {len(fields)} columns; expected {expected}, separated by a tab")
-    return tuple(fields[number] for number in columns.numbers)
+            # Other columns of a table, such as the index of GLUE, are skipped.
+            columns = [fields.index(name) for name in names]
+        elif not columns:
+            yield (text.replace("\t", " "),)
+        elif len(fields) <= max(columns):
+            expected = " and ".join(names)
+            raise UserError(f"{where}: line {number}: {len(fields)} columns; expected {expected}, separated by a tab")
+        else:
+            yield tuple(fields[column] for column in columns)
 
 
 Write = Callable[[tuple[str, ...], Prediction], None]

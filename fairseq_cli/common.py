@@ -96,6 +96,7 @@ def stream_settings(args: argparse.Namespace) -> argparse.Namespace:
     Raises:
         UserError: *args* have another break mode.
     """
+    # *args* have what the command line gives; what it leaves open would be the checkpoint's.
     settings = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
     if settings.sample_break_mode != "none":
         raise UserError(f"--sample-break-mode {settings.sample_break_mode}: the split is read as one stream; use none")
@@ -108,6 +109,7 @@ def run_on_processes(evaluate: Callable[[argparse.Namespace, World], Any], args:
     Returns what it returned in this process; None if that only started the others.
     """
     cfg = fields.typed(DistributedConfig, args)
+    # Without a number training starts a process per GPU; one is enough to evaluate, unless more are asked for.
     cfg = dataclasses.replace(cfg, distributed_world_size=cfg.distributed_world_size or 1)
     return distributed.run(Job(_evaluate, (evaluate, args), fields.typed(CommonConfig, args), cfg))
 
@@ -115,6 +117,7 @@ def run_on_processes(evaluate: Callable[[argparse.Namespace, World], Any], args:
 def _evaluate(what: tuple[Callable[[argparse.Namespace, World], Any], argparse.Namespace], world: World) -> Any:
     evaluate, args = what
     if world.size > 1:
+        # A process that was started has no log yet; what all processes log alike is shown once.
         distributed.end_at_signals()
         log_to_stderr()
         logging.getLogger().setLevel(logging.INFO if world.is_first else logging.ERROR)
@@ -179,6 +182,7 @@ def results_folder(path: str | None) -> Iterator[None]:
     prepare_folder("--results-path", folder)
     try:
         yield
+    # Also after Ctrl-C: an empty folder would look like the results of a run.
     except BaseException:
         if is_new:
             with contextlib.suppress(OSError):  # not empty

@@ -85,6 +85,7 @@ class Steps:
         results = stored["results"] if self._goes_on else {}
         self._state: dict[str, Any] = {"settings": settings, "finished": False, "results": results}
         if not self._goes_on:
+            # Training would resume from checkpoints of other settings, and add to their log.
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             (folder / LOG).unlink(missing_ok=True)
             self._write()
@@ -145,6 +146,7 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
                 if interrupted:
                     raise
                 interrupted = True  # the command got the signal as well: wait for it to save what it has
+        # wait4 gives the peak memory of this process; getrusage has the largest of all processes so far.
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if interrupted:
@@ -152,6 +154,7 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
     if process.returncode:
         print(*[line for line in output if not show(line)][-20:], sep="\n", file=sys.stderr)
         sys.exit(process.returncode)
+    # Linux counts in KiB, macOS in bytes.
     unit = 1024**2 if sys.platform == "darwin" else 1024
     return Finished(output, time.perf_counter() - start, usage.ru_maxrss / unit)
 
@@ -211,6 +214,7 @@ def evaluate(folder: Path, name: str, *flags: str) -> dict[str, Any]:
 
 def sample(folder: Path) -> str:
     """Text sampled from the trained model."""
+    # Imported here, as what plots needs: the demo itself starts without torch.
     from fairseq.hub import LanguageModel
 
     model = LanguageModel.from_pretrained(str(folder / "checkpoints" / "checkpoint_last.pt"), str(folder / "data-bin"))
@@ -266,37 +270,13 @@ def table(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def plot(folder: Path, boundary: int) -> None:
+def plot(folder: Path) -> None:
     """Plot training and validation losses over the tokens read to ``loss.png``."""
-    import matplotlib
+    from fairseq.analysis import plots
+    from fairseq.analysis.curves import AXES, axis_label, read_curve
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    thousand = BATCH / 1000
-    train, valid = (
-        [(update * thousand, loss) for update, loss in curve(folder, tag, "loss")] for tag in ("train_inner", "valid")
-    )
-    figure, axes = pyplot.subplots(figsize=(8, 4.8), layout="constrained")
-    if train:
-        axes.plot(*zip(*train, strict=True), color="#1f77b4", linewidth=1.5, label="training")
-    if valid:
-        axes.plot(*zip(*valid, strict=True), "o-", color="#d62728", linewidth=1.5, markersize=5, label="validation")
-    axes.set(xlabel="tokens read (thousands)", ylabel="cross-entropy (bits per token)")
-    axes.set_title("Shortformer, 4 layers of width 256, trained in two stages")
-    axes.set_xlim(left=0)
-    axes.margins(y=0.08)
-    axes.set_ylim(top=min(axes.get_ylim()[1], valid[0][1] + 4 if valid else 16))  # the first updates are off the chart
-    axes.grid(alpha=0.3)
-    perplexity = axes.secondary_yaxis("right", functions=(lambda bits: bits, lambda bits: bits))
-    perplexity.set_ylabel("perplexity")
-    perplexity.yaxis.set_major_formatter(lambda bits, _: f"{2**bits:,.0f}")
-    axes.axvline(boundary * thousand, color="0.5", linestyle="--", linewidth=1)
-    for side, text in (("right", f"segments of {SHORT} tokens  "), ("left", f"  segments of {LONG} tokens")):
-        axes.text(boundary * thousand, 0.95, text, ha=side, transform=axes.get_xaxis_transform(), color="0.35")
-    axes.legend(loc="center right")
-    figure.savefig(folder / "loss.png", dpi=150)
-    pyplot.close(figure)
+    curves = [read_curve(tag, [str(folder / LOG)], tag, "loss", "tokens") for tag in ("train_inner", "valid")]
+    plots.draw_curves(folder / "loss.png", curves, AXES["tokens"], axis_label("loss", []), None, len(curves))
 
 
 def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: str) -> None:
@@ -315,7 +295,7 @@ def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: 
     rows = training_rows(folder, boundary, megabytes)
     for name, flags in (("test, segment by segment", ()), ("test, token by token", sliding)):
         rows.append(Row(**steps.do(name, functools.partial(evaluate, folder, name, *flags))))
-    plot(folder, boundary)
+    plot(folder)
     report = f"{table(rows)}\n\nA sample:\n\n{textwrap.indent(textwrap.fill(sample(folder), 100), '    ')}\n"
     (folder / "report.txt").write_text(report, encoding="utf-8")
     steps.finish()

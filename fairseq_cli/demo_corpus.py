@@ -190,6 +190,7 @@ def sources() -> list[tuple[str, Path]]:
             if not SKIPPED_FOLDERS.intersection(parts) and not parts[0].startswith(("config-", "test")):
                 dotted = ".".join(part for part in (package, *parts) if part and part != "__init__")
                 articles.append((dotted, path))
+    # rglob gives files in the order of the filesystem, which differs between machines.
     return sorted(articles)
 
 
@@ -197,6 +198,7 @@ def module(source: tuple[str, Path]) -> Article:
     """A module as an article, with a section for each docstring, including those added to compiled functions."""
     name, path = source
     with warnings.catch_warnings():
+        # Sources with invalid escapes, as in old docstrings, warn while they are parsed.
         warnings.simplefilter("ignore")
         try:
             tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -209,6 +211,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
     """(name, docstring) of a module, in the order of the source; the module's own has an empty name."""
     for node in chain([tree], _in_order(tree)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            # Cleaned with all other texts, in `paragraphs`.
             text = ast.get_docstring(node, clean=False)
             if text:
                 yield getattr(node, "name", ""), text
@@ -217,6 +220,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:
+    # ast.walk goes level by level, and would part the methods of a class from it.
     for child in ast.iter_child_nodes(node):
         yield child
         yield from _in_order(child)
@@ -303,6 +307,7 @@ def split(articles: list[Article]) -> dict[str, list[Article]]:
 def collect(max_words: int | None = None) -> list[Article]:
     """All articles of this installation, topics first; stop after the one that reaches *max_words* words."""
     with ProcessPoolExecutor() as pool:
+        # A pool would read all sources before the first ones reach the limit.
         modules = map(module, sources()) if max_words else pool.map(module, sources(), chunksize=16)
         articles = []
         for article in unique(chain(topics(), modules)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import logging
 import time
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fairseq.analysis import plots
 from fairseq.analysis.recl import distinct_names
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
@@ -19,7 +22,7 @@ from fairseq.config import fields
 from fairseq.config.command_settings import FrequencyConfig, ShardConfig, SubwordMarkConfig, TextFormatConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
-from fairseq.config.settings import CommonConfig, DistributedConfig, MemoryConfig, Settings, typed_settings
+from fairseq.config.settings import DistributedConfig, MemoryConfig, Settings, typed_settings
 from fairseq.data.folders import data_folders, reopen_corpus
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
@@ -101,7 +104,6 @@ class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkCo
 
 
 def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
-    """The flags of ``fairseq-eval-lm``."""
     examples = [
         "fairseq-eval-lm checkpoints --text test.txt",
         "fairseq-eval-lm data-bin --path checkpoints/checkpoint_best.pt --context-window 400 --bf16",
@@ -145,15 +147,21 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
 
     words = report.join_words(scores, model.dictionary, cfg.remove_bpe)
     figures = report.figures(words, seconds)
+    # Bytes and words were counted in the whole text: a part of it, as with `num_shards`, has no such metrics.
     if counts is not None and len(scores) == len(corpus.tokens):
         figures |= report.raw_figures(words, counts)
+    # Before the model without int8 is run, which takes more.
     figures |= report.peak_memory(world.device)
     if model.exact is not None:
         exact_words = report.join_words(model.exact.score(corpus), model.dictionary, cfg.remove_bpe)
         figures["perplexity_without_int8"] = report.figures(exact_words, seconds)["perplexity"]
     if cfg.by_frequency:
-        losses = {} if baseline is None else _baseline_losses(*baseline, settings.common, world)
-        losses |= {paths[0] if len(paths) == 1 else "model": _word_losses(model, scores)}
+        losses = {}
+        if baseline is not None:
+            path, other, text_of_other = baseline
+            show = progress(settings.common, f"{path}, baseline") if world.is_first else None
+            losses[path] = _word_losses(other, other.score(text_of_other, show))
+        losses[paths[0] if len(paths) == 1 else "model"] = _word_losses(model, scores)
         by_name = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
         figures["by_frequency"] = by_frequency(by_name, in_training, cfg.frequency_bands)
     if not world.is_first:
@@ -219,6 +227,7 @@ class _Model:
 def _load(paths: Sequence[str], settings: Settings, args: argparse.Namespace, world: World) -> _Model:
     """Load the checkpoints *paths* for scoring with *settings*, made from *args*."""
     overrides = parse_dict("--model-overrides", settings.command.model_overrides)
+    # Whatever the blocks of training were, the text is read as one stream unless the command line names another mode.
     flat = {"sample_break_mode": "none", **vars(args)}
     models, task, trained = load_models(paths, settings.data_path, overrides, flat)
     if len(paths) == 1 and not models[0].predicts_next_token:
@@ -282,7 +291,9 @@ def _decoder(
         for reader in scorer.readers:
             compile_model(reader.module)
     exact = Scorer(models, dictionary, scoring, precision, device, world=world) if cfg.int8 else None
-    return _Model(task, scorer.score, _mode(scoring), {**vars(scoring), "int8": cfg.int8}, scorer, exact)
+    mode = "context window" if scoring.context_window else "non-overlapping"
+    mode = "token by token" if scoring.token_by_token else mode
+    return _Model(task, scorer.score, mode, {**vars(scoring), "int8": cfg.int8}, scorer, exact)
 
 
 def _word_losses(model: _Model, scores: Scores) -> WordLosses:
@@ -301,18 +312,12 @@ def _baseline(path: str, settings: Settings, args: argparse.Namespace, world: Wo
     return str(checkpoint), model, _evaluated_text(settings.command, settings, model, world)[1]
 
 
-def _baseline_losses(
-    path: str, model: _Model, corpus: Corpus, common: CommonConfig, world: World
-) -> dict[str, WordLosses]:
-    scores = model.score(corpus, progress(common, f"{path}, baseline") if world.is_first else None)
-    return {path: _word_losses(model, scores)}
-
-
 def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:
     """Write the files that the flags name, together or not at all."""
     with atomic_files() as files:
         if cfg.save_token_scores is not None:
-            report.write_scores(Path(cfg.save_token_scores), scores, files.file)
+            with files.file(cfg.save_token_scores, "--save-token-scores") as file:
+                np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
         if cfg.score_documents is not None:
             with files.file(cfg.score_documents, "--score-documents") as file:
                 file.writelines(json.dumps(line).encode() + b"\n" for line in report.document_scores(scores))
@@ -346,6 +351,7 @@ def _evaluated_text(
         folder = data_folders(data)[0]
         corpus = reopen_corpus(folder, split, model.dictionary) if model.scorer is None else task.corpus(split)  # type: ignore[attr-defined]
         counts = load_counts(folder / split)
+        # A split that was made again by another program has other lines than its counts.
         return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
     text = read_text(cfg.text, cfg, data, model.dictionary, world, cfg.score_documents is not None)
     if text.counts is None:
@@ -355,17 +361,11 @@ def _evaluated_text(
 
 def _print_words(cfg: EvalLMConfig, words: report.Words) -> None:
     if cfg.output_word_probs:
-        for line in report.word_lines(words):
-            print(line)
+        for first, last in itertools.pairwise(words.lines):
+            print(*(f"{words.word(i)} [{words.lprobs[i]:.6f}]" for i in range(first, last)), sep="\t")
     if cfg.output_word_stats:
         for line in report.word_table(words):
             print(line)
-
-
-def _mode(scoring: Scoring) -> str:
-    if scoring.token_by_token:
-        return "token by token"
-    return "context window" if scoring.context_window else "non-overlapping"
 
 
 cli_main = command(main, get_eval_lm_parser)

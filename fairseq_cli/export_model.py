@@ -38,7 +38,6 @@ WORDS = "vocab.txt"
 
 
 def get_export_parser() -> Parser:
-    """The flags of ``fairseq-export``."""
     examples = [
         "fairseq-export checkpoints/checkpoint_best.pt --to hf --out exported --data data-bin --results results.json",
         "fairseq-export electra --to hf --out generator --half generator --revisions",
@@ -161,6 +160,7 @@ def _write(
     separator: int | None = None,
 ) -> str:
     longest = config["max_position_embeddings"]
+    # RoBERTa's positions begin behind the padding index: its table has rows that no token uses.
     longest -= dictionary.pad() + 1 if config["model_type"] == "roberta" else 0
     files = tokenizer_files(tokenizer, dictionary, longest, config["type_vocab_size"], separator)
     (folder / WORDS).write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
@@ -234,6 +234,7 @@ def _sizes(kind: str, shape: EncoderShape, state: Mapping[str, Tensor]) -> Encod
         layers=shape.layers,
         positions=shape.max_positions + (shape.padding_idx + 1 if kind == "roberta" else 0),
         token_types=max(1, shape.token_types),
+        # Tied parameters share their memory.
         untied=output is not None and output.data_ptr() != tokens.data_ptr(),
     )
 

@@ -26,6 +26,7 @@ from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import CommonConfig, DistributedConfig, Settings, training_settings, typed_settings
 from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
+from fairseq.evaluation.report import finite
 from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.inference.loading import load_models
 from fairseq.models.loading import finished
@@ -66,7 +67,6 @@ class FinetuneConfig(Config):
 
 
 def get_finetune_parser() -> Parser:
-    """The flags of ``fairseq-finetune``."""
     examples = [
         "fairseq-finetune glue/CoLA --glue-task CoLA --path bert/checkpoint_best.pt --data-bin data-bin",
         "fairseq-finetune glue/RTE --glue-task RTE --path bert/checkpoint_best.pt --data-bin data-bin --seeds 1,2",
@@ -179,6 +179,7 @@ def _as_flags(values: Mapping[str, Any]) -> list[str]:
             flags += [fields.flag_name(name)] if value else []
         else:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            # As one word: a value that begins with a dash would be read as a flag.
             flags.append(f"{fields.flag_name(name)}={text}")
     return flags
 
@@ -214,7 +215,7 @@ def _checked_task(
     model, criterion = task.build_model(run), task.build_criterion(run)
     assert isinstance(task, SentencePredictionTask) and isinstance(model, SentenceModel)
     model.check_start(parameters, str(settings.command.path))
-    for split in dict.fromkeys(["valid", *_splits(settings.command)]):
+    for split in _splits(settings.command):
         long = int((task.dataset(split).sizes > model.max_positions()).sum())
         if long:
             raise UserError(f"--shorten-method none: {long} rows of {split} are too long for the model; use truncate")
@@ -232,7 +233,7 @@ def _run(
     folder: Path,
 ) -> FinetunedRun:
     """Train one model, unless its result exists, and write its predictions."""
-    splits = ["valid", *_splits(settings.command)]
+    splits = _splits(settings.command)
     results = _finished(folder, flags, inputs, splits)
     if results is not None:
         return FinetunedRun(lr, seed, results, str(folder))
@@ -293,7 +294,7 @@ def _predict(settings: Settings, task: SentencePredictionTask, folder: Path) -> 
     device = distributed.device_of(settings.common)
     Precision(settings.common).move(models[0], device)
     figures: dict[str, float] = {}
-    for split in dict.fromkeys(["valid", *_splits(settings.command)]):
+    for split in _splits(settings.command):
         predictions = predict(models[0], task, split, settings.command.batch_size, device)
         predictions.write(folder / f"predictions.{split}.tsv")
         figures = figures or predictions.figures()
@@ -301,32 +302,27 @@ def _predict(settings: Settings, task: SentencePredictionTask, folder: Path) -> 
 
 
 def _splits(cfg: FinetuneConfig) -> list[str]:
-    return [split.strip() for split in cfg.predict.split(",") if split.strip()]
+    """The splits that predictions are written for: the development file, whose score chooses the rate, is the first."""
+    return list(dict.fromkeys(["valid", *(split.strip() for split in cfg.predict.split(",") if split.strip())]))
 
 
 def _report(settings: Settings, runs: list[FinetunedRun], updates: int) -> dict[str, Any]:
     summaries = summarize(runs)
     best = best_rate(summaries)
     cfg: FinetuneConfig = settings.command
-    return {
+    report: dict[str, Any] = {
         "task": settings.flat["glue_task"],
         "data": settings.data_path,
         "checkpoint": cfg.path,
         "from_scratch": cfg.from_scratch,
         "updates": updates,
         "best_lr": best.lr,
-        "score": _finite(best.mean)["score"],
-        "deviation": _finite(best.deviation)["score"],
-        "rates": [
-            {"lr": s.lr, "runs": s.runs, "mean": _finite(s.mean), "deviation": _finite(s.deviation)} for s in summaries
-        ],
+        "score": best.mean["score"],
+        "deviation": best.deviation["score"],
+        "rates": [dataclasses.asdict(summary) for summary in summaries],
         "runs": [dataclasses.asdict(run) for run in runs],
     }
-
-
-def _finite(figures: Mapping[str, float]) -> dict[str, float | None]:
-    """*figures* for JSON, with null for NaN, e.g. the deviation of one run."""
-    return {name: None if math.isnan(value) else value for name, value in figures.items()}
+    return dict(finite(report))  # the deviation of one run is NaN
 
 
 cli_main = command(main, get_finetune_parser)

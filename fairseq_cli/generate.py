@@ -51,7 +51,6 @@ class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
 
 
 def get_generation_parser(default_task: str = "language_modeling") -> Parser:
-    """The flags of ``fairseq-generate``."""
     examples = [
         "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --sampling --results-path out",
         "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --context-tokens 64 --beam 4",

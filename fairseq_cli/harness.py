@@ -41,7 +41,6 @@ class HarnessConfig(Config):
 
 
 def get_harness_parser() -> Parser:
-    """The flags of ``fairseq-harness``."""
     examples = [
         "fairseq-harness checkpoints --tasks lambada_openai,hellaswag",
         "fairseq-harness checkpoints --pairs blimp.jsonl",

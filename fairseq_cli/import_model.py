@@ -14,14 +14,14 @@ from torch import Tensor
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.config.parser import Parser
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.interop.hugging_face import decoders, encoders, gpt2, model_folder, transfo_xl
 from fairseq.interop.pickles import pickled_module
 from fairseq.interop.pickles.named_tensors import cut
 from fairseq.interop.transformer_xl import conversion
 from fairseq.system.files import atomic_folder
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 from fairseq.tasks import dictionary_digest
 from fairseq.text.dictionary import Dictionary, placeholder
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
@@ -46,7 +46,6 @@ SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl", "hf")  # of fairseq-import
 
 
 def get_import_parser() -> Parser:
-    """The flags of ``fairseq-import``."""
     examples = [
         "fairseq-import model.pt --from transformer-xl --out imported",
         "fairseq-import bert-base-uncased --from hf --out imported",
@@ -129,6 +128,7 @@ def main(args: argparse.Namespace) -> None:
         # Inside, so that a model that cannot be built leaves no folder.
         load_models([folder / CHECKPOINT], folder / DICTIONARY)
     kind = "its own words" if imported.words is not None else "placeholder words"
+    # Tied parameters share their memory and count once.
     parameters = sum({value.data_ptr(): value.numel() for value in imported.model.values()}.values())
     layers = next(imported.settings[name] for name in LAYERS if name in imported.settings)
     print(f"{source}: {layers} layers, {parameters:,} parameters, {len(dictionary):,} words")
@@ -186,10 +186,7 @@ def _byte_level(source: Path) -> Tokenizer | None:
     for name, kind in (("merges.txt", GPT2), (model_folder.TOKENIZER, HuggingFace)):
         path = source / name
         if path.exists():
-            try:
-                subwords = kind(read_regular(path), str(path))
-            except OSError as error:
-                raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
+            subwords = kind(read_named(path, "check its permissions"), str(path))
             subwords.check()
             return Tokenizer(subwords=subwords)
     return None

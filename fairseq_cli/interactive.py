@@ -19,7 +19,7 @@ from fairseq.errors import UserError, read_failure
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.system.opening import open_input
-from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive
+from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive, text_line
 from fairseq.text.text_corpus import report_unknown
 from fairseq_cli import command
 from fairseq_cli.common import evaluation_parser, progress, with_models
@@ -39,7 +39,6 @@ class InteractiveConfig(GenerationConfig):
 
 
 def get_interactive_generation_parser(default_task: str = "language_modeling") -> Parser:
-    """The flags of ``fairseq-interactive``."""
     examples = [
         "fairseq-interactive checkpoints --sampling --sampling-topk 40",
         "fairseq-interactive checkpoints/checkpoint_last.pt --input prompts.txt --beam 4",
@@ -98,6 +97,7 @@ def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, c
                 _print_object(writer, number, sample, prompts[number], text)
             else:
                 _print_text(writer, prompts[number], text, first=number == sample == 0)
+            # No prompt has this number: after the last text none is awaited.
             awaited = next(order, (-1, -1))
 
 
@@ -148,7 +148,7 @@ def _read_file(path: Path) -> list[str]:
     if not content:
         raise UserError(f"--input {path}: is empty; give a file with one prompt per line")
     lines = content.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
-    return [_text(line, f"--input {path}", number) for number, line in enumerate(lines, 1)]
+    return [text_line(line, number, f"--input {path}") for number, line in enumerate(lines, 1)]
 
 
 def _stdin_lines() -> Iterator[str]:
@@ -169,15 +169,6 @@ def _stdin_lines() -> Iterator[str]:
             yield decode_line(text, number, "replace")
     if asked:
         print(file=sys.stderr)
-
-
-def _text(line: bytes, where: str, number: int) -> str:
-    try:
-        return decode_line(line, number)
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{where}: line {number}, byte {error.start + 1}: not UTF-8; convert the text, as with iconv"
-        ) from None
 
 
 cli_main = command(main, get_interactive_generation_parser)

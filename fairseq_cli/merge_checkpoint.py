@@ -15,7 +15,6 @@ from fairseq_cli import command
 
 
 def get_merge_parser() -> Parser:
-    """The flags of ``fairseq-merge-checkpoint``."""
     examples = [
         "fairseq-merge-checkpoint checkpoints/checkpoint_best.pt best.pt",
         "fairseq-merge-checkpoint checkpoints/checkpoint_last.pt weights.pt --no-save-optimizer-state",

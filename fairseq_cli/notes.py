@@ -41,7 +41,6 @@ class NotesConfig(Config):
 
 
 def get_notes_parser() -> Parser:
-    """The flags of ``fairseq-notes``."""
     examples = [
         "fairseq-notes tnf/checkpoint_best.pt --words 'photosynthesis quasar'",
         "fairseq-notes tnf/checkpoint_best.pt data-bin --results-path notes",

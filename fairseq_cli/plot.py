@@ -16,6 +16,7 @@ from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
+from fairseq.evaluation.tables import markdown
 from fairseq.system.files import prepare_file
 from fairseq_cli import command
 
@@ -32,7 +33,6 @@ class PlotConfig(Config):
 
 
 def get_plot_parser() -> Parser:
-    """The flags of ``fairseq-plot``."""
     examples = [
         "fairseq-plot checkpoints/metrics.jsonl --results-path loss.png",
         "fairseq-plot BERT=b1.jsonl,b2.jsonl notes=n1.jsonl,n2.jsonl --over hours --reach 7.5",
@@ -50,29 +50,28 @@ def main(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Print a table of the runs, and draw their curves into ``--results-path``.
 
     Returns:
-        For each run the last and lowest value of the figure, and the position at which it reaches ``--reach``.
+        For each run the last and lowest value of the metric, and the position at which it reaches ``--reach``.
 
     Raises:
-        UserError: a file cannot be read or has no such figure, or the picture cannot be written.
+        UserError: a file cannot be read or has no such metric, or the picture cannot be written.
     """
     cfg = fields.typed(PlotConfig, args)
+    runs = [(name, files.split(",")) for name, _, files in (run.rpartition("=") for run in args.runs)]
     if cfg.results_path is not None:
         plots.require("--results-path")
         if Path(cfg.results_path).suffix not in plots.CURVE_FORMATS:
             raise UserError(f"--results-path {cfg.results_path}: must end in {', '.join(plots.CURVE_FORMATS)}")
-        files = [file for run in args.runs for file in run.rpartition("=")[2].split(",")]
-        prepare_file("--results-path", cfg.results_path, {f"RUN {file}": file for file in files})
+        inputs = {f"RUN {file}": file for _, files in runs for file in files}
+        prepare_file("--results-path", cfg.results_path, inputs)
     splits = [split.strip() for split in cfg.split.split(",") if split.strip()]
     if not splits:
         raise UserError(f"--split {cfg.split!r}: empty; give a validation split, train_inner or train")
-    curves = [read_curve(run, split, cfg.figure, cfg.over) for run in args.runs for split in splits]
+    curves = [read_curve(*run, split, cfg.figure, cfg.over) for run in runs for split in splits]
     if len(splits) > 1:  # of each run the splits in turn
         names = [f"{curve.name}, {splits[i % len(splits)]}" for i, curve in enumerate(curves)]
         curves = [dataclasses.replace(curve, name=name) for curve, name in zip(curves, names, strict=True)]
     rows = [_row(curve, cfg) for curve in curves]
-    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
-    for row in rows:
-        print("| " + " | ".join(_text(value) for value in row.values()) + " |")
+    print(*markdown([list(rows[0]), *([_text(value) for value in row.values()] for row in rows)], left=1), sep="\n")
     if cfg.results_path is not None:
         labels = AXES[cfg.over], axis_label(cfg.figure, splits)
         plots.draw_curves(Path(cfg.results_path), curves, *labels, cfg.reach, len(splits))
@@ -94,7 +93,7 @@ def _text(value: Any) -> str:
             return "not reached"
         spread = f" ({_number(value.min())} to {_number(value.max())})" if len(value) > 1 else ""
         return f"{_number(value.mean())}{spread}"
-    return _number(value) if isinstance(value, float) else str(value).replace("|", "\\|")
+    return _number(value) if isinstance(value, float) else str(value)
 
 
 def _number(value: float) -> str:

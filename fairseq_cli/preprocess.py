@@ -67,7 +67,6 @@ class PreprocessConfig(TextConfig):
 
 
 def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
-    """The flags of ``fairseq-preprocess``."""
     examples = [
         "fairseq-preprocess --only-source --trainpref train.txt --validpref valid.txt --destdir data-bin",
         "fairseq-preprocess --only-source --srcdict data-bin/dict.txt --testpref test.txt --destdir test-bin",
@@ -129,8 +128,10 @@ def main(args: argparse.Namespace) -> None:
         end = f"Wrote preprocessed data to {config.destdir}"
         settings = ", ".join(f"{name}={shown(value)}" for name, value in sorted(vars(config).items()))
         text = f"settings: {settings}\n{output.text.getvalue()}{end}\n"
+        # Names of files, which need not be UTF-8, are written as they are.
         (folder / LOG).write_bytes(former + text.encode(errors="surrogateescape"))
     if tokenizer is None:
+        # Only now that the new files are there: a run that fails leaves what it found.
         _remove_former(Path(config.destdir), dictionary, splits)
     print(end)
 
@@ -287,6 +288,7 @@ def _learn_dictionary(config: PreprocessConfig, counter: Counter[str], tokenizer
     if not counter:
         raise UserError(f"--trainpref {config.trainpref}: the text is empty; give a file with at least one word")
     if config.learn_bpe is not None and tokenizer is not None and tokenizer.subwords is not None:
+        # Other texts may have symbols that the training text lacks.
         counter.update(dict.fromkeys(tokenizer.subwords.symbols, 0))
     dictionary = Dictionary()
     dictionary.update(counter)

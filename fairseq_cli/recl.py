@@ -43,6 +43,7 @@ CAPTIONS = (
     "the left number of the first step whose gain is below the threshold. Gains of zero are not shown.",
     "Perplexity over context length, without a baseline. Where it rises, a long RECL shows fluctuating losses only.",
 )
+# results.json is the last to move: where it is, the other files are of the same run.
 FILES = ("recl.md", "recl.html", "losses.npz", *PICTURES, "results.json")
 
 
@@ -65,7 +66,6 @@ class ReclConfig(ModelPathConfig):
 
 
 def get_recl_parser() -> Parser:
-    """The flags of ``fairseq-recl``."""
     examples = [
         "fairseq-recl data-bin --path xl/checkpoint_best.pt:base/checkpoint_best.pt --results-path recl",
         "fairseq-recl data-bin --path xl/checkpoint_best.pt --max-context 300 --positions 200",

@@ -11,7 +11,6 @@ from fairseq_cli import command
 
 
 def get_symbols_parser() -> Parser:
-    """The flags of ``fairseq-symbols``."""
     examples = ["fairseq-symbols enwik8 data --kind bytes", "fairseq-symbols text8 data --kind letters"]
     description = "Write the bytes or letters of a text as symbols, in three splits."
     parser = Parser(description, examples=examples, settings_file=False)

@@ -19,7 +19,7 @@ from fairseq.system.files import atomic_file, prepare_file
 from fairseq.system.limits import check_processes
 from fairseq.system.workers import Workers
 from fairseq.text.raw_text import STDIN, TextFormat, format_of
-from fairseq.text.tokenization import DetokenizeBlock, TokenizeBlock, tokenize_file, tokenize_stream
+from fairseq.text.tokenization import TokenizeBlock, tokenize_file, tokenize_stream
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
 from fairseq_cli import command
@@ -36,7 +36,6 @@ class TokenizeConfig(TextConfig):
 
 
 def get_tokenize_parser() -> Parser:
-    """The flags of ``fairseq-tokenize``."""
     examples = [
         "fairseq-tokenize book.txt.gz --tokenizer moses --workers 4 --output book.tokens",
         "fairseq-tokenize generated.tokens --data data-bin --undo",
@@ -58,8 +57,7 @@ def main(args: argparse.Namespace) -> None:
     if config.output is not None:
         prepare_file("--output", config.output, {"TEXT": args.text, "--bpe-codes": config.bpe_codes})
     tokenizer = _tokenizer(config)
-    task = DetokenizeBlock(tokenizer) if config.undo else TokenizeBlock(tokenizer)
-    with Workers(task, config.workers) as workers, _output(config) as out:
+    with Workers(TokenizeBlock(tokenizer, config.undo), config.workers) as workers, _output(config) as out:
         if args.text == STDIN:
             tokenize_stream(sys.stdin.buffer, TextFormat(join_lines=config.join_lines), workers, out)
         else:

@@ -65,7 +65,6 @@ class ValidateConfig(ShardConfig, FrequencyConfig):
 
 
 def get_validation_parser(default_task: str | None = None) -> Parser:
-    """The flags of ``fairseq-validate``."""
     examples = [
         "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt",
         "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt --valid-subset valid,test",
@@ -114,8 +113,10 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
         plots.require("--results-path")
     names = distinct_names(paths, None) if cfg.by_frequency else list(paths)
     words: dict[str, dict[str, WordLosses]] = {split: {} for split in splits}
+    of_checkpoint = fields.defaults(DataConfig).keys() - {"num_workers"}  # which this command line does not override
+    flat = {name: value for name, value in vars(args).items() if name not in of_checkpoint}
     # Before anything is measured: one may be of another dictionary, and the counts may be missing.
-    loaded = [load_models([path], settings.data_path, overrides, vars(_command_settings(args))) for path in paths]
+    loaded = [load_models([path], settings.data_path, overrides, flat) for path in paths]
     dictionary = loaded[0][1].source_dictionary
     counts = word_counts(cfg.word_counts, settings.data_path, dictionary) if cfg.by_frequency else {}
     for path, name, (models, task, trained) in zip(paths, names, loaded, strict=True):
@@ -162,14 +163,9 @@ def _report(
             write_results(folder, {"figures": results, "by_frequency": reports, **about}, files.file)
 
 
-def _command_settings(args: argparse.Namespace) -> argparse.Namespace:
-    """*args* without the data settings that are taken from the checkpoint."""
-    names = set(fields.defaults(DataConfig)) - {"num_workers"}
-    return argparse.Namespace(**{name: value for name, value in vars(args).items() if name not in names})
-
-
 def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, Any]:
     """Batch settings from *overrides*, else from *trained*, the settings of the training run, else the defaults."""
+    # One limit replaces all of the training run's: a batch has to obey every limit that is left.
     changes = {name: getattr(overrides, name) for name in BATCH_LIMITS}
     if all(value is None for value in changes.values()):
         unlimited = all(getattr(trained, name) is None for name in BATCH_LIMITS)

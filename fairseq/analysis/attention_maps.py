@@ -143,6 +143,7 @@ def record_calls(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
 
     with contextlib.ExitStack() as hooks:
         for module in modules:
+            # Fused attention does not return its weights: they are computed again from what each call is given.
             hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
         yield calls
 
@@ -224,16 +225,6 @@ class AttentionReader:
         block = np.random.default_rng(seed).choice(self.counted)
         return int(self.blocks.starts[block] + self.blocks.sizes[block] - 1)
 
-    def check_position(self, position: int) -> None:
-        """Reject a position outside the corpus.
-
-        Raises:
-            UserError: the position is out of range.
-        """
-        tokens = len(self.blocks.corpus.tokens)
-        if not 0 <= position < tokens:
-            raise SettingError(f"`positions` {position}: must be from 0 to {tokens - 1}")
-
     @torch.inference_mode()
     def read(self, positions: Sequence[int], progress: Progress | None = None) -> AttentionMaps:
         """Read the corpus; *positions* are indices of the tokens whose predictions are shown separately.
@@ -241,8 +232,10 @@ class AttentionReader:
         Raises:
             UserError: a position is out of range.
         """
+        tokens = len(self.blocks.corpus.tokens)
         for position in positions:
-            self.check_position(position)
+            if not 0 <= position < tokens:
+                raise SettingError(f"`positions` {position}: must be from 0 to {tokens - 1}")
         blocks = np.searchsorted(self.blocks.starts, positions, side="right") - 1  # (P,)
         sums = _Sums(self.model.memory_length + int(self.blocks.sizes[0]), len(self.modules))
         at_positions: dict[int, AtPosition] = {}

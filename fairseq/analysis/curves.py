@@ -1,4 +1,4 @@
-"""Curves of training runs: a figure of the log over updates, tokens or time, from the files of ``--metrics-file``."""
+"""Curves of training runs: a metric of the log over updates, tokens or time, from the files of ``--metrics-file``."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.logging.recorders import parse_entry
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 
 AXES = {"updates": "updates", "tokens": "tokens read", "hours": "time of training (hours)"}
 BITS = "bits per target"
@@ -33,12 +33,12 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Curve:
-    """A figure of a run, or the mean of several runs that differ in their seeds only.
+    """A metric of a run, or the mean of several runs that differ in their seeds only.
 
     Attributes:
         name: the label.
         x: positions, ascending, [n].
-        values: figure of each run at each x, [runs, n].
+        values: metric of each run at each x, [runs, n].
         stages: positions at which a stage of staged training began, without the first.
         is_training: the metric is of training, not of a validation.
     """
@@ -64,29 +64,29 @@ class Curve:
         return np.array([_crossing(self.x, run, value) for run in self.values])
 
 
-def read_curve(argument: str, split: str, figure: str, axis: str) -> Curve:
-    """Read the curve of *argument*, ``FILE`` or ``NAME=FILE,FILE,…`` with one file per seed.
+def read_curve(name: str, paths: Sequence[str], split: str, metric: str, axis: str) -> Curve:
+    """Read a curve.
 
     Args:
-        argument: the files of ``--metrics-file``.
+        name: its label (default: the name of the first file).
+        paths: files of ``--metrics-file``, one per seed.
         split: tag of the entries: a validation split, ``train_inner`` for intervals or ``train`` for epochs.
-        figure: name of the figure.
+        metric: its name.
         axis: one of :data:`AXES`. Of several runs, the mean x of each entry is taken.
 
     Raises:
-        UserError: a file is missing or damaged, or has no such figures.
+        UserError: a file is missing or damaged, or has no such metric.
     """
-    name, _, files = argument.rpartition("=")
-    runs = [_read_run(path, split, figure, axis) for path in files.split(",")]
+    runs = [_read_run(path, split, metric, axis) for path in paths]
     updates = runs[0][0]
     for run in runs[1:]:  # the longest common beginning: an interrupted run has fewer entries
         updates = updates[: len(run[0])]
         if not np.array_equal(run[0][: len(updates)], updates):
-            raise UserError(f"{argument}: figures are from different updates; draw these runs separately")
+            raise UserError(f"{','.join(paths)}: figures are from different updates; draw these runs separately")
     length = len(updates)
     positions = np.mean([positions[:length] for _, positions, _, _ in runs], axis=0)
     values = np.stack([values[:length] for _, _, values, _ in runs])
-    label = (name or Path(files).stem).encode("utf-8", "backslashreplace").decode()  # fonts have no lone surrogates
+    label = (name or Path(paths[0]).stem).encode("utf-8", "backslashreplace").decode()  # fonts have no lone surrogates
     return Curve(label, positions, values, runs[0][3], split in TRAINING)
 
 
@@ -96,15 +96,15 @@ def axis_label(metric: str, splits: Sequence[str]) -> str:
     return f"{metric}{f' of {splits[0]}' if len(splits) == 1 else ''}{unit}"
 
 
-def _read_run(path: str, split: str, figure: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
-    """Updates [n], positions on *axis* [n], values of *figure* [n] and beginnings of stages of one run."""
+def _read_run(path: str, split: str, metric: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
+    """Updates [n], positions on *axis* [n], values of *metric* [n] and beginnings of stages of one run."""
     entries = _entries(path)
     updates, positions = _progress(entries, axis)
-    chosen = [entry for entry in entries if entry["tag"] == split and isinstance(entry.get(figure), int | float)]
+    chosen = [entry for entry in entries if entry["tag"] == split and isinstance(entry.get(metric), int | float)]
     if not chosen:
-        raise UserError(f"{path}: has no figure {figure!r} of {split!r}; it has {_available(entries)}")
+        raise UserError(f"{path}: has no figure {metric!r} of {split!r}; it has {_available(entries)}")
     at = np.array([entry["step"] for entry in chosen], float)
-    values = np.array([entry[figure] for entry in chosen], float)
+    values = np.array([entry[metric] for entry in chosen], float)
     numbers = [(entry["step"], entry["stage"]) for entry in entries if "stage" in entry]
     begins = [last for (last, before), (_, after) in zip(numbers, numbers[1:], strict=False) if after != before]
     return at, np.interp(at, updates, positions), values, tuple(np.interp(begins, updates, positions))
@@ -112,10 +112,7 @@ def _read_run(path: str, split: str, figure: str, axis: str) -> tuple[np.ndarray
 
 def _entries(path: str) -> list[Entry]:
     """The entries of the file *path*; a last line that was cut off is ignored."""
-    try:
-        lines = read_regular(path).split(b"\n")
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; give a file of `metrics_file`") from None
+    lines = read_named(path, "give a file of `metrics_file`").split(b"\n")
     entries = []
     for number, line in enumerate(lines[:-1], 1):
         try:
@@ -152,11 +149,11 @@ def _number(entry: Entry, name: str) -> float:
 
 
 def _available(entries: Sequence[Entry]) -> str:
-    figures: dict[str, dict[str, None]] = {}
+    metrics: dict[str, dict[str, None]] = {}
     for entry in entries:
         names = [name for name, value in entry.items() if isinstance(value, int | float) and name != "step"]
-        figures.setdefault(entry["tag"], {}).update(dict.fromkeys(names))
-    return "; ".join(f"of {tag!r} {', '.join(names)}" for tag, names in figures.items()) or "no entries"
+        metrics.setdefault(entry["tag"], {}).update(dict.fromkeys(names))
+    return "; ".join(f"of {tag!r} {', '.join(names)}" for tag, names in metrics.items()) or "no entries"
 
 
 def _crossing(x: np.ndarray, values: np.ndarray, value: float) -> float:

@@ -85,10 +85,7 @@ def draw_perplexities(path: Path, measured: ContextLosses) -> None:
     panel = figure.subplots()
     for i, (name, values) in enumerate(zip(measured.names, measured.perplexities(), strict=True)):
         panel.plot(measured.contexts, values, label=_escaped(name), **_line(i))
-    panel.set_xlabel("context length (tokens)")
-    panel.set_ylabel("perplexity")
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=9)
+    _label_axes(panel, "context length (tokens)", "perplexity")
     _save(figure, path)
 
 
@@ -180,8 +177,7 @@ def draw_notes(path: Path, notes: Sequence[Note], positions: np.ndarray, labels:
     words = [_label(note.word, 20) for note in notes]
     for number in without_overlap(on_paper, words, 7, labels):
         panel.annotate(words[number], positions[number], (2, 2), textcoords="offset points", fontsize=7)
-    panel.set_xlabel("first principal component")
-    panel.set_ylabel("second principal component")
+    panel.set(xlabel="first principal component", ylabel="second principal component")
     _save(figure, path)
 
 
@@ -211,14 +207,11 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: floa
         panel.axvline(boundary, color="#666666", linestyle=":", label="" if number else "next stage")
     if reach is not None:
         panel.axhline(reach, color="#666666", linewidth=0.8, label=f"{reach:g}")
-    panel.set_xlabel(x)
-    panel.set_ylabel(_escaped(y))
+    _label_axes(panel, x, _escaped(y))
     if max(curve.x[-1] for curve in curves) >= 10_000:
         from matplotlib.ticker import EngFormatter
 
         panel.xaxis.set_major_formatter(EngFormatter())  # 100 k, 1 M
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=9)
     _save(figure, path, path.suffix[1:])
 
 
@@ -239,16 +232,14 @@ def draw_bands(path: Path, report: Mapping[str, Any], create: Create = atomic_fi
         )
         panel.errorbar(range(len(bands)), means, np.nan_to_num(errors), label=_escaped(name), capsize=3, **_line(i))
     panel.set_xticks(range(len(bands)), [f"{band['band']}\n{band['words']:,} words" for band in bands], fontsize=8)
-    panel.set_xlabel("count in the training text")
-    panel.set_ylabel("loss (bits per word)")
-    panel.grid(alpha=0.3)
-    panel.legend(fontsize=9)
+    _label_axes(panel, "count in the training text", "loss (bits per word)")
     _save(figure, path, create=create)
 
 
 def _figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
+    # Not pyplot, which keeps every figure and may look for a display.
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -256,6 +247,13 @@ def _save(figure: Any, path: Path, kind: str = "png", create: Create = atomic_fi
     choose_fonts(figure)
     with create(path, "`results_path`") as file:
         figure.savefig(file, format=kind, dpi=120)
+
+
+def _label_axes(panel: Any, x: str, y: str) -> None:
+    """Name the axes of a panel of lines, which are named in a legend."""
+    panel.set(xlabel=x, ylabel=y)
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=9)
 
 
 def _line(i: int) -> dict[str, Any]:
@@ -295,6 +293,7 @@ def _draw_rows(panel: Any, rows: np.ndarray, scale: np.ndarray) -> Any:
 
     highest = float(scale.max())
     lowest = max(FLOOR * highest, min(float(scale[scale > 0].min()), highest / 10))
+    # Clipped: a weight of 0 has no logarithm, and takes the lowest colour.
     norm = LogNorm(lowest, highest, clip=True)
     extent = (-0.5, rows.shape[1] - 0.5, len(rows) - 0.5, -0.5)
     return panel.imshow(rows, aspect="auto", norm=norm, cmap="viridis", interpolation="nearest", extent=extent)

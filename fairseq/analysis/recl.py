@@ -150,6 +150,7 @@ def relative_gains(losses: np.ndarray, top_r: float) -> Gains:
         means.append(change.mean(axis=1))
         deviations.append(change.std(axis=1))
     mean, count = np.stack(means, axis=1), len(hard)  # (M, K - 1)
+    # The gain is 1 − exp(mean), whose derivative is −exp(mean).
     errors = np.exp(mean) * np.stack(deviations, axis=1) / math.sqrt(count)
     return Gains(top_r, count, np.exp(baselines), -np.expm1(mean), errors)
 
@@ -188,6 +189,7 @@ class WindowReader:
             net_output = self.model(part, memory=net_output[1]["memory"])
         last = net_output[0][:, -1]  # (B, C)
         layer = self.model.output_layer
+        # A plug-in's model may have probabilities only.
         if isinstance(layer, OutputLayer):
             return -layer.target_log_probs(last, targets).float()
         lprobs = self.model.get_normalized_probs((last[:, None], *net_output[1:]), log_probs=True)[:, -1]

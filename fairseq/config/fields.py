@@ -97,6 +97,7 @@ def flag(
         "const": const,
         "same_as": same_as,
     }
+    # dataclasses reject a list as a default, which all configs would share.
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -119,6 +120,7 @@ def add_flags(
     known = {s for action in parser._actions for s in action.option_strings}
     for field, hint in _fields(config):
         names = [flag_name(field), *field.metadata.get("aliases", ())]
+        # Two dataclasses may declare a setting, such as a model and a task; it is one flag.
         if names[0] in known or (only is not None and field.name not in only):
             continue
         kind, many, _ = _kind(hint)
@@ -139,34 +141,26 @@ def add_flags(
         parser.add_argument(*[n for n in names if n not in known], **options)
 
 
-def extract(config: type[C], values: Mapping[str, Any] | argparse.Namespace, flags: bool = False) -> C:
-    """Build *config* from the *values* that it knows; the rest keep their defaults.
+def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace, flags: bool = False) -> C:
+    """*settings* if they are a *config* already; else a *config* of the ones that it has, and of defaults.
 
-    Values may be typed already or be the strings a command line, a YAML file or an old checkpoint holds. With *flags*
-    they are what a user gave, within the bounds of flags; else within Python's.
+    Values may be typed or be the strings a command line, a YAML file or an old checkpoint holds. With *flags* they are
+    what a user gave, within the bounds of flags; else within Python's.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
     """
-    values_by_name = vars(values) if isinstance(values, argparse.Namespace) else values
+    # Entry points that a plug-in calls with fairseq's flat namespace (`build_model`, constructors of optimizers, …)
+    # accept both.
+    if isinstance(settings, config):
+        return settings
+    values_by_name: Mapping[str, Any] = vars(settings) if isinstance(settings, argparse.Namespace) else settings  # type: ignore[assignment]
     kwargs = {}
     for field, hint in _fields(config):
         name = field.name if field.name in values_by_name else field.metadata.get("same_as", "")
         if name in values_by_name:
             kwargs[field.name] = coerce(field, hint, values_by_name[name], flags)
     return config(**kwargs)
-
-
-def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace) -> C:
-    """*settings* if they are a *config* already; else a *config* of the ones that it has.
-
-    Entry points that a plug-in may call with fairseq's flat namespace (``build_model``, constructors of optimizers, …)
-    use it to accept both.
-
-    Raises:
-        SettingError: a value has the wrong type or is out of range.
-    """
-    return settings if isinstance(settings, config) else extract(config, settings)  # type: ignore[arg-type]
 
 
 def defaults(config: type) -> dict[str, Any]:
@@ -208,7 +202,7 @@ def fill(args: argparse.Namespace, config: type) -> None:
 
 def checked(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of *config*: what *values* have of them, checked and converted, and the defaults of the others."""
-    return dataclasses.asdict(extract(config, values, flags=True))
+    return dataclasses.asdict(typed(config, values, flags=True))
 
 
 def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = False) -> Any:
@@ -254,6 +248,7 @@ def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
         return dict(text)
     try:
         value = ast.literal_eval(text or "{}")
+    # Text that is nested deeply exhausts the memory or the stack of the parser.
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         value = None
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -347,6 +342,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _help_text(field: dataclasses.Field[Any], default: Any, otherwise: str | None = None) -> str:
+    # argparse formats help texts with %.
     text = with_flags(str(field.metadata.get("help", ""))).replace("%", "%%")
     if otherwise is not None:
         return f"{text} (default: {otherwise})"

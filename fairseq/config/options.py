@@ -128,6 +128,7 @@ def run_program(program: Callable[[], Any]) -> None:
             raise
         fail(out_of_memory_message(error))
     except KeyboardInterrupt:
+        # As shells number a process that SIGINT ended.
         sys.exit(130)
     except BrokenPipeError:
         # The reader of a pipe has ended. Python would report at its end that stdout cannot be flushed.
@@ -147,6 +148,7 @@ def run_program(program: Callable[[], Any]) -> None:
 
 def fail(message: str) -> NoReturn:
     """Print *message* with flags for the names in backticks as one line on stderr, and exit with code 2."""
+    # What a message quotes from a file may hold line ends.
     line = printable(" ".join(with_flags(message).split()))
     print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr, flush=True)
     sys.exit(2)
@@ -280,6 +282,7 @@ def _fill(
     args.__dict__.pop("config", None)
     for name in parser.choices:
         setattr(args, name, str(chosen.get(name, CHOICES[name].default)))
+    # Before the dataclasses' defaults, which fill what architectures leave open.
     if hasattr(args, "arch"):
         ARCHITECTURES[args.arch].fill(args)
     for settings in [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]:

@@ -201,6 +201,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise a :class:`UserError`; an unknown flag gets the nearest one, or the part that it belongs to."""
+        # argparse gives its errors as text only.
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
         if unknown and unknown[1].startswith("-"):
             flag = unknown[1].split("=")[0]

@@ -83,10 +83,9 @@ class CommonConfig(PrecisionConfig, KernelConfig):
 
 
 @dataclass(frozen=True)
-class DataConfig(Config):
-    """Data and batches: splits, and how they are cut into batches."""
+class StreamConfig(Config):
+    """Data and batches: the split that an evaluation reads as one stream of tokens."""
 
-    num_workers: int = flag(1, "batches prepared in the background for a GPU (0: none)", low=0, high=1024)
     max_tokens: int | None = flag(None, "maximum tokens in a batch, per process", low=1)
     batch_size: int | None = flag(
         None,
@@ -94,6 +93,14 @@ class DataConfig(Config):
         aliases=("--max-sentences",),
         low=1,
     )
+    gen_subset: str = flag("test", "split to evaluate", metavar="SPLIT")
+
+
+@dataclass(frozen=True)
+class DataConfig(StreamConfig):
+    """Data and batches: splits, and how they are cut into batches."""
+
+    num_workers: int = flag(1, "batches prepared in the background for a GPU (0: none)", low=0, high=1024)
     required_batch_size_multiple: int = flag(8, "round batches above this many rows down to a multiple", low=1)
     dataset_impl: str | None = flag(None, "data format; only mmap is supported", choices=("mmap",))
     skip_invalid_size_inputs_valid_test: bool = flag(
@@ -101,22 +108,12 @@ class DataConfig(Config):
     )
     train_subset: str = flag("train", "training split", metavar="SPLIT")
     valid_subset: str = flag("valid", "validation splits", metavar="SPLIT,…")
-    gen_subset: str = flag("test", "split to evaluate", metavar="SPLIT")
     max_tokens_valid: int | None = flag(None, "maximum tokens in a validation batch (default: `max_tokens`)", low=1)
     batch_size_valid: int | None = flag(
         None, "maximum rows in a validation batch (default: `batch_size`)", aliases=("--max-sentences-valid",), low=1
     )
     max_valid_steps: int | None = flag(None, "maximum batches per validation", aliases=("--nval",), low=1)
     curriculum: int = flag(0, "first epochs that keep the same order of batches", low=0)
-
-
-@dataclass(frozen=True)
-class StreamConfig(Config):
-    """Data and batches: the split that an evaluation reads as one stream of tokens."""
-
-    max_tokens: int | None = flag(None, "maximum tokens in a batch", low=1)
-    batch_size: int | None = flag(None, "maximum rows in a batch", aliases=("--max-sentences",), low=1)
-    gen_subset: str = flag("test", "split to evaluate", metavar="SPLIT")
 
 
 @dataclass(frozen=True)
@@ -358,10 +355,10 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
         return args
     settings = TrainingSettings(
         **_parts(args, None),
-        distributed=fields.extract(DistributedConfig, args),
-        optimization=fields.extract(OptimizationConfig, args),
-        checkpoint=fields.extract(CheckpointConfig, args),
-        profiling=fields.extract(ProfileConfig, args),
+        distributed=fields.typed(DistributedConfig, args),
+        optimization=fields.typed(OptimizationConfig, args),
+        checkpoint=fields.typed(CheckpointConfig, args),
+        profiling=fields.typed(ProfileConfig, args),
         optimizer=_part(OPTIMIZERS, "optimizer", args),
         lr_scheduler=_part(LR_SCHEDULERS, "lr_scheduler", args),
     )
@@ -374,16 +371,19 @@ def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
     settings = vars(args)
     names = {field.name: str(settings.get(field.name) or "") for field in dataclasses.fields(ChosenParts)}
     model = MODELS[ARCHITECTURES[names["arch"]].model] if names["arch"] else None
+    task = names["task"]
+    extensions = [name for name in EXTENSIONS if settings.get(name) and task in TASKS]
+    extensions = [name for name in extensions if EXTENSIONS[name].extends(TASKS[task])]
     return {
-        "common": fields.extract(CommonConfig, args),
-        "data": fields.extract(DataConfig, args),
+        "common": fields.typed(CommonConfig, args),
+        "data": fields.typed(DataConfig, args),
         "data_path": str(settings.get("data", "")),
         "chosen": ChosenParts(**names),
         "task": _part(TASKS, "task", args),
         "model": _typed(model, args),
         "criterion": _part(CRITERIONS, "criterion", args),
-        "extensions": _extensions(names["task"], settings),
-        "command": None if command is None else fields.extract(command, args),
+        "extensions": {name: fields.typed(EXTENSIONS[name].config_class, args) for name in extensions},
+        "command": None if command is None else fields.typed(command, args),
         "namespace": args,
     }
 
@@ -393,12 +393,6 @@ def _part(registry: Registry[Any], kind: str, args: argparse.Namespace) -> Any:
     return _typed(registry[name], args) if name in registry else None
 
 
-def _extensions(task: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the extensions of *task* whose switches are on."""
-    on = [name for name in EXTENSIONS if settings.get(name) and task in TASKS and EXTENSIONS[name].extends(TASKS[task])]
-    return {name: fields.extract(EXTENSIONS[name].config_class, settings) for name in on}
-
-
 def _typed(part: Any, args: argparse.Namespace) -> Any:
     cls = getattr(part, "config_class", None)
-    return None if cls is None else fields.extract(cls, args)
+    return None if cls is None else fields.typed(cls, args)

@@ -85,6 +85,7 @@ def _check_depth(events: Any) -> None:
     """Raise ValueError for YAML that is nested deeply or refers to parts of itself, before anything is built of it."""
     depth = 0
     for event in events:
+        # A few lines of aliases to aliases make a value of any size.
         if "anchor" in vars(event) and event.anchor is not None:
             raise ValueError("anchors and aliases are not supported")
         depth += type(event).__name__.endswith("StartEvent") - type(event).__name__.endswith("EndEvent")

@@ -25,10 +25,10 @@ import torch
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.folders import data_folders, load_dictionary, reopen_corpus
 from fairseq.data.token_blocks import TokenBlocks
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.evaluation.tables import markdown
 from fairseq.evaluation.word_groups import WordGroups
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
@@ -146,11 +146,11 @@ def read_counts(path: str | Path) -> Counter[str]:
     Raises:
         UserError: it cannot be read, is not UTF-8, or has other lines or none.
     """
+    advice = "give a file with lines `word count`"
     try:
-        lines = read_regular(path).decode("utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = read_failure(error) if isinstance(error, OSError) else "not UTF-8"
-        raise UserError(f"`word_counts` {path}: {reason}; give a file with lines `word count`") from None
+        lines = read_named(path, advice, "`word_counts`").decode("utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError:
+        raise UserError(f"`word_counts` {path}: not UTF-8; {advice}") from None
     counter = Counter[str]()
     for number, line in enumerate(lines, 1):
         word, _, count = line.rstrip().replace("\t", " ").rpartition(" ")
@@ -158,7 +158,7 @@ def read_counts(path: str | Path) -> Counter[str]:
             raise UserError(f"`word_counts` {path}: line {number}: expected word and count, found {line[:60]!r}")
         counter[word.strip()] += int(count)
     if not counter:
-        raise UserError(f"`word_counts` {path}: no words; give a file with lines `word count`")
+        raise UserError(f"`word_counts` {path}: no words; {advice}")
     return counter
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.evaluation.tables import markdown
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 
 SENTENCES = ("sentence_good", "sentence_bad")
 PHENOMENA = ("linguistics_term", "field", "UID")
@@ -32,10 +32,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
     Raises:
         UserError: the file cannot be read, has no pairs, or a line lacks a sentence.
     """
-    try:
-        lines = read_regular(path).splitlines()
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; give a file of JSON lines") from None
+    lines = read_named(path, "give a file of JSON lines").splitlines()
     pairs = [_pair(line, f"{path}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not pairs:
         raise UserError(f"{path}: no pairs; give JSON lines with {' and '.join(SENTENCES)}")

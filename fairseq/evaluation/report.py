@@ -186,12 +186,6 @@ def shown(perplexity: float) -> str:
     return f"{perplexity:.2f}" if perplexity < 1e9 else f"{perplexity:.2e}"
 
 
-def word_lines(words: Words) -> Iterator[str]:
-    """One line per line of the corpus: tab-separated words, each with its natural-log probability in brackets."""
-    for first, last in zip(words.lines[:-1], words.lines[1:], strict=True):
-        yield "\t".join(f"{words.word(i)} [{words.lprobs[i]:.6f}]" for i in range(first, last))
-
-
 def word_table(words: Words) -> Iterator[str]:
     """A tab-separated table of distinct words: word, count, mean and summed natural-log probability."""
     counts: dict[str, int] = {}
@@ -211,28 +205,18 @@ def write_results(folder: Path, report: Mapping[str, Any], create: Create = atom
     Raises:
         UserError: the file cannot be written.
     """
-    text = json.dumps(_finite(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(finite(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with create(folder / "results.json", "`results_path`") as file:
         # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def write_scores(path: Path, scores: Scores, create: Create = atomic_file) -> None:
-    """Write ``tokens`` and ``lprobs`` to the NPZ file *path* atomically, alone or in the group of *create*.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    with create(path, "`save_token_scores`") as file:
-        np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
-
-
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """*value*, its dicts and lists, with None in place of numbers that JSON does not have."""
     if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fairseq.criterions.sentence_prediction import PREDICTIONS, metric_figures, predictions
 from fairseq.data.glue import Layout
+from fairseq.evaluation.tables import markdown
 from fairseq.models import BaseFairseqModel
 from fairseq.system.files import atomic_file
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
@@ -69,6 +70,7 @@ def predict(
         UserError: the split's file cannot be used.
     """
     dataset = task.dataset(split)
+    # By length: rows of a batch are padded to the longest.
     order = torch.from_numpy(dataset.sizes).argsort(stable=True)
     predicted = torch.empty(len(dataset), dtype=torch.float64)
     target = torch.empty(len(dataset), dtype=torch.float64)
@@ -141,12 +143,11 @@ def best_rate(summaries: Sequence[RateSummary]) -> RateSummary:
 def as_table(summaries: Sequence[RateSummary]) -> str:
     """A Markdown table of mean ± deviation, the best rate marked."""
     names = list(summaries[0].mean)
-    lines = ["| lr | runs | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
-    best = best_rate(summaries)
+    rows, best = [["lr", "runs", *names]], best_rate(summaries)
     for summary in summaries:
         cells = [f"{summary.lr:g}" + (" (best)" if summary is best else ""), str(summary.runs)]
         for name in names:
             deviation = summary.deviation[name]
             cells.append(f"{summary.mean[name]:.2f}" + ("" if math.isnan(deviation) else f" ± {deviation:.2f}"))
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return "\n".join(markdown(rows))

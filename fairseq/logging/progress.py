@@ -209,15 +209,12 @@ class JsonBar(ProgressBar[T]):
             position["epoch"] = self.epoch
             if self.total:
                 position["update"] = self.epoch - 1 + self.done / self.total
-        self._write_object({**position, **values}, tag)
+        self._write(json_line({**position, **values}), tag)
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
         position = {} if self.epoch is None else {"epoch": self.epoch}
         tagged = {k if tag is None or k == "epoch" else f"{tag}_{k}": v for k, v in values.items()}
-        self._write_object({**position, **tagged}, tag)
-
-    def _write_object(self, values: dict[str, Any], tag: str | None) -> None:
-        self._write(json_line(values), tag)
+        self._write(json_line({**position, **tagged}), tag)
 
 
 class TqdmBar(ProgressBar[T]):
@@ -256,6 +253,7 @@ class TqdmBar(ProgressBar[T]):
             self.run.updates = step
 
     def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
+        # The bar is there from the first item on; a line may come before.
         if not hasattr(self, "bar"):
             return
         if self.run is None:

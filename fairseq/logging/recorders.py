@@ -70,17 +70,17 @@ class TensorBoard:
         self._writers: dict[str, Any] = {}
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
-        """Add the numbers among *values* at *step*."""
         if tag not in self._writers:
+            # TensorBoard hides what earlier files have from this step on.
             self._writers[tag] = self._new(str(self.folder / tag), purge_step=self.after + 1)
         for name, value in values.items():
             if isinstance(value, int | float) and name != "num_updates":
                 self._writers[tag].add_scalar(name, value, step)
+        # Intervals are frequent: they are written when the queue of the writer is full, or after two minutes.
         if tag != "train_inner":
             self._writers[tag].flush()
 
     def close(self) -> None:
-        """Write what is left and close the files."""
         for writer in self._writers.values():
             writer.close()
 
@@ -108,14 +108,12 @@ class JsonLines:
             self._file.truncate(_end_of_step(path, self._file, after))
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
-        """Add a line, at once."""
         line = json_line({"tag": tag, "step": step, **values})
         with self._naming_the_flag():
             self._file.write(line.encode() + b"\n")
             self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         with contextlib.suppress(OSError):  # what could not be written is an error already
             self._file.close()
 
@@ -157,12 +155,10 @@ class WeightsAndBiases:
             file.write_text(f"{self._run.id}\n")
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
-        """Add the numbers among *values* at *step*, each named by *tag*."""
         numbers = {f"{tag}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
         self._run.log(numbers, step=step)
 
     def close(self) -> None:
-        """End the upload."""
         self._run.finish()
 
 
@@ -170,7 +166,6 @@ class LogFile:
     """Lines of figures in ``--log-file``, between the messages of the log."""
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
-        """Add a line."""
         text = " | ".join(f"{name} {short(value)}" for name, value in values.items())
         logging.getLogger(FIGURES).info("%s | %s", tag, text)
 
@@ -259,6 +254,7 @@ def parse_entry(line: bytes) -> dict[str, Any]:
     entry = parse_json(line)
     if not isinstance(entry, dict):
         raise ValueError("not a JSON object")
+    # By the type: True is an instance of int.
     if not isinstance(entry.get("tag"), str) or type(entry.get("step")) is not int or entry["step"] < 0:
         raise ValueError("has no tag and step")
     for name, value in entry.items():

@@ -19,6 +19,7 @@ def keep_freed_memory() -> None:
         return
     try:
         mallopt = ctypes.CDLL(None).mallopt
+    # The C library of Alpine, musl, has no such function.
     except (OSError, AttributeError):
         return
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)

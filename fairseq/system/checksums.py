@@ -16,7 +16,7 @@ from pathlib import Path
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.files import atomic_file
-from fairseq.system.opening import open_regular, read_regular
+from fairseq.system.opening import open_regular, read_named
 
 logger = logging.getLogger(__name__)
 
@@ -130,9 +130,7 @@ class Checksum:
 def _read(path: Path) -> dict[str, tuple[int, int]]:
     """(size, CRC-32) of each file that ``checksums.txt`` lists."""
     try:
-        content = read_regular(path).decode("utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; preprocess the text again") from None
+        content = read_named(path, "preprocess the text again").decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; preprocess the text again") from None
     # The file that is written last tells whether the copy of a folder is complete.

@@ -76,6 +76,7 @@ class FileGroup:
                         undo.callback(_restore, target, self._backup(target))
                     os.replace(written, target)
                     sync_folder(target.parent)
+            # All have their names: nothing is undone.
             undo.pop_all()
 
     def _backup(self, target: Path) -> Path | None:
@@ -139,6 +140,7 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
                 try:
                     yield temporary
                 except UserError as error:
+                    # The user knows the folder by the name that it will have.
                     raise type(error)(error.args[0].replace(str(temporary), str(folder))) from None
                 _move_files(temporary, folder, names, flag)
             sync_folder(folder)
@@ -320,6 +322,7 @@ def _is_about(error: OSError, path: str | Path) -> bool:
 
 def _temporary_path(target: Path) -> Path:
     """A new name beside *target*."""
+    # Beside the target, since a file is renamed within one filesystem only.
     short = target.name.encode(errors="ignore")[:64].decode(errors="ignore")  # names have at most 255 bytes
     return target.with_name(f".{short}.{_HOST}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
 

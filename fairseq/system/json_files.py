@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fairseq.errors import UserError, read_failure
-from fairseq.system.opening import LARGEST_TEXT, read_regular
+from fairseq.errors import UserError
+from fairseq.system.opening import LARGEST_TEXT, read_named
 
 DEPTH = 64
 # Python converts long numbers in quadratic time.
@@ -26,10 +26,9 @@ def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any
     Raises:
         UserError: it cannot be read, is no regular file, is too large, or is not JSON as :func:`parse_json` reads it.
     """
+    content = read_named(path, advice, largest=largest)
     try:
-        return parse_json(read_regular(path, largest))
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; {advice}") from None
+        return parse_json(content)
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON ({error}); {advice}") from None
 

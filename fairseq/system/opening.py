@@ -9,6 +9,8 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from fairseq.errors import UserError, read_failure
+
 LARGEST_TEXT = 1 << 28  # bytes of a file that is read as a whole
 
 
@@ -18,6 +20,7 @@ def open_descriptor(path: str | Path) -> int:
     Raises:
         OSError: it cannot be opened, or is not a regular file.
     """
+    # Without O_NONBLOCK opening a pipe waits for a process that writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -43,6 +46,18 @@ def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
     if len(content) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest / 2**20:,.0f} MiB", str(path))
     return content
+
+
+def read_named(path: str | Path, advice: str, flag: str = "", largest: int = LARGEST_TEXT) -> bytes:
+    """Return the content of a regular file that a user or a folder names; see :func:`read_regular`.
+
+    Raises:
+        UserError: it cannot be read; the message names *flag* and *path*, and ends in *advice*.
+    """
+    try:
+        return read_regular(path, largest)
+    except OSError as error:
+        raise UserError(f"{flag} {path}: {read_failure(error)}; {advice}".removeprefix(" ")) from None
 
 
 def open_input(path: str | Path) -> BinaryIO:

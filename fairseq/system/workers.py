@@ -52,6 +52,7 @@ class Workers(Generic[R]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._pool is not None:
+            # Work that waits in the queue would be done before the pool ends.
             self._pool.shutdown(cancel_futures=True)
 
     def map(self, work: Iterable[tuple[Any, ...]]) -> Iterator[R]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ def count_words(paths: Iterable[str], workers: int = 1) -> Counter[str]:
     Raises:
         UserError: a text is missing, empty or not UTF-8, or a process died.
     """
-    return _count(_count_chunk, paths, workers, "counting")
+    return _count(_WordCounter(), paths, workers, "counting")
 
 
 def count_whole_words(paths: Iterable[str], rule: WordRule | None = None, workers: int = 1) -> Counter[str]:
@@ -39,9 +39,7 @@ def count_whole_words(paths: Iterable[str], rule: WordRule | None = None, worker
     return _count(_WordCounter(rule or SubwordMarks()), paths, workers, "counting words of")
 
 
-def _count(
-    task: Callable[[str, int, int], Counter[str]], paths: Iterable[str], workers: int, doing: str
-) -> Counter[str]:
+def _count(task: _WordCounter, paths: Iterable[str], workers: int, doing: str) -> Counter[str]:
     counter: Counter[str] = Counter()
     with Workers(task, workers) as pool:
         for path in paths:
@@ -158,22 +156,20 @@ def _not_utf8(path: str, offset: int) -> UserError:
     )
 
 
-def _count_chunk(path: str, start: int, end: int) -> Counter[str]:
-    counter: Counter[str] = Counter()
-    for text in text_blocks(path, start, end):
-        counter.update(text.split())
-    return counter
-
-
 @dataclass(frozen=True)
 class _WordCounter:
-    """Counts the whole words of a part of a text."""
+    """Counts the words of a part of a text: between white space, or joined from subwords by a rule."""
 
-    rule: WordRule
+    rule: WordRule | None = None
 
     def __call__(self, path: str, start: int, end: int) -> Counter[str]:
         counter: Counter[str] = Counter()
-        for words, _ in read_words(text_blocks(path, start, end), self.rule):
+        blocks = text_blocks(path, start, end)
+        if self.rule is None:
+            parts: Iterable[list[str]] = map(str.split, blocks)
+        else:
+            parts = (words for words, _ in read_words(blocks, self.rule))
+        for words in parts:
             counter.update(words)
         del counter[LINE_END]
         return counter

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
@@ -317,10 +317,7 @@ def read_dictionary(path: str | Path) -> bytes:
     Raises:
         UserError: it cannot be read.
     """
-    try:
-        return read_regular(path)
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; give a dict.txt made by fairseq-preprocess") from None
+    return read_named(path, "give a dict.txt made by fairseq-preprocess")
 
 
 def placeholder(index: int) -> str:

@@ -153,7 +153,7 @@ def documents_of(block: Block, form: TextFormat) -> list[list[str]]:
     """
     if form.field is None:
         return [[line] for line in lines_of(block, form)]
-    return [document for document in _documents(_decoded(block), block, form.field) if document]
+    return list(_documents(_decoded(block), block, form.field))
 
 
 def _decoded(block: Block) -> str:
@@ -164,11 +164,6 @@ def _decoded(block: Block) -> str:
         byte = block.data[error.start : error.start + 1].hex()
         raise UserError(f"{block.path}: line {line}: 0x{byte} is not UTF-8; convert the text, as with iconv") from None
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-
-
-def _documents(text: str, block: Block, field: str) -> Iterator[list[str]]:
-    for number, row in enumerate(text.split("\n")):
-        yield _values(row, block, number, field)
 
 
 def _suffix(path: str) -> str:
@@ -281,6 +276,20 @@ def decode_line(line: bytes, number: int, errors: str = "strict") -> str:
         raise
 
 
+def text_line(line: bytes, number: int, name: str) -> str:
+    """Return line *number* of the text *name*, see :func:`decode_line`.
+
+    Raises:
+        UserError: it is not UTF-8.
+    """
+    try:
+        return decode_line(line, number)
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{name}: line {number}, byte {error.start + 1}: not UTF-8; convert the text, as with iconv"
+        ) from None
+
+
 def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
     """Yield the blocks of an open file; *path* is its name in messages."""
     parts: list[bytes] = []
@@ -299,6 +308,7 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
             line, rest = _cut(line)
         parts.append(line)
         size += len(line)
+        # A block ends between paragraphs, unless one is so long that memory would not be bounded.
         is_end = complete and not (form.join_lines and line.strip(BLANKS))
         if rest or size >= BLOCK_BYTES and (is_end or size >= 2 * LONGEST_LINE):
             data = b"".join(parts)
@@ -325,24 +335,23 @@ def _cut(line: bytes) -> tuple[bytes, bytes]:
     return line[:at], line[at:]
 
 
-def _values(row: str, block: Block, number: int, field: str) -> list[str]:
-    """The lines of text in a row of JSON lines."""
-    if not row.strip():
-        return []
-    try:
-        value = parse_json(row, any_text=True)
-    except ValueError:
-        value = None
-    text = value.get(field) if isinstance(value, dict) else None
-    if not isinstance(text, str):
-        known = f"fields {', '.join(map(str, value))}"[:100] if isinstance(value, dict) else "no JSON object"
-        if isinstance(value, dict) and field in value:
-            known = "null" if text is None else type(text).__name__
-        raise UserError(
-            f"{block.path}: line {block.first + number}: no text in field {field!r}, found {known}; see `text_field`"
-        )
-    text = text.encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs
-    return text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
+def _documents(rows: str, block: Block, field: str) -> Iterator[list[str]]:
+    """The lines of text in each row of JSON lines that is not blank."""
+    for number, row in enumerate(rows.split("\n"), block.first):
+        if not row.strip():
+            continue
+        try:
+            value = parse_json(row, any_text=True)
+        except ValueError:
+            value = None
+        text = value.get(field) if isinstance(value, dict) else None
+        if not isinstance(text, str):
+            known = f"fields {', '.join(map(str, value))}"[:100] if isinstance(value, dict) else "no JSON object"
+            if isinstance(value, dict) and field in value:
+                known = "null" if text is None else type(text).__name__
+            raise UserError(f"{block.path}: line {number}: no text in field {field!r}, found {known}; see `text_field`")
+        text = text.encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs
+        yield text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
 
 def _paragraphs(lines: list[str]) -> list[str]:

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 from fairseq.system.terminal import byte_bar
 from fairseq.system.workers import Workers
 from fairseq.text.counting import count_words
@@ -136,38 +136,27 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class TokenizeBlock:
-    """Tokenises a block: bytes of its lines, each with symbols separated by spaces, and the size of the raw text.
+    """Tokenises a block: bytes of its lines, each with symbols separated by spaces, and the size of what is read.
 
     Attributes:
         tokenizer: None leaves lines as they are.
+        undo: make text of lines of symbols.
     """
 
     tokenizer: Tokenizer | None
+    undo: bool = False
 
     def __call__(self, block: Block, form: TextFormat) -> tuple[bytes, RawCounts]:
-        lines = lines_of(block, form)
+        lines, tokenizer = lines_of(block, form), self.tokenizer
         # The first block is enough to tell an alphabet, and is the same for any number of processes.
-        if block.first == 1:
-            check_alphabet(self.tokenizer, lines)
-        encoded = lines if self.tokenizer is None else self.tokenizer.encode_lines(lines)
-        return _joined(encoded, block), RawCounts.of(lines, block.unfinished)
-
-
-@dataclass(frozen=True)
-class DetokenizeBlock:
-    """Turns symbols into text: the counterpart of :class:`TokenizeBlock`."""
-
-    tokenizer: Tokenizer
-
-    def __call__(self, block: Block, form: TextFormat) -> tuple[bytes, RawCounts]:
-        lines = lines_of(block, form)
-        text = [self.tokenizer.decode(line.split()) for line in lines]
-        return _joined(text, block), RawCounts.of(lines, block.unfinished)
-
-
-def _joined(lines: Sequence[str], block: Block) -> bytes:
-    """The lines of a block; after a line that goes on in the next one, a space."""
-    return ("\n".join(lines) + (" " if block.unfinished else "\n") * bool(lines)).encode()
+        if block.first == 1 and not self.undo:
+            check_alphabet(tokenizer, lines)
+        result = lines
+        if tokenizer is not None:
+            result = [tokenizer.decode(line.split()) for line in lines] if self.undo else tokenizer.encode_lines(lines)
+        # The next block may go on with the last line: its symbols are separated by a space, too.
+        end = " " if block.unfinished else "\n"
+        return ("\n".join(result) + end * bool(result)).encode(), RawCounts.of(lines, block.unfinished)
 
 
 def tokenize_stream(file: BinaryIO, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]], out: BinaryIO) -> None:
@@ -232,13 +221,13 @@ def load_counts(prefix: str | Path) -> RawCounts | None:
     if not os.path.exists(path):
         return None
     checksums.check(path)
+    content = read_named(path, "run fairseq-preprocess again")
     try:
-        values = parse_json(read_regular(path))
-        are_counts = all(type(value) is int and value > 0 for value in values.values())
-        if are_counts and values.keys() == asdict(RawCounts()).keys():
-            return RawCounts(**values)
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess again") from None
+        values = parse_json(content)
+        is_valid = values.keys() == asdict(RawCounts()).keys()
+        is_valid = is_valid and all(type(value) is int and value > 0 for value in values.values())
     except (ValueError, AttributeError):
-        pass
-    raise UserError(f"{path}: damaged: expected bytes, words and lines; run fairseq-preprocess again")
+        is_valid = False
+    if not is_valid:
+        raise UserError(f"{path}: damaged: expected bytes, words and lines; run fairseq-preprocess again")
+    return RawCounts(**values)

@@ -41,7 +41,7 @@ class Commands:
 def commands(monkeypatch: pytest.MonkeyPatch) -> Commands:
     stub = Commands()
     monkeypatch.setattr(demo, "run", stub.run)
-    monkeypatch.setattr(demo, "plot", lambda folder, boundary: None)
+    monkeypatch.setattr(demo, "plot", lambda folder: None)
     monkeypatch.setattr(demo, "sample", lambda folder: "a text")
     return stub
 

@@ -75,7 +75,7 @@ def test_the_page_names_the_parameters_of_transformer_lm() -> None:
     args = argparse.Namespace()
     ARCHITECTURES["transformer_lm"].fill(args)
     with torch.device("meta"):
-        decoder = TransformerDecoder(fields.extract(TransformerLMConfig, args), words, padding_idx=1)
+        decoder = TransformerDecoder(fields.typed(TransformerLMConfig, args), words, padding_idx=1)
     assert sum(parameter.numel() for parameter in decoder.parameters()) == count
 
 
@@ -85,9 +85,7 @@ def test_layer_norm_stands_where_the_page_says() -> None:
         if name.startswith(("transformer_lm", "shortformer")):
             args = argparse.Namespace()
             ARCHITECTURES[name].fill(args)
-            assert fields.extract(TransformerLMConfig, args).decoder_normalize_before == (name != "transformer_lm"), (
-                name
-            )
+            assert fields.typed(TransformerLMConfig, args).decoder_normalize_before == (name != "transformer_lm"), name
 
 
 def test_a_checkpoint_with_the_setting_alibi_is_refused_and_one_without_is_not() -> None:

@@ -116,7 +116,8 @@ def test_tables_write_updates_in_full(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_stage_begins_at_the_last_figure_of_the_one_before(tmp_path: Path) -> None:
     from fairseq.analysis.curves import read_curve
 
-    assert read_curve(str(metrics(tmp_path / "run.jsonl", staged=True)), "valid", "loss", "tokens").stages == (2000,)
+    run = metrics(tmp_path / "run.jsonl", staged=True)
+    assert read_curve("", [str(run)], "valid", "loss", "tokens").stages == (2000,)
 
 
 def test_figures_of_a_run_are_those_that_training_wrote(tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_numbers_are_converted_to_the_field_s_type():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: fields.extract(AdamConfig, {"adam_eps": "x"}), "adam_eps: expected a number, got 'x'"),
+        (lambda: fields.typed(AdamConfig, {"adam_eps": "x"}), "adam_eps: expected a number, got 'x'"),
         (lambda: glue.layout_of("mlni"), "glue_task mlni: no such task; known: "),
         (lambda: stages.parse_stages("8:5,9:4"), "stages 8:5,9:4: updates count from the start of training"),
         (lambda: plugins.import_user_module("/none"), "user_dir /none: folder not found"),

@@ -21,7 +21,7 @@ def count(arch, vocabulary, **settings):
     args = argparse.Namespace(**settings)
     ARCHITECTURES[arch].fill(args)
     with torch.device("meta"):
-        decoder = TransformerDecoder(fields.extract(TransformerLMConfig, args), vocabulary, PAD)
+        decoder = TransformerDecoder(fields.typed(TransformerLMConfig, args), vocabulary, PAD)
     return sum(p.numel() for p in decoder.parameters())
 
 
@@ -102,7 +102,7 @@ def test_flags_and_names_that_make_a_shortformer(flags, infused, cache):
 def test_wiki103_settings():
     args = argparse.Namespace()
     ARCHITECTURES["transformer_lm_wiki103"].fill(args)
-    cfg = fields.extract(TransformerLMConfig, args)
+    cfg = fields.typed(TransformerLMConfig, args)
     assert (cfg.dropout, cfg.attention_dropout, cfg.activation_dropout, cfg.adaptive_softmax_dropout) == (
         0.3,
         0.1,

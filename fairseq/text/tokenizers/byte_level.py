@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fairseq.config.registry import register_bpe
-from fairseq.text.tokenizers.base import Subwords
-from fairseq.text.tokenizers.hf import import_tokenizers
+from fairseq.text.tokenizers.base import Vocabulary
+from fairseq.text.tokenizers.hf import LibrarySubwords, import_tokenizers
 from fairseq.text.tokenizers.rules import BYTES, ByteLevelWords, WordRule, bytes_text
-from fairseq.text.tokenizers.spans import Span
 
 
 @register_bpe("gpt2")
 @dataclass(frozen=True)
-class GPT2(Subwords):
+class GPT2(LibrarySubwords):
     """Byte-level merges (``vocab.bpe`` or ``merges.txt``); the symbols follow from them. ``Ġ`` stands for a space."""
 
     rule: ClassVar[WordRule] = ByteLevelWords()
@@ -25,23 +24,8 @@ class GPT2(Subwords):
     def check(self) -> None:
         _ = self._tokenizer
 
-    def encode(self, lines: Sequence[str]) -> list[str]:
-        with self.library(lines):
-            # The fast variant leaves out offsets, which nothing reads here.
-            encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
-        return [" ".join([self._symbols[index] for index in encoding.ids]) for encoding in encodings]
-
-    def spans(self, line: str) -> list[Span]:
-        with self.library([line]):
-            encoding = self._tokenizer.encode(line, add_special_tokens=False)
-        return [Span(self._symbols[index], *ends) for index, ends in zip(encoding.ids, encoding.offsets, strict=True)]
-
     def decode(self, symbols: Sequence[str]) -> str:
         return bytes_text("".join(symbols))
-
-    def library_json(self) -> str:
-        """Return the ``tokenizer.json`` of this encoding, with ids of its own."""
-        return str(self._tokenizer.to_str())
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
@@ -51,6 +35,10 @@ class GPT2(Subwords):
             tokenizer = library.Tokenizer(library.models.BPE(vocabulary, self._merges))
             tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         return tokenizer
+
+    @functools.cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary(dict(enumerate(self._symbols)), None, self.source)
 
     @functools.cached_property
     def _symbols(self) -> list[str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fairseq.config.command_settings import TextConfig
 from fairseq.config.registry import BPES, TOKENIZERS
-from fairseq.errors import UserError, read_failure
-from fairseq.system.opening import read_regular
+from fairseq.errors import UserError
+from fairseq.system.opening import read_named
 from fairseq.text.tokenizers import Subwords, WordTokenizer
 from fairseq.text.tokenizers.moses import Moses
 
@@ -43,13 +43,10 @@ def chosen_subwords(config: TextConfig) -> Subwords | None:
     kind = BPES[config.bpe]
     if config.bpe_codes is None:
         return None
-    path = config.bpe_codes
-    try:
-        content = read_regular(path)
-    except OSError as error:
-        raise UserError(f"`bpe_codes` {path}: {read_failure(error)}; give the file of `bpe` {config.bpe}") from None
+    source, advice = f"`bpe_codes` {config.bpe_codes}", f"give the file of `bpe` {config.bpe}"
+    content = read_named(config.bpe_codes, advice, "`bpe_codes`")
     if not content.strip():
-        raise UserError(f"`bpe_codes` {path}: is empty; give the file of `bpe` {config.bpe}")
-    subwords = kind(content, f"`bpe_codes` {path}")
+        raise UserError(f"{source}: is empty; {advice}")
+    subwords = kind(content, source)
     subwords.check()
     return subwords

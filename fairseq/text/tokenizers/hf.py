@@ -20,9 +20,37 @@ PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 """Text that uses what a tokenizer has for unknown characters, none at all, and long words."""
 
 
+@dataclass(frozen=True)
+class LibrarySubwords(Subwords):
+    """Subwords that the library computes: a subclass makes its tokenizer and the table of the symbols of its ids."""
+
+    def encode(self, lines: Sequence[str]) -> list[str]:
+        with self.library(lines):
+            # The fast variant leaves out offsets, which nothing reads here.
+            encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
+            return [self._vocabulary.line(encoding.ids) for encoding in encodings]
+
+    def spans(self, line: str) -> list[Span]:
+        with self.library([line]):
+            encoding = self._tokenizer.encode(line, add_special_tokens=False)
+            return self._vocabulary.spans(encoding.ids, encoding.offsets)
+
+    def library_json(self) -> str:
+        """Return the ``tokenizer.json``, as the library writes it."""
+        return str(self._tokenizer.to_str())
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _vocabulary(self) -> Vocabulary:
+        raise NotImplementedError
+
+
 @register_bpe("hf")
 @dataclass(frozen=True)
-class HuggingFace(Subwords):
+class HuggingFace(LibrarySubwords):
     """Symbols of a ``tokenizer.json``, without those that its post-processor adds; its unknown one is ``<unk>``."""
 
     learns_lines: ClassVar[bool] = True
@@ -80,26 +108,11 @@ class HuggingFace(Subwords):
                 if self._tokenizer.decoder is not None:
                     self._tokenizer.decoder.decode(symbols)
 
-    def encode(self, lines: Sequence[str]) -> list[str]:
-        with self.library(lines):
-            # The fast variant leaves out offsets, which nothing reads here.
-            encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
-            return [self._vocabulary.line(encoding.ids) for encoding in encodings]
-
-    def spans(self, line: str) -> list[Span]:
-        with self.library([line]):
-            encoding = self._tokenizer.encode(line, add_special_tokens=False)
-            return self._vocabulary.spans(encoding.ids, encoding.offsets)
-
     def decode(self, symbols: Sequence[str]) -> str:
         plain = self._vocabulary.plain(symbols)
         with self.library():
             decoder = self._tokenizer.decoder
             return str(decoder.decode(plain)) if decoder is not None else " ".join(plain)
-
-    def library_json(self) -> str:
-        """Return the ``tokenizer.json``, as the library writes it."""
-        return str(self._tokenizer.to_str())
 
     @functools.cached_property
     def _names(self) -> list[str]:

@@ -123,8 +123,10 @@ class _Chunks:
         if simple and not simple[4]:
             return [*simple[1], simple[2], *simple[3]]
         if simple and not simple[3]:
-            stop = self._keeps_stop(simple[2], after)
-            return [*simple[1], f"{simple[2]}."] if stop else [*simple[1], simple[2], "."]
+            # The full stop belongs to an abbreviation, and to a word that does not end a sentence.
+            one = simple[2] in self._abbreviations or after == LOWER
+            one = one or after == DIGIT and simple[2] in self._before_numbers
+            return [*simple[1], f"{simple[2]}."] if one else [*simple[1], simple[2], "."]
         key = chunk, is_first, after
         tokens = self._in_context.get(key)
         if tokens is None:
@@ -136,12 +138,6 @@ class _Chunks:
                 self._in_context.clear()
             self._in_context[key] = tokens
         return tokens
-
-    def _keeps_stop(self, word: str, after: str) -> bool:
-        """Return whether a full stop belongs to *word*: an abbreviation, or no sentence ends there."""
-        if word in self._abbreviations or after == LOWER:
-            return True
-        return after == DIGIT and word in self._before_numbers
 
     def _tokenize(self, text: str) -> list[str]:
         return list(self._moses.tokenize(text, aggressive_dash_splits=True, escape=False))

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.config.registry import BPES, TOKENIZERS
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 from fairseq.text.tokenizers.base import Subwords, WordTokenizer
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
 from fairseq.text.tokenizers.steps import Steps
@@ -25,7 +25,7 @@ from fairseq.text.tokenizers.steps import Steps
 TOKENIZATION = "tokenization.json"
 ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
 VERSION = 1
-MASK = "<mask>"  # which tasks of masked tokens add to the symbols of a data folder
+MASK = "<mask>"
 AGAIN = "run fairseq-preprocess again"
 
 
@@ -83,10 +83,7 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
     Raises:
         UserError: it is missing, damaged, something else or of another dictionary; a pipe or device is not waited for.
     """
-    try:
-        content = read_regular(path)
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; {AGAIN}") from None
+    content = read_named(path, AGAIN)
     checksums.check(path, [content])
     try:
         values = parse_json(content)
@@ -94,17 +91,12 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
         raise UserError(f"{path}: damaged: not JSON in UTF-8 ({error}); {AGAIN}") from None
     if not isinstance(values, dict) or values.get("version") != VERSION or not values.keys() <= ENTRIES:
         raise UserError(f"{path}: not a tokenization of version {VERSION}; {AGAIN}")
-    if symbols is not None and not _is_of(values, symbols):
-        raise UserError(f"{path}: made for another dict.txt; use both files of one data folder")
+    if symbols is not None and values.get("dictionary") != checksums.fingerprint(symbols):
+        # A task of masked tokens adds its symbol to the dictionary of a data folder.
+        before = symbols[:-1] if symbols[-1:] == [MASK] else symbols
+        if values.get("dictionary") != checksums.fingerprint(before):
+            raise UserError(f"{path}: made for another dict.txt; use both files of one data folder")
     return content, values
-
-
-def _is_of(values: Mapping[str, Any], symbols: Sequence[str]) -> bool:
-    """Return whether a tokenization was made with *symbols*, or with those but the mask that a task added."""
-    made = [checksums.fingerprint(symbols)]
-    if symbols[-1:] == [MASK]:
-        made.append(checksums.fingerprint(symbols[:-1]))
-    return values.get("dictionary") in made
 
 
 def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None:
