@@ -1,4 +1,7 @@
-"""The commands: one file each, which parses flags, calls the library and prints."""
+"""The commands: one file each, which parses flags, calls the library and prints.
+
+What a user got wrong, in flags or in files, ends a ``main`` with a :class:`~fairseq.errors.UserError`.
+"""
 
 import os
 import signal

@@ -91,9 +91,6 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
     Returns:
         The metrics, as in ``results.json``.
-
-    Raises:
-        UserError: flags contradict each other, or the checkpoint or the data cannot be used.
     """
     settings = typed_settings(args, AttentionConfig)
     cfg: AttentionConfig = settings.command

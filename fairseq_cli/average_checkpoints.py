@@ -37,11 +37,7 @@ def _count(text: str) -> int:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Average ``args.inputs``, or the newest checkpoints of that folder, to ``args.output``.
-
-    Raises:
-        UserError: flags contradict each other, or a checkpoint is missing or of another model or dictionary.
-    """
+    """Average ``args.inputs``, or the newest checkpoints of that folder, to ``args.output``."""
     asked = {kind: count for kind in ("epoch", "update", "best") if (count := vars(args)[f"num_{kind}_checkpoints"])}
     if len(asked) > 1:
         raise UserError("--num-epoch-checkpoints, --num-update-checkpoints, --num-best-checkpoints: give one of them")

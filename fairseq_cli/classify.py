@@ -46,11 +46,7 @@ def get_classify_parser() -> Parser:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Print a prediction for each line of ``args.text``.
-
-    Raises:
-        UserError: the checkpoint, its dictionary or the text cannot be used.
-    """
+    """Print a prediction for each line of ``args.text``."""
     cfg = typed(ClassifyConfig, args)
     device = "cpu" if cfg.cpu else "auto"
     with _opened(args.text) as file:

@@ -163,7 +163,6 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
 
 
 def prepare(folder: Path, max_words: int | None) -> None:
-    """Make the corpus and preprocess it."""
     limit = ["--max-words", str(max_words)] if max_words else []
     run("demo_corpus", str(folder / "corpus"), *limit)
     texts = [word for s in ("train", "valid", "test") for word in (f"--{s}pref", f"{folder}/corpus/pydoc.{s}.tokens")]
@@ -213,7 +212,6 @@ def evaluate(folder: Path, name: str, *flags: str) -> dict[str, Any]:
 
 
 def sample(folder: Path) -> str:
-    """Text sampled from the trained model."""
     # Imported here, as what plots needs: the demo itself starts without torch.
     from fairseq.hub import LanguageModel
 
@@ -231,7 +229,7 @@ def record(line: str) -> dict[str, Any] | None:
 
 
 def curve(folder: Path, tag: str, name: str) -> list[tuple[int, float]]:
-    """The updates and values of the figure *name* in the records of *tag* in the log of training."""
+    """The updates and values of the metric *name* in the records of *tag* in the log of training."""
     lines = (folder / LOG).read_text(encoding="utf-8").splitlines()
     records = [values for values in map(json.loads, lines) if values["tag"] == tag]
     return [(values["step"], values[name]) for values in records if values.get(name) is not None]
@@ -262,7 +260,6 @@ def training_rows(folder: Path, boundary: int, megabytes: float) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    """The figures of every step, aligned."""
     lines = [f"{'':27}{'tokens/s':>10}{'perplexity':>13}{'memory':>10}"]
     for row in rows:
         speed, perplexity = f"{row.tokens_per_second:,.0f}", f"{row.perplexity:,.2f}"
@@ -280,11 +277,7 @@ def plot(folder: Path) -> None:
 
 
 def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: str) -> None:
-    """Do every step that is not done yet, and print the report.
-
-    Raises:
-        UserError: *folder* cannot be used.
-    """
+    """Do every step that is not done yet, and print the report."""
     start, boundary = time.perf_counter(), stages[0]
     prepare_folder("--output", folder)
     about = {"version": __version__, "python": sys.version}
@@ -304,7 +297,6 @@ def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: 
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse *argv* and run the demo."""
     parser = Parser(__doc__ or "", settings_file=False)
     parser.add_argument(
         "--output", type=folder_path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"

@@ -338,7 +338,6 @@ def write(parts: dict[str, list[Article]], destdir: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse *argv* and write the corpus."""
     parser = Parser(__doc__ or "", settings_file=False)
     parser.add_argument("destdir", type=folder_path, metavar="DIR", help="folder for the three files")
     parser.add_argument("--max-words", type=int, metavar="N", help="stop after the article that reaches N words")

@@ -122,10 +122,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Several processes (``--distributed-world-size``, torchrun) share the batches; the first writes the result of all.
 
     Returns:
-        The figures, as in ``results.json``; None if the work was done in other processes.
-
-    Raises:
-        UserError: flags contradict each other, or a checkpoint or the data cannot be used.
+        The metrics, as in ``results.json``; None if the work was done in other processes.
     """
     with results_folder(vars(args).get("results_path")):
         return run_on_processes(evaluate, args)
@@ -146,15 +143,15 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     seconds = time.perf_counter() - start
 
     words = report.join_words(scores, model.dictionary, cfg.remove_bpe)
-    figures = report.figures(words, seconds)
+    metrics = report.metrics(words, seconds)
     # Bytes and words were counted in the whole text: a part of it, as with `num_shards`, has no such metrics.
     if counts is not None and len(scores) == len(corpus.tokens):
-        figures |= report.raw_figures(words, counts)
+        metrics |= report.raw_metrics(words, counts)
     # Before the model without int8 is run, which takes more.
-    figures |= report.peak_memory(world.device)
+    metrics |= report.peak_memory(world.device)
     if model.exact is not None:
         exact_words = report.join_words(model.exact.score(corpus), model.dictionary, cfg.remove_bpe)
-        figures["perplexity_without_int8"] = report.figures(exact_words, seconds)["perplexity"]
+        metrics["perplexity_without_int8"] = report.metrics(exact_words, seconds)["perplexity"]
     if cfg.by_frequency:
         losses = {}
         if baseline is not None:
@@ -163,21 +160,21 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
             losses[path] = _word_losses(other, other.score(text_of_other, show))
         losses[paths[0] if len(paths) == 1 else "model"] = _word_losses(model, scores)
         by_name = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
-        figures["by_frequency"] = by_frequency(by_name, in_training, cfg.frequency_bands)
+        metrics["by_frequency"] = by_frequency(by_name, in_training, cfg.frequency_bands)
     if not world.is_first:
-        return figures
+        return metrics
     _print_words(cfg, words)
-    print(*report.summary(figures, "Perplexity" if model.scorer else "Pseudo-perplexity"), sep="\n", flush=True)
+    print(*report.summary(metrics, "Perplexity" if model.scorer else "Pseudo-perplexity"), sep="\n", flush=True)
     if cfg.by_frequency:
-        print("", *table(figures["by_frequency"]), sep="\n", flush=True)
+        print("", *table(metrics["by_frequency"]), sep="\n", flush=True)
     about = {"checkpoints": paths, "data": settings.data_path, "split": name, "mode": model.mode}
     text = None
     if cfg.sample is not None and model.scorer is not None:
         text = _sample(model.scorer, TextReader.of(settings.data_path, model.dictionary))
-    _write(cfg, scores, text, {**figures, **about, "device": str(world.device), "settings": model.used})
+    _write(cfg, scores, text, {**metrics, **about, "device": str(world.device), "settings": model.used})
     if text is not None:
         print(f"Sample, saved to {printable(str(cfg.sample))}:", text, sep="\n", flush=True)
-    return figures
+    return metrics
 
 
 def _prepare_files(cfg: EvalLMConfig, paths: Sequence[str]) -> None:
@@ -220,7 +217,6 @@ class _Model:
 
     @property
     def dictionary(self) -> Dictionary:
-        """The dictionary of its tokens."""
         return self.task.source_dictionary
 
 

@@ -58,11 +58,7 @@ def get_export_parser() -> Parser:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write the model of ``args.source`` to the folder ``args.out``.
-
-    Raises:
-        UserError: the checkpoint cannot be read, its model cannot be exported, or the folder cannot be written.
-    """
+    """Write the model of ``args.source`` to the folder ``args.out``."""
     out = Path(args.out)
     if args.target_format == "fairseq":
         for flag, is_set in (("--results", args.results is not None), ("--revisions", args.revisions)):

@@ -88,9 +88,6 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
     Returns:
         The settings, runs and scores, as in ``results.json``.
-
-    Raises:
-        UserError: a setting, the checkpoint or the data are invalid.
     """
     settings = typed_settings(args, FinetuneConfig)
     cfg: FinetuneConfig = settings.command
@@ -240,25 +237,25 @@ def _run(
     (folder / BEST).unlink(missing_ok=True)  # left by a run with other settings
     args = _parse(settings, flags, folder, _world_size(settings))
     distributed.run(training_job(training_settings(args)))
-    figures = _predict(settings, task, folder)
-    result = {"flags": flags, "figures": figures, "inputs": inputs, "predictions": _predictions(folder, splits)}
+    metrics = _predict(settings, task, folder)
+    result = {"flags": flags, "figures": metrics, "inputs": inputs, "predictions": _predictions(folder, splits)}
     with atomic_file(folder / RESULT) as file:
         file.write(json.dumps(result, indent=1).encode())
-    return FinetunedRun(lr, seed, figures, str(folder))
+    return FinetunedRun(lr, seed, metrics, str(folder))
 
 
 def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: list[str]) -> dict[str, float] | None:
-    """The figures of a complete run in *folder* with the same *flags*, of the same *inputs*, with its predictions."""
+    """The metrics of a complete run in *folder* with the same *flags*, of the same *inputs*, with its predictions."""
     if not (folder / RESULT).exists():
         return None
     result = read_json(folder / RESULT, "remove it to train again", largest=1 << 20)
     known = {"flags": flags, "inputs": inputs}
     if not isinstance(result, dict) or any(result.get(name) != value for name, value in known.items()):
         return None
-    figures, written = result.get("figures"), result.get("predictions")
-    if not isinstance(figures, dict) or not all(isinstance(value, int | float) for value in figures.values()):
+    metrics, written = result.get("figures"), result.get("predictions")
+    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
         return None
-    return figures if isinstance(written, dict) and _predictions(folder, splits).items() <= written.items() else None
+    return metrics if isinstance(written, dict) and _predictions(folder, splits).items() <= written.items() else None
 
 
 def _digests(settings: Settings, task: SentencePredictionTask) -> dict[str, str]:
@@ -289,16 +286,16 @@ def _digest(path: Path) -> str:
 
 
 def _predict(settings: Settings, task: SentencePredictionTask, folder: Path) -> dict[str, float]:
-    """Return the figures of the best checkpoint on the development file, and write ``predictions.SPLIT.tsv``."""
+    """Return the metrics of the best checkpoint on the development file, and write ``predictions.SPLIT.tsv``."""
     models, _, _ = load_models([folder / BEST], settings.data_path)
     device = distributed.device_of(settings.common)
     Precision(settings.common).move(models[0], device)
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for split in _splits(settings.command):
         predictions = predict(models[0], task, split, settings.command.batch_size, device)
         predictions.write(folder / f"predictions.{split}.tsv")
-        figures = figures or predictions.figures()
-    return figures
+        metrics = metrics or predictions.metrics()
+    return metrics
 
 
 def _splits(cfg: FinetuneConfig) -> list[str]:

@@ -70,9 +70,6 @@ def main(args: argparse.Namespace) -> list[Passage]:
 
     Returns:
         The passages; None if the work was done in other processes.
-
-    Raises:
-        UserError: flags contradict each other, or a checkpoint or the data cannot be used.
     """
     return run_on_processes(generate, args)
 

@@ -57,10 +57,6 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
     Returns:
         For each task its metrics.
-
-    Raises:
-        UserError: the harness is missing, a task is unknown or asks for what the model cannot do, or a file cannot be
-            read or written.
     """
     cfg = fields.typed(HarnessConfig, args)
     with results_folder(cfg.results_path):
@@ -112,7 +108,6 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
 
 
 def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dict[str, float]]:
-    """The numbers of each task."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 

@@ -35,7 +35,6 @@ def translate() -> None:
 
 
 def cli_main() -> None:
-    """Run the command."""
     options.run_program(translate)
     train.cli_main()
 

@@ -103,11 +103,7 @@ class Imported:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write the model of ``args.source`` to the folder ``args.out``.
-
-    Raises:
-        UserError: the source cannot be read or is not supported, or the folder cannot be written; it stays unchanged.
-    """
+    """Write the model of ``args.source`` to the folder ``args.out``."""
     source, out = Path(args.source), Path(args.out)
     _check(source, out)
     imported = _read(source, args.source_format, args.config_file)
@@ -136,9 +132,12 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _read(source: Path, source_format: str, config_file: str | None) -> Imported:
-    """The model at *source*."""
     if source_format == "transformer-xl":
-        model, settings = _authors_model(source, config_file)
+        state, embedded = pickled_module.read(source)
+        if embedded is None and config_file is None:
+            raise UserError(f"{source}: is a state dict without the model's settings; give --config FILE.json")
+        config = model_folder.read_json(Path(config_file)) if config_file is not None else {}
+        model, settings = conversion.convert(state, {**(embedded or {}), **config}, str(source))
         return Imported(model, settings, _vocabulary_size(model), None, {}, NAMES_XL)
     if config_file is not None:
         raise UserError("--config: not used for a Hugging Face folder, which has a config.json; leave it out")
@@ -209,15 +208,6 @@ def _check(source: Path, out: Path) -> None:
         raise UserError(f"--out {out}: cannot be read ({error.strerror}); give another folder") from None
     if there:
         raise UserError(f"--out {out}: contains other files ({there[0]}); give a new folder")
-
-
-def _authors_model(source: Path, config_file: str | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The authors' model at *source*; *config_file* overrides the settings in the file."""
-    state, embedded = pickled_module.read(source)
-    if embedded is None and config_file is None:
-        raise UserError(f"{source}: is a state dict without the model's settings; give --config FILE.json")
-    config = model_folder.read_json(Path(config_file)) if config_file is not None else {}
-    return conversion.convert(state, {**(embedded or {}), **config}, str(source))
 
 
 def _vocabulary_size(model: dict[str, Tensor]) -> int:

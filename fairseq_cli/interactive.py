@@ -52,9 +52,6 @@ def main(args: argparse.Namespace) -> None:
 
     Each line is a prompt; an empty line starts a new text. A sample depends on ``--seed`` and the number of its prompt,
     not on how prompts are read. Texts are separated by a line of dashes.
-
-    Raises:
-        UserError: flags contradict each other; the input, a checkpoint or the dictionary cannot be used.
     """
     settings = typed_settings(args, InteractiveConfig)
     cfg: InteractiveConfig = settings.command

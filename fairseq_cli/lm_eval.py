@@ -10,11 +10,7 @@ from fairseq_cli import command
 
 
 def main() -> None:
-    """Run ``lm_eval`` on the process's command line.
-
-    Raises:
-        UserError: the harness is not installed, or the model cannot be read or does not do what a task asks for.
-    """
+    """Run ``lm_eval`` on the process's command line."""
     if "--version" in sys.argv[1:]:
         print(version())
         return

@@ -28,11 +28,7 @@ def get_merge_parser() -> Parser:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write the checkpoint in the folder ``args.source`` to the file ``args.target``; all of it is verified.
-
-    Raises:
-        UserError: the folder is not a checkpoint or is damaged, or the file cannot be written.
-    """
+    """Write the checkpoint in the folder ``args.source`` to the file ``args.target``; all of it is verified."""
     source = find_checkpoint(args.source)
     if not parts.is_folder(source):
         raise UserError(f"{args.source}: not a checkpoint of --ddp-backend fully_sharded, which is a folder")

@@ -56,10 +56,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     """Print a table of notes and their neighbours, and write all notes and their map to ``--results-path``.
 
     Returns:
-        Figures of every note, and the neighbours of those shown, as in ``notes.json``.
-
-    Raises:
-        UserError: the checkpoint has no notes, the data do not match it, or a word has no note.
+        The facts of every note, and the neighbours of those shown, as in ``notes.json``.
     """
     cfg = fields.typed(NotesConfig, args)
     if cfg.results_path is not None:

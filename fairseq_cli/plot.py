@@ -51,9 +51,6 @@ def main(args: argparse.Namespace) -> list[dict[str, Any]]:
 
     Returns:
         For each run the last and lowest value of the metric, and the position at which it reaches ``--reach``.
-
-    Raises:
-        UserError: a file cannot be read or has no such metric, or the picture cannot be written.
     """
     cfg = fields.typed(PlotConfig, args)
     runs = [(name, files.split(",")) for name, _, files in (run.rpartition("=") for run in args.runs)]

@@ -85,9 +85,6 @@ def main(args: argparse.Namespace) -> None:
     names do not change.
 
     ``preprocess.log`` has the settings and the output of every run that wrote to the folder; the last line names it.
-
-    Raises:
-        UserError: a text or dictionary is invalid, flags are incompatible, or the folder cannot be written.
     """
     config = typed(PreprocessConfig, args)
     splits = _splits(config)
@@ -144,7 +141,6 @@ class _Recorder:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write *text*."""
         self.text.write(text)
         return self._stream.write(text)
 

@@ -17,6 +17,7 @@ from fairseq.config.command_settings import ModelPathConfig
 from fairseq.config.fields import flag, parse_dict
 from fairseq.config.parser import Parser
 from fairseq.config.settings import Settings, StreamConfig, typed_settings
+from fairseq.errors import SettingError
 from fairseq.evaluation import report
 from fairseq.evaluation.tables import markdown
 from fairseq.models.loading import compile_model
@@ -64,6 +65,15 @@ class ReclConfig(ModelPathConfig):
     )
     results_path: str | None = flag(None, "folder for the report, plots and losses", metavar="DIR")
 
+    def check(self) -> None:
+        """Raise SettingError if there are fewer than two context lengths to compare."""
+        super().check()
+        if self.max_context < 2 * self.step:
+            raise SettingError(
+                f"`max_context` {self.max_context}: fewer than two steps of `step` {self.step}; "
+                f"give {2 * self.step} or more"
+            )
+
 
 def get_recl_parser() -> Parser:
     examples = [
@@ -78,17 +88,14 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the checkpoints of ``--path`` on ``--gen-subset``; the table goes to stdout, progress to stderr.
 
     Returns:
-        The figures, as in ``results.json``.
-
-    Raises:
-        UserError: flags contradict each other, or a checkpoint or the data cannot be used.
+        The metrics, as in ``results.json``.
     """
     settings = typed_settings(args, ReclConfig)
     cfg: ReclConfig = settings.command
     data, common = settings.data, settings.common
     settings, paths = with_models(settings)
     names = recl.distinct_names(paths, cfg.names)
-    contexts = recl.context_lengths(cfg.step, cfg.max_context)
+    contexts = np.arange(cfg.step, cfg.max_context + 1, cfg.step, dtype=np.int64)
     if cfg.results_path is not None:
         plots.require("--results-path")
     device, precision = distributed.device_of(common), Precision(common)
@@ -113,12 +120,12 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         print(*_text(measured, gains, cfg.threshold), sep="\n")
         count = measured.losses.shape[2]
         print(f"\nContexts in tokens, step {cfg.step}, threshold {cfg.threshold:g}, {count} positions.", flush=True)
-        figures = recl.results(measured, gains, cfg.threshold)
+        metrics = recl.results(measured, gains, cfg.threshold)
         if cfg.results_path is not None:
             about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "seed": common.seed}
             with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
-                _write(folder, {**figures, **about, **about_run()}, measured, positions, gains)
-    return figures
+                _write(folder, {**metrics, **about, **about_run()}, measured, positions, gains)
+    return metrics
 
 
 def _load(

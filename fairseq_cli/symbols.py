@@ -23,11 +23,7 @@ def get_symbols_parser() -> Parser:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write ``train.txt``, ``valid.txt``, ``test.txt`` and ``dict.txt``, and print their sizes.
-
-    Raises:
-        UserError: the text cannot be read or split, or the files cannot be written.
-    """
+    """Write ``train.txt``, ``valid.txt``, ``test.txt`` and ``dict.txt``, and print their sizes."""
     source, folder = Path(args.source), Path(args.destdir)
     tokens = convert(source, folder, args.kind)
     for name, size in split_sizes(source.stat().st_size).items():

@@ -47,11 +47,7 @@ def get_tokenize_parser() -> Parser:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write a line of symbols for each line of text, or with ``--undo`` of text for each line of symbols.
-
-    Raises:
-        UserError: flags are incompatible, or a text or tokenizer cannot be used.
-    """
+    """Write a line of symbols for each line of text, or with ``--undo`` of text for each line of symbols."""
     config = typed(TokenizeConfig, args)
     check_processes("--workers", config.workers)
     if config.output is not None:

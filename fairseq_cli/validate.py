@@ -89,13 +89,10 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     of the training log.
 
     Several processes (``--distributed-world-size``, torchrun) have batches of their own, and the first prints the
-    figures of all.
+    metrics of all.
 
     Returns:
         For each checkpoint and split: loss and nll_loss in bits, ppl, …; None if the work was done in other processes.
-
-    Raises:
-        UserError: a checkpoint or the data cannot be used.
     """
     with results_folder(vars(args).get("results_path")):
         return run_on_processes(evaluate, args)
@@ -134,8 +131,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
             compile_model(models[0])
         results[path] = {}
         for split in splits:
-            figures, losses = _validate(split, models[0], task, run, world, dataclasses.replace(cfg, keep_notes=keeps))
-            results[path][split] = figures
+            metrics, losses = _validate(split, models[0], task, run, world, dataclasses.replace(cfg, keep_notes=keeps))
+            results[path][split] = metrics
             words[split] |= {name + notes: each for notes, each in losses.items()}
     if world.is_first:
         _report(cfg, settings, results, words if cfg.by_frequency else {}, counts)
@@ -179,10 +176,10 @@ def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, Any]:
 def _validate(
     split: str, model: BaseFairseqModel, task: FairseqTask, run: Settings, world: World, cfg: ValidateConfig
 ) -> tuple[dict[str, float], dict[str, WordLosses]]:
-    """Compute and print the figures of one split.
+    """Compute and print the metrics of one split.
 
     Returns:
-        The figures; and with ``--by-frequency`` the losses of words as they are, with ``--keep-notes`` also by control.
+        The metrics; and with ``--by-frequency`` the losses of words as they are, with ``--keep-notes`` also by control.
     """
     criterion = task.build_criterion(run).to(world.device)
     graph = task.loss_graph(model, criterion)
@@ -212,14 +209,14 @@ def _validate(
         log_interval=common.log_interval,
         prefix=f"valid on {split!r} subset",
     ) as bar:
-        figures = measure(bar)
+        metrics = measure(bar)
         if cfg.keep_notes:
-            figures |= control_figures(model, figures, lambda title: measure(batches, f", {title}"))
-        bar.print(figures, tag=split)
+            metrics |= control_figures(model, metrics, lambda title: measure(batches, f", {title}"))
+        bar.print(metrics, tag=split)
     if cfg.keep_notes and world.is_first:
-        for line in distance_table(figures):
+        for line in distance_table(metrics):
             logger.info("%s", line)
-    return figures, words
+    return metrics, words
 
 
 def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask, run: Settings) -> WordLosses:

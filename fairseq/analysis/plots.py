@@ -164,8 +164,8 @@ def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple
     _save(figure, path)
 
 
-def draw_notes(path: Path, notes: Sequence[Note], positions: np.ndarray, labels: int = 60) -> None:
-    """Plot *notes* at *positions* [n, 2], coloured by occurrences; up to *labels* of the first points are labelled."""
+def draw_notes(path: Path, notes: Sequence[Note], positions: np.ndarray) -> None:
+    """Plot *notes* at *positions* [n, 2], coloured by occurrences; the first are labelled, as far as there is room."""
     figure = _figure(9, 8)
     panel = figure.subplots()
     occurrences = np.log10([max(note.taken, 1) for note in notes])
@@ -175,7 +175,7 @@ def draw_notes(path: Path, notes: Sequence[Note], positions: np.ndarray, labels:
     span = np.maximum(positions.max(0) - positions.min(0), 1e-12)
     on_paper = (positions - positions.min(0)) / span * (440, 500)
     words = [_label(note.word, 20) for note in notes]
-    for number in without_overlap(on_paper, words, 7, labels):
+    for number in without_overlap(on_paper, words, 7, most=60):
         panel.annotate(words[number], positions[number], (2, 2), textcoords="offset points", fontsize=7)
     panel.set(xlabel="first principal component", ylabel="second principal component")
     _save(figure, path)

@@ -104,17 +104,6 @@ class EffectiveLength:
         return {"exact": "", "at least": "≥ ", "at most": "≤ "}[self.bound] + str(self.tokens)
 
 
-def context_lengths(step: int, longest: int) -> np.ndarray:
-    """Δ, 2Δ, … up to *longest*: int64 [K].
-
-    Raises:
-        UserError: there are fewer than two lengths to compare.
-    """
-    if longest < 2 * step:
-        raise UserError(f"`max_context` {longest}: fewer than two steps of `step` {step}; give {2 * step} or more")
-    return np.arange(step, longest + 1, step, dtype=np.int64)
-
-
 def draw_positions(tokens: int, longest: int, count: int, seed: int) -> np.ndarray:
     """Up to *count* positions of a corpus of *tokens* tokens with *longest* tokens before each: int64 [N], rising.
 

@@ -196,6 +196,7 @@ def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]
             check_architecture(part)
         parser.chosen[name] = part
         instance = choice.part(part)
+        # The task of an evaluation is the checkpoint's; the few of its flags that matter are among the command's.
         if name != "task" or "arch" in parser.choices:
             parts.append((name, part, instance))
     tasks = [part for choice, _, part in parts if choice == "task"]

@@ -69,6 +69,7 @@ class Formatter(argparse.HelpFormatter):
     def _format_usage(
         self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None
     ) -> str:
+        # argparse would list every flag, of which training has more than a hundred.
         words = [self._prog]
         for action in actions:
             metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
@@ -229,7 +230,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def version() -> str:
-    """Return what ``--version`` prints."""
     return f"fairseq-short {__version__}"
 
 

@@ -127,7 +127,6 @@ class Architecture:
     complete: Complete
 
     def fill(self, args: argparse.Namespace) -> None:
-        """Complete *args* in place."""
         vars(args).update(self.complete(vars(args)))
 
 

@@ -1,4 +1,4 @@
-"""Evaluation: log-probabilities of corpora, and figures computed from them."""
+"""Evaluation: log-probabilities of corpora, and metrics computed from them."""
 
 from fairseq.evaluation.scorer import Scorer, Scores, Scoring
 

@@ -76,7 +76,6 @@ class PseudoScorer:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model."""
         return next(self.encoder.parameters()).device
 
     @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Figures of scores: loss and perplexity of tokens and of words joined from subwords, and their output."""
+"""Metrics of scores: loss and perplexity of tokens and of words joined from subwords, and their output."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class Words:
         return len(self.first)
 
     def word(self, number: int) -> str:
-        """The text of a word."""
         end = self.first[number + 1] if number + 1 < len(self.first) else len(self.scores)
         pieces = [self.dictionary[token] for token in self.scores.tokens[self.first[number] : end]]
         if self.mark is None:
@@ -79,8 +78,8 @@ def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = 
     return Words(scores, dictionary, first, np.add.reduceat(lprobs, first), lines, mark)
 
 
-def figures(words: Words, seconds: float) -> dict[str, Any]:
-    """The figures of an evaluation that took *seconds*.
+def metrics(words: Words, seconds: float) -> dict[str, Any]:
+    """The metrics of an evaluation that took *seconds*.
 
     ``loss_base2`` and ``perplexity`` are per token. With joined subwords, ``word_loss_base2`` and ``word_perplexity``
     divide the same sum by the number of words, as fairseq does. ``bits_per_character`` is added for corpora of
@@ -100,10 +99,10 @@ def figures(words: Words, seconds: float) -> dict[str, Any]:
         report |= {"words": len(words), "word_loss_base2": word_loss, "word_perplexity": safe_power(word_loss)}
     if is_of_characters(words.dictionary):
         report["bits_per_character"] = loss
-    return report | _unknown_figures(words)
+    return report | _unknown_metrics(words)
 
 
-def _unknown_figures(words: Words) -> dict[str, float]:
+def _unknown_metrics(words: Words) -> dict[str, float]:
     """The share of tokens that are the unknown symbol, and the perplexity of the others."""
     scores = words.scores
     known = scores.tokens != words.dictionary.unk()
@@ -113,8 +112,8 @@ def _unknown_figures(words: Words) -> dict[str, float]:
     return {"unknown_share": 1 - float(known.mean()), "perplexity_without_unknown": safe_power(loss)}
 
 
-def raw_figures(words: Words, counts: RawCounts) -> dict[str, Any]:
-    """The figures that compare tokenizers: the whole loss in bits by the bytes and the words of the raw text.
+def raw_metrics(words: Words, counts: RawCounts) -> dict[str, Any]:
+    """The metrics that compare tokenizers: the whole loss in bits by the bytes and the words of the raw text.
 
     Args:
         words: of the whole text.
@@ -133,6 +132,7 @@ def raw_figures(words: Words, counts: RawCounts) -> dict[str, Any]:
 
 def is_of_characters(dictionary: Dictionary) -> bool:
     """Return whether all symbols of *dictionary* but the special ones are characters, or all are bytes as numbers."""
+    # madeupword0000, … pad the dictionary.
     symbols = [word for word in dictionary.symbols[dictionary.nspecial :] if not word.startswith("madeupword")]
     return bool(symbols) and (all(len(word) == 1 for word in symbols) or BYTES.issuperset(symbols))
 
@@ -148,7 +148,7 @@ def peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
-    """The figures in fairseq's output format; with joined subwords the loss is per word, as in fairseq.
+    """The metrics in fairseq's output format; with joined subwords the loss is per word, as in fairseq.
 
     *name* names the perplexity.
     """

@@ -170,7 +170,6 @@ class Scorer:
         return _in_order(corpus, blocks, total)
 
     def _blocks(self, corpus: Corpus) -> TokenBlocks:
-        """The blocks to score."""
         scoring, dictionary = self.scoring, self.dictionary
         # Token by token every token has all of the cache as context; the window only states its length.
         window = 0 if scoring.token_by_token else scoring.context_window
@@ -206,7 +205,6 @@ class Scorer:
     def _read_blocks(
         self, model: LanguageModel, blocks: TokenBlocks, collector: _Collector, progress: Progress
     ) -> None:
-        """Score independent blocks."""
         scoring = self.scoring
         lengths = blocks.sizes if blocks.before is None else (blocks.sizes + blocks.before).astype(np.int32)
         max_tokens = scoring.max_tokens

@@ -33,12 +33,12 @@ class Predictions:
     target: Tensor | None
     layout: Layout
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """The task's metrics and ``score``, in percent; empty without labels."""
         if self.target is None:
             return {}
         gathered = {PREDICTIONS: torch.stack([self.predicted, self.target], dim=1)}
-        return {name: figure.compute(gathered) for name, figure in metric_figures(self.layout.metrics).items()}
+        return {name: metric.compute(gathered) for name, metric in metric_figures(self.layout.metrics).items()}
 
     def write(self, path: Path) -> None:
         """Write ``index`` and ``prediction`` as GLUE's submissions have them, whole or not at all."""
@@ -91,7 +91,7 @@ class FinetunedRun:
 
     Attributes:
         lr, seed: of the run.
-        figures: of the development file, in percent.
+        figures: the metrics of the development file, in percent.
         folder: of checkpoint and predictions.
     """
 
@@ -108,8 +108,8 @@ class RateSummary:
     Attributes:
         lr: the rate.
         runs: their number.
-        mean: of each figure.
-        deviation: sample standard deviation of each figure; NaN for one run.
+        mean: of each metric.
+        deviation: sample standard deviation of each metric; NaN for one run.
     """
 
     lr: float
@@ -123,7 +123,7 @@ def summarize(runs: Sequence[FinetunedRun]) -> list[RateSummary]:
     summaries = []
     for lr in dict.fromkeys(run.lr for run in runs):
         of_seeds = [run.figures for run in runs if run.lr == lr]
-        columns = {name: [figures[name] for figures in of_seeds] for name in of_seeds[0]}
+        columns = {name: [metrics[name] for metrics in of_seeds] for name in of_seeds[0]}
         summaries.append(
             RateSummary(
                 lr,

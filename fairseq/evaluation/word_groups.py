@@ -41,7 +41,6 @@ class WordGroups:
         return np.flatnonzero(begins)
 
     def text(self, ids: Sequence[int]) -> str:
-        """Return the word of *ids*."""
         symbols = [self.symbols[index] for index in ids]
         if self.rule is None:  # words of either kind of marks, see `word_parts`
             symbols = [symbols[0], *(symbol.removeprefix(ContinuationMarks.mark) for symbol in symbols[1:])]

@@ -39,7 +39,6 @@ class Figure:
     needs: tuple[str, ...] = ()
 
     def is_known(self, totals: Values) -> bool:
-        """Return whether *totals* have what it needs."""
         return all(need in totals for need in self.needs)
 
 
@@ -97,6 +96,7 @@ class NamedSums:
         host.setdefault("nll_loss", host["loss"])
         rows = {name: value.rows for name, value in host.items() if isinstance(value, Gathered)} if gather else {}
         summed = {name: value for name, value in host.items() if _is_sum(value)}
+        # One order on all ranks: their vectors are added as they are.
         names = (*STANDARD, *(name for name in summed if name not in STANDARD))
         vector = torch.tensor(
             [0.0 if isinstance(summed[name], Tensor) else float(summed[name]) for name in names], dtype=torch.float64
@@ -152,7 +152,6 @@ class Meter:
         self.reset()
 
     def reset(self) -> None:
-        """Start again from zero."""
         self.totals = NamedSums(STANDARD, torch.zeros(len(STANDARD), dtype=torch.float64, device=self.device), {})
         self.means: dict[str, Tensor] = {}
         self.updates = 0

@@ -274,6 +274,7 @@ class TqdmBar(ProgressBar[T]):
     def _write_above(self, line: str) -> None:
         from tqdm import tqdm
 
+        # print would leave a part of the bar in the line.
         tqdm.write(line, file=self.stream or sys.stderr)
 
 

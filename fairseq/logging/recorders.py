@@ -1,4 +1,4 @@
-"""Recorders: the figures of a run, kept for later beside what its progress bar shows."""
+"""Recorders: the metrics of a run, kept for later beside what its progress bar shows."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from fairseq.system.terminal import FileFormatter
 
 LONGEST_ENTRY = 1 << 20  # bytes
 BEGIN = b'{"tag": "'
-FIGURES = "fairseq.figures"  # the logger of what progress bars show
+METRICS = "fairseq.metrics"  # the logger of what progress bars show
 
 
 class Recorder(Protocol):
-    """A keeper of figures by step."""
+    """A keeper of metrics by step."""
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
-        """Add the figures of *step*; *tag* says what they are of: ``train_inner``, ``train`` or a split."""
+        """Add the metrics of *step*; *tag* says what they are of: ``train_inner``, ``train`` or a split."""
 
     def close(self) -> None:
         """Write what is left and let go of the files."""
 
 
 Record = Callable[[Mapping[str, Any] | None, str, int], None]
-"""Writes figures, tag and step; None, a line that was not due, is ignored."""
+"""Writes metrics, tag and step; None, a line that was not due, is ignored."""
 
 
 class TensorBoard:
@@ -86,7 +86,7 @@ class TensorBoard:
 
 
 class JsonLines:
-    """One JSON object a line in the file *path*: ``tag``, ``step``, then the figures; null for what is not finite.
+    """One JSON object a line in the file *path*: ``tag``, ``step``, then the metrics; null for what is not finite.
 
     Args:
         path: the file. Lines of updates beyond *after* are removed, the rest is kept and added to.
@@ -119,7 +119,6 @@ class JsonLines:
 
     @contextlib.contextmanager
     def _naming_the_flag(self) -> Iterator[None]:
-        """Name the flag in system errors."""
         try:
             yield
         except OSError as error:
@@ -148,6 +147,7 @@ class WeightsAndBiases:
                 "`wandb_project`: wandb is not installed; install the [wandb] extra or drop the flag"
             ) from None
         file = folder / "wandb_id.txt"
+        # A run from the beginning in a former folder is a new one there, too.
         known = file.read_text().strip() if after and file.is_file() else None
         name = os.environ.get("WANDB_NAME", folder.name)
         self._run = wandb.init(project=project, name=name, id=known, resume="allow")
@@ -163,11 +163,11 @@ class WeightsAndBiases:
 
 
 class LogFile:
-    """Lines of figures in ``--log-file``, between the messages of the log."""
+    """Lines of metrics in ``--log-file``, between the messages of the log."""
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
         text = " | ".join(f"{name} {short(value)}" for name, value in values.items())
-        logging.getLogger(FIGURES).info("%s | %s", tag, text)
+        logging.getLogger(METRICS).info("%s | %s", tag, text)
 
     def close(self) -> None:
         """Leave the file to the process's log."""
@@ -187,7 +187,7 @@ class _FileHandler(logging.FileHandler):
 
 @contextmanager
 def log_file(path: str | None) -> Iterator[None]:
-    """Copy the log and its figures to the file at *path*, if given, inside a ``with`` statement.
+    """Copy the log and its metrics to the file at *path*, if given, inside a ``with`` statement.
 
     Raises:
         UserError: it cannot be written.
@@ -201,15 +201,15 @@ def log_file(path: str | None) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"`log_file` {path}: cannot be written ({error.strerror})") from None
     handler.setFormatter(FileFormatter())
-    figures, root = logging.getLogger(FIGURES), logging.getLogger()
-    figures.propagate = False  # the progress bar shows them already
-    figures.setLevel(logging.INFO)
-    for logger in (root, figures):
+    metrics, root = logging.getLogger(METRICS), logging.getLogger()
+    metrics.propagate = False  # the progress bar shows them already
+    metrics.setLevel(logging.INFO)
+    for logger in (root, metrics):
         logger.addHandler(handler)
     try:
         yield
     finally:
-        for logger in (root, figures):
+        for logger in (root, metrics):
             logger.removeHandler(handler)
         handler.close()
 
@@ -226,6 +226,7 @@ def recording(common: CommonConfig | None, folder: str | Path = ".", after: int 
     recorders: list[Recorder] = []
     try:
         if common is not None:
+            # Inside the `try`: if one cannot be opened, those before it are closed.
             if common.tensorboard_logdir:
                 recorders.append(TensorBoard(common.tensorboard_logdir, after))
             if common.metrics_file:
@@ -246,7 +247,7 @@ def recording(common: CommonConfig | None, folder: str | Path = ".", after: int 
 
 
 def parse_entry(line: bytes) -> dict[str, Any]:
-    """Return an entry of a file of figures: ``tag``, ``step``, and numbers, text or null by name.
+    """Return an entry of a file of metrics: ``tag``, ``step``, and numbers, text or null by name.
 
     Raises:
         ValueError: the line is no such entry.

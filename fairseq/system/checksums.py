@@ -109,7 +109,6 @@ class Checksum:
         self._size = self.crc = 0
 
     def add(self, piece: bytes | memoryview) -> None:
-        """Add the next part of the content."""
         self.crc = zlib.crc32(piece, self.crc)
         self._size += len(piece)
         self._verification.advance(len(piece))
@@ -149,7 +148,6 @@ def _read(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def _pieces(path: str | Path) -> Iterator[bytes]:
-    """Yield the content of a file."""
     try:
         with open_regular(path) as file:
             yield from iter(lambda: file.read(_PIECE), b"")

@@ -163,6 +163,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
             yield temporary
             # It was made for this user alone; the finished folder has the rights of its parent.
             temporary.chmod(stat.S_IMODE(path.parent.stat().st_mode))
+            # What is in it first: after a crash the folder is complete, or not there.
             sync_folder(temporary)
             os.rename(temporary, path)
         sync_folder(path.parent)
@@ -209,6 +210,7 @@ def remove_leftovers(folder: str | Path) -> None:
     apart by name, since locks need not reach across a network filesystem.
     """
     with contextlib.suppress(OSError):
+        # A list: entries are removed meanwhile.
         for entry in list(os.scandir(folder)):
             match = _TEMPORARY.fullmatch(entry.name)
             if match and match[1] == _HOST and not entry.is_symlink():
@@ -218,6 +220,7 @@ def remove_leftovers(folder: str | Path) -> None:
 def _remove_unlocked(path: Path) -> None:
     """Remove a temporary file or folder unless its writer lives."""
     with contextlib.suppress(OSError):
+        # A link of such a name, which another user may have made, is not followed.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -321,7 +324,6 @@ def _is_about(error: OSError, path: str | Path) -> bool:
 
 
 def _temporary_path(target: Path) -> Path:
-    """A new name beside *target*."""
     # Beside the target, since a file is renamed within one filesystem only.
     short = target.name.encode(errors="ignore")[:64].decode(errors="ignore")  # names have at most 255 bytes
     return target.with_name(f".{short}.{_HOST}.{os.getpid()}.{secrets.token_hex(4)}.tmp")

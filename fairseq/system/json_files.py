@@ -78,6 +78,7 @@ def _reject(name: str) -> NoReturn:
 
 
 def _finite(text: str) -> float:
+    # Python reads 1e999 as infinity.
     value = float(text)
     if not math.isfinite(value):
         raise ValueError(f"{text[:20]} is beyond float64")

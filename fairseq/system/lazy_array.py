@@ -50,7 +50,6 @@ class LazyArray:
             yield from piece
 
     def tolist(self) -> list[Any]:
-        """Return all elements as a list."""
         return np.asarray(self).tolist()
 
     def __getitem__(self, index: Any) -> Any:
@@ -78,6 +77,7 @@ class LazyArray:
     def _masked(self, mask: np.ndarray) -> np.ndarray:
         if mask.shape != self.shape:
             raise IndexError(f"mask of shape {mask.shape} for an array of {self._count}")
+        # Not by indices: those of a corpus would take eight bytes a token.
         masks = (mask[first : first + _PIECE] for first in range(0, self._count, _PIECE))
         pieces = [piece[marked] for piece, marked in zip(self.pieces(_PIECE), masks, strict=True)]
         return np.concatenate([np.empty(0, self.dtype), *pieces], dtype=self.dtype)

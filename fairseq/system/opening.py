@@ -86,6 +86,7 @@ def open_special(path: str | Path) -> BinaryIO:
         if error.errno == errno.ENXIO:
             raise OSError(errno.ENXIO, "no process reads it", str(path)) from None
         raise
+    # Opening must not wait; writing may.
     os.set_blocking(descriptor, True)
     return open(descriptor, "wb")
 

@@ -28,6 +28,7 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Return the names of the processor and, if this process used one, of the GPU, and the number of threads."""
+    # Asking for the name of a GPU that was not used would take memory on it.
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else {}
     return {"processor": processor(), "threads": torch.get_num_threads(), **gpu}
 

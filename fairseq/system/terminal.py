@@ -58,7 +58,7 @@ class ByteLines:
 
     Args:
         total: bytes in all.
-        what: text before the figures.
+        what: text before the numbers.
         stream: file to write to.
         clock: seconds, from any start.
     """
@@ -72,7 +72,6 @@ class ByteLines:
         self.started = self.shown = clock()
 
     def update(self, count: int) -> None:
-        """Add *count* bytes."""
         self.done += count
         now = self.clock()
         if now - self.shown < LINE_SECONDS or not 0 < self.done <= self.total:
@@ -126,6 +125,7 @@ def open_standard_streams() -> None:
             if descriptor != number:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
+            # Never closed: another file would get its descriptor.
             stream = open(number, mode, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -165,7 +165,6 @@ class PrintableStream:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """Write *text*, made printable."""
         self._stream.write(printable(text))
         return len(text)
 

@@ -130,6 +130,7 @@ def text_blocks(path: str, start: int, end: int) -> Iterator[str]:
             if not block:
                 raise UserError(f"{path}: the text became shorter while it was read; start again when it is complete")
             rest += block
+            # Neither byte is a part of another character in UTF-8.
             cut = len(rest) if start + len(rest) >= end else (rest.rfind(b"\n") + 1 or rest.rfind(b" ") + 1)
             if cut:
                 try:

@@ -107,6 +107,7 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lamb
             before = 0
             for block in blocks_of(path, file, form):
                 yield block
+                # By the compressed bytes: the size of the text is not known before its end.
                 report(raw.tell() - before)
                 before = raw.tell()
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
@@ -387,5 +388,4 @@ def check_raw(path: str) -> int:
 
 
 def no_words(path: str) -> UserError:
-    """Return the error for a text without words."""
     return UserError(f"{path}: the text is empty; give a file with at least one word")

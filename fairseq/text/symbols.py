@@ -27,7 +27,6 @@ CHUNK = 1 << 20
 
 
 def symbol(byte: int, kind: str) -> str:
-    """The symbol for *byte*."""
     return str(byte) if kind == "bytes" else chr(byte)
 
 

@@ -139,10 +139,10 @@ def test_predictions_are_written_in_the_order_of_the_file(tmp_path: Path) -> Non
     found = Predictions(torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 1.0]).double(), GLUE["RTE"])
     found.write(tmp_path / "out.tsv")
     assert (tmp_path / "out.tsv").read_text() == "index\tprediction\n0\tentailment\n1\tnot_entailment\n"
-    assert found.figures() == {"accuracy": 50, "score": 50}
+    assert found.metrics() == {"accuracy": 50, "score": 50}
     scores = Predictions(torch.tensor([1.25]).double(), None, GLUE["STS-B"])
     scores.write(tmp_path / "out.tsv")
-    assert (tmp_path / "out.tsv").read_text().endswith("0\t1.2500\n") and scores.figures() == {}
+    assert (tmp_path / "out.tsv").read_text().endswith("0\t1.2500\n") and scores.metrics() == {}
 
 
 def test_mean_deviation_and_the_best_rate() -> None:
