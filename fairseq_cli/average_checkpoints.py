@@ -51,6 +51,7 @@ def main(args: argparse.Namespace) -> None:
     if not asked:
         paths = [str(find_checkpoint(path)) for path in paths]
     prepare_file("--output", args.output, {f"--inputs {path}": path for path in paths}, ARCHIVE)
+    # As functions: the room of checkpoints knows neither tasks nor models.
     checkpoint.save(args.output, average(paths, stored_digest, decisive_settings))
     print(f"Wrote {args.output}: the mean of {', '.join(paths)}")
 

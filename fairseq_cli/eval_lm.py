@@ -138,6 +138,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     name, corpus, counts = _evaluated_text(cfg, settings, model, world)
     baseline = _baseline(cfg.baseline, settings, args, world) if cfg.baseline is not None else None
     in_training = word_counts(cfg.word_counts, settings.data_path, model.dictionary) if cfg.by_frequency else {}
+    # Loading is no part of the speed.
     start = time.perf_counter()
     scores = model.score(corpus, progress(settings.common, name) if world.is_first else None)
     seconds = time.perf_counter() - start

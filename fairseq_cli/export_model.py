@@ -214,6 +214,7 @@ def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[s
         raise UserError(f"--half generator: {source} is not an ELECTRA model; leave the flag out")
     if arch == "electra_generator" or shape.embed_dim != shape.dim:
         return "generator", shape, state
+    # The names of a plug-in's architectures tell nothing; RoBERTa has one token type.
     unnamed = not arch.removeprefix("tnf_").startswith("bert") and shape.token_types < 2
     return ("roberta" if arch.startswith("roberta") or unnamed else "bert"), shape, state
 

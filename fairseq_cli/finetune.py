@@ -187,6 +187,7 @@ def _parse(settings: Settings, flags: list[str], save_dir: Path | str, world_siz
     if cfg.batch_size % world_size:
         raise UserError(f"--batch-size {cfg.batch_size}: must be a multiple of the {world_size} processes")
     sizes = ["--batch-size", str(cfg.batch_size // world_size), "--save-dir", str(save_dir)]
+    # Through the parser of fairseq-train, so that a run equals that command.
     return options.parse_args_and_arch(get_training_parser(), [settings.data_path, *sizes, *flags])
 
 
@@ -239,6 +240,7 @@ def _run(
     distributed.run(training_job(training_settings(args)))
     metrics = _predict(settings, task, folder)
     result = {"flags": flags, "figures": metrics, "inputs": inputs, "predictions": _predictions(folder, splits)}
+    # Written last: a run with this file is complete.
     with atomic_file(folder / RESULT) as file:
         file.write(json.dumps(result, indent=1).encode())
     return FinetunedRun(lr, seed, metrics, str(folder))

@@ -108,6 +108,7 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
 
 
 def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dict[str, float]]:
+    # Optional, and its import takes seconds.
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 

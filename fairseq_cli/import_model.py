@@ -242,6 +242,7 @@ def _dictionary(imported: Imported, source: Path) -> Dictionary:
         duplicates.add(word)
         symbols.append(word)
     roles = {role: symbols[index] for role, index in imported.ids.items()}
+    # Reversed: of several names that there are, the first one counts.
     names_by_role = {
         role: name for role, names in imported.names.items() for name in reversed(names) if name in duplicates
     }

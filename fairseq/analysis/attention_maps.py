@@ -222,6 +222,7 @@ class AttentionReader:
 
     def choose_position(self, seed: int) -> int:
         """A position at the end of a segment, drawn at random from those with a full memory."""
+        # At the end, where most tokens are visible.
         block = np.random.default_rng(seed).choice(self.counted)
         return int(self.blocks.starts[block] + self.blocks.sizes[block] - 1)
 
@@ -307,6 +308,7 @@ class _Sums:
         keys = x.size(1) + (0 if memory is None else memory.size(1))
         self.counted = counted.to(x.device)
         self.queries += int(counted.sum())
+        # A view of one number: nothing of that size is allocated.
         every = torch.ones(1, 1, 1, 1).expand(counted.size(0), 1, counted.size(1), keys)
         self.reached += sum_by_distance(every, counted, self.span)[0]
 

@@ -105,6 +105,7 @@ def _read_run(path: str, split: str, metric: str, axis: str) -> tuple[np.ndarray
         raise UserError(f"{path}: has no figure {metric!r} of {split!r}; it has {_available(entries)}")
     at = np.array([entry["step"] for entry in chosen], float)
     values = np.array([entry[metric] for entry in chosen], float)
+    # A stage begins where the last line of the one before it stands.
     numbers = [(entry["step"], entry["stage"]) for entry in entries if "stage" in entry]
     begins = [last for (last, before), (_, after) in zip(numbers, numbers[1:], strict=False) if after != before]
     return at, np.interp(at, updates, positions), values, tuple(np.interp(begins, updates, positions))

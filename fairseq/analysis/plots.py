@@ -110,6 +110,7 @@ def draw_terms(path: Path, maps: AttentionMaps) -> None:
     panels = figure.subplots(1, len(maps.terms), sharey=True, squeeze=False)[0]
     span = _visible(maps.attention).shape[2]
     values = {name: maps.given_reach(term)[..., :span] for name, term in maps.terms.items()}
+    # One scale for all terms, which are compared.
     scale = np.stack(list(values.values()))
     for panel, name in zip(panels, sorted(values), strict=True):
         image = _draw_map(panel, values[name], scale)
@@ -128,6 +129,7 @@ def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) 
     for (full, close), (layer, head) in zip(panels, heads, strict=True):
         weights = at.weights[layer, head]
         full.vlines(np.arange(span), 0, weights, color=COLOURS[0], linewidth=max(0.6, min(4, 300 / span)))
+        # Distances fall to the right, so that the words stand in the order of the text.
         full.set_xlim(span - 0.5, -0.5)
         full.set_ylim(0, 1.25 * float(weights.max()))
         _name_strongest(full, weights, at.words)

@@ -95,6 +95,7 @@ def blocks_of(dataset: Dataset, task: str) -> TokenBlocks:
         UserError: it reads no blocks of text.
     """
     blocks: Any = dataset
+    # Datasets of masks and of notes hold the blocks that they change.
     while blocks is not None and not isinstance(blocks, TokenBlocks):
         blocks = getattr(blocks, "blocks", None)
     if blocks is None:

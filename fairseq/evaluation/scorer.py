@@ -212,6 +212,7 @@ class Scorer:
             # A block longer than fairseq's default is one batch, not an error.
             max_tokens = max(DEFAULT_MAX_TOKENS, int(lengths.max()))
         limits = Batching(max_tokens, scoring.batch_size, scoring.multiple, shuffle=False)
+        # Lines and texts differ in length: by size they need less padding.
         sampler = BlockSampler(lengths, limits, by_size=scoring.texts or scoring.break_mode != "none")
         share = range(self.world.rank, len(sampler), self.world.size)
         batches = itertools.islice(sampler.epoch(1), share.start, None, share.step)
@@ -294,6 +295,7 @@ class _Collector:
             hidden = hidden[index.to(hidden.device)]
         self.waiting.append((hidden, target))
         self.rows += len(target)
+        # Batches wait for one another: for a few rows the whole output matrix would be read, too.
         if self.rows >= self.together:
             self._flush()
 

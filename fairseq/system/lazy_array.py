@@ -77,7 +77,7 @@ class LazyArray:
     def _masked(self, mask: np.ndarray) -> np.ndarray:
         if mask.shape != self.shape:
             raise IndexError(f"mask of shape {mask.shape} for an array of {self._count}")
-        # Not by indices: those of a corpus would take eight bytes a token.
+        # Not by indices, which would take eight bytes for each token of a corpus.
         masks = (mask[first : first + _PIECE] for first in range(0, self._count, _PIECE))
         pieces = [piece[marked] for piece, marked in zip(self.pieces(_PIECE), masks, strict=True)]
         return np.concatenate([np.empty(0, self.dtype), *pieces], dtype=self.dtype)

@@ -332,6 +332,7 @@ def _read_header(line: str, where: str) -> dict[str, str] | None:
         UserError: it names something else, or no ``eos``.
     """
     fields = line.split()[1:]
+    # A text whose most frequent word is #specials has such a first line, too.
     if not line.startswith(f"{HEADER} ") or not fields or "=" not in fields[-1]:
         return None
     roles = {role: word for role, _, word in (field.partition("=") for field in fields)}

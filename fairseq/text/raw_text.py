@@ -175,6 +175,7 @@ def _suffix(path: str) -> str:
 def _decompressed(raw: BinaryIO, path: str) -> Iterator[BinaryIO]:
     suffix = _suffix(path)
     if suffix == ".gz":
+        # The reader of gzip itself reports a missing end, and what follows it.
         with gzip.GzipFile(fileobj=raw) as file:
             yield cast(BinaryIO, io.BufferedReader(file))
     elif suffix == ".xz":
@@ -377,6 +378,7 @@ def check_raw(path: str) -> int:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
     except OSError as error:
+        # What `open_regular` raises for a pipe or a device.
         if error.errno == errno.EINVAL:
             raise UserError(
                 f"{path}: not a regular file; the text is read more than once, so save it to a file first"

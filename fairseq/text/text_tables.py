@@ -45,6 +45,7 @@ def table_files(path: str) -> list[str]:
     try:
         state: Any = parse_json(read_regular(folder / STATE))
         names = [entry["filename"] for entry in state["_data_files"]]
+        # Files of this folder only: a name could lead to any other.
         is_valid = all(isinstance(name, str) and name == Path(name).name for name in names)
         indices = state.get("_indices_files") or state.get("_indices_data_files")
     except OSError as error:
@@ -68,6 +69,7 @@ def table_rows(path: str, field: str) -> Iterator[tuple[list[str | None], int]]:
     """
     try:
         arrow: Any = importlib.import_module("pyarrow")
+        # Not imported with the package.
         importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise UserError(f"{path}: needs the package pyarrow; {EXTRA}") from None
@@ -117,6 +119,7 @@ def _check(arrow: Any, schema: Any, path: str, field: str) -> None:
     """Raise UserError unless *schema* has one column *field*, of text."""
     indices = schema.get_all_field_indices(field)
     kind = schema.types[indices[0]] if len(indices) == 1 else None
+    # A column of few different texts may be stored as numbers of them.
     if kind is not None and arrow.types.is_dictionary(kind):
         kind = kind.value_type
     if str(kind) not in ("string", "large_string", "string_view"):

@@ -42,6 +42,7 @@ class GPT2(LibrarySubwords):
 
     @functools.cached_property
     def _symbols(self) -> list[str]:
+        # The order of GPT-2's ids.
         return list(dict.fromkeys([*BYTES, *(first + second for first, second in self._merges)]))
 
     @functools.cached_property

@@ -170,5 +170,6 @@ def _names(decoder: Any) -> list[str]:
         return []
     inner = decoder.get("decoders")
     parts = [name for part in (inner if isinstance(inner, list) else []) for name in _names(part)]
+    # Files made of SentencePiece models replace its mark instead of naming Metaspace.
     marks = ["Metaspace"] if (decoder.get("type"), decoder.get("pattern")) == ("Replace", {"String": "▁"}) else []
     return [str(decoder.get("type")), *parts, *marks]
