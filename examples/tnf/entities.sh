@@ -5,7 +5,9 @@
 #   OUT      folder of corpus and runs (default: entities)
 #   SEEDS    seeds (default: "1 2 3")
 #   FORMS    none, centred, literal, or a form and λ, as literal:0.1 (default: "none centred literal")
-#   UPDATES  updates of 256 lines (default: 700), the last three sevenths of them without notes
+#   TYPES    hidden types of names, 0: every name has properties of its own (default: 0)
+#   UPDATES  updates of 256 lines (default: 700)
+#   UNTIL    update from which on no notes are read or taken, below UPDATES (default: four sevenths of UPDATES)
 #   EXTRA, DRY_RUN=1, SMALL=1  as for the other scripts
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -13,7 +15,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 read -r -a extra <<<"${EXTRA:-}"
 out=${OUT:-entities}
 updates=$(whole UPDATES "$(full_or_small 700 7)")
-until=$((updates * 4 / 7))
+until=$(whole UNTIL $((updates * 4 / 7)))
+((until < updates)) || fail "UNTIL=$until, UPDATES=$updates: notes must end before the training; lower UNTIL"
+types=${TYPES:-0}
+[[ $types =~ ^(0|[1-9][0-9]*)$ ]] || fail "TYPES=$types: must be a whole number"
 read -r -a seeds <<<"${SEEDS:-$(full_or_small "1 2 3" 1)}"
 read -r -a forms <<<"${FORMS:-none centred literal}"
 flags=(
@@ -24,7 +29,7 @@ flags=(
   --batch-size 256 --no-epoch-checkpoints --disable-validation
 )
 
-run python -m scripts.entity_corpus "$out/text" --entities "$(full_or_small 1500 200)"
+run python -m scripts.entity_corpus "$out/text" --entities "$(full_or_small 1500 200)" --types "$types"
 run python preprocess.py --only-source --trainpref "$out/text/train" --validpref "$out/text/valid" --destdir "$out/data" \
   --notes --note-min-count 16 --note-max-count 16
 

@@ -22,7 +22,7 @@ VARIABLES = (
     "CHECKPOINT", "DATA_BIN", "BPE_CODES", "GLUE", "TASKS", "SAVE_DIR", "SEEDS", "LRS", "EPOCHS", "GPUS", "PRECISION",
     "EXTRA", "DRY_RUN", "SMALL", "GLUE_URL", "DATA", "SIZE", "UPDATES", "UPDATE_FREQ", "OUT", "TRAIN", "VALID",
     "WORKERS", "NOTE_LAMBDA", "NOTE_GAMMA", "NOTE_HALF_WINDOW", "NOTE_MIN_COUNT", "NOTE_MAX_COUNT", "BPE_MERGES",
-    "MODEL", "FORMS", "NOTE_FORM",
+    "MODEL", "FORMS", "NOTE_FORM", "TYPES", "UNTIL",
 )  # fmt: skip
 
 
@@ -97,6 +97,8 @@ def test_wrong_variables_are_one_line() -> None:
         ("pretrain-bert.sh", {"GPUS": "3"}, "UPDATE_FREQ=8, GPUS=3: 256 rows"),
         ("compare-notes.sh", {"MODEL": "gpt"}, "MODEL=gpt: choose"),
         ("compare-notes.sh", {"UPDATES": "2000"}, "UPDATES=2000: must be more than 2500"),
+        ("entities.sh", {"TYPES": "many"}, "TYPES=many: must be"),
+        ("entities.sh", {"UNTIL": "700"}, "UNTIL=700, UPDATES=700: notes must end"),
     ]:
         result = run(script, **variables)
         assert result.returncode == 2 and result.stderr.startswith(message) and result.stderr.count("\n") == 1
@@ -136,14 +138,15 @@ def test_the_small_comparison_ends_with_losses_and_a_picture(tmp_path: Path) -> 
 
 
 def test_the_models_of_entities_differ_in_seeds_and_notes_which_end_before_the_training_does() -> None:
-    result = run("entities.sh", DRY_RUN=1, SEEDS="1 2", FORMS="none literal:0.1", UPDATES=70)
+    result = run("entities.sh", DRY_RUN=1, SEEDS="1 2", FORMS="none literal:0.1", UPDATES=70, UNTIL=30, TYPES=16)
+    assert " --entities 1500 --types 16\n" in result.stdout
     trained = commands(result, "train.py")
     assert [(each.arch, each.seed, each.max_update) for each in trained] == [
-        (arch, seed, updates) for seed in (1, 2) for arch in ("bert_tiny", "tnf_bert_tiny") for updates in (40, 70)
+        (arch, seed, updates) for seed in (1, 2) for arch in ("bert_tiny", "tnf_bert_tiny") for updates in (30, 70)
     ]
     noted = [each for each in trained if each.arch == "tnf_bert_tiny"]
     assert [(each.note_form, each.note_lambda, each.note_until) for each in noted] == [
-        ("literal", 0.1, until) for until in (None, 40, None, 40)
+        ("literal", 0.1, until) for until in (None, 30, None, 30)
     ]
     names = {name for name in vars(trained[0]) for each in trained if vars(each).get(name) != vars(trained[0])[name]}
     assert names <= {"arch", "seed", "save_dir", "max_update"}
