@@ -32,12 +32,16 @@ class Line:
 
     Attributes:
         megabytes: read per step: weights of layers and output layer, and the cache; 0 if unknown.
+        gigaflops: of the step's matrix products, 2 operations a weight and row.
+        precision: of these products; int8 weights are widened to float32.
         speeds: tokens per second, one number per turn.
     """
 
     name: str
     rows: int
     megabytes: float
+    gigaflops: float = 0
+    precision: str = "fp32"
     speeds: list[float] = field(default_factory=list)
 
     @property
@@ -54,13 +58,15 @@ def measure(
     There are at least three turns; each measures the bandwidth, too.
 
     Returns:
-        ``lines``, and ``bandwidth``, the median in GB/s.
+        ``lines``, ``bandwidth``, the median in GB/s, and ``products``, large matrix products in GFLOP/s by precision.
     """
     contenders: list[tuple[Line, Callable[[], None]]] = []
     for rows in streams:
         for name, (dtype, int8, size) in PRECISIONS.items():
             reader = Reader(model, dtype, int8=int8)
-            line = Line(name, rows, step_bytes(model, rows, size, 4 if dtype is None else 2) / 1e6)
+            megabytes = step_bytes(model, rows, size, 4 if dtype is None else 2) / 1e6
+            gigaflops = 2 * rows * _weights(model) / 1e9
+            line = Line(name, rows, megabytes, gigaflops, "fp32" if dtype is None else name)
             contenders.append((line, _ours(reader, rows, vocabulary)))
         other = _gpt2(model, rows, vocabulary, device)
         if other is not None:
@@ -78,7 +84,11 @@ def measure(
                 line.speeds.append(line.rows * TOKENS / (time.perf_counter() - start))
         turns += 1
     lines = [{**asdict(line), "median": line.median} for line, _ in contenders]
-    return {"lines": lines, "bandwidth": sorted(bandwidths)[len(bandwidths) // 2], "turns": turns}
+    products = {
+        name: machine.matrix_product(device, dtype)
+        for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
+    }
+    return {"lines": lines, "bandwidth": sorted(bandwidths)[len(bandwidths) // 2], "products": products, "turns": turns}
 
 
 def step_bytes(model: Any, rows: int, weight_size: float, cache_size: float) -> float:
@@ -86,27 +96,41 @@ def step_bytes(model: Any, rows: int, weight_size: float, cache_size: float) -> 
 
     The matrices of the layers and of the whole output layer count once, the cache once for each row.
     """
-    layers, output = model.decoder.layers, model.output_layer
-    weights = sum(p.numel() for p in {*layers.parameters(), *output.parameters()} if p.dim() == 2)
+    layers = model.decoder.layers
     segment, memory = model.cfg.tokens_per_sample, model.memory_length
     spans = [position if position < segment else memory + position % segment for position in range(TOKENS)]
     attention = layers[0].self_attn
-    held = 2 * len(layers) * attention.num_heads * attention.head_dim * sum(spans) / len(spans)
-    return weights * weight_size + rows * held * cache_size
+    past = 2 * len(layers) * attention.num_heads * attention.head_dim * sum(spans) / len(spans)
+    return _weights(model) * weight_size + rows * past * cache_size
+
+
+def _weights(model: Any) -> int:
+    """Elements of the matrices that a step reads."""
+    parts = *model.decoder.layers.parameters(), *model.output_layer.parameters()
+    return sum(p.numel() for p in {*parts} if p.dim() == 2)
 
 
 def table(result: dict[str, Any]) -> str:
     """The result as Markdown."""
     gpt2 = {line["rows"]: line["median"] for line in result["lines"] if "GPT-2" in line["name"]}
     rows = [
-        f"Generation, top-k {TOP_K}, {TOKENS} tokens a text; one streaming read: {result['bandwidth']:.0f} GB/s\n",
-        "| | streams | tokens/s | MB a step | floor, tokens/s | share of the floor | × GPT-2 |",
-        "|---|---|---|---|---|---|---|",
+        f"Generation, top-k {TOP_K}, {TOKENS} tokens a text; one streaming read: {result['bandwidth']:.0f} GB/s; large "
+        + ", ".join(f"{name} products: {speed:.0f} GFLOP/s" for name, speed in result["products"].items())
+        + "\n",
+        "| | streams | tokens/s | MB a step | MFLOP a step | floor, tokens/s | of | share of the floor | × GPT-2 |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for line in result["lines"]:
         speed, count, size = line["median"], line["rows"], line["megabytes"]
-        floor = count * result["bandwidth"] * 1e3 / size if size else 0
-        cells = [f"{size:.1f}", f"{floor:,.0f}", f"{speed / floor:.0%}"] if size else ["", "", ""]
+        cells = [""] * 5
+        if size:
+            seconds = {
+                "bytes": size / 1e3 / result["bandwidth"],
+                "products": line["gigaflops"] / result["products"][line["precision"]],
+            }
+            bound = max(seconds, key=seconds.__getitem__)
+            floor = count / seconds[bound]
+            cells = [f"{size:.1f}", f"{line['gigaflops'] * 1e3:.0f}", f"{floor:,.0f}", bound, f"{speed / floor:.0%}"]
         times = f"{speed / gpt2[count]:.1f}" if count in gpt2 else "–"
         rows.append(f"| {line['name']} | {count} | {speed:,.0f} | {' | '.join(cells)} | {times} |")
     return "\n".join(rows)
