@@ -4,6 +4,7 @@
     python -m benchmarks.time_to_quality OUT --data data-bin/novels --seeds 1,2,3
     python -m benchmarks.time_to_quality OUT --rows 'muon;+muon' --seeds 4          # these rows only; --list names all
     python -m benchmarks.time_to_quality OUT --clock 240                            # the time of an update of each row
+    python -m benchmarks.time_to_quality OUT --baseline wsd@5e-3 --rows muon        # without the runs of the grid
     python -m benchmarks.time_to_quality OUT --row 'wide@0.9: --decoder-ffn-embed-dim 1024'   # a row of your own
 
 The baseline is the model of Baevski & Auli (2019) at one length, in fp32, by Adam; its schedule and batch (``GRID``)
@@ -287,6 +288,14 @@ def measure(
     }
 
 
+def _tuned(text: str) -> tuple[Row, str]:
+    known = {row.name: row for row in GRID}
+    name, _, rate = text.rpartition("@")
+    if name not in known or not _number(rate):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected SCHEDULE@RATE, a schedule of: {'; '.join(known)}")
+    return known[name], rate
+
+
 def _row(text: str) -> Row:
     match = re.fullmatch(r"([^:@]+)(?:@([\d.]+))?:\s*(.*)", text)
     if match is None:
@@ -335,6 +344,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--data", type=Path, help="folder made by fairseq-preprocess (default: the demo's corpus)")
     parser.add_argument("--size", choices=SIZES, default="small", help="model and length of training (default: small)")
     parser.add_argument("--updates", type=_whole, help="of the baseline (default: the size's)")
+    parser.add_argument(
+        "--baseline",
+        type=_tuned,
+        metavar="SCHEDULE@RATE",
+        help="the grid's best, if it is known (default: run the grid)",
+    )
     parser.add_argument("--rows", help="names of rows, with semicolons between them (default: all)")
     parser.add_argument("--row", type=_row, action="append", default=[], help="NAME[@SHARE]: FLAGS, a row of your own")
     parser.add_argument("--seeds", type=_seeds, default=[1, 2, 3], help="seeds of every row (default: 1,2,3)")
@@ -359,7 +374,7 @@ def main(argv: list[str] | None = None) -> None:
     except (OSError, json.JSONDecodeError) as error:
         parser.error(f"{args.out}: {error}; give a new folder, or that of earlier runs")
     size = replace(SIZES[args.size], updates=args.updates or SIZES[args.size].updates)
-    tuned, rate = tune(runs, size)
+    tuned, rate = args.baseline or tune(runs, size)
     chosen = [tuned.under(row) for row in [BASELINE, *(row for row in chosen if row != BASELINE)]]
     if args.clock is not None:
         clock(runs, chosen, size, args.clock)
