@@ -186,8 +186,11 @@ def test_the_benchmark_trains_what_is_not_there_and_prints_the_table(
     assert len(in_process) == 8 and in_process[-1][-2:] == ["--activation-fn", "gelu"]
     assert "| mine | 2 | " in (tmp_path / "table.md").read_text()
 
+    known = [str(tmp_path / "known"), *command[1:-1], "baseline", "--baseline", "cosine@1e-2", "--seeds", "1"]
+    time_to_quality.main(known)
+    assert len(in_process) == 9, "no grid"
     time_to_quality.main([*command[:-1], "baseline", "--clock", "0"])
-    assert len(in_process) == 9 and "--max-update 48" in " ".join(in_process[-1])
+    assert len(in_process) == 10 and "--max-update 48" in " ".join(in_process[-1])
     (line,) = [json.loads(line) for line in (tmp_path / "clock.jsonl").read_text().splitlines()]
     assert line["row"] == "baseline" and line["seconds"][0] > 0
     (tmp_path / "clock.jsonl").write_text('{"row": "baseline", "seconds": [1.0]}\n')
@@ -202,6 +205,8 @@ def test_rows_are_listed_and_unknown_ones_refused(tmp_path: Path, capsys: pytest
         "--rows muons": "no row 'muons'",
         "--row muons": "expected NAME: FLAGS",
         "--row a@1.1.1:": "'1.1.1': expected a number of at least 0",
+        "--baseline cosin@1": "'cosin@1': expected SCHEDULE@RATE, a schedule of: cosine; wsd;",
+        "--baseline cosine@0": "'cosine@0': expected SCHEDULE@RATE",
         "--clock -1": "'-1': expected a number of at least 0",
         "--clock nan": "'nan': expected a number of at least 0",
         "--updates 0": "'0': expected a whole number above 0",
