@@ -44,8 +44,9 @@ step() {
   if [[ -n ${DRY_RUN:-} ]]; then
     run "${@:2}"
   else
-    local TIMEFORMAT="$1"$'\t%R\t%U'
-    { time run "${@:2}" 2>&3; } 3>&2 2>>"$out/seconds.tsv"
+    local TIMEFORMAT="$1"$'\t%R\t%U' status=0
+    { time run "${@:2}" 2>&3 || status=$?; } 3>&2 2>>"$out/seconds.tsv"
+    return "$status"
   fi
 }
 
@@ -56,6 +57,7 @@ texts() {
   files=("$path")
   [[ ! -d $path ]] || files=("${path%/}"/*)
   [[ -e ${files[0]} ]] || fail "$1=$path: the folder is empty; give raw texts"
+  [[ ${files[*]} != *,* ]] || fail "$1=$path: a comma in the name of a file; rename it, because commas stand between names"
   local IFS=,
   echo "${files[*]}"
 }
