@@ -17,6 +17,7 @@ from fairseq.hub import MaskedLanguageModel
 from fairseq.inference.loading import load_models
 from fairseq.interop.fairseq.encoders import FILES, Numbered
 from fairseq.interop.fairseq.hub_utils import check_splitters, located
+from fairseq.interop.fairseq.layers import init_bert_params as init_bert_params
 from fairseq.interop.fairseq.modules import check_hooks
 from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder
 from fairseq.models.heads import ClassificationHead, MaskedLMHead
