@@ -128,11 +128,17 @@ class _Values(TorchDispatchMode):
         return None if name == "aten::_fused_sgd_" else func(*args, **kwargs)
 
 
+@functools.cache
+def _fake_tensors() -> FakeTensorMode:
+    # One of the process: tensors that modules cache outlive a step.
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
 @contextlib.contextmanager
-def shapes_only(mode: FakeTensorMode | None = None) -> Iterator[FakeTensorMode]:
-    """Context in which operators compute shapes only; *mode* is what an earlier one gave, to use its tensors."""
-    with mode or FakeTensorMode(allow_non_fake_inputs=True) as mode, _Values():
-        yield mode
+def shapes_only() -> Iterator[None]:
+    """Context in which operators compute shapes only."""
+    with _fake_tensors(), _Values():
+        yield
 
 
 @contextlib.contextmanager

@@ -1,12 +1,13 @@
 """Prediction of a training step's time on a GPU, kernel by kernel, from shapes: no GPU is needed and none is used.
 
-    python -m benchmarks.roofline [ARCH ...] [--gpu H100 ...] [--precision bf16] [--top N] [--json FILE]
+    python -m benchmarks.roofline [ARCH ...] [--gpu H100 ...] [--precision bf16] [--compile] [--top N] [--json FILE]
 
 One step of each architecture runs on a fake GPU (``benchmarks/fake_gpu.py``). A kernel takes the longest of its
 operations at 70% of the GPU's peak, its bytes at 80% of the bandwidth, and 2.5 µs. What this leaves out: caches between
 kernels, sums of many rows into one, communication, and the host, which is assumed to be ahead of the GPU.
 
-The third step is counted, in which a memory is full. The ceiling is the matrix products and attention at the peak.
+With ``--compile`` layers are counted as torch.compile would fuse them, too (``benchmarks/compiled.py``). The third step
+is counted, in which a memory is full. The ceiling is the matrix products and attention at the peak.
 """
 
 from __future__ import annotations
@@ -16,24 +17,23 @@ import json
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import flop_registry
 
 from benchmarks import encoders, fake_gpu, language_model
 from benchmarks.gpu import MODELS, PRECISIONS, SMALL
+from benchmarks.launches import PARTS, Launches
 from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.models.loading import layers_of
 from fairseq.system import provenance
 from fairseq.tasks import setup_task
 from fairseq.training.trainer import Trainer
@@ -52,155 +52,43 @@ GPUS = {
     "V100": ("Tesla V100-SXM2-32GB", 0.9e12),
     "T4": ("Tesla T4", 0.32e12),
 }
-PARTS = ("matmul", "attention", "layers", "loss", "optimizer")
-OF_PEAK, OF_BANDWIDTH, SHORTEST = 0.7, 0.8, 2.5e-6
 WORDS, ENCODER_WORDS = 267_744, 30_522
 
-_NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh"}
-_NO_KERNEL |= {"_unsafe_view", "_reshape_alias", "set_", "resize_", "device", "_local_scalar_dense"}
-_NOT_READ = {"fill_", "zero_", "copy_", "uniform_", "normal_", "bernoulli_"}  # their first argument
-_ROWS = {"embedding", "index_select", "gather", "index"}
-_ADDED_ROWS = {"scatter_add_", "scatter_add", "index_add_", "index_add", "index_put_", "_index_put_impl_"}
 
+def trace_step(args: argparse.Namespace, compiled: bool = False, steps: int = 3) -> tuple[Launches, int]:
+    """The launches of the last of *steps* updates of a run with the settings *args*, and the tokens it reads.
 
-@dataclass(frozen=True)
-class Kernel:
-    """One launch.
-
-    Attributes:
-        name: the operator.
-        part: one of :data:`PARTS`.
-        flops, bytes: what it computes, and what it reads and writes.
+    Args:
+        compiled: count layers as ``--compile`` compiles them.
     """
-
-    name: str
-    part: str
-    flops: float
-    bytes: float
-
-    def seconds(self, flops: float, bandwidth: float) -> float:
-        """The predicted time at a peak of *flops* and a *bandwidth* in bytes per second."""
-        return max(self.flops / (OF_PEAK * flops), self.bytes / (OF_BANDWIDTH * bandwidth), SHORTEST)
-
-
-class Launches(TorchDispatchMode):
-    """The kernels of what runs inside, the part they belong to, and how often the host waits for the device."""
-
-    def __init__(self, device: str = fake_gpu.NAME) -> None:
-        super().__init__()
-        self.device = device
-        self.part = "layers"
-        self.kernels: list[Kernel] = []
-        self.waits = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = func._schema.name.partition("::")[2]
-        if name == "_local_scalar_dense" and args[0].device.type == self.device:
-            self.waits += 1
-        out = func(*args, **kwargs)
-        tensors = _tensors([*args, *kwargs.values(), out])
-        on_gpu = [tensor.device.type == self.device for tensor in tensors]
-        copies = name in ("_to_copy", "copy_") and not all(on_gpu)  # by the copy engine
-        if any(on_gpu) and not copies and name not in _NO_KERNEL and not func.is_view:
-            part = _part(name, func)
-            self.kernels += [Kernel(name, part or self.part, *cost) for cost in _costs(name, func, args, kwargs, out)]
-        return out
-
-
-def _part(name: str, func: Any) -> str | None:
-    if "attention" in name:
-        return "attention"
-    return "matmul" if func.overloadpacket in flop_registry else None
-
-
-def _costs(name: str, func: Any, args: Any, kwargs: Any, out: Any) -> Iterator[tuple[float, float]]:
-    """Operations and bytes of each kernel of an operator; CUDA's operators are one kernel, but for those named here."""
-    read, written = _traffic(name, func, args, kwargs, out)
-    flops = 0.0
-    if func.overloadpacket in flop_registry:
-        flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=out) * _visible(name, func, args, kwargs)
-    first = _size(args[0]) if args and isinstance(args[0], Tensor) else 0.0
-    if name == "logsumexp":  # maximum, difference, exponential, sum; then the logarithm and the maximum again
-        yield from ((0.0, factor * first) for factor in (1, 2, 2, 1))
-        yield from ((0.0, 3 * written) for _ in range(2))
-    elif name == "native_layer_norm_backward":  # for the input, then for gain and bias
-        yield 0.0, read + _size(out[0])
-        yield 0.0, read
-    elif name == "embedding_dense_backward":  # zeros, a sort of the indices in some six passes, sums of rows
-        yield 0.0, written
-        yield from ((0.0, 4 * _size(args[1])) for _ in range(6))
-        yield 0.0, 2 * first
-    elif name in _ROWS:
-        yield 0.0, 2 * written
-    elif name in _ADDED_ROWS:
-        yield 0.0, 3 * sum(_size(x) for x in _tensors(args[1:]))
-    else:
-        yield flops, read + written
-
-
-def _traffic(name: str, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[float, float]:
-    """Bytes that are read and written."""
-    skip_first = name in _NOT_READ or name.startswith("new_") or name.endswith("_like") or kwargs.get("beta") == 0
-    read = written = 0.0
-    for number, argument in enumerate(func._schema.arguments):
-        value = kwargs.get(argument.name) if argument.kwarg_only or number >= len(args) else args[number]
-        size = sum(map(_size, _tensors(value)))
-        changed = argument.alias_info is not None and argument.alias_info.is_write
-        if name.startswith("_fused_") and argument.name == "grads":
-            changed = kwargs.get("grad_scale") is not None
-        written += size if changed else 0
-        read += 0 if argument.is_out or (number == 0 and skip_first) else size
-    fresh = [value for value, r in zip(_listed(out), func._schema.returns, strict=False) if r.alias_info is None]
-    return read, written + sum(map(_size, _tensors(fresh)))
-
-
-def _visible(name: str, func: Any, args: Any, kwargs: Any) -> float:
-    """The share of the scores that causal attention computes; the last query stands at the last key."""
-    named = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    if "attention" not in name or not named.get("is_causal"):
-        return 1.0
-    queries, keys = named["query"].size(2), named["key"].size(2)
-    return (keys - queries + (queries + 1) / 2) / keys
-
-
-def _listed(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
-    return [value] if isinstance(value, Tensor) else []
-
-
-def _size(tensor: Tensor) -> float:
-    """Bytes of *tensor* in memory; what is broadcast counts once."""
-    shape = zip(tensor.shape, tensor.stride(), strict=True)
-    return float(np.prod([n for n, stride in shape if stride] or [min(tensor.numel(), 1)])) * tensor.element_size()
-
-
-def trace_step(args: argparse.Namespace, steps: int = 3) -> tuple[Launches, int]:
-    """The launches of the last of *steps* updates of a run with the settings *args*, and the tokens it reads."""
     settings = training_settings(args)
     device = fake_gpu.device()
     task = setup_task(settings)
-    with fake_gpu.shapes_only() as mode:
+    with fake_gpu.shapes_only():
         model, criterion = task.build_model(settings), task.build_criterion(settings)
         for module in (model, criterion):
             fake_gpu.move(module)
     # On the host, with values: how many tokens fall into each band depends on them.
     iterator = iter(task.iterator("train", model, criterion, training=True, device=torch.device("cpu")))
     samples = [next(iterator) for _ in range(steps)]
-    with fake_gpu.shapes_only(mode):
+    with fake_gpu.shapes_only():
         trainer = Trainer.from_settings(settings, task, model, criterion, World(device=device))
+        layers = _compiled(model) if compiled else None
         for sample in samples:
             on_gpu: Any = tree_map_only(Tensor, lambda tensor: tensor.to(device), sample)
             with Launches() as launches, fake_gpu.autocast_cache():
+                if layers is not None:
+                    layers.launches = launches
                 _mark_parts(trainer, launches)
                 trainer.train_step([on_gpu])
     assert sample is not None
     return launches, int(sample["ntokens"])
+
+
+def _compiled(model: Any) -> Any:
+    from benchmarks.compiled import CompiledLayers  # loads torch's compiler, for a second or two
+
+    return CompiledLayers(layers_of(model))
 
 
 def _mark_parts(trainer: Trainer, launches: Launches) -> None:
@@ -302,22 +190,28 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         parts = " | ".join(f"{result['milliseconds'][part]:.1f}" for part in PARTS)
         rest = f"{result['total']:.1f} | {result['share']:.0%} | {result['tokens_per_second']:,.0f}"
         counts = f"{result['kernels']:,} | {result['waits']}"
-        lines.append(
-            f"| {result['arch']}, {result['tokens']:,} tokens | {result['gpu']} | {parts} | {rest} | {counts} |"
-        )
+        name = f"{result['arch']}, {result['tokens']:,} tokens{', compiled' * result['compile']}"
+        lines.append(f"| {name} | {result['gpu']} | {parts} | {rest} | {counts} |")
     return "\n".join(lines)
 
 
-def predictions(cases: Sequence[tuple[str, str]], gpus: Sequence[str], data: Path | None) -> list[dict[str, Any]]:
-    """The predictions of *cases*, architectures with a precision, on *gpus*; *data* as ``--data``."""
+def predictions(
+    cases: Sequence[tuple[str, str]], gpus: Sequence[str], data: Path | None, modes: Sequence[bool] = (False,)
+) -> list[dict[str, Any]]:
+    """The predictions of *cases*, architectures with a precision, on *gpus*, in each of *modes*: whether compiled.
+
+    *data* as ``--data``.
+    """
     results = []
     with tempfile.TemporaryDirectory() as folder:
         if data is None:
             make_data(Path(folder))
         for arch, precision in cases:
             corpus = data or Path(folder) / ("encoder" if "bert" in arch else "causal")
-            launches, tokens = trace_step(command(arch, corpus, precision))
-            results += [{"arch": arch, **predict(launches, tokens, gpu, precision)} for gpu in gpus]
+            for compiled in modes:
+                launches, tokens = trace_step(command(arch, corpus, precision), compiled)
+                about = {"arch": arch, "compile": compiled}
+                results += [{**about, **predict(launches, tokens, gpu, precision)} for gpu in gpus]
     return results
 
 
@@ -327,6 +221,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("arch", nargs="*", default=list(MODELS), help="architectures (default: the published models)")
     parser.add_argument("--gpu", nargs="+", choices=GPUS, default=["H100"], help="GPUs (default: H100)")
     parser.add_argument("--precision", choices=PRECISIONS, default="bf16", help="of the step (default: bf16)")
+    parser.add_argument("--compile", action="store_true", help="also predict compiled layers, as of --compile")
     parser.add_argument("--data", type=Path, metavar="DATA-BIN", help="corpus (default: words as in WikiText-103)")
     parser.add_argument("--top", type=int, default=0, metavar="N", help="also list the N operators with most time")
     parser.add_argument("--measured", type=Path, metavar="FILE", help="print the results of benchmarks.gpu beside")
@@ -342,7 +237,8 @@ def main(argv: list[str] | None = None) -> None:
             return
         for gpu in args.gpu:
             speeds(gpu, args.precision)
-        results = predictions([(arch, args.precision) for arch in args.arch], args.gpu, args.data)
+        modes = (False, True) if args.compile else (False,)
+        results = predictions([(arch, args.precision) for arch in args.arch], args.gpu, args.data, modes)
     except (UserError, OSError) as error:
         print(f"python -m benchmarks.roofline: {getattr(error, 'with_flags', error)}", file=sys.stderr)
         sys.exit(2)

@@ -161,7 +161,8 @@ class TransformerLayer(nn.Module):
             The output [B, T, C], and the part of a memory that *x* makes [B, T, C].
         """
         attention_input = self.attention_input(x)
-        remembered = x if self.remember_input and self.normalize_before else attention_input
+        # Detached here: a compiled layer would add a gradient of zeros to its input's.
+        remembered = (x if self.remember_input and self.normalize_before else attention_input).detach()
         if skip:
             return x, remembered
         if self.remember_input and memory is not None:

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 from runs import ROOT
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks import roofline
+from benchmarks.launches import Kernel, Launches
 from fairseq.modules import fused
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.output_layer import linear_cross_entropy
@@ -23,18 +25,24 @@ DATA = "tests/golden/language_model/data-bin"
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The prediction for a small Shortformer; in a process of its own, in which torch has one device more."""
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The predictions for a small Shortformer, eager and compiled, of a process in which torch has one device more."""
     path = tmp_path_factory.mktemp("roofline") / "out.json"
-    arguments = ["shortformer_tiny", "--data", DATA, "--json", str(path)]
+    arguments = ["shortformer_tiny", "--data", DATA, "--compile", "--json", str(path)]
     subprocess.run([sys.executable, "-m", "benchmarks.roofline", *arguments], cwd=ROOT, check=True, capture_output=True)
-    return json.loads(path.read_text())[0]
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def result(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """The prediction without ``--compile``."""
+    return results[0]
 
 
 def test_a_kernel_takes_the_longest_of_operations_bytes_and_launch() -> None:
-    assert roofline.Kernel("", "matmul", 7e11, 1e3).seconds(1e12, 1e12) == pytest.approx(1.0)
-    assert roofline.Kernel("", "layers", 7e10, 8e11).seconds(1e12, 1e12) == pytest.approx(1.0)
-    assert roofline.Kernel("", "layers", 1.0, 1.0).seconds(1e12, 1e12) == 2.5e-6
+    assert Kernel("", "matmul", 7e11, 1e3).seconds(1e12, 1e12) == pytest.approx(1.0)
+    assert Kernel("", "layers", 7e10, 8e11).seconds(1e12, 1e12) == pytest.approx(1.0)
+    assert Kernel("", "layers", 1.0, 1.0).seconds(1e12, 1e12) == 2.5e-6
 
 
 def test_an_update_waits_once(result: dict[str, Any]) -> None:
@@ -62,6 +70,36 @@ def test_operations_of_attention_are_those_of_the_keys_that_are_read(result: dic
     assert sum(sums[1] for sums in result["operators"]["attention"].values()) == 2 * (4 + 10) * read * 64
 
 
+def test_compiled_layers_compute_the_same_products_and_move_less(results: list[dict[str, Any]]) -> None:
+    eager, compiled = results
+    assert [r["compile"] for r in results] == [False, True]
+    assert eager["operators"]["attention"] == compiled["operators"]["attention"]
+    for part in ("matmul", "loss", "optimizer"):
+        for of in (0, 1, 2):
+            assert sum(x[of] for x in eager["operators"][part].values()) == pytest.approx(
+                sum(x[of] for x in compiled["operators"][part].values())
+            )
+    moved = [sum(x[2] for x in r["operators"]["layers"].values()) for r in results]
+    assert moved[1] < moved[0] and compiled["kernels"] < eager["kernels"]
+    assert "zeros" not in compiled["operators"]["layers"]  # as gradient of what is remembered
+
+
+def test_what_a_compiler_fuses_reads_inputs_and_writes_results_once() -> None:
+    from benchmarks.compiled import kernels_of  # loads torch's compiler
+
+    def function(x: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = (x @ weight).relu() * 2
+        y = h - h.sum(1, keepdim=True)
+        return y @ weight, y.sum(0)
+
+    x, weight = torch.empty(16, 8), torch.empty(8, 8)
+    kernels = kernels_of(make_fx(function, tracing_mode="fake")(x, weight).graph)
+    of_x, of_weight, row = 16 * 8 * 4, 8 * 8 * 4, 8 * 4
+    assert sorted((kernel.name, kernel.bytes) for kernel in kernels) == [
+        ("fused", 2 * of_x), *[("mm", 2 * of_x + of_weight)] * 2, ("sum over rows", of_x + row)
+    ]  # fmt: skip
+
+
 def test_a_precision_that_a_gpu_lacks_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
         roofline.main(["--gpu", "H100", "V100", "--precision", "bf16"])
@@ -82,7 +120,7 @@ def test_the_loss_moves_at_most_29_bytes_a_logit_in_bf16(monkeypatch: pytest.Mon
     monkeypatch.setattr(fused, "kernels", lambda *tensors: None)  # as on GPUs
     rows, words, channels = 256, 512, 4
     hidden, weight = torch.randn(rows, channels, requires_grad=True), torch.randn(words, channels, requires_grad=True)
-    with roofline.Launches("cpu") as launches, torch.autocast("cpu", dtype=torch.bfloat16):
+    with Launches("cpu") as launches, torch.autocast("cpu", dtype=torch.bfloat16):
         linear_cross_entropy(hidden, weight, torch.randint(words, (rows,)))
     assert 28 < sum(kernel.bytes for kernel in launches.kernels) / (rows * words) < 29
 
@@ -91,7 +129,7 @@ def test_the_loss_moves_at_most_29_bytes_a_logit_in_bf16(monkeypatch: pytest.Mon
 def test_a_layer_casts_its_input_once_for_all_projections_and_remembers_that(pre_norm: bool) -> None:
     layer = TransformerLayer(SelfAttention(8, 2), 8, 8, normalize_before=pre_norm, remember_input=not pre_norm)
     x = torch.randn(2, 5, 8)
-    with roofline.Launches("cpu") as launches, torch.autocast("cpu", dtype=torch.bfloat16):
+    with Launches("cpu") as launches, torch.autocast("cpu", dtype=torch.bfloat16):
         _, remembered = layer(x)
     casts = [k for k in launches.kernels if k.name == "_to_copy" and k.bytes == x.numel() * 6]
     assert len(casts) == 2  # of attention and of the feed-forward network
@@ -100,10 +138,10 @@ def test_a_layer_casts_its_input_once_for_all_projections_and_remembers_that(pre
 
 def test_scores_by_distance_are_shifted_in_one_pass_on_gpus_and_one_going_back() -> None:
     raw = torch.empty(2, 3, 4, 9, device="meta", requires_grad=True)
-    with roofline.Launches("meta") as launches:
+    with Launches("meta") as launches:
         shifted = shift(raw, torch.empty(4, 9, device="meta"))
     assert [kernel.name for kernel in launches.kernels] == ["add"]
-    with roofline.Launches("meta") as launches:
+    with Launches("meta") as launches:
         shifted.backward(torch.empty_like(shifted))
     assert [k.name for k in launches.kernels if k.bytes > raw.numel() * 4] == ["copy_"]
 
