@@ -2,6 +2,7 @@
 standard library, NumPy and PyTorch, in WikiText's format.
 
     fairseq-demo-corpus DIR        # DIR/pydoc.train.tokens, DIR/pydoc.valid.tokens, DIR/pydoc.test.tokens
+    fairseq-demo-corpus DIR --packages numpy,scipy,sympy,torch --rare-words     # larger, for subwords
 
 A topic or a module is an article, a docstring with some prose is a section of it, a paragraph is a line. Sources are
 parsed, never imported. The output is deterministic for one installation.
@@ -176,10 +177,10 @@ def topic(name: str, text: str) -> Article:
     return Article(name, sections)
 
 
-def sources() -> list[tuple[str, Path]]:
-    """(dotted name, file) of each module to read, in order."""
+def sources(packages: Iterable[str] = PACKAGES) -> list[tuple[str, Path]]:
+    """(dotted name, file) of each module of the standard library and of *packages* that are installed, in order."""
     roots = [("", Path(sysconfig.get_path("stdlib")))]
-    for package in PACKAGES:
+    for package in packages:
         spec = importlib.util.find_spec(package)
         if spec is not None and spec.origin is not None:
             roots.append((package, Path(spec.origin).parent))
@@ -304,11 +305,12 @@ def split(articles: list[Article]) -> dict[str, list[Article]]:
     return parts
 
 
-def collect(max_words: int | None = None) -> list[Article]:
+def collect(max_words: int | None = None, packages: Iterable[str] = PACKAGES) -> list[Article]:
     """All articles of this installation, topics first; stop after the one that reaches *max_words* words."""
+    files = sources(packages)
     with ProcessPoolExecutor() as pool:
         # A pool would read all sources before the first ones reach the limit.
-        modules = map(module, sources()) if max_words else pool.map(module, sources(), chunksize=16)
+        modules = map(module, files) if max_words else pool.map(module, files, chunksize=16)
         articles = []
         for article in unique(chain(topics(), modules)):
             articles.append(article)
@@ -317,14 +319,16 @@ def collect(max_words: int | None = None) -> list[Article]:
     return articles
 
 
-def write(parts: dict[str, list[Article]], destdir: Path) -> None:
-    """Write the splits with ``<unk>`` for rare words of the training text, and print their sizes."""
+def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = False) -> None:
+    """Write the splits, with ``<unk>`` for rare words unless *rare_words* stay as they are, and print their sizes."""
     tokenize = Tokenizer()
     lines = {
         name: [line for article in articles for line in layout(article, tokenize)] for name, articles in parts.items()
     }
     counts = Counter(chain.from_iterable(lines["train"]))
     known = {word for word, count in counts.items() if count >= MIN_COUNT}
+    if rare_words:
+        known = set(chain.from_iterable(chain.from_iterable(lines.values())))
     destdir.mkdir(parents=True, exist_ok=True)
     for name, articles in parts.items():
         path = destdir / f"pydoc.{name}.tokens"
@@ -334,17 +338,25 @@ def write(parts: dict[str, list[Article]], destdir: Path) -> None:
         tokens = sum(map(len, lines[name])) + len(lines[name])
         unknown = sum(word not in known for line in lines[name] for word in line)
         print(f"{path}: {len(articles):,} articles, {tokens:,} tokens, {unknown / tokens:.1%} <unk>")
-    print(f"vocabulary: {len(known):,} words that occur {MIN_COUNT} times or more in the training text")
+    which = "words" if rare_words else f"words that occur {MIN_COUNT} times or more in the training text"
+    print(f"vocabulary: {len(known):,} {which}")
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__ or "", settings_file=False)
     parser.add_argument("destdir", type=folder_path, metavar="DIR", help="folder for the three files")
     parser.add_argument("--max-words", type=int, metavar="N", help="stop after the article that reaches N words")
+    help = f"packages to read besides the standard library (default: {','.join(PACKAGES)})"
+    parser.add_argument("--packages", default=",".join(PACKAGES), metavar="NAMES", help=help)
+    parser.add_argument("--rare-words", action="store_true", help="keep rare words, for subwords (default: <unk>)")
     args = parser.parse_args(argv)
     check_words(args.max_words)
+    packages = [name for name in args.packages.split(",") if name]
+    for name in packages:
+        if not name.isidentifier() or importlib.util.find_spec(name) is None:
+            raise UserError(f"--packages {name}: is not installed; install it, or leave it out")
     prepare_folder("DIR", args.destdir)
-    write(split(collect(args.max_words)), args.destdir)
+    write(split(collect(args.max_words, packages)), args.destdir, args.rare_words)
 
 
 cli_main = command(main, logs=False)

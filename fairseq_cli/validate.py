@@ -41,7 +41,7 @@ from fairseq.logging.figures import Meter
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.notes.control import control_figures, distance_table, mark_distances
+from fairseq.notes.control import CONTROLS, control_figures, distance_table, mark_distances, without_rare_words
 from fairseq.notes.state import dictionary_of
 from fairseq.system.files import atomic_files
 from fairseq.system.provenance import about_run
@@ -60,7 +60,7 @@ class ValidateConfig(ShardConfig, FrequencyConfig):
     """Model: settings of ``fairseq-validate``."""
 
     keep_notes: bool = flag(False, "read notes of rare words; losses by distance, and of two controls")
-    rare_words: bool = flag(False, "losses over rare words of notes.txt, and by distance to them")
+    rare_words: bool = flag(False, "losses over rare words of notes.txt, by distance to them, and with them hidden")
     results_path: str | None = flag(None, "folder for results.json, and plots of `by_frequency`", metavar="DIR")
 
 
@@ -202,6 +202,11 @@ def _validate(
             words[notes] = _word_losses(meter, blocks, task, run)
         return {**meter.report(task.figures(criterion)), "ntokens": meter.tokens}
 
+    def measure_control(control: str) -> dict[str, float]:
+        samples = without_rare_words(batches) if control == "hidden" else batches
+        return measure(samples, f", {CONTROLS[control]}")
+
+    controls = [*(("permuted", "dropped") if cfg.keep_notes else ()), *(("hidden",) if cfg.rare_words else ())]
     log_format = common.log_format or ("simple" if common.no_progress_bar else None)
     with progress_bar(
         batches,
@@ -210,10 +215,10 @@ def _validate(
         prefix=f"valid on {split!r} subset",
     ) as bar:
         metrics = measure(bar)
-        if cfg.keep_notes:
-            metrics |= control_figures(model, metrics, lambda title: measure(batches, f", {title}"))
+        if controls:
+            metrics |= control_figures(model, metrics, measure_control, controls)
         bar.print(metrics, tag=split)
-    if cfg.keep_notes and world.is_first:
+    if controls and world.is_first:
         for line in distance_table(metrics):
             logger.info("%s", line)
     return metrics, words

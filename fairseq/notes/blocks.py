@@ -55,14 +55,19 @@ class NotedExamples(Generic[B]):
         blocks: the examples.
         spans: the rare words of their corpus.
         read: whether the model reads notes; if not, batches mark the :data:`SUBSETS` only.
-        written: words whose notes have been written, bool [N]; batches mark the :data:`DISTANCES` to them, too.
+        written: words whose notes have been written, bool [N]; batches mark the :data:`DISTANCES` to them, too, and
+            have ``hidden``, their input with *mask* for each of their tokens.
+        mask: id of a symbol.
     """
 
-    def __init__(self, blocks: B, spans: NoteSpans, *, read: bool = True, written: np.ndarray | None = None) -> None:
+    def __init__(
+        self, blocks: B, spans: NoteSpans, *, read: bool = True, written: np.ndarray | None = None, mask: int = -1
+    ) -> None:
         self.blocks: B = blocks
         self.spans = spans
         self.read = read
         self.written = written
+        self.mask = mask
 
     @property
     def sizes(self) -> np.ndarray:
@@ -101,8 +106,17 @@ class NotedExamples(Generic[B]):
             net_input = {**net_input, "spans": torch.from_numpy(spans), "longest_span": longest}
         if self.written is not None:
             words = self.spans.begins_at(positions).cumsum(1)
-            subsets |= self._distances(words, spans[self.written[spans[:, 3]]])
+            spans = spans[self.written[spans[:, 3]]]
+            subsets |= self._distances(words, spans)
+            sample = {**sample, "hidden": self._hidden(net_input["src_tokens"], spans)}
         return {**sample, "subsets": subsets, "net_input": net_input}
+
+    def _hidden(self, tokens: torch.Tensor, spans: np.ndarray) -> torch.Tensor:
+        """*tokens* [B, T] with the mask for each token of *spans* [S, 4]."""
+        hidden = tokens.clone()
+        for row, first, end, _ in spans:
+            hidden[row, first:end] = self.mask
+        return hidden
 
     def _distances(self, words: np.ndarray, spans: np.ndarray) -> dict[str, torch.Tensor]:
         """The :data:`DISTANCES` of targets to *spans* [S, 4]; *words* numbers the words at a sample's positions."""
@@ -153,7 +167,7 @@ class NotedStream(NotedExamples[TokenBlocks]):
     """Blocks of a corpus for a causal model, with the positions of rare words in its input.
 
     Args:
-        blocks, spans, read, written: as of :class:`NotedExamples`.
+        blocks, spans, read, written, mask: as of :class:`NotedExamples`.
         joins: bool [V], symbols that the next token may continue (``…@@``, the unknown symbol). A word that ends in
             one has no span: only the next token shows that it ends.
         delay: tokens after the last one of a word at which its note is read.

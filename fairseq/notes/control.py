@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
+from fairseq.data.dataset import Sample
 from fairseq.models import BaseFairseqModel
 from fairseq.notes.blocks import DISTANCES
 from fairseq.notes.dictionary import NoteDictionary
@@ -14,8 +15,8 @@ from fairseq.notes.extension import NAME
 from fairseq.notes.state import dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask
 
-CONTROLS = {"permuted": "notes of other words", "dropped": "without notes"}
-"""How a model is validated besides with its notes: the prefixes of figures, and the rows of :func:`distance_table`."""
+CONTROLS = {"permuted": "notes of other words", "dropped": "without notes", "hidden": "without rare words"}
+"""How a model is validated besides as it is: the prefixes of figures, and the rows of :func:`distance_table`."""
 
 
 def columns(figures: Mapping[str, float]) -> tuple[str, ...]:
@@ -32,7 +33,7 @@ def mark_distances(task: FairseqTask) -> None:
 
 @contextlib.contextmanager
 def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
-    """Within it, words with written notes read one another's (``permuted``), or no word reads (``dropped``).
+    """Within it, words with written notes read one another's (``permuted``), or no word reads (any other *control*).
 
     A model whose notes gain only what all notes share is as good with permuted ones.
     """
@@ -52,16 +53,26 @@ def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
         notes.until = until
 
 
+def without_rare_words(samples: Iterable[Sample | None]) -> Iterator[Sample | None]:
+    """*samples* with the mask, or the unknown symbol, in place of the words that :func:`mark_distances` measures to."""
+    for sample in samples:
+        if sample is not None and "hidden" in sample:  # a sample of a plug-in has none
+            sample = {**sample, "net_input": {**sample["net_input"], "src_tokens": sample["hidden"]}}
+        yield sample
+
+
 def control_figures(
-    model: BaseFairseqModel, figures: Mapping[str, float], measure: Callable[[str], Mapping[str, float]]
+    model: BaseFairseqModel,
+    figures: Mapping[str, float],
+    measure: Callable[[str], Mapping[str, float]],
+    controls: Iterable[str],
 ) -> dict[str, float]:
-    """The *figures* of a validation with notes that *measure*, given its title, returns in each control, by prefix."""
+    """The *figures* of a validation that *measure*, given its name, returns in each of *controls*, by prefix."""
     notes = dictionary_of(model)
-    assert notes is not None
     result: dict[str, float] = {}
-    for control, title in CONTROLS.items():
-        with controlled(notes, control):
-            measured = measure(title)
+    for control in controls:
+        with contextlib.nullcontext() if notes is None else controlled(notes, control):
+            measured = measure(control)
         result |= {f"{control}_{name}": measured[name] for name in columns(figures)}
     return result
 
@@ -69,7 +80,11 @@ def control_figures(
 def distance_table(figures: Mapping[str, float]) -> list[str]:
     """Lines of a table of *figures*, controls' under their prefixes: bits a predicted token."""
     lines = [f"{'bits, by words to a note':<25}{'all':>8}{'1':>8}{'2-3':>8}{'4-8':>8}{'farther':>9}"]
-    for prefix, title in {"": "with notes", **{f"{name}_": title for name, title in CONTROLS.items()}}.items():
-        values = [figures[prefix + name] for name in columns(figures)]
+    names = columns(figures)
+    first = "with notes" if f"dropped_{names[0]}" in figures else "as it is"
+    for prefix, title in {"": first, **{f"{name}_": title for name, title in CONTROLS.items()}}.items():
+        if prefix + names[0] not in figures:
+            continue
+        values = [figures[prefix + name] for name in names]
         lines.append(f"{title:<25}" + "".join(f"{v:>{8 + (n == 4)}.3f}" for n, v in enumerate(values)))
     return lines

@@ -247,15 +247,18 @@ class Notes:
         notes = dictionary_of(model)
         written = self._written(notes) if self.distances else None
         if isinstance(dataset, MaskedBlocks):
-            return NotedBlocks(dataset, spans, read=notes is not None, written=written)
+            mask = dataset.masking.mask
+            return NotedBlocks(dataset, spans, read=notes is not None, written=written, mask=mask)
         if not isinstance(dataset, TokenBlocks):
             return dataset  # of a plug-in
         dictionary = self.task.source_dictionary
         joins = word_parts(dictionary, note_rule(dictionary))[1]
-        if (unknown := dictionary.unk()) >= 0:
+        # A vocabulary of bytes may have no unknown symbol.
+        unknown = dictionary.unk() if dictionary.unk() >= 0 else dictionary.eos()
+        if dictionary.unk() >= 0:
             joins[unknown] = joins.any()  # whether the next token continues what it stands for is not visible
         delay = 0 if note_rule(dictionary).ends_known else 1
-        return NotedStream(dataset, spans, joins, delay=delay, read=notes is not None, written=written)
+        return NotedStream(dataset, spans, joins, delay=delay, read=notes is not None, written=written, mask=unknown)
 
     def _written(self, notes: NoteDictionary | None) -> np.ndarray:
         """The words with a written note, bool [N]; of a model without notes all, so that the same tokens compare."""

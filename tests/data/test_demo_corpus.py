@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq.errors import UserError
 from fairseq_cli import demo_corpus
 from fairseq_cli.demo_corpus import Article, Section
 
@@ -102,6 +103,20 @@ def test_a_word_that_is_rare_in_the_training_text_is_unknown(corpus: dict[str, s
     counts = {word: words.count(word) for word in set(words) if word != "<unk>"}
     assert min(counts.values()) >= demo_corpus.MIN_COUNT
     assert set(corpus["valid"].split()) | set(corpus["test"].split()) <= set(counts) | {"<unk>"}
+
+
+def test_rare_words_are_left_as_they_are_if_asked_for(tmp_path: Path) -> None:
+    articles = [Article("one", [Section("", ["A rare word occurs once, as gizmo does."])])]
+    demo_corpus.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
+    assert (
+        tmp_path / "pydoc.valid.tokens"
+    ).read_text() == " \n = one = \n \n A rare word occurs once , as gizmo does . \n"
+
+
+def test_a_package_that_is_not_installed_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--packages no_such_package: is not installed"):
+        demo_corpus.main([str(tmp_path / "text"), "--packages", "numpy,no_such_package"])
+    assert not (tmp_path / "text").exists()
 
 
 def test_a_module_gives_its_prose_and_leaves_out_its_code(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runs
 
+from fairseq.config import options
 from fairseq_cli import preprocess, validate
 from fairseq_cli.preprocess import get_preprocessing_parser
 from scripts import entity_corpus
@@ -21,7 +22,7 @@ def losses(data, folder, model, keep):
     runs.train(folder, FLAGS, model, data=data)
     file = folder / "checkpoint_last.pt"
     words = runs.words(data, "--path", file, "--valid-subset valid --cpu", keep)
-    parsed = validate.options.parse_args_and_arch(validate.get_validation_parser(), words)
+    parsed = options.parse_args_and_arch(validate.get_validation_parser(), words)
     return validate.main(parsed)[str(file)]["valid"]
 
 

@@ -1,4 +1,4 @@
-"""``fairseq-validate --keep-notes``: losses by distance to a word that reads its note, permuted notes and none."""
+"""``fairseq-validate --keep-notes --rare-words``: losses by distance to a word that reads its note, and of controls."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import runs
 import torch
 
+from fairseq.config import options
 from fairseq.hub import load_model
 from fairseq.notes.control import controlled, mark_distances
 from fairseq_cli import validate
@@ -48,8 +49,8 @@ def distance(task, reading, text, target, causal):
 
 
 @torch.no_grad()
-def naive_losses(model, task, batches, dropped=False):
-    """Losses in bits of the predicted tokens of each distance, one token after the other."""
+def naive_losses(model, task, batches, dropped=False, hidden=None):
+    """Losses in bits of the predicted tokens of each distance, one token after the other; *hidden* replaces words."""
     found = {name: [] for name in ("all", *NAMES.values(), "note_far")}
     pad, causal = task.dictionary.pad(), model.predicts_next_token
     for sample in batches:
@@ -57,7 +58,10 @@ def naive_losses(model, task, batches, dropped=False):
         spans = [s for s in inputs["spans"].tolist() if model.notes.taken[s[3]] > 0]
         if dropped:
             inputs["spans"] = inputs["spans"][:0]
-        lprobs = model.output_layer.log_probs(model(**inputs)[0])
+        shown = inputs["src_tokens"].clone()
+        for row, first, end, _ in spans if hidden is not None else ():
+            shown[row, first:end] = hidden
+        lprobs = model.output_layer.log_probs(model(**{**inputs, "src_tokens": shown})[0])
         for row, target in enumerate(targets.tolist()):
             source = inputs["src_tokens"][row].tolist()
             masked = [source[t] if target[t] == pad else target[t] for t in range(len(target))]
@@ -78,9 +82,9 @@ def test_losses_by_distance_with_permuted_and_without_notes_are_those_of_a_naive
 ):
     runs.train(tmp_path, MODELS[kind], "--no-epoch-checkpoints --disable-validation", data=data)
     file = tmp_path / "checkpoint_last.pt"
-    words = runs.words(data, "--path", file, "--valid-subset train --cpu --max-tokens 96 --keep-notes")
+    words = runs.words(data, "--path", file, "--valid-subset train --cpu --max-tokens 96 --keep-notes --rare-words")
     with caplog.at_level(logging.INFO):
-        parsed = validate.options.parse_args_and_arch(validate.get_validation_parser(), words)
+        parsed = options.parse_args_and_arch(validate.get_validation_parser(), words)
         figures = validate.main(parsed)[str(file)]["train"]
     model, task = load_model(file, data, overrides={"keep_notes": True})
     assert 0 < int((model.notes.taken > 0).sum()) < len(model.notes.taken), "some words have a written note"
@@ -91,13 +95,16 @@ def test_losses_by_distance_with_permuted_and_without_notes_are_those_of_a_naive
         permuted = naive_losses(model, task, batches)
     expected = {"": naive_losses(model, task, batches), "permuted_": permuted}
     expected["dropped_"] = naive_losses(model, task, batches, dropped=True)
+    mask = task.dictionary.unk() if model.predicts_next_token else task.dictionary.mask()
+    expected["hidden_"] = naive_losses(model, task, batches, dropped=True, hidden=mask)
     for prefix, losses in expected.items():
         for name, value in losses.items():
             figure = f"{name}_loss" if name != "all" else "nll_loss" if model.predicts_next_token else "loss"
             assert figures[prefix + figure] == pytest.approx(value, rel=1e-4), (prefix, name)
-    table = [record.message.split() for record in caplog.records if "notes" in record.message][-3:]
+    table = [record.message.split() for record in caplog.records][-4:]
     assert [line[-5:] for line in table] == [[f"{v:.3f}" for v in losses.values()] for losses in expected.values()]
     assert expected[""]["note_1"] != expected["permuted_"]["note_1"] != expected["dropped_"]["note_1"]
+    assert expected["dropped_"]["note_1"] != expected["hidden_"]["note_1"]
 
 
 def test_permuted_notes_are_the_written_ones_each_of_another_word(data):

@@ -10,6 +10,7 @@ import runs
 import torch
 import torch.nn.functional as F
 
+from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq_cli import validate
 
@@ -76,7 +77,7 @@ def test_marks_are_on_the_tokens_of_rare_words(data):
 def figures_of(file, data, *flags):
     words = runs.words(data, "--path", file, "--valid-subset valid --cpu --max-tokens 96", *flags)
     parser = validate.get_validation_parser()
-    return validate.main(validate.options.parse_args_and_arch(parser, words))[str(file)]["valid"]
+    return validate.main(options.parse_args_and_arch(parser, words))[str(file)]["valid"]
 
 
 @pytest.mark.parametrize("model", [f"{noted.TNF_BERT} {EOS}", noted.CAUSAL + " --notes"])
@@ -97,10 +98,11 @@ def test_rare_words_are_measured_in_a_model_that_never_had_notes(model, data, tm
     plain, marked = figures_of(file, data), figures_of(file, data, "--rare-words")
     assert marked["loss"] == pytest.approx(plain["loss"]) and marked["rare_loss"] > 0 and "rare_loss" not in plain
     assert marked["note_1_loss"] > 0 and "permuted_note_1_loss" not in marked
+    assert marked["hidden_note_1_loss"] != marked["note_1_loss"]
 
 
 def test_keeping_the_notes_of_a_model_without_notes_is_an_error(tmp_path):
     runs.train(tmp_path, runs.BASELINE, "--max-update 1 --no-epoch-checkpoints")
     words = runs.words(runs.DATA, "--path", tmp_path / "checkpoint_last.pt", "--valid-subset valid --cpu --keep-notes")
     with pytest.raises(UserError, match="--keep-notes: .* has no notes"):
-        validate.main(validate.options.parse_args_and_arch(validate.get_validation_parser(), words))
+        validate.main(options.parse_args_and_arch(validate.get_validation_parser(), words))

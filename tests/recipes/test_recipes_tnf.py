@@ -96,6 +96,7 @@ def test_wrong_variables_are_one_line() -> None:
         ("pretrain-bert.sh", {"SIZE": "huge"}, "SIZE=huge: choose"),
         ("pretrain-bert.sh", {"GPUS": "3"}, "UPDATE_FREQ=8, GPUS=3: 256 rows"),
         ("compare-notes.sh", {"MODEL": "gpt"}, "MODEL=gpt: choose"),
+        ("documentation.sh", {"MODEL": "gpt"}, "MODEL=gpt: choose"),
         ("compare-notes.sh", {"UPDATES": "2000"}, "UPDATES=2000: must be more than 2500"),
         ("entities.sh", {"TYPES": "many"}, "TYPES=many: must be"),
         ("entities.sh", {"UNTIL": "700"}, "UNTIL=700, UPDATES=700: notes must end"),
@@ -149,7 +150,18 @@ def test_the_models_of_entities_differ_in_seeds_and_notes_which_end_before_the_t
         ("literal", 0.1, until) for until in (None, 30, None, 30)
     ]
     names = {name for name in vars(trained[0]) for each in trained if vars(each).get(name) != vars(trained[0])[name]}
-    assert names <= {"arch", "seed", "save_dir", "max_update"}
+    assert names <= {"arch", "seed", "save_dir", "metrics_file", "max_update"}
+
+
+@pytest.mark.parametrize(("model", "arch"), [("bert", "tnf_bert_tiny"), ("shortformer", "transformer_lm_wiki103")])
+def test_the_models_of_documentation_read_notes_for_three_fifths_of_the_updates(model: str, arch: str) -> None:
+    result = run("documentation.sh", DRY_RUN=1, MODEL=model, SEEDS="1", UPDATES=100)
+    trained = commands(result, "train.py")
+    assert [each.max_update for each in trained] == [60, 100] * 3
+    assert [getattr(each, "note_until", None) for each in trained] == [None, None, None, 60, None, 60]
+    assert trained[-1].note_form == "literal" and {each.arch for each in trained[2:]} == {arch}
+    (corpus,) = commands(result, "preprocess.py")
+    assert (corpus.notes, corpus.note_min_count, corpus.note_max_count) == (True, 4, 20)
 
 
 def test_the_small_entities_end_with_losses_beside_rare_words(tmp_path: Path) -> None:
