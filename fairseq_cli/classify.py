@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -52,7 +52,10 @@ def main(args: argparse.Namespace) -> None:
     with _opened(args.text) as file:
         classifier = SentenceClassifier.from_pretrained(args.checkpoint, cfg.data, device=device)
         together = 1 if file.isatty() else cfg.batch_size  # a terminal is answered line by line
-        write = _json_writer() if cfg.format == "json" else _tsv_writer(classifier)
+        write = _write_json if cfg.format == "json" else _write_row
+        if cfg.format == "tsv":
+            names = ["text", "text_pair"][: 1 + classifier.takes_pairs]
+            print(*names, *(["label", *classifier.labels] if classifier.labels else ["score"]), sep="\t")
         texts = _texts(file, args.text, classifier.task.layout.sentences)
         while chunk := list(itertools.islice(texts, together)):
             inputs = [text if len(text) == 2 else text[0] for text in chunk]
@@ -89,36 +92,23 @@ def _texts(file: BinaryIO, path: str, names: tuple[str, ...]) -> Iterator[tuple[
             yield tuple(fields[column] for column in columns)
 
 
-Write = Callable[[tuple[str, ...], Prediction], None]
+def _write_json(text: tuple[str, ...], prediction: Prediction) -> None:
+    values = dict(zip(("text", "text_pair"), text, strict=False))
+    if prediction.label is None:
+        entry: dict[str, object] = {"score": round(prediction.score, DIGITS)}
+    else:
+        entry = {"label": prediction.label, "probability": round(prediction.score, DIGITS)}
+        entry["probabilities"] = {name: round(value, DIGITS) for name, value in prediction.probabilities.items()}
+    print(json.dumps({**values, **entry}, ensure_ascii=False))
 
 
-def _json_writer() -> Write:
-    def write(text: tuple[str, ...], prediction: Prediction) -> None:
-        values = dict(zip(("text", "text_pair"), text, strict=False))
-        if prediction.label is None:
-            entry: dict[str, object] = {"score": round(prediction.score, DIGITS)}
-        else:
-            entry = {"label": prediction.label, "probability": round(prediction.score, DIGITS)}
-            entry["probabilities"] = {name: round(value, DIGITS) for name, value in prediction.probabilities.items()}
-        print(json.dumps({**values, **entry}, ensure_ascii=False))
-
-    return write
-
-
-def _tsv_writer(classifier: SentenceClassifier) -> Write:
-    """A writer that has printed the names of the columns."""
-    names = ["text", "text_pair"][: 1 + classifier.takes_pairs]
-    print(*names, *(["label", *classifier.labels] if classifier.labels else ["score"]), sep="\t")
-
-    def write(text: tuple[str, ...], prediction: Prediction) -> None:
-        cells = [" ".join(sentence.split()) for sentence in text]
-        if prediction.label is None:
-            cells.append(f"{prediction.score:.{DIGITS}f}")
-        else:
-            cells += [prediction.label, *(f"{value:.{DIGITS}f}" for value in prediction.probabilities.values())]
-        print(*cells, sep="\t")
-
-    return write
+def _write_row(text: tuple[str, ...], prediction: Prediction) -> None:
+    cells = [" ".join(sentence.split()) for sentence in text]
+    if prediction.label is None:
+        cells.append(f"{prediction.score:.{DIGITS}f}")
+    else:
+        cells += [prediction.label, *(f"{value:.{DIGITS}f}" for value in prediction.probabilities.values())]
+    print(*cells, sep="\t")
 
 
 cli_main = command(main, get_classify_parser)

@@ -198,13 +198,9 @@ def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[s
             return "discriminator", model.encoder.sentence_encoder.shape, state
         if model.generator is None:
             raise UserError(f"--half generator: {source} has no generator; leave the flag out")
-        prefix = "generator."
-        generator = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
-        return (
-            "generator",
-            model.generator.sentence_encoder.shape,
-            {f"encoder.{name}": value for name, value in generator.items()},
-        )
+        names = [name for name in state if name.startswith("generator.")]
+        parameters = {name.replace("generator.", "encoder.", 1): state[name] for name in names}
+        return "generator", model.generator.sentence_encoder.shape, parameters
     if not isinstance(model, BertModel):
         raise UserError(
             f"{source}: {type(model).__name__} is not an encoder; give a checkpoint of bert, roberta or electra"

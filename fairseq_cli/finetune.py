@@ -26,14 +26,13 @@ from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import CommonConfig, DistributedConfig, Settings, training_settings, typed_settings
 from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
-from fairseq.evaluation.report import finite
 from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.inference.loading import load_models
 from fairseq.models.loading import finished
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.precision import Precision
 from fairseq.system.files import atomic_file, prepare_folder
-from fairseq.system.json_files import read_json
+from fairseq.system.json_files import finite, read_json
 from fairseq.system.opening import open_regular
 from fairseq.system.provenance import about_run
 from fairseq.tasks import setup_task

@@ -141,13 +141,11 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
         return Imported(model, settings, _vocabulary_size(model), None, {}, NAMES_XL)
     if config_file is not None:
         raise UserError("--config: not used for a Hugging Face folder, which has a config.json; leave it out")
-    if source_format == "hf" and not source.is_dir():
-        raise UserError(f"{source}: folder not found; give one with config.json and model.safetensors")
-    kind = (
-        model_folder.read_json(source / model_folder.CONFIG).get("model_type")
-        if source_format == "hf"
-        else "transfo-xl"
-    )
+    kind: Any = "transfo-xl"
+    if source_format == "hf":
+        if not source.is_dir():
+            raise UserError(f"{source}: folder not found; give one with config.json and model.safetensors")
+        kind = model_folder.read_json(source / model_folder.CONFIG).get("model_type")
     if kind == "transfo-xl":
         model, settings = transfo_xl.read(source)
         eos = transfo_xl.eos(source)

@@ -19,6 +19,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
 from fairseq.logging.figures import safe_power
 from fairseq.system.files import Create, atomic_file
+from fairseq.system.json_files import finite
 from fairseq.text.dictionary import NONE, Dictionary
 from fairseq.text.raw_text import RawCounts
 
@@ -209,15 +210,6 @@ def write_results(folder: Path, report: Mapping[str, Any], create: Create = atom
     with create(folder / "results.json", "`results_path`") as file:
         # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.
         file.write(text.encode("utf-8", "backslashreplace"))
-
-
-def finite(value: Any) -> Any:
-    """*value*, its dicts and lists, with None in place of numbers that JSON does not have."""
-    if isinstance(value, Mapping):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def document_scores(scores: Scores) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,6 @@ Lines of training and validation are fairseq's: ``DATE TIME | INFO | TAG | …``
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from datetime import timedelta
 from typing import IO, Any, ClassVar, Generic, TypeVar
 
 from fairseq.errors import SettingError
+from fairseq.system.json_files import finite
 from fairseq.system.terminal import LOG_DATES
 
 T = TypeVar("T")
@@ -301,9 +301,8 @@ def _plain(stats: Stats) -> dict[str, Any]:
 
 
 def json_line(values: Mapping[str, Any]) -> str:
-    """*values* as one line of JSON, which has no NaN and no infinities: null stands for them."""
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-    return json.dumps(finite, allow_nan=False, ensure_ascii=False)
+    """*values* as one line of JSON, with null for NaN and infinities."""
+    return json.dumps(finite(values), allow_nan=False, ensure_ascii=False)
 
 
 def short(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,6 +60,15 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
         except UnicodeEncodeError:
             raise ValueError("half of a surrogate pair") from None
     return value
+
+
+def finite(value: Any) -> Any:
+    """Return *value*, its dicts and lists, with None in place of numbers that JSON does not have."""
+    if isinstance(value, Mapping):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def is_deep(value: object) -> bool:

@@ -26,33 +26,6 @@ class WordRule(Protocol):
         """Return whether the symbol after *symbol* belongs to its word."""
 
 
-@dataclass(frozen=True)
-class SubwordMarks:
-    """Words whose subwords, but for the last, end in a mark, as subword-nmt writes them: ``wo@@ r@@ ds``.
-
-    A mark on the last token of a line is dropped: the end of the line ends the word.
-    """
-
-    mark: str = "@@"
-    ends_known: bool = True
-
-    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        line = " ".join(tokens)
-        if self.mark not in line:
-            return tokens, [1] * len(tokens)
-        words = line.replace(self.mark + " ", "").split(" ")
-        words[-1] = words[-1].removesuffix(self.mark)
-        # No token has white space in it, so a line feed can mark the joins.
-        joins = line.replace(self.mark + " ", "\n").split(" ")
-        return words, [word.count("\n") + 1 for word in joins]
-
-    def continues(self, symbol: str) -> bool:
-        return False
-
-    def joins(self, symbol: str) -> bool:
-        return len(symbol) > len(self.mark) and symbol.endswith(self.mark)
-
-
 class _Marks:
     """Words of symbols with marks where they begin (:meth:`continues`) or end (:meth:`joins`)."""
 
@@ -71,6 +44,30 @@ class _Marks:
     def _word(self, tokens: list[str]) -> str:
         """The word of its *tokens*."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class SubwordMarks(_Marks):
+    """Words whose subwords, but for the last, end in a mark, as subword-nmt writes them: ``wo@@ r@@ ds``.
+
+    A mark on the last token of a line is dropped: the end of the line ends the word.
+    """
+
+    mark: str = "@@"
+    ends_known: bool = True
+
+    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
+        line = " ".join(tokens)
+        if self.mark not in line:
+            return tokens, [1] * len(tokens)
+        words = line.replace(self.mark + " ", "").split(" ")
+        words[-1] = words[-1].removesuffix(self.mark)
+        # No token has white space in it, so a line feed can mark the joins.
+        joins = line.replace(self.mark + " ", "\n").split(" ")
+        return words, [word.count("\n") + 1 for word in joins]
+
+    def joins(self, symbol: str) -> bool:
+        return len(symbol) > len(self.mark) and symbol.endswith(self.mark)
 
 
 @dataclass(frozen=True)
