@@ -124,17 +124,17 @@ def test_checksums_and_the_fingerprint_of_notes_are_computed_once_a_folder(
     folders: dict[int, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = {"checksums.txt": 0, "fingerprint": 0}
-    read, fingerprint = checksums.read_regular, NoteWords.fingerprint
+    read, fingerprint = checksums.read_named, NoteWords.fingerprint
 
-    def count_read(path: str | Path) -> bytes:
+    def count_read(path: str | Path, advice: str) -> bytes:
         calls["checksums.txt"] += Path(path).name == "checksums.txt"
-        return read(path)
+        return read(path, advice)
 
     def count_fingerprint(self: NoteWords, dictionary: Dictionary) -> bytes:
         calls["fingerprint"] += 1
         return fingerprint(self, dictionary)
 
-    monkeypatch.setattr(checksums, "read_regular", count_read)
+    monkeypatch.setattr(checksums, "read_named", count_read)
     monkeypatch.setattr(NoteWords, "fingerprint", count_fingerprint)
     noted_blocks(folders[100])
     assert calls["fingerprint"] == 1
