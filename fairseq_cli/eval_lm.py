@@ -136,6 +136,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     _prepare_files(cfg, paths)
     model = _load(paths, settings, args, world)
     name, corpus, counts = _evaluated_text(cfg, settings, model, world)
+    # Before anything is scored: a model or the counts may be missing.
     baseline = _baseline(cfg.baseline, settings, args, world) if cfg.baseline is not None else None
     in_training = word_counts(cfg.word_counts, settings.data_path, model.dictionary) if cfg.by_frequency else {}
     # Loading is no part of the speed.

@@ -161,6 +161,7 @@ def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed:
     assert model is not None
     flags += _as_flags({name: stored[name] for name in fields.defaults(model) if stored.get(name) is not None})
     for part in (SentencePredictionTaskConfig, CommonConfig, DistributedConfig):
+        # Each run has a seed of its own.
         defaults = {name: default for name, default in fields.defaults(part).items() if name != "seed"}
         chosen = {name: flat[name] for name, default in defaults.items() if flat[name] != default}
         flags += _as_flags(chosen)

@@ -59,6 +59,7 @@ def main(args: argparse.Namespace) -> None:
     lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
     settings, paths = with_models(settings)
     writer = Writer.load(settings, paths)
+    # Lines of stdin are answered one by one, as they arrive; the lines of a file are all there.
     if lines is None or cfg.finds_hypotheses:
         _answer(_stdin_lines() if lines is None else lines, writer, cfg)
     else:

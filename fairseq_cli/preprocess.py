@@ -98,6 +98,7 @@ def main(args: argparse.Namespace) -> None:
     ):
         former = _former_log(Path(config.destdir))
         tokenizer = _tokenizer(config, splits, options, folder)
+        # A dictionary is learned from the training text alone.
         read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
         # The operating system removes a file without a name, however this process ends.
         with (

@@ -156,6 +156,7 @@ class TextReader:
             sizes.append(np.array([len(line) for line in encoded], np.int32))
             counts += RawCounts.of(lines)
             for line in symbols:
+                # Not a set: the first ones in the text are named.
                 unknown |= dict.fromkeys(symbol for symbol in line.split() if symbol not in self.dictionary)
         size = counts if self.tokenizer is not None else None
         corpus = TextCorpus(np.concatenate(tokens), np.concatenate(sizes), size)
