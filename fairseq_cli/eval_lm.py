@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import itertools
 import json
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,8 +55,6 @@ from fairseq_cli.common import (
     run_on_processes,
     with_models,
 )
-
-logger = logging.getLogger(__name__)
 
 SAMPLE_TOKENS, SAMPLE_TOP_K, SAMPLE_SEED = 100, 40, 1  # fairseq-interactive has flags for them
 
