@@ -1,4 +1,4 @@
-"""Dropout: on CPUs :mod:`fairseq.modules.fused`; torch's on GPUs and under ``torch.compile``."""
+"""Dropout by :mod:`fairseq.modules.fused` where that saves passes over memory; torch's under ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 def add_dropout(residual: Tensor, x: Tensor, p: float, training: bool = True) -> Tensor:
     """``residual + dropout(x, p)``."""
     # The kernel adds element by element: it neither broadcasts nor promotes types.
-    if training and p > 0.0 and _is_fused(x, p) and (residual.shape, residual.dtype) == (x.shape, x.dtype):
+    if training and p > 0.0 and _has_kernels(p) and (residual.shape, residual.dtype) == (x.shape, x.dtype):
         return fused().dropout(x, p, residual)
     return residual + dropout(x, p, training)
 
@@ -45,7 +45,7 @@ def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """``dropout(relu(x), p)``; the backward pass needs only the result, so no mask is stored."""
     if not training or p == 0.0:
         return F.relu(x)
-    return fused().relu_dropout(x, p) if _is_fused(x, p) else F.dropout(F.relu(x), p)
+    return fused().relu_dropout(x, p) if _has_kernels(p) else F.dropout(F.relu(x), p)
 
 
 def variational_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -70,8 +70,12 @@ class Dropout(nn.Module):
 
 
 def _is_fused(x: Tensor, p: float) -> bool:
+    return x.device.type == "cpu" and _has_kernels(p)
+
+
+def _has_kernels(p: float) -> bool:
     # Sixteen bits decide about an element, which cannot drop all of them.
-    return p < 1.0 and x.device.type == "cpu" and not torch.compiler.is_compiling() and fused() is not None
+    return p < 1.0 and not torch.compiler.is_compiling() and fused() is not None
 
 
 @functools.cache

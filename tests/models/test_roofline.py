@@ -17,6 +17,7 @@ from benchmarks import roofline
 from benchmarks.launches import Kernel, Launches
 from fairseq.modules import fused
 from fairseq.modules.attention import SelfAttention
+from fairseq.modules.dropout import add_dropout, relu_dropout
 from fairseq.modules.output_layer import linear_cross_entropy
 from fairseq.modules.relative_attention import shift
 from fairseq.modules.transformer_layer import TransformerLayer
@@ -134,6 +135,18 @@ def test_a_layer_casts_its_input_once_for_all_projections_and_remembers_that(pre
     casts = [k for k in launches.kernels if k.name == "_to_copy" and k.bytes == x.numel() * 6]
     assert len(casts) == 2  # of attention and of the feed-forward network
     assert remembered.dtype == torch.bfloat16
+
+
+def test_dropout_moves_17_bytes_after_a_relu_and_13_before_a_residual_on_gpus() -> None:
+    """Of the feed-forward network only the result is stored, of the residual branch the mask."""
+    x, residual = (torch.empty(64, 32, device="meta", dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+    with Launches("meta") as launches:
+        torch.autograd.grad(relu_dropout(x, 0.1), x, x)
+        torch.autograd.grad(add_dropout(residual, x, 0.1), (residual, x), x)
+    assert [(kernel.name, kernel.bytes / x.numel()) for kernel in launches.kernels] == [
+        ("relu", 4), ("native_dropout", 5), ("gt", 3), ("native_dropout_backward", 5),
+        ("bernoulli_", 1), ("addcmul", 7), ("native_dropout_backward", 5),
+    ]  # fmt: skip
 
 
 def test_scores_by_distance_are_shifted_in_one_pass_on_gpus_and_one_going_back() -> None:

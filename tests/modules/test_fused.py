@@ -83,6 +83,28 @@ def test_dropouts_and_their_gradients_are_those_of_torch_in_float64(shape: tuple
             torch.testing.assert_close(a.double(), b, rtol=TYPES[dtype], atol=2 * TYPES[dtype])
 
 
+def test_on_gpus_a_relu_with_dropout_has_the_gradient_of_what_torch_kept() -> None:
+    x, grad = torch.randn(40, 50, requires_grad=True), torch.randn(40, 50)
+    y = fused._ReLUDropout.apply(x, None, 0.3)
+    y.backward(grad)
+    assert 0.25 < float((y > 0).float().mean()) < 0.45  # half of 70%
+    torch.testing.assert_close(y, torch.where(y > 0, x / 0.7, 0.0))
+    torch.testing.assert_close(x.grad, torch.where(y > 0, grad / 0.7, 0.0))
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_on_gpus_a_residual_is_added_to_what_dropout_kept_and_gets_the_whole_gradient(dtype: torch.dtype) -> None:
+    residual, x, grad = (torch.randn(40, 50, dtype=dtype).requires_grad_() for _ in range(3))
+    y = fused._AddDropout.apply(residual, x, 0.3)
+    y.backward(grad)
+    assert x.grad is not None and torch.equal(residual.grad, grad)
+    kept = x.grad != 0
+    assert 0.6 < float(kept.float().mean()) < 0.8
+    expected = residual.double() + torch.where(kept, x.double() / 0.7, 0.0)
+    torch.testing.assert_close(y.double(), expected, rtol=TYPES[dtype], atol=2 * TYPES[dtype])
+    torch.testing.assert_close(x.grad, torch.where(kept, grad / 0.7, 0.0))
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("p", [0.0, 0.3])
 @pytest.mark.parametrize("seen", [CAUSAL, Causal(window=3), Bidirectional(torch.arange(9) > torch.tensor([[7], [8]]))])
