@@ -24,6 +24,7 @@ class Size:
         tokens: of an update.
         updates: of the baseline.
         validations: of a run of so many updates.
+        stacked: share of the updates that the stack needs (docs/benchmarks.md says how it was chosen).
     """
 
     flags: str
@@ -31,6 +32,7 @@ class Size:
     tokens: int
     updates: int
     validations: int = 25
+    stacked: float = 0.58
 
 
 WITHOUT_DROPOUT = "--attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0"
@@ -43,7 +45,7 @@ FOUR_LAYERS = (
     " --arch transformer_lm_demo --decoder-layers 4 --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024"
 )
 SIZES = {
-    "medium": Size(FOUR_LAYERS, 256, 1024, 700, 10),  # the same epoch, by a model whose time is in its matrix products
+    "medium": Size(FOUR_LAYERS, 256, 1024, 700, 10, 0.66),  # the same epoch, by a model whose time is in its products
     "small": Size(TWO_LAYERS, 256, 512, 1400, 10),  # one epoch of the demo's corpus
     "quick": Size(TWO_LAYERS, 256, 512, 400, 8),
     "tiny": Size(f"{WITHOUT_DROPOUT} --arch transformer_lm_tiny --decoder-layers 1 --max-valid-steps 2", 16, 64, 12, 6),
@@ -98,8 +100,6 @@ LEVERS = (
     Row("position-infused, cache", "--tokens-from-prev {T/2} --tokens-per-sample {T/2}"),
     Row("bf16", "--bf16"),
 )
-STACKED = 0.58
-"""Share of the updates that the stack needs: seeds 1 to 5 chose it, 6 to 10 confirm it (docs/benchmarks.md)."""
 XL = (
     "--arch transformer_xl --n-layer 2 --n-head 4 --d-model 128 --d-head 32 --d-embed 128 --d-inner 512 --dropatt 0"
     " --cutoffs 1000,4000 --div-val 4 --max-valid-steps 8 --tokens-per-sample {T/4} --lr 2e-3"
@@ -111,11 +111,11 @@ MEMORY = (
 """Models of their own: a row with an architecture has none of the size's flags of the model."""
 
 
-def rows() -> list[Row]:
+def rows(size: Size) -> list[Row]:
     """Return the baseline, every lever alone, and the first of them one after another, then with bf16."""
     stack = [LEVERS[0]]
     for lever in LEVERS[1:5]:
-        stack.append(replace(stack[-1].plus(lever), share=STACKED))
+        stack.append(replace(stack[-1].plus(lever), share=size.stacked))
     return [BASELINE, *LEVERS, *stack[1:], stack[-1].plus(LEVERS[-1]), *MEMORY]
 
 

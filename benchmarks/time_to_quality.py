@@ -338,7 +338,6 @@ def _seeds(text: str) -> list[int]:
 
 def main(argv: list[str] | None = None) -> None:
     """The command line."""
-    known = {row.name: row for row in rows()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for runs.jsonl, table.md and the corpus")
     parser.add_argument("--data", type=Path, help="folder made by fairseq-preprocess (default: the demo's corpus)")
@@ -359,6 +358,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--list", action="store_true", help="print the rows, and train nothing")
     args = parser.parse_args(argv)
+    known = {row.name: row for row in rows(SIZES[args.size])}
     names = [name.strip() for name in args.rows.split(";")] if args.rows else list(known) if not args.row else []
     if unknown := [name for name in names if name not in known]:
         parser.error(f"--rows: no row {unknown[0]!r}; known: {'; '.join(known)}")

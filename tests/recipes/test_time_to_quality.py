@@ -14,7 +14,7 @@ import pytest
 import runs
 
 from benchmarks import clocked_training, time_to_quality
-from benchmarks.levers import GRID, SIZES, STACKED, Row, flags_of, rows, stage_ends
+from benchmarks.levers import GRID, SIZES, Row, flags_of, rows, stage_ends
 from benchmarks.time_to_quality import costs, retimed, table, time_to, welch
 from fairseq.config import options
 from fairseq.config.settings import training_settings
@@ -102,8 +102,8 @@ def test_the_time_of_updates_is_measured_and_set_by_stage() -> None:
 
 
 def test_every_row_is_a_valid_command_with_its_share_of_the_updates() -> None:
-    for row in rows():
-        for size in SIZES.values():
+    for size in SIZES.values():
+        for row in rows(size):
             flags = flags_of(row, size, "2e-3", 5, "test")
             settings = training_settings(options.parse_args_and_arch(get_training_parser(), ["data", *flags]))
             updates = round(size.updates * row.share)
@@ -111,9 +111,10 @@ def test_every_row_is_a_valid_command_with_its_share_of_the_updates() -> None:
             stages = plan(settings)
             assert not stages or stages[-1].max_update == updates
             assert settings.common.seed == 5 and settings.data.valid_subset == "test"
-    names = [row.name for row in rows()]
+    size = SIZES["medium"]
+    names = [row.name for row in rows(size)]
     assert names[0] == "baseline" and len(set(names)) == len(names)
-    last = next(row for row in rows() if row.name == "+bf16")
+    last = next(row for row in rows(size) if row.name == "+bf16")
     levers = (
         "--bf16",
         "--tokens-per-sample {T/4}",
@@ -122,7 +123,7 @@ def test_every_row_is_a_valid_command_with_its_share_of_the_updates() -> None:
         "--adam-betas 0.9,0.99",
         "relu_squared",
     )
-    assert all(flag in last.flags for flag in levers) and last.share == STACKED
+    assert all(flag in last.flags for flag in levers) and last.share == size.stacked
 
 
 def test_rows_stand_on_the_tuned_baseline_and_the_grid_reads_equally_many_tokens() -> None:
