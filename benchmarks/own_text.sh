@@ -23,7 +23,7 @@ commands=$(sed -n '/^## Your own text/,/^## Models/p' "$root/README.md" | sed -n
 while read -a words; do # without -r a backslash joins lines
   if [[ ${words[0]} == fairseq-train ]]; then
     timed "${words[@]}" --log-interval 50 --log-format simple ${EXTRA:-} >train.log 2>&1 </dev/null
-    grep -E '^\$ | num_updates=(50|100|200|400|600|800),|\| valid \||done training|processor time' train.log
+    grep -E '^\$ | num_updates=(50|100|200|300|400|550),|\| valid \||done training|processor time' train.log
   else
     timed "${words[@]}" </dev/null
   fi
