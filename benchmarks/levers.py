@@ -45,7 +45,7 @@ FOUR_LAYERS = (
     " --arch transformer_lm_demo --decoder-layers 4 --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024"
 )
 SIZES = {
-    "medium": Size(FOUR_LAYERS, 256, 1024, 700, 10, 0.66),  # the same epoch, by a model whose time is in its products
+    "medium": Size(FOUR_LAYERS, 256, 1024, 700, 10, 0.7),  # the same epoch, by a model whose time is in its products
     "small": Size(TWO_LAYERS, 256, 512, 1400, 10),  # one epoch of the demo's corpus
     "quick": Size(TWO_LAYERS, 256, 512, 400, 8),
     "tiny": Size(f"{WITHOUT_DROPOUT} --arch transformer_lm_tiny --decoder-layers 1 --max-valid-steps 2", 16, 64, 12, 6),
