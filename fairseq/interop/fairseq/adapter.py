@@ -40,6 +40,7 @@ def adapt_model(part: Any) -> None:
     parameters = inspect.signature(part.forward).parameters
     if "masked_tokens" in parameters:
         part.predicts_next_token = False
+    # Batches here carry no lengths, because no model of this package takes them; fairseq's always do.
     if "src_lengths" in parameters and parameters["src_lengths"].default is inspect.Parameter.empty:
         part.forward = _with_lengths(part.forward)
 
@@ -49,6 +50,7 @@ def adapt_criterion(part: Any) -> None:
     _make_from_namespace(part, lambda cls: cls.build_criterion)
     criterions.put_under(part)
     if part.forward is not criterions.FairseqLoss.forward or criterions.takes_reduce(part):
+        # Such a criterion reads the model's output alone, so that the state of the last segment would be lost.
         part.carries_state = False
         part.forward, part.step = _forward(part.forward), _step
         part.prepare = lambda self, model, sample: sample
@@ -58,6 +60,7 @@ def adapt_task(part: Any) -> None:
     """Let methods of *part*, a task, take the namespace, and call the fairseq methods that it overrides."""
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
+    # Which settings a plug-in reads from the namespace cannot be seen: all of them count as read.
     part.reads_all_settings = True
     part.typed = _typed
     part.loss_graph = _loss_graph(part.loss_graph)
@@ -90,6 +93,7 @@ def _with_lengths(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _give_namespace(part: Any, name: str) -> None:
     """Let the method *name* of *part* have the namespace as its first argument where it is called with settings."""
+    # Static: a class method must be bound to the class that is called, which may be a subclass of *part*.
     method = inspect.getattr_static(part, name)
     bound = isinstance(method, classmethod | staticmethod)
 
@@ -134,6 +138,7 @@ def _loss_graph(method: Callable[[Any, Any, Any], LossGraph]) -> Callable[[Any, 
 
     @functools.wraps(method)
     def loss_graph(self: FairseqTask, model: Any, criterion: FairseqCriterion) -> LossGraph:
+        # Here, before the first update: a wrong signature would show only after the data were read.
         task_methods.check_methods(self, model)
         graph = method(self, model, criterion)
         own_steps = any(task_methods.overrides(type(self), name) for name in ("train_step", "valid_step"))

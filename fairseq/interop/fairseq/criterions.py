@@ -66,6 +66,7 @@ class LogitsModel:
 
     def __call__(self, src_tokens: Tensor, masked_tokens: Tensor | None = None, **inputs: Any) -> Any:
         inputs = {name: value for name, value in inputs.items() if name not in ("src_lengths", "return_all_hiddens")}
+        # What is left are arguments that models of this package take.
         output, *rest = self.model(src_tokens, **inputs)
         layer = self.model.output_layer
         if isinstance(layer, LinearOutput) and not inputs.get("features_only"):
@@ -104,6 +105,7 @@ class FairseqLoss:
         return lprobs.flatten(0, -2), model.get_targets(sample, net_output).reshape(-1)
 
     def compute_loss(self: Any, model: Any, net_output: Any, sample: Sample, reduce: bool | None = None) -> Any:
+        # Called by this package, which never passes `reduce`.
         if reduce is None and not isinstance(model, LogitsModel):
             return super().compute_loss(model, net_output, sample)  # type: ignore[misc]
         lprobs, target = self.get_lprobs_and_target(model, net_output, sample)
@@ -144,4 +146,5 @@ def put_under(part: type) -> None:
         lowest = [cls for cls in part.__mro__ if issubclass(cls, FairseqCriterion) and is_outside(cls)][-1]
         if "__init__" not in vars(lowest):
             lowest.__init__ = lowest.__init__  # type: ignore[method-assign]  # whose arguments are names of settings
+        # In place: a new class would leave references of the plug-in, such as `super(Name, self)`, at the former one.
         lowest.__bases__ = (FairseqLoss, *lowest.__bases__)

@@ -55,6 +55,7 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
     for group in chosen.keys() - listed.keys():
         _merge(tree, _of_option(folder, group, chosen[group]))
     for sign, key, value in parsed:
+        # Values of single settings come last, whatever their order: Hydra composes groups first.
         if key not in chosen and "/" not in key:  # hydra/launcher and the like
             _assign(tree, key.split("."), value, remove=sign == "~")
     return _flags(tree)

@@ -54,6 +54,7 @@ class GroupedIterator(CountingIterator):
 
     def __init__(self, iterable: Any, chunk_size: int) -> None:
         items = iter(iterable)
+        # An empty list ends them: `iter` with a second argument stops at that value.
         groups = iter(lambda: list(itertools.islice(items, chunk_size)), [])
         super().__init__(groups, -(-getattr(iterable, "n", 0) // chunk_size), -(-len(iterable) // chunk_size))
 
@@ -86,6 +87,7 @@ class EpochBatchIterator:
         self.batches = list(batch_sampler(dataset, epoch) if callable(batch_sampler) else batch_sampler)
         self.num_shards, self.shard_id, self.shuffle = num_shards, shard_id, True
         self._current: CountingIterator | None = None
+        # Batches to leave out in the next epoch: set by a saved state, and used once.
         self._start: int | None = None
 
     def __len__(self) -> int:
@@ -116,6 +118,7 @@ class EpochBatchIterator:
         """The batches of an epoch, for all processes."""
         batches = list(self.batches)
         if shuffle:
+            # numpy's former generator: the order must be fairseq's for the same seed.
             np.random.RandomState((self.seed + epoch) % 2**32).shuffle(batches)
         return batches
 
@@ -153,6 +156,7 @@ class IteratorSampler:
         self.iterator, self.batching, self.shuffle = copy.copy(iterator), batching, batching.shuffle
         self.iterator.batches = [np.array(batch, np.int64) for batch in batches if batch]
         ends = np.cumsum([len(batch) for batch in self.iterator.batches])
+        # A checksum of the batches: a resumed run must not take others for those that it has read.
         world, seed = batching.world_size, iterator.seed if self.shuffle else 0
         self.layout = Layout(BATCHES, len(ends), world, world, 0, zlib.crc32(ends.tobytes()), seed)
 
@@ -168,4 +172,5 @@ class IteratorSampler:
         batching = self.batching
         batches = self.iterator.ordered(epoch, self.shuffle and epoch > batching.curriculum)
         for number in range(read + batching.rank, len(self) * batching.world_size, batching.world_size):
+            # A process whose share is one batch shorter takes part in the last reduction with an empty one.
             yield batches[number] if number < len(batches) else np.empty(0, np.int64)

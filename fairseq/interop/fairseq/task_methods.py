@@ -47,6 +47,7 @@ def check_methods(task: Any, model: Any) -> None:
                 _signature(task, method).bind(*values, **keywords(task, method))
             except TypeError as error:
                 raise UserError(f"--task {name}: {method} must take {EXPECTED[method]} ({error})") from None
+            # A step of fairseq returns no memory, and its batches do not continue the rows of the last ones.
             if method != "load_dataset" and model.memory_length:
                 raise UserError(
                     f"--task {name}: its {method} cannot carry the model's memory "
@@ -95,6 +96,7 @@ class CollatedDataset:
 
     @property
     def sizes(self) -> np.ndarray:
+        # Of a pair of texts `num_tokens` gives two numbers.
         return np.array([int(np.max(self.dataset.num_tokens(int(i)))) for i in self.indices], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -167,6 +169,7 @@ def run_step(task: Any, graph: Any, sample: Sample, update_num: int) -> tuple[An
     Raises:
         UserError: ``train_step`` passed no loss to ``optimizer.backward``.
     """
+    # fairseq's trainer chooses between the two in the same way.
     if not graph.training:
         return task.valid_step(sample, graph.model, graph.criterion)
     optimizer = DeferredOptimizer()
