@@ -44,7 +44,6 @@ class _FormerNames(importlib.machinery.SourceFileLoader):
 
     def exec_module(self, module: ModuleType) -> None:
         super().exec_module(module)
-        # After the module has run: its class must exist.
         cls, home, names = METHODS.get(module.__name__, ("", "", ""))
         for name in names.split():
             setattr(getattr(module, cls), name, _method(home_of(home), name, getattr(getattr(module, cls), name, None)))
@@ -57,7 +56,6 @@ def _find_names(module: ModuleType) -> None:
 
     def find(name: str) -> Any:
         if present is not None:
-            # A module's own lazy names come first: the tables only add to them.
             with contextlib.suppress(AttributeError):
                 return present(name)
         full, path = f"{module.__name__}.{name}", vars(module).get("__path__")
