@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All of babylm.sh on the first million words of a text, with three models of two layers: ten minutes on two cores.
+# All of babylm.sh on the first million words of a text, with three models of two layers: three to six minutes on two cores.
 # Usage: million.sh TRAIN VALID TABLE [OUT]   Paths begin at the root of the repository.
 #   TRAIN, VALID  files of raw text, also .gz and .xz; the first million and 20,000 words are read
 #   TABLE         folder with train.tsv and dev.tsv, columns sentence and label; 2,000 and 500 sentences are read
