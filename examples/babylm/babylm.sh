@@ -36,8 +36,13 @@ one_by_one=${ONE_BY_ONE:-}
 [[ -n $one_by_one ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU || one_by_one=1
 [[ -f $pairs ]] || fail "PAIRS=$pairs: file not found; give JSON lines in BLiMP's format"
 [[ -z ${TABLE:-} || (-f $TABLE/train.tsv && -f $TABLE/dev.tsv) ]] || fail "TABLE=$TABLE: has no train.tsv and dev.tsv"
+python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("transformers") is None)' ||
+  fail "transformers is not installed, and evaluates the exports: pip install transformers"
 ((bpe < 65000)) || fail "BPE=$bpe: must be below 65,000"
 ((share < 100)) || fail "SHORT_SHARE=$share: must be below 100 per cent"
+
+# What is wrong in PAIRS or TABLE is found before hours of training.
+[[ -n ${DRY_RUN:-} ]] || python examples/babylm/evaluate.py --pairs "$pairs" ${TABLE:+--table "$TABLE"}
 
 # step NAME COMMAND…: run it, and note its seconds.
 step() {
@@ -62,6 +67,13 @@ texts() {
   echo "${files[*]}"
 }
 
+# sums FILE,FILE,…: the checksums and sizes of texts.
+sums() {
+  local files
+  IFS=, read -r -a files <<<"$1"
+  cksum "${files[@]}" | cut -d " " -f 1,2 | paste -s -d , -
+}
+
 [[ -n ${DRY_RUN:-} ]] || { mkdir -p "$out" && printf "" >"$out/seconds.tsv"; }
 
 # 1. Texts to byte-level subwords, which are learned on the training texts: no text has unknown symbols.
@@ -70,9 +82,19 @@ if [[ -n ${NOTES:-} ]]; then
   counts=${NOTE_COUNTS:-$(full_or_small 10:100 3:30)} data=$out/data-bin-notes
   notes=(--notes --note-min-count "${counts%:*}" --note-max-count "${counts#*:}")
 fi
-if [[ ! -e $data/dict.txt ]]; then
+if [[ ! -e $data/dict.txt || -n ${TRAIN:-}${VALID:-} ]]; then
   train=$(texts TRAIN)
   valid=$(texts VALID)
+fi
+if [[ -n ${train:-} && -z ${DRY_RUN:-} ]]; then # other texts or subwords may not go on in the same folder
+  made=$(printf '%s\n' "BPE=$bpe" "NOTE_COUNTS=${counts:-}" "TRAIN=$(sums "$train")" "VALID=$(sums "$valid")")
+  if [[ ! -e $data/dict.txt ]]; then
+    printf '%s\n' "$made" >"$data.made-from"
+  elif [[ -e $data.made-from ]] && changed=$(grep -vxF -f "$data.made-from" <<<"$made"); then
+    fail "OUT=$out: $data was made with other ${changed%%=*}; give another OUT, or what it was made with"
+  fi
+fi
+if [[ ! -e $data/dict.txt ]]; then
   step subwords python preprocess.py --trainpref "$train" --validpref "$valid" --bpe hf --learn-bpe "$bpe" --destdir "$data" \
     ${notes[@]+"${notes[@]}"}
 fi
@@ -103,8 +125,12 @@ train() { # train ARCH FLAGS…
 }
 
 export_as() { # export_as CHECKPOINT NAME FLAGS…
-  [[ -e $out/exported/$2 ]] ||
-    step "$2 export" python -m fairseq_cli.export_model "$1" --to hf --out "$out/exported/$2" "${@:3}"
+  local exported=$out/exported/$2
+  # After more EPOCHS the former export is moved aside, not removed: it may have become a repository.
+  if [[ -e $exported && -n $(find "$1" -name "*.pt" -newer "$exported/config.json") ]]; then
+    run mv "$exported" "$exported.until-$(date +%Y%m%d-%H%M%S)"
+  fi
+  [[ -e $exported ]] || step "$2 export" python -m fairseq_cli.export_model "$1" --to hf --out "$exported" "${@:3}"
 }
 
 # 3. Checkpoints as revisions; minimal pairs; a classifier; and both again with transformers alone.

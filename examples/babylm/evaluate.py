@@ -2,13 +2,15 @@
 
 It imports nothing of this package: copy it to wherever the exports are. For each folder, and each of its subfolders
 ``chck_…``, it prints the accuracy on minimal pairs; with ``--table`` it fine-tunes a classifier on the last one.
+Without a folder it only reads the files, to find their mistakes before hours of training.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def revisions(folder: Path) -> list[Path]:
 def check_offsets(tokenizer: Any) -> None:
     """See that each token's offsets are of the characters that it stands for."""
     encoded = tokenizer(OFFSETS, return_offsets_mapping=True, add_special_tokens=False)
-    covered = {place for begin, end in encoded["offset_mapping"] for place in range(begin, end)}
+    covered = {index for begin, end in encoded["offset_mapping"] for index in range(begin, end)}
     assert covered == set(range(len(OFFSETS))), "no character is left out"
     assert tokenizer.decode(encoded["input_ids"]) == OFFSETS
 
@@ -60,14 +62,14 @@ def log_probability(model: Any, tokenizer: Any, text: str, causal: bool) -> floa
         ids = torch.cat([ids, torch.tensor([[tokenizer.eos_token_id]])], 1)  # the end of the line, as in training
         lprobs = model(ids).logits[0, :-1].log_softmax(-1)  # [T - 1, V]
         return float(lprobs.gather(1, ids[0, 1:, None]).sum())
-    places = (encoded["special_tokens_mask"][0] == 0).nonzero()[:, 0]
-    rows = ids.repeat(len(places), 1)  # one row for each masked token
-    rows[range(len(places)), places] = tokenizer.mask_token_id
-    lprobs = model(rows).logits[range(len(places)), places].log_softmax(-1)
-    return float(lprobs.gather(1, ids[0, places, None]).sum())
+    masked = (encoded["special_tokens_mask"][0] == 0).nonzero()[:, 0]
+    rows = ids.repeat(len(masked), 1)  # one row for each masked token
+    rows[range(len(masked)), masked] = tokenizer.mask_token_id
+    lprobs = model(rows).logits[range(len(masked)), masked].log_softmax(-1)
+    return float(lprobs.gather(1, ids[0, masked, None]).sum())
 
 
-def accuracy(folder: Path, pairs: Sequence[dict[str, str]]) -> float | None:
+def accuracy(folder: Path, pairs: Sequence[tuple[str, str]]) -> float | None:
     """Return the share of *pairs* whose good sentence is more probable; None if the model predicts no words."""
     tokenizer, config = load(AutoTokenizer, folder), load(AutoConfig, folder)
     check_offsets(tokenizer)
@@ -77,23 +79,79 @@ def accuracy(folder: Path, pairs: Sequence[dict[str, str]]) -> float | None:
     if not causal and not config.architectures[0].endswith("ForMaskedLM"):
         return None
     model = load(AutoModelForCausalLM if causal else AutoModelForMaskedLM, folder).eval()
-    good, bad = (
-        [log_probability(model, tokenizer, pair[f"sentence_{kind}"], causal) for pair in pairs]
-        for kind in ("good", "bad")
-    )
-    return sum(first > second for first, second in zip(good, bad, strict=True)) / len(pairs)
+    scores = [[log_probability(model, tokenizer, sentence, causal) for sentence in pair] for pair in pairs]
+    return sum(good > bad for good, bad in scores) / len(pairs)
+
+
+class InputError(Exception):
+    """A file that cannot be used; the message names it, its line, and what is expected."""
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """The lines of a text with something in them, and where each is."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: {error}; give a file in UTF-8") from None
+    # Unlike splitlines(), which also splits at U+2028 and U+0085 inside of sentences.
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield f"{path}: line {number}", line.rstrip("\r")
+
+
+def read_pairs(path: Path) -> list[tuple[str, str]]:
+    """The good and the bad sentence of each pair of a file in BLiMP's format."""
+    pairs = []
+    for where, line in numbered_lines(path):
+        try:
+            pair = json.loads(line)
+        except (ValueError, RecursionError):
+            raise InputError(f"{where}: not JSON; give one object in each line") from None
+        sentences = [pair.get(f"sentence_{kind}") for kind in ("good", "bad")] if isinstance(pair, dict) else [None]
+        if not all(isinstance(sentence, str) and sentence.strip() for sentence in sentences):
+            raise InputError(f"{where}: has no texts sentence_good and sentence_bad")
+        pairs.append((sentences[0], sentences[1]))
+    if not pairs:
+        raise InputError(f"{path}: no pairs; give JSON lines with sentence_good and sentence_bad")
+    return pairs
 
 
 def read_table(path: Path) -> list[tuple[str, str]]:
-    """Return sentences and labels."""
-    head, *rows = (line.split("\t") for line in path.read_text(encoding="utf-8").splitlines())
-    return [(row[head.index("sentence")], row[head.index("label")]) for row in rows]
+    """Sentences and labels of a table with tabs between its columns."""
+    lines = numbered_lines(path)
+    head = next(lines, ("", ""))[1].split("\t")
+    if missing := {"sentence", "label"} - set(head):
+        raise InputError(f"{path}: no column {' and no column '.join(sorted(missing))}; tabs divide columns")
+    columns = head.index("sentence"), head.index("label")
+    rows = []
+    for where, line in lines:
+        fields = [field.strip() for field in line.split("\t")]
+        if len(fields) <= max(columns) or not all(fields[column] for column in columns):
+            raise InputError(f"{where}: no sentence or no label; correct or remove the line")
+        if "," in fields[columns[1]]:  # fairseq-finetune separates labels by commas
+            raise InputError(f"{where}: label {fields[columns[1]]!r} has a comma; correct or remove the line")
+        rows.append((fields[columns[0]], fields[columns[1]]))
+    if not rows:
+        raise InputError(f"{path}: no examples; the file needs lines after its header")
+    return rows
 
 
-def classify(folder: Path, table: Path, epochs: int, rate: float) -> float:
-    """Fine-tune a classifier on ``train.tsv``; return its accuracy on ``dev.tsv``."""
+def read_tables(folder: Path) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Sentences and labels to train on, from ``train.tsv``, and to test on, from ``dev.tsv``."""
+    training, test = read_table(folder / "train.tsv"), read_table(folder / "dev.tsv")
+    known = {label for _, label in training}
+    if len(known) < 2:
+        raise InputError(f"{folder / 'train.tsv'}: all examples have the label {training[0][1]}; give two or more")
+    if unknown := sorted({label for _, label in test} - known):
+        raise InputError(f"{folder / 'dev.tsv'}: label {unknown[0]} is not in train.tsv")
+    return training, test
+
+
+def classify(
+    folder: Path, training: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]], epochs: int, rate: float
+) -> float:
+    """Fine-tune a classifier on *training*; return its accuracy on *test*."""
     torch.manual_seed(1)
-    training, test = read_table(table / "train.tsv"), read_table(table / "dev.tsv")
     labels = sorted({label for _, label in training})
     tokenizer = load(AutoTokenizer, folder)
     model = load(AutoModelForSequenceClassification, folder, num_labels=len(labels))
@@ -123,7 +181,7 @@ def classify(folder: Path, table: Path, epochs: int, rate: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="exported models")
+    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="exported models")
     parser.add_argument("--pairs", type=Path, required=True, help="JSON lines with sentence_good and sentence_bad")
     parser.add_argument("--table", type=Path, help="folder with train.tsv and dev.tsv, columns sentence and label")
     parser.add_argument("--epochs", type=int, default=3)
@@ -131,13 +189,19 @@ def main() -> None:
     args = parser.parse_args()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    pairs = [json.loads(line) for line in args.pairs.read_text(encoding="utf-8").splitlines()]
+    try:
+        pairs = read_pairs(args.pairs)
+        tables = read_tables(args.table) if args.table is not None else None
+    except InputError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
     for folder in args.folders:
         for revision in revisions(folder):
             if (share := accuracy(revision, pairs)) is not None:
                 print(f"{revision}\tpairs\t{share:.4f}", flush=True)
-        if args.table is not None and load(AutoConfig, folder).architectures[0] != "ElectraForMaskedLM":
-            print(f"{folder}\tclassifier\t{classify(folder, args.table, args.epochs, args.rate):.4f}", flush=True)
+        if tables is not None and load(AutoConfig, folder).architectures[0] != "ElectraForMaskedLM":
+            score = classify(folder, *tables, args.epochs, args.rate)
+            print(f"{folder}\tclassifier\t{score:.4f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
 import random
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import runs
@@ -52,6 +55,12 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         rows = (f"{label} {sentence()}\t{label}\n" for label in ("yes", "no") for _ in range(12))
         (folder / "table" / f"{split}.tsv").write_text("sentence\tlabel\n" + "".join(rows))
     return {name.upper(): folder / name for name in ("train", "valid", "table")}
+
+
+@pytest.fixture(scope="module")
+def evaluation() -> dict[str, Any]:
+    """What evaluate.py defines."""
+    return runpy.run_path(str(RECIPE / "evaluate.py"))
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +132,35 @@ def test_a_second_run_prepares_and_exports_nothing_again(finished: tuple[Path, s
     assert re.findall(r"^python (?:-m )?(\S+)", result.stdout, flags=re.MULTILINE) == programs
 
 
+def test_a_longer_training_moves_former_exports_aside(finished: tuple[Path, str], tmp_path: Path) -> None:
+    out = shutil.copytree(finished[0], tmp_path / "out")
+    (out / "electra" / "checkpoint_last.pt").touch()
+    result = run(SMALL=1, DRY_RUN=1, OUT=out)
+    assert result.returncode == 0, result.stderr
+    moved = re.findall(r"^mv (\S+) \1\.until-[\d-]+$", result.stdout, flags=re.MULTILINE)
+    assert moved == [f"{out}/exported/electra", f"{out}/exported/electra-generator"]
+
+
+def test_data_of_other_texts_or_subwords_are_not_used(
+    finished: tuple[Path, str], texts: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "0.txt").write_text("Other words.")
+    for name, value in {"VALID": tmp_path / "other", "BPE": 300}.items():
+        result = run(SMALL=1, OUT=finished[0], **{**texts, name: value})
+        what = f"{finished[0]}/data-bin was made with other {name}; give another OUT, or what it was made with"
+        assert (result.returncode, result.stdout, result.stderr) == (2, "", f"OUT={finished[0]}: {what}\n")
+
+
+def test_a_model_that_is_still_in_training_is_one_line(finished: tuple[Path, str]) -> None:
+    folder = os.open(finished[0] / "shortformer", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)  # as a training holds it that outlives the script, after kill -9
+    result = run(SMALL=1, OUT=finished[0], MODELS="shortformer", WORDS="3K")
+    os.close(folder)
+    assert result.returncode == 2
+    assert re.fullmatch(r"train.py: error: .*shortformer: .* another .*\n", result.stderr), result.stderr
+
+
 def test_an_electra_with_notes_is_exported_without_them(texts: dict[str, Path], tmp_path: Path) -> None:
     settings = {**texts, "TABLE": "", "MODELS": "electra", "NOTES": 1, "HF_MODULES_CACHE": tmp_path / "modules"}
     result = run(SMALL=1, WORDS="6K", OUT=tmp_path, OMP_NUM_THREADS=1, **settings)
@@ -175,3 +213,65 @@ def test_a_wrong_setting_is_one_line(
 ) -> None:
     result = run(**{**texts, "DRY_RUN": 1, "OUT": tmp_path / "out", **variables})
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"{message}\n")
+
+
+HEADER = "sentence\tlabel\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("pairs.jsonl", "", "pairs.jsonl: no pairs; give JSON lines with sentence_good and sentence_bad"),
+        ("pairs.jsonl", '\n{"sentence_good": ', "pairs.jsonl: line 2: not JSON; give one object in each line"),
+        ("pairs.jsonl", '{"good": 1}', "pairs.jsonl: line 1: has no texts sentence_good and sentence_bad"),
+        ("pairs.jsonl", "[" * 10**5, "pairs.jsonl: line 1: not JSON; give one object in each line"),
+        ("train.tsv", "text\tclass\n", "train.tsv: no column label and no column sentence; tabs divide columns"),
+        ("train.tsv", HEADER, "train.tsv: no examples; the file needs lines after its header"),
+        (
+            "train.tsv",
+            HEADER + "One\tyes\nTwo\n",
+            "train.tsv: line 3: no sentence or no label; correct or remove the line",
+        ),
+        ("train.tsv", HEADER + "One\ta,b\n", "train.tsv: line 2: label 'a,b' has a comma; correct or remove the line"),
+        ("train.tsv", HEADER + "One\tyes\n", "train.tsv: all examples have the label yes; give two or more"),
+        ("dev.tsv", HEADER + "One\tmaybe\n", "dev.tsv: label maybe is not in train.tsv"),
+    ],
+)
+def test_mistakes_in_files_are_one_line(
+    name: str,
+    content: str,
+    message: str,
+    evaluation: dict[str, Any],
+    texts: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for file in (*texts["TABLE"].iterdir(), RECIPE / "pairs.jsonl"):
+        shutil.copy(file, tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["evaluate.py", "--pairs", str(tmp_path / "pairs.jsonl"), "--table", str(tmp_path)]
+    )
+    evaluation["main"]()
+    (tmp_path / name).write_text(content)
+    with pytest.raises(SystemExit) as end:
+        evaluation["main"]()
+    printed = capsys.readouterr()
+    assert (end.value.code, printed.out, printed.err) == (2, "", f"{tmp_path}/{message}\n")
+
+
+def test_separators_of_unicode_do_not_end_a_line(evaluation: dict[str, Any], tmp_path: Path) -> None:
+    sentence = "One\u2028two\u0085 \x0cthree."
+    pair = json.dumps({"sentence_good": sentence, "sentence_bad": sentence}, ensure_ascii=False)
+    (tmp_path / "pairs.jsonl").write_text(f"\ufeff{pair}\r\n\n")
+    assert evaluation["read_pairs"](tmp_path / "pairs.jsonl") == [(sentence, sentence)]
+    (tmp_path / "train.tsv").write_text(f"{HEADER}{sentence}\tyes\n")
+    assert evaluation["read_table"](tmp_path / "train.tsv") == [(sentence, "yes")]
+
+
+def test_files_are_read_before_training(texts: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "pairs.jsonl").write_text("{")
+    result = run(SMALL=1, OUT=tmp_path / "out", PAIRS=tmp_path / "pairs.jsonl", **texts)
+    message = f"{tmp_path}/pairs.jsonl: line 1: not JSON; give one object in each line\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
+    assert not (tmp_path / "out").exists()
