@@ -16,7 +16,7 @@ COPY constraints.txt pyproject.toml ./
 ARG TORCH_INDEX_URL=https://download.pytorch.org/whl/cpu
 RUN python -c "import torch" 2>/dev/null || \
     pip install --no-cache-dir -c constraints.txt torch --index-url "$TORCH_INDEX_URL"
-ARG EXTRAS=plots,tensorboard,hub,glue,tokenizers
+ARG EXTRAS=plots,tensorboard,glue,tokenizers
 RUN python -c "import sys, tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; print(*p['dependencies'], *(d for e in sys.argv[1].split(',') if e for d in p['optional-dependencies'][e]), sep='\n')" "$EXTRAS" >requirements.txt && \
     pip install --no-cache-dir -c constraints.txt -r requirements.txt
 COPY --from=wheel /dist /opt/dist

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -66,8 +65,6 @@ def main(args: argparse.Namespace) -> None:
                 raise UserError(f"{flag}: is for --to hf; leave it out")
         _write_fairseq(args.source, args.data, out)
         return
-    if importlib.util.find_spec("safetensors") is None:
-        raise UserError("--to hf: needs the safetensors package; install the [hub] extra")
     if out.exists() and (not out.is_dir() or os.listdir(out)):
         raise UserError(f"--out {out}: is a file or not empty; give a new folder")
     path = find_checkpoint(args.source)

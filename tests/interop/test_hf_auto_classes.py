@@ -17,7 +17,6 @@ from exports import MODELS, exported, keep_code_in, made, saved, theirs, tokens
 from fairseq.interop.hugging_face.export import write_texts
 from fairseq.interop.hugging_face.sources import sources
 
-pytest.importorskip("safetensors")
 transformers = pytest.importorskip("transformers")
 KINDS = ("baseline", "gpt", "shortformer", "transformer-xl bands", "transformer-xl zeros", "transformer-xl shaw")
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from runs import arguments, model_of
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fairseq import checkpoint
@@ -22,8 +23,6 @@ from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq_cli import export_model, import_model
 from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.import_model import get_import_parser
-
-safetensors = pytest.importorskip("safetensors.torch")
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hf_encoders"
 NAMES = ("bert", "roberta", "electra_generator", "electra_discriminator")
@@ -54,8 +53,8 @@ def copied(name: str, tmp_path: Path, config: dict[str, Any] | None = None, **te
     content |= config or {}
     (folder / "config.json").write_text(json.dumps({k: v for k, v in content.items() if v != "absent"}))
     if tensors:
-        state = {**safetensors.load_file(folder / "model.safetensors"), **tensors}
-        safetensors.save_file({k: v for k, v in state.items() if v is not None}, folder / "model.safetensors")
+        state = {**load_file(folder / "model.safetensors"), **tensors}
+        save_file({k: v for k, v in state.items() if v is not None}, folder / "model.safetensors")
     return folder
 
 
@@ -104,8 +103,8 @@ def test_a_tokenizer_file_gives_the_vocabulary_and_its_added_words(tmp_path: Pat
 @pytest.mark.parametrize("name", NAMES)
 def test_exported_encoders_are_the_imported_ones(name: str, tmp_path: Path) -> None:
     out = exported(imported(GOLDEN / name, tmp_path / "in") / "checkpoint.pt", tmp_path / "out")
-    want = safetensors.load_file(GOLDEN / name / "model.safetensors")
-    found = safetensors.load_file(out / "model.safetensors")
+    want = load_file(GOLDEN / name / "model.safetensors")
+    found = load_file(out / "model.safetensors")
     assert want.keys() == found.keys() and all(torch.equal(want[key], found[key]) for key in want)
     first, second = (json.loads((folder / "config.json").read_text()) for folder in (GOLDEN / name, out))
     ignored = {"classifier_dropout", "transformers_version", "use_cache", "initializer_range"}
@@ -161,7 +160,7 @@ def test_transformers_loads_exported_encoders_with_the_same_hidden_states(
 
 
 def test_names_of_2018_and_unused_heads_are_understood(tmp_path: Path) -> None:
-    state = safetensors.load_file(GOLDEN / "bert" / "model.safetensors")
+    state = load_file(GOLDEN / "bert" / "model.safetensors")
     former = {
         name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
         for name, value in state.items()
@@ -171,7 +170,7 @@ def test_names_of_2018_and_unused_heads_are_understood(tmp_path: Path) -> None:
     former["bert.embeddings.position_ids"] = torch.arange(40)[None]
     former["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"].clone()
     folder = copied("bert", tmp_path)
-    safetensors.save_file(former, folder / "model.safetensors")
+    save_file(former, folder / "model.safetensors")
     one = checkpoint.load(imported(folder, tmp_path / "a") / "checkpoint.pt")["model"]
     other = checkpoint.load(imported(GOLDEN / "bert", tmp_path / "b") / "checkpoint.pt")["model"]
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -232,10 +231,10 @@ def test_an_untied_output_layer_has_the_bias_that_transformers_reads(tmp_path: P
 @pytest.mark.parametrize("bare", [False, True])
 def test_encoders_without_an_output_layer_are_refused(name: str, bare: bool, tmp_path: Path) -> None:
     heads = ("cls.", "lm_head.", "generator_", "discriminator_")
-    state = safetensors.load_file(GOLDEN / name / "model.safetensors")
+    state = load_file(GOLDEN / name / "model.safetensors")
     kept = {key.partition(".")[2] if bare else key: value for key, value in state.items() if not key.startswith(heads)}
     folder = copied(name, tmp_path)
-    safetensors.save_file(kept, folder / "model.safetensors")
+    save_file(kept, folder / "model.safetensors")
     with pytest.raises(UserError, match=r"no output layer for tokens; save it as \w+ForMaskedLM"):
         imported(folder, tmp_path / "out")
 

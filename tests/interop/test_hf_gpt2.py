@@ -18,9 +18,6 @@ from fairseq_cli import export_model, import_model
 from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.import_model import get_import_parser
 
-safetensors = pytest.importorskip("safetensors.torch")
-pytest.importorskip("tokenizers")
-
 SIZES = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 12}
 END = "<|endoftext|>"
 

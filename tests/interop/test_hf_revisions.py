@@ -15,7 +15,6 @@ from runs import model_of
 
 from fairseq import checkpoint
 
-pytest.importorskip("safetensors")
 transformers = pytest.importorskip("transformers")
 WORDS = {"chck_500": 500, "chck_20K": 20_000, "chck_1M": 10**6, "chck_10M": 10**7, "chck_1000M": 10**9}
 

@@ -16,6 +16,7 @@ import pytest
 import runs
 import torch
 from imports import AUTHORS, HF, NAMES, SHAPES, SMALL, authors, golden, hugging_face, refusal, saved, some_tokens
+from safetensors.torch import save_file
 
 from fairseq import checkpoint
 from fairseq.config import options
@@ -114,7 +115,6 @@ def hf_folder(folder: Path, config: dict, file: str) -> dict:
     if file.endswith(".bin"):
         torch.save(theirs, folder / file)
     else:  # which holds a tensor once: of tied ones, that of the input
-        save_file = pytest.importorskip("safetensors.torch").save_file
         ties = [f"crit.out_projs.{band}" for band, tied in enumerate(config["tie_projs"]) if tied]
         ties += [name for name in theirs if name.startswith("crit.out_layers.") and name.endswith(".weight")]
         save_file({name: value for name, value in theirs.items() if name not in ties}, folder / file)

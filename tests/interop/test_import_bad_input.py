@@ -178,13 +178,6 @@ def test_hugging_face_folder_that_lacks_or_mistakes_a_file_is_refused(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_safetensors_package_names_the_extra(tmp_path, monkeypatch):
-    folder = without(tmp_path / "in", "pytorch_model.bin")
-    (folder / "model.safetensors").write_bytes(b"")
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    assert "[hub] extra" in refusal(folder, "--from", "hf-transfo-xl", "--out", tmp_path / "out")
-
-
 def test_flags_that_contradict_or_lead_nowhere_are_refused(tmp_path):
     state_dict, config = AUTHORS / "base.state_dict.pt", AUTHORS / "base.json"
     ours = ["--from", "transformer-xl", "--out", tmp_path / "out"]

@@ -20,7 +20,6 @@ import runs
 from exports import keep_code_in
 
 transformers = pytest.importorskip("transformers")  # before the recipe's commands are forked from this process
-pytest.importorskip("safetensors")
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "examples" / "babylm"
 MODELS = ("shortformer", "transformer_xl", "electra")

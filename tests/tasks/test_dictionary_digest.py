@@ -150,7 +150,6 @@ def test_checkpoints_of_different_dictionaries_are_not_averaged(path: Path, othe
 
 
 def test_an_exported_folder_keeps_the_digest(trained: Path, tmp_path: Path) -> None:
-    pytest.importorskip("safetensors")
     run(export_model, get_export_parser(), trained, "--to hf --out", tmp_path / "hf")
     digest = json.loads((tmp_path / "hf" / "config.json").read_text())["dictionary"]
     assert digest == Dictionary.load(trained / "dict.txt").digest()

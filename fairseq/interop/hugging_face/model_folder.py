@@ -72,10 +72,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        from safetensors.torch import load_file
-    except ImportError:
-        raise UserError(f"{path}: needs the safetensors package; install the [hub] extra") from None
+    from safetensors.torch import load_file  # here, so that other commands start without it
+
     try:
         open_regular(path).close()  # safetensors would wait for a pipe
         return load_file(path)

@@ -1,10 +1,10 @@
 """Files of exported tokenizers: ``tokenizer.json`` of byte-level encodings, where it gives exactly our ids, or code.
 
 The ids are the dictionary's, so that it must have every symbol which merges make: a symbol that it lacks is the
-unknown one here, but has no id there. No ``tokenizer.json`` equals other encodings: ``</s>`` between lines, a special
-symbol, is dropped where text is decoded without them; the normaliser of SentencePiece models composes accents within a
-grapheme there, where the model takes the longest sequence it knows; and symbols of subword-nmt would have other names,
-``er</w>`` and ``er`` for ``er`` and ``er@@``. transformers reads these with
+unknown one here, but has no id there. No ``tokenizer.json`` equals other encodings (a test has examples): ``</s>``
+between lines, a special symbol, is dropped where text is decoded without them; the normaliser of SentencePiece models
+loses the second accent of a letter there; and of the symbols that subword-nmt's merges make on the way to a word, the
+dictionary has only those that are left in some text. transformers reads these with
 :mod:`fairseq.interop.hugging_face.exported.tokenization_fairseq`.
 """
 
