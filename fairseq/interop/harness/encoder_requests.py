@@ -34,6 +34,7 @@ class EncoderRequests:
         ``</s>`` between lines, which is not scored; what does not fit the positions of the model is left out in front.
         """
         lines = [joined(self._encode, context, continuation) for context, continuation in pairs]
+        # Words outside of the vocabulary make results of different models incomparable, so that their share is logged.
         report_unknown((token for line, _ in lines for token in line), self.reader.dictionary, ())
         return self.scorer.score_after(lines)
 

@@ -31,6 +31,7 @@ def task_data() -> Iterator[None]:
     except Exception as error:
         package = type(error).__module__.partition(".")[0]
         unreachable = isinstance(error, ConnectionError | FileNotFoundError | TimeoutError)
+        # A closed pipe is a `ConnectionError`, too, but means that the reader of the output ended.
         if isinstance(error, BrokenPipeError) or not (unreachable or package in PACKAGES):
             raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -54,6 +54,8 @@ class FairseqLM(LM):
         if unknown or not path:
             what = f"{next(iter(unknown))}: unknown" if unknown else "path=CHECKPOINT is missing"
             raise UserError(f"--model_args: {what}; the arguments are {ARGUMENTS}")
+        # The harness passes arguments as text or number, depending on whether they come from `--model_args` or from a
+        # flag.
         if not str(batch_size).isdecimal() or not int(batch_size):
             raise UserError(f"batch_size {batch_size}: expected a number of rows, at least 1")
         if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
@@ -90,6 +92,7 @@ class FairseqLM(LM):
 
 def _plain(args: tuple[Any, ...], count: int) -> Any:
     """Return the arguments of a request, if they are text."""
+    # Tasks with images or sound pass a third argument.
     if len(args) != count:
         raise UserError("the task asks for images or sound; choose tasks of plain text")
     return args

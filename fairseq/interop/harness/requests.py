@@ -88,10 +88,13 @@ class Requests:
         pieces, read = [], []
         for number, (context, continuation) in enumerate(pairs):
             tokens, first = joined(self.encode, context, continuation)
+            # Every text follows `</s>`, as in training: its first token is predicted, too.
             pieces += self._pieces(number, [self.eos, *tokens], 1 + first)
             read += tokens
         self._report(read)
         results = [(0.0, True)] * len(pairs)
+        # By length, so that rows of a batch have little padding; the longest first, so that memory that does not
+        # suffice shows at once.
         pieces.sort(key=lambda piece: -len(piece.tokens))
         for start in range(0, len(pieces), self.batch_size):
             batch = pieces[start : start + self.batch_size]
@@ -137,6 +140,8 @@ class Requests:
         for token in self._sampled([self.eos, *prompt], longest, settings):
             if token == self.eos and self.keeps_lines:
                 break
+            # The whole text is decoded each time: a subword or a byte may change how the ones before it read, and a
+            # stop string may span several tokens.
             chosen.append(token)
             text = self.model.text([*prompt, *chosen]).removeprefix(before)
             if ends := [text.index(stop) for stop in stops if stop and stop in text]:
@@ -167,6 +172,8 @@ class Requests:
             return [Piece(row, tokens, first)]
         pieces, end = [], len(tokens)
         while end > first:
+            # The window before is scored up to the first token that this one has as context only: each token is scored
+            # once, and the last ones have the longest context.
             start = max(0, end - 1 - self.segment)
             pieces.append(Piece(row, tokens[start:end], max(first - start, 1)))
             end = start + 1
@@ -177,12 +184,14 @@ class Requests:
         """The summed log-probability of each piece, and whether each of its tokens is the most probable."""
         model: Any = self.model.model
         longest = max(len(piece.tokens) for piece in pieces)
+        # Padding on the right is harmless: attention is causal, and `mask` leaves it out of the sums.
         rows = [piece.tokens + [self.eos] * (longest - len(piece.tokens)) for piece in pieces]
         tokens = torch.tensor(rows, device=self.device)  # (B, T + 1)
         positions = torch.arange(1, longest, device=self.device)
         firsts = torch.tensor([piece.first for piece in pieces], device=self.device)[:, None]
         ends = torch.tensor([len(piece.tokens) for piece in pieces], device=self.device)[:, None]
         mask = (positions >= firsts) & (positions < ends)  # (B, T)
+        # fp64: answers are compared by these sums, and thousands of fp32 terms would lose digits.
         sums = torch.zeros(len(pieces), dtype=torch.float64, device=self.device)
         misses, memory = torch.zeros_like(sums), None
         for start in range(0, longest - 1, self.segment):
@@ -196,6 +205,7 @@ class Requests:
             memory = extra.get("memory")
             chosen = mask[:, part].nonzero()  # (N, 2)
             targets = tokens[:, 1:][:, part][mask[:, part]]
+            # In parts: all logits of a batch at once, [N, V], may not fit into memory.
             for some in torch.arange(len(chosen), device=self.device).split(TOGETHER):
                 lprobs = model.output_layer.log_probs(hidden[tuple(chosen[some].t())])  # (n, V)
                 values = lprobs.gather(1, targets[some, None])[:, 0]
@@ -223,6 +233,8 @@ def joined(encode: Callable[[str], list[int]], context: str, continuation: str) 
 
     White space at the end of a context belongs to the continuation.
     """
+    # The two are encoded together, because subwords may join across the border: the continuation begins at the first
+    # token that differs.
     ids, before = encode(context + continuation), encode(context.rstrip())
     common = (a == b for a, b in zip(ids, before, strict=False))
     return ids, next((index for index, same in enumerate(common) if not same), min(len(ids), len(before)))

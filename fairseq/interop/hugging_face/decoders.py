@@ -38,6 +38,8 @@ def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) 
         raise UserError(f"{source}: {type(model).__name__} cannot be exported; known: {known}")
     decoder: Any = model.decoder
     encoding = getattr(decoder.cfg, "position_encoding", None)
+    # The exported model reads a text from a cache that only grows; other encodings number positions from the end of the
+    # segment, so that every new token would change those of all former ones.
     if type(model) is TransformerXL and encoding not in BY_DISTANCE:
         known = ", ".join(BY_DISTANCE)
         raise UserError(f"{source}: `position_encoding` {encoding} cannot be exported; known: {known}")
@@ -63,6 +65,7 @@ def parts(model: BaseFairseqModel) -> dict[str, tuple[type, type]]:
 
 def tensors(model: BaseFairseqModel) -> dict[str, Tensor]:
     """Return the parameters and buffers of *model* by name, float32; a shared parameter under its first name only."""
+    # Not `state_dict`, which has a shared parameter under every name: safetensors rejects tensors that share memory.
     values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: value.detach().float().contiguous() for name, value in values.items()}
 
@@ -89,11 +92,13 @@ def restored(
         cfg = fields.typed(kind.config_class, dict(settings))
     except UserError as error:  # of the file: the import has no such flags
         raise UserError(f"{file}: settings: {error}") from None
+    # Even names and shapes take memory: `config.json` could ask for any number of layers before a tensor is compared.
     limit = ModelLimit.of_checkpoint(tensors_by_name, source)
     with limited_models(limit), torch.device("meta"):  # names and shapes only
         model = kind.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
     tensors, parameters = Tensors(tensors_by_name, source), {}
     for name in dict(model.named_buffers()):
+        # Buffers are computed from the settings when the model is made; copies of them in the file are not needed.
         tensors.left.pop(name, None)
     for shape, names in _names(model):
         # A checkpoint may name a shared parameter otherwise than its module, as exports before version 0.5 did.

@@ -98,6 +98,8 @@ def encoder_parameters(sizes: EncoderSizes) -> Iterator[Parameter]:
 
 
 def _layer(ours: str, theirs: str, dim: int, ffn_dim: int) -> Iterator[Parameter]:
+    # There, `output` is a linear layer, dropout and the norm of the sum (the layers are post-norm), which explains why
+    # out_proj and its norm share a prefix.
     for here, there in (("q", "query"), ("k", "key"), ("v", "value")):
         yield from _linear(f"{ours}.self_attn.{here}_proj", f"{theirs}.attention.self.{there}", dim, dim)
     yield from _linear(f"{ours}.self_attn.out_proj", f"{theirs}.attention.output.dense", dim, dim)
@@ -121,6 +123,7 @@ def _head(sizes: EncoderSizes) -> Iterator[Parameter]:
     yield from _linear("encoder.lm_head.dense", dense, sizes.embed_dim, sizes.dim)
     yield from _norm("encoder.lm_head.layer_norm", norm, sizes.embed_dim)
     yield Parameter(OUTPUT_BIAS, OUTPUT_BIASES[sizes.kind], (sizes.vocabulary,))
+    # Tied weights are not listed: a file may have them or not, which the reader handles.
     if sizes.untied:
         yield Parameter(OUTPUT, OUTPUT_WEIGHTS[sizes.kind], (sizes.vocabulary, sizes.embed_dim))
 

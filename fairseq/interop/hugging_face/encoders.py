@@ -41,6 +41,7 @@ FAMILIES = {
 ACTIVATIONS = {  # theirs: ours
     "gelu": "gelu",
     "gelu_python": "gelu",
+    # The next three are one function, the tanh approximation of Hendrycks & Gimpel (2016), written in different ways.
     "gelu_new": "gelu_accurate",
     "gelu_fast": "gelu_accurate",
     "gelu_pytorch_tanh": "gelu_accurate",
@@ -60,6 +61,7 @@ CLASSIFIERS = {
     "roberta": "RobertaForSequenceClassification",
     "discriminator": "ElectraForSequenceClassification",
 }
+# transformers writes only what differs from the defaults of a class, so that a file of BERT base may be nearly empty.
 COMMON: dict[str, Any] = {  # values that a configuration may leave out
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -107,6 +109,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int
     _check_computation(settings, path)
     state = {_modern(name): value for name, value in read_tensors(folder).items()}
     kind = family
+    # `model_type` is the same for both of ELECTRA's models; only the heads differ.
     if family == "electra":
         kind = "discriminator" if any(name.startswith("discriminator_predictions.") for name in state) else "generator"
     sizes = _sizes(kind, settings, path)
@@ -131,6 +134,7 @@ def write(
     tensors = {}
     for ours, theirs, _ in parameters(sizes) if names is None else names:
         value = model.get(TYPES, zero) if ours == TYPES else model[ours]
+        # RoBERTa's table has rows for positions up to padding there, too; BERT's and ELECTRA's begin with position 0.
         tensors[theirs] = value[sizes.first_position :] if ours == POSITIONS else value
         if ours == OUTPUT and sizes.kind != "generator":  # an untied projection has its own bias
             tensors[theirs.replace("weight", "bias")] = model[OUTPUT_BIAS]
@@ -258,15 +262,18 @@ def _check_head(state: Mapping[str, Tensor], sizes: EncoderSizes, where: str) ->
 
 def _convert(state: Mapping[str, Tensor], sizes: EncoderSizes, where: str) -> dict[str, Tensor]:
     tensors = Tensors(state, where)
+    # Parts of a name, not the end of it: `bert.pooler.dense.weight` and `bert.embeddings.position_ids` both count.
     for name in [name for name in tensors.left if not set(UNUSED).isdisjoint(name.split("."))]:
         del tensors.left[name]
     if sizes.untied and (bias := OUTPUT_WEIGHTS[sizes.kind].replace("weight", "bias")) in tensors.left:
         tensors.left[OUTPUT_BIASES[sizes.kind]] = tensors.left.pop(bias)  # the one that an untied model reads
     model = {ours: tensors.take(theirs, *shape) for ours, theirs, shape in parameters(sizes)}
+    # Row `padding_idx` + 1 is the first token's here; the rows before it are never read and stay zero.
     model[POSITIONS] = torch.cat([torch.zeros(sizes.first_position, sizes.embed_dim), model[POSITIONS]])
     if sizes.kind != "discriminator":
         if not sizes.untied:
             model[OUTPUT] = tensors.tied(OUTPUT_WEIGHTS[sizes.kind], model[TOKENS])
+        # transformers stores the bias under two names, of the head and of its linear layer.
         tensors.tied(OUTPUT_WEIGHTS[sizes.kind].replace("weight", "bias"), model[OUTPUT_BIAS])
     tensors.finish()
     return model
@@ -277,6 +284,7 @@ def _args(sizes: EncoderSizes, settings: Mapping[str, Any], path: Path) -> dict[
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"):
         if type(settings[name]) not in (int, float) or not 0 <= settings[name] < 1:
             raise UserError(f"{path}: {name} is {cut(settings[name])}; expected a number from 0, below 1")
+    # RoBERTa's configuration counts the two rows before the first position: 514 for texts of 512 tokens.
     most = sizes.positions - (sizes.padding_idx + 1 if sizes.kind == "roberta" else 0)
     activation = ACTIVATIONS[settings["hidden_act"]]
     args = {
@@ -299,6 +307,7 @@ def _args(sizes: EncoderSizes, settings: Mapping[str, Any], path: Path) -> dict[
         "layer_norm_eps": settings["layer_norm_eps"],
         "untie_weights_roberta": sizes.untied,
     }
+    # The folder has the discriminator alone; with a generator of size 0 the model is built without one.
     return args | ({"generator_size": 0.0} if sizes.kind == "discriminator" else {})
 
 

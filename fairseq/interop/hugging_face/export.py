@@ -151,6 +151,7 @@ def _card(config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[
     """The lines of the model card; what checkpoint and results say in text stands in :func:`_code`."""
     arch = str(state["args"].get("arch"))
     head = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["fairseq-short", arch]}
+    # Through a YAML writer, because the architecture's name comes from a file and could end the header.
     yield from ("---", yaml.safe_dump(head, sort_keys=False, allow_unicode=False).rstrip("\n"), "---", "")
     yield from (f"# {_code(arch)}", "")
     yield (
@@ -170,6 +171,7 @@ def _card(config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[
 
 
 def _training_figures(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    # Checkpoints made by importers have no history; such a card says nothing about training.
     history, extra = state.get("optimizer_history") or [], state.get("extra_state") or {}
     if history and history[-1].get("num_updates"):
         yield "Updates", f"{history[-1]['num_updates']:,}"

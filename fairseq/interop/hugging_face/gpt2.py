@@ -33,6 +33,7 @@ ONLY: dict[str, Any] = {  # settings that change what is computed, with the one 
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
 }
+# The causal mask, which old versions of transformers saved under the name of a bias.
 COMPUTED = (".attn.bias", ".attn.masked_bias")  # buffers of older versions
 SIZES = ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head")
 
@@ -47,6 +48,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], int]:
         UserError: a file is missing, a setting is not supported, or tensors and configuration disagree.
     """
     path = folder / CONFIG
+    # A null counts as left out: transformers writes `n_inner` null where it is four times the width.
     config = {**DEFAULTS, **{name: value for name, value in read_json(path).items() if value is not None}}
     _check(config, path)
     state = {
@@ -66,6 +68,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], int]:
         "decoder_learned_pos": True,
         "activation_fn": ACTIVATIONS[config["activation_function"]],
         "share_decoder_input_output_embed": config.get("tie_word_embeddings", True),
+        # Unlike Vaswani et al. (2017), GPT-2 does not multiply embeddings by √d.
         "no_scale_embedding": True,
         "dropout": float(config["resid_pdrop"]),
         "attention_dropout": float(config["attn_pdrop"]),
@@ -105,6 +108,8 @@ def _convert(tensors: Tensors, config: Mapping[str, Any], inner: int) -> dict[st
         theirs, ours = f"h.{layer}", f"decoder.layers.{layer}"
         for norm, name in (("ln_1", "self_attn_layer_norm"), ("ln_2", "final_layer_norm")):
             model |= _norm(tensors, f"{theirs}.{norm}", f"{ours}.{name}", dim)
+        # GPT-2's linear maps are one-dimensional convolutions: [inputs, outputs], with queries, keys and values side by
+        # side in the columns.
         weight = tensors.take(f"{theirs}.attn.c_attn.weight", dim, 3 * dim).t()
         bias = tensors.take(f"{theirs}.attn.c_attn.bias", 3 * dim)
         for part, name in enumerate(("q_proj", "k_proj", "v_proj")):
@@ -116,8 +121,10 @@ def _convert(tensors: Tensors, config: Mapping[str, Any], inner: int) -> dict[st
         model |= _linear(tensors, f"{theirs}.mlp.c_proj", f"{ours}.fc2", inner, dim)
     model |= _norm(tensors, "ln_f", "decoder.layer_norm", dim)
     tied = config.get("tie_word_embeddings", True)
+    # A tied file may store the copy; another value under that name would be silently lost.
     output = tensors.tied("lm_head.weight", embeddings) if tied else tensors.take("lm_head.weight", words, dim)
     tensors.finish()
+    # Under this name also when tied, as a checkpoint of fairseq holds every copy.
     return {**model, "decoder.output_projection.weight": output}
 
 

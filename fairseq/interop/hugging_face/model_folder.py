@@ -58,6 +58,8 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     Raises:
         UserError: both files are missing, or the file is damaged.
     """
+    # First, as in transformers: a folder with both formats has the same model twice, and safetensors needs no
+    # interpreter.
     if (folder / SAFE).exists():
         return _safetensors(folder / SAFE)
     if not (folder / PICKLE).exists():
@@ -93,6 +95,7 @@ def _lines(path: Path) -> list[str]:
         raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; convert it, as with iconv") from None
+    # Empty lines count: the number of the line is the id of its word.
     return [(line.split() or [""])[0] for line in lines]
 
 
@@ -100,6 +103,8 @@ def _unpickled(path: Path) -> Any:
     root = inert.load(path).root
     content = root.state if isinstance(root, Inert) else root
     if isinstance(content, dict):
+        # The vocabulary of Transformer-XL's authors: `idx2sym` is a list, and `sym2idx` the mapping that can be
+        # inverted.
         return content.get("idx2sym") or content.get("sym2idx") or content
     return content
 
@@ -110,6 +115,7 @@ def _words(content: Any, path: Path) -> list[str]:
         return content
     if isinstance(content, dict) and content and all(isinstance(word, str) for word in content):
         indices = {index for index in content.values() if type(index) is int}
+        # A gap would shift the ids of all words after it.
         if indices == set(range(len(content))):
             return sorted(content, key=content.__getitem__)
     raise UserError(f"{path}: unknown vocabulary format; expected a list of words, or words and their ids")
@@ -119,6 +125,7 @@ def _tokenizer_words(content: dict[str, Any], path: Path) -> list[str]:
     """The words of a file of the tokenizers package, including added tokens."""
     model = content.get("model")
     words = model.get("vocab") if isinstance(model, dict) else None
+    # A unigram model lists [piece, score], and the position is the id.
     if isinstance(words, list):  # pieces and their scores
         words = {piece[0]: index for index, piece in enumerate(words) if isinstance(piece, list) and piece}
     added = content.get("added_tokens")

@@ -97,6 +97,8 @@ def _sources(adapters: Iterable[str], load: Callable[[str], Module]) -> Iterator
     ]
     while todo:
         name, needs = todo.pop()
+        # A module can be reached several times with other names; it is read again only for new ones, which also ends
+        # cycles.
         if needs <= needed.setdefault(name, set()):
             continue
         needed[name] |= needs
@@ -134,6 +136,8 @@ def _imports(module: Module, statements: Iterable[Statement]) -> Iterator[str]:
     plain: list[str] = []
     imports: dict[str, list[str]] = {}
     for name, (origin, original) in module.imports.items():
+        # A name of this package that only annotations use is not copied and cannot be imported there, nor need it be,
+        # since they are never evaluated; other packages are installed anyway.
         if name not in (evaluated if _is_ours(origin) else used):
             continue
         if original is None:
@@ -179,11 +183,13 @@ def _statement(
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         defines = {node.name}
         for decorator in [*node.decorator_list]:
+            # A registry does not exist in the exported folder; one registered class would bring in the whole machinery.
             if any(imports.get(name, ("",))[0] == REGISTRY for name in _names(decorator)):
                 dropped |= set(range(decorator.lineno, (decorator.end_lineno or 0) + 1))
                 node.decorator_list.remove(decorator)
     else:
         defines = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    # Before the annotations are taken out of the tree below, so that it has their names, too.
     uses = _names(node)
     for inner in ast.walk(node):
         for annotation in ("annotation", "returns"):

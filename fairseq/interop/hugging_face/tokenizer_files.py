@@ -64,6 +64,7 @@ def tokenizer_files(
     if content is not None:
         inputs = ["input_ids", *["token_type_ids"] * (token_types is not None), "attention_mask"]
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+        # A decoder goes on from the last token of each row; padding at the end would stand between it and the new ones.
         config["padding_side"] = "left" if token_types is None else "right"
         return TokenizerFiles({CONFIG: _json(config), FAST: content})
     kind = "FairseqTokenizer" if token_types is None else "FairseqEncoderTokenizer"
@@ -76,6 +77,7 @@ def tokenizer_files(
 
 def _parts(tokenizer: Tokenizer | None) -> Mapping[str, tuple[type]]:
     steps = [type(step) for step in (tokenizer.words, tokenizer.subwords) if step is not None] if tokenizer else []
+    # Code of a plug-in lies outside this package and cannot be copied with a licence and a version.
     for kind in steps:
         if kind.__module__.split(".")[0] != "fairseq":
             raise UserError(f"{tokenizer}: the tokenizer is a plug-in, which cannot be exported")
@@ -89,6 +91,7 @@ def _names(dictionary: Dictionary, encoder: bool) -> dict[str, str]:
     ids["bos"] = dictionary.bos() if encoder else dictionary.eos()
     if encoder:
         ids |= {"cls": dictionary.bos(), "sep": dictionary.eos(), "mask": dictionary.mask()}
+    # GPT-2's dictionary has no padding, but transformers needs a symbol to make batches; the mask hides it.
     elif ids["pad"] < 0:
         ids["pad"] = dictionary.eos()
     return {f"{role}_token": dictionary[index] for role, index in ids.items() if index >= 0}
@@ -108,6 +111,8 @@ def fast_tokenizer(
             ``</s>``.
         separator: see :func:`tokenizer_files`.
     """
+    # Without a symbol for line feeds they would be `</s>` here, which a fast tokenizer drops as special when it
+    # decodes.
     if tokenizer is None or tokenizer.words is not None or LINE_FEED not in dictionary:
         return None
     subwords = tokenizer.subwords
@@ -117,6 +122,8 @@ def fast_tokenizer(
     model, added = values["model"], {token["content"]: token for token in values["added_tokens"]}
     model["vocab"].pop(model.pop("unk_token", None), None)  # no text is unknown to bytes
     ids = {symbol: dictionary.indices.get(symbol) for symbol in (*BYTES, *model["vocab"], *added)}
+    # A subword without an id here is unknown and so has no equal there; a normaliser changes text, which `decode` could
+    # not give back.
     if model["type"] != "BPE" or values["normalizer"] is not None or None in ids.values():
         return None
     special = _special(dictionary, token_types is not None)
@@ -127,6 +134,8 @@ def fast_tokenizer(
     values["post_processor"] = _rows(dictionary, token_types, separator)
     values["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     content = json.dumps(values, ensure_ascii=False)
+    # The last word is a trial on hard texts: what the conditions above overlook, such as an odd setting of the
+    # pre-tokenizer, ends in the slower but equal tokenizer.
     library = import_tokenizers("hf").Tokenizer.from_str(content)
     for text in TEXTS:
         want = [dictionary.index(symbol) for symbol in tokenizer.encode(text).split()]
@@ -153,6 +162,7 @@ def _rows(dictionary: Dictionary, token_types: int | None, separator: int | None
     def word(index: int, kind: int) -> dict[str, Any]:
         return {"SpecialToken": {"id": dictionary[index], "type_id": kind}}
 
+    # RoBERTa has one token type only: the second text of a pair has type 0 there.
     last = min(1, (token_types or 1) - 1)
     first, second = ({"Sequence": {"id": name, "type_id": kind}} for name, kind in (("A", 0), ("B", last)))
     begin, end = dictionary.eos() if token_types is None else dictionary.bos(), dictionary.eos()

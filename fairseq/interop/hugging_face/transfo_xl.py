@@ -59,11 +59,13 @@ def eos(folder: Path) -> int | None:
 
 def _config(source: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration under the original authors' keys."""
+    # A configuration may name no segment, since transformers reads texts of any length; evaluation here needs one.
     config: dict[str, Any] = {"tgt_len": SEGMENT, "tie_weight": True, **source}  # omitted from the file where true
     if "vocab_size" not in config and "n_token" in config:
         config["vocab_size"] = config["n_token"]
     if "tie_projs" not in config and "proj_share_all_but_first" in config:
         cutoffs = config.get("cutoffs")
         tails = len(cutoffs) if isinstance(cutoffs, list) else 0
+        # As the shorthand's name says: the first band has a projection of its own.
         config["tie_projs"] = [False] + [bool(config["proj_share_all_but_first"])] * tails
     return config

@@ -24,6 +24,8 @@ from fairseq.errors import UserError, read_failure
 from fairseq.interop.pickles.stored_tensor import Storage, Stored
 from fairseq.system.opening import open_regular
 
+# Limits on what a hostile file can make large: names are keys and end up in messages, and printing an integer of
+# millions of digits takes quadratic time.
 NAME_LENGTH = 256  # most characters in the name of a module or a class
 BITS = 128  # most bits of an integer
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # first pickle of a file in the format before PyTorch 1.6
@@ -126,6 +128,8 @@ class _Machine:
     def run(self, file: Any) -> Any:
         """Read the pickle at the position of *file*, and leave *file* after it."""
         for code, argument, _ in pickletools.genops(file):
+            # A few bytes can ask for a copy of all that was read before them: without an account, time and memory would
+            # be quadratic in the size of the file. A real pickle copies less than it has opcodes.
             self.allowance += 4
             if code.name == "STOP":
                 return self.stack.pop()
@@ -173,6 +177,7 @@ class _Machine:
             raise Refused(name.path)
         self.spend(arguments)
         for argument in arguments:
+            # `CALLS` copy their arguments one level deep, so that this level is paid, too.
             if isinstance(argument, tuple | list | dict):
                 self.spend(argument)
         self.push(CALLS[name.path](*arguments))
@@ -194,6 +199,7 @@ class _Machine:
             for part in parts:
                 if isinstance(part, dict):
                     self.spend(part)
+                    # With `__slots__` the state is a pair of two mappings; both are attributes.
                     self.stack[-1].state.update(part)
 
     def extend(self, values: list[Any]) -> None:
@@ -209,6 +215,7 @@ class _Machine:
             self.stack[-1][key] = value
 
     def pop_one(self, _: Any) -> None:
+        # As pickle defines POP: on top of the stack a mark counts as an item.
         if self.marks and self.marks[-1] == len(self.stack):
             self.marks.pop()
         else:
@@ -222,6 +229,8 @@ class _Machine:
         if kind == "module":  # the old format stored classes with their source code
             self.push(what)
             return
+        # ("storage", class, key, device, count). A sixth entry, in the format before 1.6, makes the storage a slice of
+        # another one; torch writes None there today, and other files are rejected.
         key, _, count, *view = rest
         dtype = DTYPES.get(what.path.rpartition(".")[2]) if isinstance(what, Name) else None
         if kind != "storage" or dtype is None or any(view):
@@ -314,6 +323,8 @@ class Loaded:
             UserError: PyTorch rejects its shape or strides.
         """
         try:
+            # `frombuffer` rejects an empty buffer, which is what a tensor without items has; one number stands in for
+            # it.
             flat = torch.frombuffer(self.numbers[stored.storage.key] or bytearray(8), dtype=stored.storage.dtype)
             return flat.as_strided(stored.size, stored.stride, stored.offset)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -355,15 +366,19 @@ def _load_zip(file: BinaryIO) -> Content:
         names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(names) != 1:
             raise ValueError("not an archive of torch.save")
+        # Checked before anything is read: a compressed or overlapping entry of a few kilobytes could unpack to
+        # terabytes.
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("compressed archive; torch.save writes uncompressed ones")
         if sum(entry.compress_size for entry in archive.infolist()) > os.fstat(file.fileno()).st_size:
             raise ValueError("overlapping entries in the archive")
         folder = names[0].removesuffix("data.pkl")
+        # Older versions of torch wrote no such entry; nearly every machine is little-endian.
         if f"{folder}byteorder" in archive.namelist() and archive.read(f"{folder}byteorder") != b"little":
             raise ValueError("big-endian data")
         machine = _Machine()
         root = machine.run(io.BytesIO(archive.read(names[0])))
+        # Only what the pickle refers to is read; an archive may have further entries.
         keys = {storage.key for storage in machine.storages}
         return _complete(root, machine, {key: bytearray(archive.read(f"{folder}data/{key}")) for key in keys})
 
@@ -379,6 +394,8 @@ def _load_pickles(file: BinaryIO) -> Content:
     kinds = {storage.key: storage for storage in machine.storages}
     numbers = {}
     for key in keys:
+        # Each storage begins with its number of items as 8 bytes. The pickle has told how many there must be, so that a
+        # damaged count cannot make this read or allocate more.
         if not isinstance(key, str) or key not in kinds or int.from_bytes(file.read(8), "little") != kinds[key].count:
             raise ValueError("data without a tensor")
         numbers[key] = bytearray(file.read(kinds[key].nbytes))

@@ -24,6 +24,7 @@ class Tensors:
 
     def __init__(self, state: Mapping[str, Tensor], where: str) -> None:
         check_tensors(state, where)
+        # `module.` is the prefix of torch's wrappers for several devices, which training scripts save with the model.
         self.left = {name.removeprefix("module."): value for name, value in state.items()}
         self.where = where
 
@@ -47,7 +48,9 @@ class Tensors:
         """*value* as float32; integers, NaN and infinity are rejected."""
         if not value.is_floating_point():
             raise UserError(f"{self.where}: {name} is {value.dtype}, expected floating point; use a file of weights")
+        # Files may hold half precision, but checkpoints here hold fp32, which training goes on from.
         value = value.detach().to(torch.float32)
+        # Minimum and maximum propagate NaN: one pass, without a mask as large as the tensor.
         if value.numel() and not torch.stack(torch.aminmax(value)).isfinite().all():
             raise UserError(
                 f"{self.where}: {name} has NaN or infinite values; "
@@ -94,6 +97,8 @@ def check_tensors(state: Mapping[str, Tensor], where: str) -> None:
         memory = value.untyped_storage()
         stored[memory.data_ptr()] = memory.nbytes()
         sizes[view(value)] = value.numel() * value.element_size()
+    # A view with strides of 0 describes any size with one number, and every conversion would make it real. Tied and
+    # sliced tensors of true models stay far below four times.
     if sum(sizes.values()) > 4 * sum(stored.values()):
         raise UserError(f"{where}: tensors are views far larger than their storage; give the state dict of a model")
 
@@ -105,4 +110,6 @@ def cut(value: Any) -> str:
 
 def view(value: Tensor) -> tuple[Any, ...]:
     """Return a key that is equal only for names of one tensor: memory, offset, shape, strides, dtype."""
+    # Not the storage's address alone: slices of a fused tensor (queries, keys, values) share it and are different
+    # tensors.
     return value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype

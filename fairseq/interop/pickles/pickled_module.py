@@ -58,6 +58,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
 
 def _parameters(root: Any, path: Path) -> Iterator[tuple[str, Stored]]:
     """Yield every parameter and buffer of a module with its name in a state dict; each submodule is visited once."""
+    # A stack and not recursion: the depth is the file's choice, and a cycle would not end.
     waiting, visited = [("", root)], set()
     while waiting:
         prefix, module = waiting.pop()
@@ -88,9 +89,12 @@ def _settings(root: Inert, stored: dict[str, Stored]) -> dict[str, Any]:
             module = inside.get(name) if isinstance(inside, dict) else None
         if isinstance(module, Inert) and attribute in module.state:
             config[key] = module.state[attribute]
+    # The module does not store whether it was tied: tied tensors are one storage with one view, which equal
+    # descriptions show.
     embeddings, output = "word_emb.emb_layers.0.weight", "crit.out_layers.0.weight"
     config["tie_weight"] = embeddings in stored and stored.get(output) == stored[embeddings]
     inputs = [
+        # With `div_val` 1 all bands have one projection at the input, which each output band may be tied to.
         stored.get(f"word_emb.emb_projs.{0 if config.get('div_val') == 1 else band}") for band in range(_bands(config))
     ]
     outputs = [stored.get(f"crit.out_projs.{band}") for band in range(_bands(config))]

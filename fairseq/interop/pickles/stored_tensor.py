@@ -19,6 +19,7 @@ class Storage:
     count: int
 
     def __post_init__(self) -> None:
+        # `type(…) is int`, not `isinstance`: True is an `int`, too, and would pass as the size 1.
         if not isinstance(self.key, str) or type(self.count) is not int or not 0 <= self.count < 1 << 63:
             raise ValueError("invalid tensor size")
 
@@ -42,6 +43,8 @@ class Stored:
         fine = all(type(n) is int and 0 <= n < 1 << 63 for n in numbers)
         if not fine or not len(self.size) == len(self.stride) <= DIMENSIONS:
             raise ValueError("invalid tensor shape")
+        # The product of the sizes is compared as well as the last element: strides of 0 would let a tensor of any size
+        # lie in one number.
         end = self.offset
         if 0 not in self.size:
             end += 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))

@@ -107,8 +107,10 @@ def convert(
     """
     tensors = Tensors(state, where)
     shape = read_config(config, tensors, where)
+    # Before the loops over layers: a configuration could otherwise name two thousand million of them.
     if shape.n_layer > len(tensors.left):
         raise UserError(f"{where}: n_layer is {shape.n_layer} in the configuration, more layers than there are tensors")
+    # The embeddings come first, because the softmax may be tied to them.
     model = _embeddings(tensors, shape) | _attention_tables(tensors, shape)
     model |= _softmax(tensors, shape, model)
     for layer in range(shape.n_layer):
@@ -128,6 +130,8 @@ def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shap
             raise UserError(f"{where}: the configuration has no {key}; add it")
     table = _first_table(tensors)
     tables = [value for name, value in tensors.left.items() if name.startswith("word_emb.emb_layers.") and value.dim()]
+    # A state dict alone has neither, but its tables do; values that the configuration has come last and are compared
+    # with the tensors later.
     derived = {"vocab_size": sum(map(len, tables)), "d_embed": table.size(1), "dropout": 0.0, "dropatt": 0.0}
     config = {"untie_r": False, **derived, **config}
     for key, fine, valid in _conditions(config):
@@ -202,6 +206,7 @@ def _embeddings(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
 
 def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights, biases and projections of all bands, tied to the embeddings of *model* as configured."""
+    # The authors' `sample_softmax` keeps its only output table under this name.
     if "out_layer.weight" in tensors.left:
         raise UserError(f"{tensors.where}: sampled softmax; only full and adaptive softmax are supported")
     softmax, tables, biases = {}, *_output_tables(tensors, shape, model)
@@ -216,6 +221,7 @@ def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dic
             softmax[f"{name}.projection"] = out_projection
     if shape.bands > 1:
         weight = tensors.take("crit.cluster_weight", shape.bands - 1, shape.d_embed)
+        # Their loss reads the column −i for band i: band 1 is the last row of the file.
         softmax["adaptive_softmax.cluster_weight"] = weight.flip(0)
         softmax["adaptive_softmax.cluster_bias"] = tensors.take("crit.cluster_bias", shape.bands - 1).flip(0)
     return softmax
@@ -246,6 +252,7 @@ def _attention_tables(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
     layers = range(shape.n_layer)
     if encoding == "relative":
         for bias in ("r_w_bias", "r_r_bias"):
+            # Each layer there has its own reference to the one pair, so that a file names it once or once a layer.
             shared = None if shape.untie_r else tensors.take(bias, *heads)
             for layer in layers:
                 name = f"layers.{layer}.dec_attn.{bias}"
@@ -258,6 +265,7 @@ def _attention_tables(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
             stacked = tensors.take(table, shape.n_layer, *size)
             model |= {f"layers.{layer}.self_attn.{table}": stacked[layer] for layer in layers}
     elif encoding == "learned":
+        # That table is added to the inputs of the layers, which are d_model wide, although it is stored by heads.
         if shape.n_head * shape.d_head != shape.d_model:
             raise UserError(f"{tensors.where}: attn_type 3 needs n_head times d_head to be d_model, {shape.d_model}")
         model["layer_positions"] = tensors.take("r_emb", shape.n_layer, _rows(tensors), *heads).flatten(2)
@@ -274,6 +282,7 @@ def _layer(tensors: Tensors, shape: Shape, layer: int) -> dict[str, Tensor]:
     """Projections and norms of one layer, with separate queries, keys and values."""
     theirs, ours = f"layers.{layer}.", f"layers.{layer}."
     inner, d_model = shape.n_head * shape.d_head, shape.d_model
+    # Types 2 and 3 read no memory; their attention computes keys and values apart from the queries.
     if shape.attn_type < 2:
         fused = tensors.take(f"{theirs}dec_attn.qkv_net.weight", 3 * inner, d_model)
     else:
@@ -283,6 +292,7 @@ def _layer(tensors: Tensors, shape: Shape, layer: int) -> dict[str, Tensor]:
     model = {f"{ours}self_attn.{part}.weight": value for part, value in parts}
     if shape.attn_type == 0:
         model[f"{ours}self_attn.r_proj.weight"] = tensors.take(f"{theirs}dec_attn.r_net.weight", inner, d_model)
+    # All other parameters of a layer, norms and the last bias, are [d_model].
     sizes: dict[str, tuple[int, ...]] = {"o_net.weight": (d_model, inner), "CoreNet.0.weight": (shape.d_inner, d_model)}
     sizes |= {"CoreNet.0.bias": (shape.d_inner,), "CoreNet.3.weight": (d_model, shape.d_inner)}
     for name, our_name in LAYER_NAMES.items():
@@ -294,6 +304,7 @@ def _own_memory(model: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy every tensor to memory of its own size; names of one tensor still share it."""
     copies: dict[Any, Tensor] = {}
     for name, value in model.items():
+        # A checkpoint stores a whole storage for each view: slices of one fused table would each carry the full table.
         key = view(value)
         if key not in copies:
             copies[key] = value.clone(memory_format=torch.contiguous_format)
@@ -317,10 +328,13 @@ def _args(shape: Shape, model: Mapping[str, Tensor]) -> Args:
         "tie_projs": _tied(shape),
         "position_encoding": encoding,
         "mem_len": shape.mem_len,
+        # 0 means no clamping there, as −1 does, and only `relative` reads the setting.
         "clamp_len": shape.clamp_len if shape.clamp_len > 0 and encoding == "relative" else -1,
         "tokens_per_sample": shape.tgt_len,
     }
     if encoding == "shaw":
+        # The tables in the file decide: the authors size them by segment and memory of the training, which evaluation
+        # changes.
         args["max_relative_length"] = model["layers.0.self_attn.r_emb"].size(0)
     elif encoding == "learned":
         args["max_relative_length"] = model["layer_positions"].size(1)
