@@ -38,6 +38,7 @@ def adapt_model(part: Any) -> None:
     """Let *part*, a model, be built from the namespace; one that takes ``masked_tokens`` is an encoder."""
     _make_from_namespace(part, lambda cls: cls.build_model)
     parameters = inspect.signature(part.forward).parameters
+    # fairseq's masked-LM criterion passes this argument to every model that it trains, whatever its base class.
     if "masked_tokens" in parameters:
         part.predicts_next_token = False
     # Batches here carry no lengths, because no model of this package takes them; fairseq's always do.
@@ -49,6 +50,8 @@ def adapt_criterion(part: Any) -> None:
     """Let *part*, a criterion, be built from the namespace; one in fairseq's sense runs the model itself."""
     _make_from_namespace(part, lambda cls: cls.build_criterion)
     criterions.put_under(part)
+    # A criterion that overrides neither `forward` nor `compute_loss` with `reduce` is one of this package with other
+    # settings, and keeps its loss without logits and the state of segments.
     if part.forward is not criterions.FairseqLoss.forward or criterions.takes_reduce(part):
         # Such a criterion reads the model's output alone, so that the state of the last segment would be lost.
         part.carries_state = False
@@ -99,6 +102,7 @@ def _give_namespace(part: Any, name: str) -> None:
 
     @functools.wraps(method.__func__ if bound else method)
     def call(self: Any, settings: Any, *rest: Any, **options: Any) -> Any:
+        # A plug-in's own call of `super()` passes the namespace on, which goes through unchanged.
         flat = settings.namespace if isinstance(settings, Settings) else settings
         return (method.__get__(None, self) if bound else functools.partial(method, self))(flat, *rest, **options)
 

@@ -52,6 +52,7 @@ def load_indexed_dataset(
     folder, split = os.path.split(path)
     if not os.path.isfile(f"{path}.idx"):
         return None
+    # `reopen_corpus` compares ids with the number of words; without a dictionary none is too large.
     words: Any = range(LARGEST_INT) if dictionary is None else dictionary
     return IndexedDataset(reopen_corpus(folder or ".", split, words, combine=combine))
 
@@ -142,6 +143,8 @@ class TokenBlockDataset(FairseqDataset):
         if not self.include_targets:
             return target
         start = int(self.blocks.starts[index])
+        # The source begins with the token before the block, at `start - 1`; the tokens before the source begin one
+        # earlier. Before the corpus stands `</s>`, and before that nothing, which is padding.
         before = int(self.blocks.corpus.tokens[start - 2]) if start > 1 else self.blocks.eos if start else self.pad
         return source, target, torch.cat([source.new_tensor([before]), source[:-1]])
 
@@ -192,6 +195,7 @@ class MonolingualDataset(FairseqDataset):
         return collate(samples, self.vocab.pad())
 
     def ordered_indices(self) -> np.ndarray:
+        # Shuffled before the stable sort: examples of one size stay in random order.
         order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
         return order[np.argsort(self.sizes[order], kind="stable")]
 
@@ -238,6 +242,7 @@ class MaskTokensDataset(BaseWrapperDataset):
         if mask_multiple_length != 1:
             raise UserError("MaskTokensDataset: `mask_multiple_length` is not implemented; use 1")
         special = special_symbols(vocab)
+        # A dictionary of fairseq has `<mask>` as a word: it must be neither chosen nor drawn as a random word.
         special[mask_idx] = True
         self.masking = Masking(
             *(seed, mask_prob, leave_unmasked_prob, random_token_prob, mask_idx, special),

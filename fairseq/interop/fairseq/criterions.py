@@ -33,6 +33,7 @@ def label_smoothed_nll_loss(
     """
     if target.dim() == lprobs.dim() - 1:
         target = target.unsqueeze(-1)
+    # Ignored targets may be negative, such as −100, which is no index; they are zeroed below.
     nll = -lprobs.gather(-1, target.clamp(min=0))
     others = -lprobs.sum(-1, keepdim=True)
     if ignore_index is not None:
@@ -40,6 +41,8 @@ def label_smoothed_nll_loss(
         nll, others = nll.masked_fill(ignored, 0.0), others.masked_fill(ignored, 0.0)
     if reduce:
         nll, others = nll.sum(), others.sum()
+    # `others` includes the target, so that its weight is lowered by the share which it gets there: (1 − ε) for the
+    # target, ε / (V − 1) for each other word.
     share = epsilon / (lprobs.size(-1) - 1)
     return (1.0 - epsilon - share) * nll + share * others, nll
 
@@ -91,6 +94,8 @@ class FairseqLoss:
 
     def __init__(self, *args: Any, **options: Any) -> None:
         parameters = list(inspect.signature(super().__init__).parameters.values())
+        # Constructors of fairseq take further arguments, such as whether to report accuracy: those that this package's
+        # base does not know are dropped.
         if not any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters):
             prefix = options.get("ignore_prefix_size") or next(iter(args[3:]), 0)  # (task, average, smoothing, prefix)
             if prefix:
@@ -144,6 +149,8 @@ def put_under(part: type) -> None:
     """Put :class:`FairseqLoss` under the lowest class of *part* that is not of this package."""
     if not issubclass(part, FairseqLoss):
         lowest = [cls for cls in part.__mro__ if issubclass(cls, FairseqCriterion) and is_outside(cls)][-1]
+        # Copied from the base: with FairseqLoss in between it would inherit that one's signature, which names no
+        # settings.
         if "__init__" not in vars(lowest):
             lowest.__init__ = lowest.__init__  # type: ignore[method-assign]  # whose arguments are names of settings
         # In place: a new class would leave references of the plug-in, such as `super(Name, self)`, at the former one.

@@ -24,6 +24,7 @@ def collate_tokens(
 ) -> Tensor:
     """Rows of different lengths as one tensor, padded: [B, T]."""
     longest = max([len(row) for row in values] + ([pad_to_length] if pad_to_length else []))
+    # −(−a // b) is a / b rounded up.
     longest = -(-longest // pad_to_multiple) * pad_to_multiple
     batch = values[0].new_full((len(values), longest), pad_idx)
     for number, row in enumerate(values):
@@ -42,6 +43,8 @@ def numpy_seed(seed: int | None, *addl_seeds: int) -> Iterator[None]:
         yield
         return
     before = np.random.get_state()
+    # fairseq's formula: the same crops and masks for the same seeds. The hash of a tuple of integers does not depend on
+    # `PYTHONHASHSEED`.
     np.random.seed(int(hash((seed, *addl_seeds)) % 1_000_000) if addl_seeds else seed)
     try:
         yield
@@ -62,6 +65,7 @@ def lengths_to_mask(lens: Tensor) -> Tensor:
 def post_process(sentence: str, symbol: str | None) -> str:
     """*sentence* with its subwords joined: ``sentencepiece``, ``subword_nmt`` or a mark such as ``@@ ``."""
     if symbol == "sentencepiece":
+        # In SentencePiece `▁` is the only blank; the blanks between pieces are fairseq's.
         return sentence.replace(" ", "").replace("▁", " ").strip()
     if symbol == "subword_nmt":
         symbol = "@@ "
@@ -94,6 +98,7 @@ def batch_by_size(
         too_many = max_tokens and max([*sizes, size]) * (len(batch) + 1) > max_tokens
         if batch and (too_many or len(batch) == max_sentences):
             multiple = required_batch_size_multiple
+            # Fewer rows than the multiple are a batch as they are; otherwise the remainder begins the next one.
             rows = max(len(batch) - len(batch) % multiple, len(batch) % multiple)
             batches.append(batch[:rows])
             batch, sizes = batch[rows:], sizes[rows:]

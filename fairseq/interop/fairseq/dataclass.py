@@ -15,6 +15,7 @@ from fairseq.config import fields
 from fairseq.interop.fairseq import hydra, names
 from fairseq.interop.fairseq.omegaconf import DictConfig
 
+# At import: a module of settings imports `II` of omegaconf beside this one, before it calls anything here.
 names.stand_in_for_omegaconf()
 
 __path__: list[str] = []  # fairseq has a package here: fairseq.dataclass.utils is this module, too
@@ -59,7 +60,10 @@ class FairseqDataclass:
         """The same settings as a dataclass of this package, of which the plug-in's flags are made."""
         hints = typing.get_type_hints(cls)
         declared = [
-            field for field in dataclasses.fields(cls) if not field.name.startswith("_") and field.name != "data"
+            # `data` is the positional argument of every task here, and `_name` is Hydra's.
+            field
+            for field in dataclasses.fields(cls)
+            if not field.name.startswith("_") and field.name != "data"
         ]
         fields = [(field.name, *_translated(hints[field.name], field)) for field in declared]
         return dataclasses.make_dataclass(cls.__name__, fields, frozen=True, namespace={"__doc__": cls.__doc__})
@@ -75,6 +79,7 @@ def convert_namespace_to_omegaconf(args: argparse.Namespace) -> DictConfig:
     """The flat *args* under the names of fairseq's groups, each of which has all settings."""
     flat = vars(args)
     parts = {group: str(flat.get(flag) or "") for group, flag in hydra.PARTS.items()}
+    # Plug-ins read a setting from the group in which their version of fairseq had it, which differs between versions.
     groups = {group: DictConfig(**{**flat, "_name": parts.get(group)}) for group in (*hydra.GROUPS, *parts)}
     return DictConfig(**groups)
 
@@ -91,6 +96,8 @@ def gen_parser_from_dataclass(
     fields.add_flags(parser, settings)
     defaults = {} if delete_default else fields.defaults(settings)
     for action in parser._actions:
+        # This package's flags have no default in the parser, so that given values can be told from an architecture's; a
+        # parser of fairseq's has them.
         if action not in before and action.dest in defaults:
             action.default = defaults[action.dest]
 
@@ -106,9 +113,11 @@ def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     if default is dataclasses.MISSING:
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else None
     reference = REFERENCE.fullmatch(default) if isinstance(default, str) else None
+    # Such settings are flags that take a Python literal, such as `--arg-overrides "{'a': 1}"`.
     if isinstance(default, dict):
         default = str(default)
     kind, optional, choices = _kind(hint, default)
+    # The default of a referring setting is the other setting's value, which is known only once all flags are parsed.
     if reference or default == MISSING or default is None:
         default, optional = (False, False) if kind is bool else (None, True)
     elif isinstance(default, tuple):

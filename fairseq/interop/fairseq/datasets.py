@@ -60,6 +60,7 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Draw anew what is random in *epoch*."""
 
+    # Attributes that copies of fairseq's tasks and iterators read.
     supports_prefetch = False
     can_reuse_epoch_itr_across_epochs = True
 
@@ -105,6 +106,7 @@ class ListDataset(BaseWrapperDataset):
         self._sizes = [len(item) if hasattr(item, "__len__") else 1 for item in dataset] if sizes is None else sizes
 
     sizes = property(lambda self: self._sizes)
+    # From the base, not from the wrapper: a list has no such methods to ask.
     num_tokens, size = FairseqDataset.num_tokens, FairseqDataset.size
     ordered_indices = FairseqDataset.ordered_indices
 
@@ -127,6 +129,7 @@ class _Changed(BaseWrapperDataset):
         return np.array([self.num_tokens(index) for index in range(len(self))])
 
     def num_tokens(self, index: int) -> int:
+        # The change tells the new length: one rule for all wrappers, without reading the example.
         return len(self.change(torch.zeros(int(self.dataset.num_tokens(index)), dtype=torch.long)))
 
     size = num_tokens
@@ -174,6 +177,7 @@ class RandomCropDataset(TruncateDataset):
 
     def __getitem__(self, index: int) -> Tensor:
         item = self.dataset[index]
+        # By index and epoch, so that a crop does not depend on the order in which worker processes read.
         with numpy_seed(self.seed, self.epoch, index):
             start = np.random.randint(max(len(item) - self.length, 0) + 1)
         return item[start : start + self.length]

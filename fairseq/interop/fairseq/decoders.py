@@ -55,6 +55,7 @@ class FairseqIncrementalDecoder(FairseqDecoder):
     def set_beam_size(self, beam_size: int) -> None:
         """Tell every part of the decoder the width of the beam."""
         for module in self.modules():
+            # Without `self`, which has this very method and would call itself without end.
             if module is not self and hasattr(module, "set_beam_size"):
                 module.set_beam_size(beam_size)  # type: ignore[operator]
 

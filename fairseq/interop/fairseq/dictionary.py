@@ -49,6 +49,7 @@ def string(
     unknown = self.unk_string(escape_unk) if unk_string is None else unk_string  # type: ignore[attr-defined]
     words = [unknown if index == self.unk() else self[index] for index in map(int, tensor) if index not in silent]
     text = separator.join(words)
+    # The blank at the end lets the mark of the last word match like the others, as when a text ends within a word.
     return text if bpe_symbol is None else (text + " ").replace(bpe_symbol.rstrip() + " ", "").rstrip()
 
 
@@ -71,6 +72,7 @@ def add_from_file(self: Dictionary, f: Any) -> None:
 
 def dummy_sentence(self: Dictionary, length: int) -> Tensor:
     """*length* random words, the last of them ``</s>``: int64 [T]."""
+    # From the second word on, fairseq's own bound.
     tokens = torch.randint(self.nspecial + 1, len(self), (length,))
     tokens[-1] = self.eos()
     return tokens

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+# Asked at every call: plug-ins are imported before the rendezvous.
 def _several() -> bool:
     return dist.is_available() and dist.is_initialized()
 
@@ -27,6 +28,7 @@ get_global_rank = get_data_parallel_rank = get_rank
 get_global_world_size = get_data_parallel_world_size = get_world_size
 
 
+# torch.distributed takes None for the group of all processes.
 def get_data_parallel_group() -> None:
     """Return None, which stands for all processes."""
 

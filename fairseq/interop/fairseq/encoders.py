@@ -43,6 +43,7 @@ class Numbered(GPT2):
         except OSError as error:
             raise UserError(f"{gpt2_vocab_bpe}: {read_failure(error)}; {advice}") from None
         subwords.check()
+        # Checked when both files are read: a missing number would show only at the first text that has the subword.
         if not isinstance(numbers, dict) or not numbers.keys() >= set(subwords._symbols):
             raise UserError(f"{gpt2_encoder_json}: lacks numbers of subwords in {gpt2_vocab_bpe}; {advice}")
         return subwords
@@ -51,6 +52,7 @@ class Numbered(GPT2):
         return [" ".join(str(self.numbers[symbol]) for symbol in line.split()) for line in super().encode(lines)]
 
     def decode(self, symbols: Sequence[str]) -> str:
+        # Special symbols such as `<mask>` have no number; they stay as they are.
         return super().decode([self._subwords.get(symbol, symbol) for symbol in symbols])
 
     @functools.cached_property

@@ -36,6 +36,7 @@ def extendable(name: str, config: type, **defaults: Any) -> type:
     fields = []
     for field in dataclasses.fields(config):
         default = (
+            # Fields are copied: a `Field` belongs to the class that it was made for.
             dataclasses.field(default=defaults.get(field.name, field.default), metadata=field.metadata)
             if field.default_factory is dataclasses.MISSING
             else dataclasses.field(default_factory=field.default_factory, metadata=field.metadata)

@@ -38,6 +38,7 @@ _PARSERS = """
 
 def _modules(datasets: str) -> str:
     return " ".join(
+        # fairseq has one file a dataset, named like the class in lower case with underscores.
         "data." + re.sub(r"(?<=[a-z])([A-Z])|(?<=[A-Z])([A-Z])(?=[a-z])", r"_\1\2", name).lower()
         for name in datasets.split()
     )

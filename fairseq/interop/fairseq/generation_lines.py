@@ -28,6 +28,7 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
     """
     dictionary: Dictionary = writer.task.source_dictionary
     prefix = list(line[: cfg.prefix_size or len(line)])
+    # fairseq limits the new tokens by a · (tokens of the source) + b; its default is 0 · x + 200.
     max_len = int((cfg.max_len_a or 0) * len(line)) + (200 if cfg.max_len_b is None else cfg.max_len_b)
     search = Search(
         beam=cfg.beam,
@@ -50,6 +51,7 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
         forbidden=[dictionary.pad()],
         generator=generator,
     )
+    # Scores are natural logarithms here and to base 2 in fairseq's lines.
     for hypothesis in results[: cfg.nbest or 1]:
         text = dictionary.string(hypothesis.tokens, cfg.remove_bpe)
         scores = " ".join(f"{lprob / math.log(2):.4f}" for lprob in hypothesis.lprobs)

@@ -86,6 +86,7 @@ class SequenceGenerator:
         self.max_len_a, self.max_len_b = max_len_a, max_len or max_len_b
         drawn = search_strategy.sampling if search_strategy is not None else None
         decoding = Decoding(1, temperature, *drawn) if drawn is not None else None
+        # Scores are divided by length ** penalty; an exponent of 0 divides by 1.
         penalty = len_penalty if normalize_scores else 0.0
         self.search = Search(beam_size, max_len_b, min_len, penalty, no_repeat_ngram_size, decoding)
         self.generator = torch.Generator().manual_seed(seed) if seed is not None else None
@@ -109,6 +110,8 @@ class SequenceGenerator:
     def _of_row(self, row: Tensor, bos_token: int | None) -> list[dict[str, Any]]:
         pad, bos = self.tgt_dict.pad(), self.tgt_dict.bos()
         tokens = [token for token in row.tolist() if token != pad]
+        # Rows come with and without `<s>` and `</s>`, and with padding on either side; the search wants plain tokens
+        # and puts its own start before them.
         while tokens and tokens[0] in (bos, self.eos):
             tokens = tokens[1:]
         tokens = tokens[:-1] if tokens and tokens[-1] == self.eos else tokens
@@ -153,6 +156,7 @@ class SequenceScorer:
         for model in map(language_model, models):
             hidden = model.eval()(**inputs)[0].flatten(0, 1)  # type: ignore[attr-defined]
             each.append(model.output_layer.target_log_probs(hidden, target.flatten(), self.chunk))
+        # The mean of the probabilities, not of their logarithms, as in fairseq's ensembles.
         lprobs = (torch.stack(each).logsumexp(0) - math.log(len(each))).view_as(target)
         rows = zip(target, lprobs, target.ne(self.pad), strict=True)
         return [

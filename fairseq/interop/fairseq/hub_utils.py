@@ -81,6 +81,7 @@ class GeneratorHubInterface:
             raise ValueError(f"score: {sentences!r} has no symbol to score")
         tokens = encoded[int(words[0]) : int(words[-1]) + 1]
         start = dictionary.begin() if self.lm.add_bos_token else dictionary.eos()
+        # The start is read and not scored: as many log-probabilities as tokens.
         row = torch.cat([tokens.new_tensor([start]), tokens])[None]
         segment, memory = self.lm.tokens_per_sample, self.models[0].memory_length
         lprobs = -self.lm.score_tokens(row, segment, memory)[0]
@@ -167,6 +168,7 @@ def located(model_name_or_path: str, checkpoint_file: str, data_name_or_path: st
     if not folder.is_dir():
         raise UserError(f"{folder}: folder not found; models are not downloaded, give the folder of a checkpoint")
     data = folder / data_name_or_path
+    # fairseq takes the name relative to the model's folder first, and as any path otherwise.
     data = data if data.exists() else Path(data_name_or_path)
     if (data / "dict.txt").is_file():
         data = data / "dict.txt"

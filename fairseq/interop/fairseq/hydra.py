@@ -44,12 +44,14 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
         UserError: a file or an override is malformed, a sweep, or contradicts another setting.
     """
     parsed = [_override(text) for text in overrides]
+    # A key without a dot chooses an option of a group; with a slash it is one of Hydra's own, such as hydra/launcher.
     chosen = {key: None if sign == "~" else value for sign, key, value in parsed if "." not in key and "/" not in key}
     folder, content = (config.parent, load_yaml(config, "--config-name")) if config is not None else (Path(), {})
     listed = _defaults(folder, content.pop("defaults", None) or [])
     tree: Tree = {"criterion": {"_name": "cross_entropy"}, "lr_scheduler": {"_name": "fixed"}}  # fairseq's own
     for group, option in listed.items():
         _merge(tree, _of_option(folder, group, chosen.get(group, option)))
+    # After the options of the defaults: what the primary file says itself overrides them, as in Hydra since 1.1.
     _merge(tree, {name: {"_name": value} if isinstance(value, str) else value for name, value in content.items()})
     tree.pop("_name", None)  # of a file that fairseq composed
     for group in chosen.keys() - listed.keys():
@@ -70,6 +72,7 @@ def _defaults(folder: Path, entries: Any) -> dict[str, Any]:
         if not isinstance(entry, dict) or len(entry) != 1:
             raise UserError(f"--config-name: defaults: expected `group: option`, found {str(entry)[:100]}")
         [(group, option)] = entry.items()
+        # Hydra writes a group as `optimizer`, `/optimizer` or `override optimizer`, with one meaning here.
         options[str(group).removeprefix("override ").lstrip("/")] = option
     return {group: option for group, option in options.items() if not group.startswith("hydra")}
 
@@ -84,6 +87,7 @@ def _override(text: str) -> tuple[str, str, Any]:
     value = match["value"] or ""
     if _has_outer_comma(value):
         raise UserError(f"{text[:100]}: sweeps are not supported; start one run for each value")
+    # Quotes keep a value text: `'1e-3'` and `'true'` are read no further.
     if value[:1] in "'\"" and value[-1:] == value[:1] and len(value) > 1:
         return match["sign"] or "", match["key"], value[1:-1]
     try:
@@ -95,6 +99,7 @@ def _override(text: str) -> tuple[str, str, Any]:
 def _has_outer_comma(value: str) -> bool:
     """Return whether *value* has a comma outside of quotes and brackets, which separates the values of a sweep."""
     bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", value)
+    # From the inside out: a regular expression matches no nested brackets.
     while (inner := re.sub(r"\([^()]*\)|\[[^][]*\]|\{[^{}]*\}", "", bare)) != bare:
         bare = inner
     return "," in bare
@@ -106,6 +111,7 @@ def _of_option(folder: Path, group: str, option: Any) -> Tree:
         return {group: {}}
     path = folder / group / f"{option}.yaml"
     name = str(option).rpartition("/")[2]
+    # Options of a group such as `optimization` exist as files only; for parts, the registered name is enough.
     if group not in PARTS and group not in OTHERS:
         return {group: load_yaml(path, f"{group}={option}")}
     return {group: {"_name": name, **(load_yaml(path, f"{group}={option}") if path.is_file() else {})}}
@@ -146,6 +152,7 @@ def _flags(tree: Tree) -> list[str]:
     if data == MISSING:
         raise UserError("task.data: missing; give the folder of the binarised data, task.data=DIR")
     flags = {f"--{name.replace('_', '-')}": text for name, text in settings.items()}
+    # `--flag=value` in one word: a value such as -1 would be read as a flag of its own.
     return [data, *(flag if text == "true" else f"{flag}={text}" for flag, text in flags.items())]
 
 
@@ -168,6 +175,7 @@ def _by_name(tree: Tree) -> dict[str, str]:
     settings: dict[str, str] = {}
     keys: dict[str, str] = {}
     for group, values in tree.items():
+        # A composed file has all of `ema`, with values that mean nothing while it is off.
         if group in UNREAD or (group == "ema" and isinstance(values, dict) and not values.get("store_ema")):
             continue
         if group not in (*PARTS, *GROUPS, *OTHERS):
@@ -180,6 +188,8 @@ def _by_name(tree: Tree) -> dict[str, str]:
             text = _text(key, value, tree)
             if text is None:
                 continue
+            # Groups share names (`tokens_per_sample` of task and model): equal values are one flag, others a
+            # contradiction.
             if settings.get(name, text) != text:
                 raise UserError(f"{key}={text}: {keys[name]} is {settings[name]}; give both the same value")
             settings[name], keys[name] = text, key
@@ -205,6 +215,7 @@ def _resolved(value: Any, tree: Tree, depth: int = 8) -> Any:
             raise UserError(f"${{{match[1][:100]}}}: refers to no value")
         return _joined(_listed(referent_value))
 
+    # The innermost references are replaced first, so that a name may be made of one; depth and length bound cycles.
     while isinstance(value, str) and REFERENCE.search(value):
         if not depth or len(value) > LONGEST:
             raise UserError(f"{value[:100]}: refers to itself")

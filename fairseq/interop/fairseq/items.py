@@ -21,6 +21,7 @@ def __getitem__(self: Any, index: int) -> dict[str, Any]:
 
 def collater(self: Any, samples: Sequence[dict[str, Any]]) -> Sample:
     """The examples *samples* as one batch, padded on the right."""
+    # Masked blocks wrap the blocks that know the padding.
     return collate(samples, getattr(self, "blocks", self).pad)
 
 

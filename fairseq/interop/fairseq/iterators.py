@@ -23,6 +23,7 @@ class CountingIterator:
     """
 
     def __init__(self, iterable: Iterable[Any], start: int | None = None, total: int | None = None) -> None:
+        # An iterator around another goes on counting where that one stands.
         self.n = getattr(iterable, "n", 0) if start is None else start
         self.total = self.n + len(iterable) if total is None else total  # type: ignore[arg-type, operator]
         self._items = iter(iterable)
@@ -64,6 +65,7 @@ class ShardedIterator(CountingIterator):
 
     def __init__(self, iterable: Sequence[Any], num_shards: int, shard_id: int, fill_value: Any = None) -> None:
         longest = -(-len(iterable) // num_shards)
+        # Equally long, because every process takes part in the reduction of each update.
         shard = list(itertools.islice(iterable, shard_id, None, num_shards))
         super().__init__([*shard, *[fill_value] * (longest - len(shard))], 0)
 
@@ -128,6 +130,8 @@ class EpochBatchIterator:
 
     def state_dict(self) -> dict[str, Any]:
         """The epoch and the batches read of it."""
+        # At the end of an epoch the state is the beginning of the next: a resumed run would otherwise begin with no
+        # batch.
         ended = self.end_of_epoch()
         read = 0 if ended else self.iterations_in_epoch
         return {"version": 2, "epoch": self.epoch + ended, "iterations_in_epoch": read, "shuffle": self.shuffle}

@@ -43,11 +43,13 @@ class MultiheadAttention(nn.Module):
         self.embed_dim, self.num_heads, self.head_dim, self.p = embed_dim, num_heads, embed_dim // num_heads, dropout
         self.self_attention, self.encoder_decoder_attention = self_attention, encoder_decoder_attention
         self.scaling = self.head_dim**-0.5
+        # Order k, v, q, out: checkpoints of fairseq number the optimizer's state by the order of the parameters.
         self.k_proj = nn.Linear(kdim or embed_dim, embed_dim, bias)
         self.v_proj = nn.Linear(vdim or embed_dim, embed_dim, bias)
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias)
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
         for part in (self.k_proj, self.v_proj, self.q_proj):
+            # As if the three were one matrix [3 C, C], whose Xavier bound is smaller by √2: √(6 / (C + 3 C)).
             nn.init.xavier_uniform_(part.weight, gain=2**-0.5)
         nn.init.xavier_uniform_(self.out_proj.weight)
         if bias:
@@ -95,12 +97,14 @@ class MultiheadAttention(nn.Module):
             key_padding_mask=key_padding_mask,
             need_weights=need_weights or need_head_weights,
             attn_mask=attn_mask,
+            # Three matrices under three names, as checkpoints have them, where torch's own module has one.
             use_separate_proj_weight=True,
             q_proj_weight=self.q_proj.weight,
             k_proj_weight=self.k_proj.weight,
             v_proj_weight=self.v_proj.weight,
             average_attn_weights=not need_head_weights,
         )
+        # torch has rows first, [B, H, T, S]; fairseq heads first.
         return output, weights.transpose(0, 1) if weights is not None and need_head_weights else weights
 
 
@@ -122,6 +126,7 @@ class _Layer(nn.Module):
     def _made_of(self, args: Any) -> None:
         """Make the layer of the flat settings of :attr:`part`."""
         dim, ffn_dim = (getattr(args, f"{self.part}_{name}") for name in ("embed_dim", "ffn_embed_dim"))
+        # `relu_dropout` is the former name.
         rates = args.dropout, getattr(args, "activation_dropout", 0.0) or getattr(args, "relu_dropout", 0.0)
         self._make(dim, ffn_dim, *rates, getattr(args, "activation_fn", "relu"))
         self.normalize_before = getattr(args, f"{self.part}_normalize_before", False)
@@ -270,6 +275,7 @@ class TransformerSentenceEncoder(nn.Module):
         self.embedding_dim, self.dropout = embedding_dim, dropout
         self.embed_tokens = self.build_embedding(vocab_size, embedding_dim, padding_idx)
         self.segment_embeddings = nn.Embedding(num_segments, embedding_dim) if num_segments else None
+        # `PositionalEmbedding` numbers positions from `padding_idx` + 1: −1 begins at 0.
         offset = padding_idx if offset_positions_by_padding else -1
         positions = PositionalEmbedding(max_seq_len, embedding_dim, offset, learned_pos_embedding)
         self.embed_positions = positions if use_position_embeddings else None

@@ -76,6 +76,7 @@ def LayerNorm(
     normalized_shape: int, eps: float = 1e-5, elementwise_affine: bool = True, export: bool = False
 ) -> nn.Module:
     """A layer norm; NVIDIA apex's where it is installed, as in this package's models."""
+    # `layer_norm` has these settings only, and apex's kernel cannot be traced for an export.
     if eps == 1e-5 and elementwise_affine and not export:
         return layer_norm(normalized_shape)
     return torch.nn.LayerNorm(normalized_shape, eps, elementwise_affine)
@@ -105,6 +106,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
     ) -> Tensor:
         """The positions of the tokens *input*: [B, T] → [B, T, C]."""
         positions = _positions(input, self.padding_idx) if positions is None else positions
+        # Positions reach `padding_idx` + T, and row 0 counts, too.
         table = sinusoids(input.size(1) + max(self.padding_idx, 0) + 2, self.embedding_dim, input.device)
         return table[positions].masked_fill(positions.eq(self.padding_idx)[..., None], 0.0)
 
@@ -152,6 +154,7 @@ def quant_noise(module: nn.Module, p: float, block_size: int) -> nn.Module:
     return module
 
 
+# Copies of fairseq's models wrap each layer; here sharding is applied from outside.
 def fsdp_wrap(module: nn.Module, min_num_params: int | None = None, **unused: Any) -> nn.Module:
     """*module*: ``--ddp-backend fully_sharded`` shards the whole model."""
     return module
@@ -160,6 +163,7 @@ def fsdp_wrap(module: nn.Module, min_num_params: int | None = None, **unused: An
 def checkpoint_wrapper(m: nn.Module, offload_to_cpu: bool = False) -> nn.Module:
     """*m*, whose activations are computed again in the backward pass."""
     forward = m.forward
+    # On the instance: the class, and with it the names in checkpoints, stays as it is.
     m.forward = lambda *args, **options: checkpoint(forward, *args, use_reentrant=False, **options)
     return m
 

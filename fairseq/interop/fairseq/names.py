@@ -43,6 +43,7 @@ class _FormerNames(importlib.machinery.SourceFileLoader):
     """Loads a module of this package and gives it what it had in fairseq."""
 
     def exec_module(self, module: ModuleType) -> None:
+        # After the module's own code: what it defines itself is never replaced by a former name.
         super().exec_module(module)
         cls, home, names = METHODS.get(module.__name__, ("", "", ""))
         for name in names.split():
@@ -61,6 +62,7 @@ def _find_names(module: ModuleType) -> None:
         full, path = f"{module.__name__}.{name}", vars(module).get("__path__")
         if not name.startswith("__"):
             home = None
+            # A true submodule comes first: `fairseq.optim.adam` is a module here, whatever names the package had.
             if not (submodule := importlib.machinery.PathFinder.find_spec(full, path or []) is not None):
                 home, submodule = _tables().NAMES.get(module.__name__, {}).get(name), full in _tables().MODULES
             if home is not None:
@@ -84,6 +86,8 @@ def _method(home: str, name: str, present: Callable[..., Any] | None) -> Callabl
     known = set() if present is None else set(inspect.signature(present).parameters)
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
+        # `known` has `self`, too. Calls that this package's own method understands stay with it; only fairseq's further
+        # arguments need the other one.
         if present is not None and len(args) < len(known) and options.keys() <= known:
             return present(self, *args, **options)
         return getattr(importlib.import_module(home), name)(self, *args, **options)
@@ -100,6 +104,7 @@ class FormerNames(importlib.abc.MetaPathFinder):
         if not name.startswith("fairseq."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path)
+        # Exactly this type: loaders of extensions and of other tools stay.
         if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
             spec.loader = _FormerNames(name, str(spec.origin))
         return spec
@@ -115,13 +120,16 @@ class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.util.spec_from_loader(name, self) if known else None
 
     def exec_module(self, module: ModuleType) -> None:
+        # One object, not a copy: a registry or a class under two names would be two.
         sys.modules[module.__name__] = importlib.import_module(_tables().MODULES[module.__name__])
 
 
 def install() -> None:
     """Let the former modules and names be imported; repeated calls have no effect."""
     if not any(isinstance(finder, FormerNames) for finder in sys.meta_path):
+        # Names before all finders, to see every module of this package; modules after all, for what nobody else has.
         sys.meta_path[:] = [FormerNames(), *sys.meta_path, FormerModules()]
+        # It is imported already, so that no loader gives it the names.
         _find_names(sys.modules["fairseq"])
 
 

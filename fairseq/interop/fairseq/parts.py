@@ -24,6 +24,7 @@ class LegacyFairseqCriterion(FairseqCriterion):
         super().__init__(args, task)
 
 
+# Copied training steps test `isinstance(optimizer, AMPOptimizer)`: without the name the import would fail.
 class AMPOptimizer(FairseqOptimizer):
     """The name that copied training steps compare an optimizer with; none is one: autocast needs none here."""
 

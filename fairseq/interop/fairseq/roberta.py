@@ -60,6 +60,7 @@ class RobertaHubInterface(nn.Module):
         dictionary = self.task.source_dictionary
         ids = [dictionary.bos()]
         for number, text in enumerate((sentence, *addl_sentences)):
+            # fairseq's encoders were fine-tuned on pairs `<s> a </s> </s> b </s>`.
             separator = [dictionary.eos()] if number and not no_separator else []
             ids += [*separator, *self._ids(text).tolist(), dictionary.eos()]
         return torch.tensor(ids)
@@ -70,6 +71,7 @@ class RobertaHubInterface(nn.Module):
         ends = {dictionary.bos(), dictionary.pad(), dictionary.eos()}
         parts: list[list[str]] = [[]]
         for before, token in zip([None, *tokens.tolist()], tokens.tolist(), strict=False):
+            # Two ends in a row are the separator of a pair; a single one ends the row.
             if token == before == dictionary.eos():
                 parts.append([])
             elif token not in ends:
@@ -232,12 +234,14 @@ class RobertaModel(BertModel):
         state = checkpoint.load(path)
         heads = {match[1]: len(value) for name, value in state["model"].items() if (match := HEAD_OUTPUT.match(name))}
         stored, name = state["args"], "classification_head_name"
+        # The task builds the head that its settings name; a checkpoint of fairseq may hold one under another name.
         if heads and stored.get("task") == "sentence_prediction" and stored.get(name) not in heads:
             overrides[name] = next(iter(heads))
         [model], task, used = load_models([path], data, overrides, states=[state])
         if model.predicts_next_token:
             raise UserError(f"{path}: {type(model).__name__} is a decoder; give an encoder, such as roberta")
         dictionary = task.source_dictionary
+        # A tokenizer beside the dictionary is the one that the data were made with, and comes before `bpe`.
         tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
         file_settings = settings.keys() & FILES.keys()
         if tokenizer is None and bpe == "gpt2" and (file_settings or all(file.is_file() for file in files.values())):
@@ -247,6 +251,7 @@ class RobertaModel(BertModel):
                 raise UserError(f"`bpe` {bpe}: no tokenizer beside {dictionary.path}; give None for text of tokens")
             log_tokens(dictionary)
         roberta = RobertaHubInterface(used.namespace, task, model, tokenizer)
+        # Heads that the task did not build: their names and sizes are in the checkpoint alone.
         for name in heads.keys() - set(getattr(model, "classification_heads", ())):
             roberta.register_classification_head(name, heads[name])
             prefix = f"{HEADS}{name}."

@@ -40,6 +40,7 @@ def check_methods(task: Any, model: Any) -> None:
         UserError: a check failed; the message names the method.
     """
     name = task.settings.chosen.task or type(task).__name__
+    # As many values as the call here has: `bind` checks the signature without calling the method.
     calls = {"load_dataset": ("train", True), "train_step": (None,) * 4, "valid_step": (None,) * 3}
     for method, values in {**calls, "get_batch_iterator": (None,)}.items():
         if overrides(type(task), method):
@@ -72,6 +73,7 @@ def loaded_dataset(task: Any, split: str, training: bool) -> Dataset:
     """
     task.load_dataset(split, combine=training)
     dataset = task.datasets.get(split)
+    # A dataset of this package, which a plug-in may make, too; it needs no adapter.
     if hasattr(dataset, "batch"):
         return dataset
     if not all(hasattr(dataset, name) for name in ("__getitem__", "__len__", "collater")):
@@ -105,8 +107,10 @@ class CollatedDataset:
     def batch(self, indices: np.ndarray) -> Sample:
         sample = self.dataset.collater([self.dataset[int(i)] for i in self.indices[indices]])
         inputs = {name: value for name, value in sample["net_input"].items() if name != "src_lengths"}
+        # The plug-in's own number of sentences, if its collater has one.
         return {"nsentences": len(indices), **sample, "net_input": inputs}
 
+    # A resumed run compares checksums of its data: without any it goes on whatever they are.
     def checksums(self) -> dict[str, int]:
         """Nothing: what a plug-in reads is not known."""
         return {}
@@ -126,6 +130,7 @@ def own_sampler(task: Any, dataset: Any, model: Any, batching: Batching) -> Samp
     Raises:
         UserError: it returned no iterator of ``fairseq.data.iterators``.
     """
+    # The plug-in gets its own dataset, whose numbers count all examples; `numbers` are those that this run reads.
     examples, numbers = dataset, np.arange(len(dataset))
     if isinstance(dataset, CollatedDataset):
         examples, numbers = dataset.dataset, dataset.indices
@@ -149,6 +154,7 @@ class DeferredOptimizer:
 
     def backward(self, loss: Tensor) -> None:
         """Add *loss* to what the step minimizes."""
+        # Some steps call `backward` for each of several losses; their gradients add up, and so do the losses.
         self.loss = loss if self.loss is None else self.loss + loss
 
 

@@ -15,6 +15,7 @@ MODELS = {
     ROBERTA: "encoder_attention_heads",
 }
 """Models that fairseq has, and a setting that only they have among those."""
+# fairseq ignores settings that it does not know: it would load such a model and compute something else.
 NOT_THERE = {  # setting: values that fairseq's model has
     "position_infused_attention": (False, None),
     "tokens_from_prev": (0, None),
@@ -44,6 +45,7 @@ share_decoder_input_output_embed stop_min_lr t_mult task tie_adaptive_proj tie_a
 train_subset untie_weights_roberta update_freq valid_subset warmup_init_lr warmup_updates weight_decay
 """
 HISTORY = {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}  # without training
+# In fairseq these are flags of text, parsed by the model.
 TEXT_LISTS = ("adaptive_input_cutoff", "adaptive_softmax_cutoff")  # fairseq reads "200,600"
 
 
@@ -54,6 +56,7 @@ def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
         UserError: fairseq has no such model.
     """
     args = dict(state["args"])
+    # By settings and not by `arch`: an architecture's name may be a plug-in's.
     model = next((name for name, only in MODELS.items() if only in args), None)
     if model is None:
         raise UserError(f"--to fairseq: {source} is a model that fairseq lacks; known: {', '.join(MODELS)}")
@@ -70,6 +73,8 @@ def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
         "model": dict(state["model"]),
         "optimizer_history": list(state.get("optimizer_history") or [HISTORY]),
         "extra_state": {
+            # `read` counts what earlier numbers of processes have read of the epoch, which fairseq's iterators do not
+            # know.
             "train_iterator": {name: value for name, value in iterator.items() if name != "read"},
             **{name: extra[name] for name in names if extra.get(name) is not None},
         },
@@ -83,6 +88,7 @@ def _settings(args: Mapping[str, Any], model: str) -> dict[str, Any]:
     settings["arch"] = model
     if model == "transformer_lm":
         for name in ("decoder_input_dim", "decoder_output_dim"):
+            # fairseq's loading fills what is missing from the dataclass, 512, and not from the width of the model.
             settings.setdefault(name, args["decoder_embed_dim"])
     if model == ROBERTA:
         settings.pop("max_target_positions", None)
@@ -106,7 +112,9 @@ def _numbered(state: Any, model: Mapping[str, Any]) -> dict[str, Any] | None:
     names = [name for name in model if name in set(group["params"])]
     if len(names) != len(group["params"]):
         return dict(state)  # numbered already, or of a criterion's parameters
+    # The order of the state dict is the order of `model.parameters()`, by which fairseq's optimizers number.
     numbers = {name: index for index, name in enumerate(names)}
     entries = {numbers[name]: entry for name, entry in state["state"].items()}
+    # torch's Adam reads it from the group, and fairseq restores groups as they are.
     defaults = {"amsgrad": False} if "betas" in group else {}
     return {"state": entries, "param_groups": [{**defaults, **group, "params": list(range(len(names)))}]}

@@ -65,6 +65,7 @@ class TransformerDecoder(transformer_lm.TransformerDecoder):
             self, "put own layers into a FairseqIncrementalDecoder", "build_decoder_layer", "build_output_projection"
         )
         cfg = typed(transformer_lm.TransformerLMConfig, args)
+        # The command's check runs where this package builds a model; a plug-in builds the decoder itself.
         cfg.check_vocabulary(len(dictionary))
         super().__init__(cfg, len(dictionary), dictionary.pad(), not cfg.no_apex, embed_tokens)
         self.dictionary = dictionary

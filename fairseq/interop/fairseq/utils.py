@@ -34,6 +34,7 @@ def tokenize_line(line: str) -> list[str]:
 
 def split_paths(paths: str, separator: str = os.pathsep) -> list[str]:
     """The paths in a list joined by colons; URLs stay whole."""
+    # A URL has a colon of its own, so that such lists are joined by bars.
     return paths.split(separator) if "://" not in paths else paths.split("|")
 
 
@@ -70,6 +71,7 @@ def _literal(x: Any) -> Any:
         return x
     try:
         return ast.literal_eval(x)
+    # `literal_eval` of hostile text ends in any of these; deep nesting in the last two.
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise UserError(f"{x!r}: expected a Python literal such as (0.9, 0.98)") from None
 
@@ -83,6 +85,7 @@ def get_perplexity(loss: Any, round: int = 2, base: int = 2) -> float:
     """The perplexity of *loss*, in bits unless *base* is another."""
     if loss is None:
         return 0.0
+    # `safe_power` gives infinity where a plain power would raise OverflowError, early in training.
     value = float(loss)
     return safe_power(value) if base == 2 else float(base) ** value
 
@@ -132,6 +135,7 @@ def move_to_cuda(sample: Any, device: Any = None) -> Any:
 
 def move_to_cpu(sample: Any) -> Any:
     """*sample* on the host; half precision becomes float32."""
+    # Many operators of the CPU lack half precision, as fairseq's own function assumes.
     halves = (torch.float16, torch.bfloat16)
     return apply_to_sample(lambda t: t.to("cpu", torch.float32 if t.dtype in halves else t.dtype), sample)
 
@@ -160,6 +164,7 @@ def fill_with_neg_inf(t: Tensor) -> Tensor:
 
 def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: Any = None) -> Tensor:
     """Scale gradients down to a norm of *max_norm* (0: no limit); return the norm before."""
+    # A generator can be read once only, and torch needs the gradients twice: for the norm and for the scaling.
     parameters = [p for p in ([params] if isinstance(params, Tensor) else params) if p.grad is not None]
     return nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else float("inf"))
 

@@ -136,6 +136,7 @@ def _header(dictionary: Dictionary) -> dict[str, Any]:
             **{auto: f"modeling_fairseq.{name}" for auto, name in AUTO_CLASSES.items()},
         },
         "dtype": "float32",
+        # `fairseq-import` compares it: with another `dict.txt` every token would mean another word.
         "dictionary": dictionary.digest(),
         **_special_ids(dictionary),
     }

@@ -95,7 +95,8 @@ def _settings(root: Inert, stored: dict[str, Stored]) -> dict[str, Any]:
     config["tie_weight"] = embeddings in stored and stored.get(output) == stored[embeddings]
     inputs = [
         # With `div_val` 1 all bands have one projection at the input, which each output band may be tied to.
-        stored.get(f"word_emb.emb_projs.{0 if config.get('div_val') == 1 else band}") for band in range(_bands(config))
+        stored.get(f"word_emb.emb_projs.{0 if config.get('div_val') == 1 else band}")
+        for band in range(_bands(config))
     ]
     outputs = [stored.get(f"crit.out_projs.{band}") for band in range(_bands(config))]
     config["tie_projs"] = [one is not None and one == other for one, other in zip(inputs, outputs, strict=True)]
