@@ -136,6 +136,7 @@ class LanguageModel:
         texts = [text] if isinstance(text, str) else text
         if not texts:
             raise ValueError("perplexity: no text; give at least one")
+        # In fp64: the mean of millions of fp32 numbers would lose digits.
         return math.exp(-float(self._scores(texts, batch_size).lprobs.astype(np.float64).mean()))
 
     @torch.inference_mode()
@@ -160,6 +161,7 @@ class LanguageModel:
         self.model.check_memory_length(memory_length)
         model = self.reader().model
         tokens, scored = tokens.to(next(self.model.parameters()).device), []
+        # The argument is passed only where it differs: a plug-in's model may not take it.
         state: dict[str, Any] = {} if memory_length == model.memory_length else {"memory_length": memory_length}
         for start in range(0, tokens.size(1) - 1, segment_length):
             segment = tokens[:, start : start + segment_length + 1]
@@ -177,6 +179,7 @@ class LanguageModel:
             raise ValueError(
                 f"tokens {list(tokens.shape)} {tokens.dtype}: expected int64 [B, T + 1], T and B 1 or more"
             )
+        # An id out of range would be a device-side assertion on a GPU, after which the process cannot go on.
         least, most = int(tokens.min()), int(tokens.max())
         if least < 0 or most >= len(self.dictionary):
             raise ValueError(f"tokens from {least} to {most}: ids go from 0 to {len(self.dictionary) - 1}")
@@ -248,6 +251,7 @@ class LanguageModel:
 
     def reader(self) -> Reader:
         """The reader of the model, cached between texts until the weights change."""
+        # `_version` counts changes in place, as by an optimizer or `load_state_dict`; inference tensors have no count.
         weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()]
         begin = self.dictionary.begin() if self.add_bos_token else None
         key = id(self.model), begin, weights
@@ -269,6 +273,7 @@ class LanguageModel:
         corpus = TextCorpus(np.concatenate(tokens), np.array([len(text) for text in tokens], np.int32))
         begins = self.add_bos_token
         scoring = Scoring(self.tokens_per_sample, batch_size=batch_size, add_bos_token=begins, texts=True)
+        # The model may have been moved since it was loaded.
         device = next(self.model.parameters()).device
         return Scorer([self.model], self.dictionary, scoring, device=device).score(corpus)
 

@@ -102,6 +102,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError("--results-path: is missing; give a folder for the plots and the metrics")
     plots.require("--results-path")
     reader, heads, about = _load(args, settings, paths)
+    # Each position once, in the order of the command line: the plots show one beside the other.
     positions = list(dict.fromkeys(cfg.positions or [reader.choose_position(settings.common.seed)]))
     with results_folder(cfg.results_path):
         maps = reader.read(positions, progress(settings.common, split))
@@ -134,6 +135,7 @@ def _load(
     corpus = task.corpus(settings.data.gen_subset)  # type: ignore[attr-defined]
     if cfg.first_tokens is not None:
         tokens = corpus.tokens[: cfg.first_tokens]
+        # Blocks are cut from the stream of tokens; where lines end does not matter to them.
         corpus = TextCorpus(tokens, np.array([len(tokens)], dtype=np.int32))  # as one line
     rows = _rows(settings.data, length, model.memory_length)
     reader = AttentionReader(

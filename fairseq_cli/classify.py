@@ -56,6 +56,7 @@ def main(args: argparse.Namespace) -> None:
         if cfg.format == "tsv":
             names = ["text", "text_pair"][: 1 + classifier.takes_pairs]
             print(*names, *(["label", *classifier.labels] if classifier.labels else ["score"]), sep="\t")
+        # Batches are taken as they arrive: a pipe may never end, and a file may be larger than memory.
         texts = _texts(file, args.text, classifier.task.layout.sentences)
         while chunk := list(itertools.islice(texts, together)):
             inputs = [text if len(text) == 2 else text[0] for text in chunk]
@@ -103,6 +104,7 @@ def _write_json(text: tuple[str, ...], prediction: Prediction) -> None:
 
 
 def _write_row(text: tuple[str, ...], prediction: Prediction) -> None:
+    # A tab or a line feed inside of a text would shift the columns.
     cells = [" ".join(sentence.split()) for sentence in text]
     if prediction.label is None:
         cells.append(f"{prediction.score:.{DIGITS}f}")

@@ -79,6 +79,7 @@ class Steps:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._path = folder / STATE
         stored = self._stored()
+        # The demo removes checkpoints and logs of an earlier demo; it must be sure that they are its own.
         if not stored and (foreign := [name for name in OUTPUTS if os.path.lexists(folder / name)]):
             raise UserError(f"--output {folder}: has {foreign[0]}, which is not the demo's; use another")
         self._goes_on = bool(stored) and stored["settings"] == settings and not stored["finished"]
@@ -280,6 +281,7 @@ def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: 
     """Do every step that is not done yet, and print the report."""
     start, boundary = time.perf_counter(), stages[0]
     prepare_folder("--output", folder)
+    # Another version could read the former steps' files otherwise.
     about = {"version": __version__, "python": sys.version}
     steps = Steps(folder, {**about, "stages": list(stages), "max_words": max_words, "cutoffs": cutoffs})
     steps.do("prepare", lambda: prepare(folder, max_words))

@@ -65,6 +65,7 @@ class Article:
 
 def paragraphs(text: str) -> list[str]:
     """The paragraphs of *text*, reStructuredText or a docstring, that are prose, one line each."""
+    # `cleandoc` before the blocks: their depth is relative to the docstring's indentation.
     blocks = map("\n".join, _blocks(inspect.cleandoc(text).expandtabs().splitlines()))
     # A hyphen at the end of a line joins the word.
     lines = (plain(re.sub(r"(?<=\w)-\n(?=\w)", "-", block)) for block in blocks)
@@ -136,10 +137,12 @@ def plain(text: str) -> str:
 def is_prose(text: str) -> bool:
     """Return whether *text* looks like English prose: it ends like a sentence and consists mostly of words."""
     words = text.split()
+    # Headings, signatures and lists of names have no full stop; sentences begin with a capital or a digit.
     if len(words) < 6 or not re.search(r"[.!?][\"')]*$", text) or not re.match(r"[\"'(]?[A-Z\d]", text):
         return False
     if re.search(r"[{}\\$`]|://|->|==|>>>|[=(]\s*$|\w\(\w*=|0x[0-9a-f]{4}|\|", text):
         return False
+    # Formulas and tables have few plain words, lists of names few function words.
     letters = sum(bool(re.fullmatch(r"[\"'(]*[A-Za-z][A-Za-z'’-]*[\"').,:;!?]*", word)) for word in words)
     function_words = sum(word.lower() in FUNCTION_WORDS for word in words)
     return letters >= 0.8 * len(words) and function_words >= 0.15 * len(words)
@@ -171,6 +174,7 @@ def topic(name: str, text: str) -> Article:
     for start, end in zip(starts, [*underlined, len(lines)], strict=True):
         title = plain(lines[start]).strip('"').replace('"', "") if start >= 0 else ""
         sections.append(Section(title, paragraphs("\n".join(lines[start + 2 : end]))))
+    # A topic that begins with a heading takes its title from it.
     if len(sections) > 1 and not sections[0].paragraphs:
         name = sections[1].title
         sections[:2] = [Section("", sections[1].paragraphs)]
@@ -325,6 +329,7 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
     lines = {
         name: [line for article in articles for line in layout(article, tokenize)] for name, articles in parts.items()
     }
+    # The training text alone, as in WikiText: the other splits must not decide on the vocabulary.
     counts = Counter(chain.from_iterable(lines["train"]))
     known = {word for word, count in counts.items() if count >= MIN_COUNT}
     if rare_words:
@@ -334,6 +339,7 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
         path = destdir / f"pydoc.{name}.tokens"
         texts = (" ".join(word if word in known else "<unk>" for word in line) for line in lines[name])
         with atomic_file(path) as file:
+            # WikiText's lines begin and end with a blank, empty ones are a blank.
             file.writelines((f" {text} \n" if text else " \n").encode() for text in texts)
         tokens = sum(map(len, lines[name])) + len(lines[name])
         unknown = sum(word not in known for line in lines[name] for word in line)

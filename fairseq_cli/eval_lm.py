@@ -232,6 +232,7 @@ def _load(paths: Sequence[str], settings: Settings, args: argparse.Namespace, wo
         model = _encoder(models[0], task, settings, world)
     else:
         for path, one in zip(paths, models, strict=True):
+            # Raises an error for a model without a distribution over words, before the corpus is read.
             language_model(one, path)
         model = _decoder(models, task, settings, flat["sample_break_mode"], world)
         memory = fields.defaults(MemoryConfig)

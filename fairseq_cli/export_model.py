@@ -122,6 +122,7 @@ def _export_classifier(classifier: SentenceClassifier, job: Export) -> str:
     roles = _special_ids(task.dictionary)
     config = encoders.classifier_configuration(sizes, asdict(shape), roles, classifier.labels, task.cfg.pooler_dropout)
     names = classifier_parameters(sizes, model.name, task.layout.outputs)
+    # The exported tokenizer puts `<s>` first, and the head reads the state of the first token.
     if task.cfg.init_token not in (None, task.dictionary.bos()):
         raise UserError(f"{job.source}: its rows begin with id {task.cfg.init_token}, not with <s> as in transformers")
     tensors, separator = encoders.write(state, sizes, names), task.cfg.separator_token
@@ -134,6 +135,8 @@ def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> 
     Raises:
         UserError: there is none.
     """
+    # transformers fixes the activation by class: BERT's pooler and RoBERTa's head have tanh, ELECTRA's head gelu; and
+    # only ELECTRA projects narrower embeddings.
     if head == "tanh" and shape.embed_dim == shape.dim:  # an ELECTRA of one width is a BERT
         return "roberta" if arch.startswith("roberta") else "bert"
     if head == "gelu":
@@ -176,6 +179,8 @@ def _write_fairseq(source: str, data: str | None, out: Path) -> None:
     dictionary = Path(data) if data is not None else path.parent
     dictionary = dictionary / DICTIONARY if dictionary.is_dir() else dictionary
     if data is not None or dictionary.exists():
+        # Without `--data` a missing `dict.txt` is no error: fairseq gets the data's dictionary from its own command
+        # line.
         check_dictionary(loaded, path, Dictionary.load(dictionary))
     state = to_fairseq(loaded, source)
     checkpoint.save(out, state)
@@ -205,6 +210,7 @@ def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[s
     shape = model.encoder.sentence_encoder.shape
     if half == "generator" and not arch.startswith("electra"):
         raise UserError(f"--half generator: {source} is not an ELECTRA model; leave the flag out")
+    # ELECTRA's classes are the only ones of transformers with embeddings of another width than the layers.
     if arch == "electra_generator" or shape.embed_dim != shape.dim:
         return "generator", shape, state
     # The names of a plug-in's architectures tell nothing; RoBERTa has one token type.
@@ -223,6 +229,7 @@ def _sizes(kind: str, shape: EncoderShape, state: Mapping[str, Tensor]) -> Encod
         ffn_dim=shape.ffn_dim,
         layers=shape.layers,
         positions=shape.max_positions + (shape.padding_idx + 1 if kind == "roberta" else 0),
+        # transformers always has a table of types; a model without one gets one row of zeros.
         token_types=max(1, shape.token_types),
         # Tied parameters share their memory.
         untied=output is not None and output.data_ptr() != tokens.data_ptr(),

@@ -94,10 +94,12 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError("--path: give the checkpoint of pre-training")
     if settings.common.seed != CommonConfig().seed:
         raise UserError(f"--seed {settings.common.seed}: give --seeds {settings.common.seed}, one run for each seed")
+    # From here to the task: all that can be wrong is found before the first of many runs begins.
     _check_runs(cfg)
     settings = _completed(settings)
     state, stored, parameters = _pretrained(cfg.path)
     folder = Path(cfg.save_dir)
+    # With 0 updates: how many there are, which the schedule needs, is known only once the data are encoded.
     task, updates = _checked_task(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
     check_dictionary(state, cfg.path, task.source_dictionary)
     prepare_folder("--save-dir", folder)
@@ -266,6 +268,7 @@ def _digests(settings: Settings, task: SentencePredictionTask) -> dict[str, str]
     folders = data_folders(settings.data_path)
     data = [file for folder in folders for pattern in patterns for file in sorted(folder.glob(pattern))]
     weights = Path(find_checkpoint(settings.command.path))
+    # The manifest has a checksum of every part, so that large parts need not be read.
     weights = weights / parts.MANIFEST if parts.is_folder(weights) else weights
     dictionary = Path(task.dictionary.path or settings.data_path)
     codes = [Path(task.cfg.bpe_codes)] if task.cfg.bpe_codes else []
@@ -280,6 +283,7 @@ def _predictions(folder: Path, splits: list[str]) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
+    # In pieces: a checkpoint may be larger than memory.
     digest = hashlib.sha256()
     with open_regular(path) as file:
         while piece := file.read(1 << 22):
@@ -296,6 +300,7 @@ def _predict(settings: Settings, task: SentencePredictionTask, folder: Path) -> 
     for split in _splits(settings.command):
         predictions = predict(models[0], task, split, settings.command.batch_size, device)
         predictions.write(folder / f"predictions.{split}.tsv")
+        # Of the first split, the development file: only its score may choose the learning rate.
         metrics = metrics or predictions.metrics()
     return metrics
 

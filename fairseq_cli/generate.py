@@ -95,6 +95,7 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
             for passage in _continue(settings, writer, tokens, starts, world):
                 complete.append(passage)
                 print(passages.as_text(passage, cfg.num_samples, name), flush=True)
+        # Also after an interruption: what was generated in hours is not thrown away.
         finally:
             if cfg.results_path is not None and complete:
                 seconds = time.perf_counter() - begin

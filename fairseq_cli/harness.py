@@ -98,6 +98,7 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
         scored = model.score(texts, cfg.batch_size)
     else:
         scored = model.score(texts, cfg.batch_size, within_words=cfg.within_words)
+    # In double: rounding must not decide a pair whose sums are close.
     totals = [float(lprobs.double().sum()) for _, lprobs in scored]
     results = accuracies(pairs, totals[::2], totals[1::2])
     print(*accuracy_table(results), sep="\n")
@@ -139,6 +140,7 @@ def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dic
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """The metrics with a value; names without the filter ``none``."""
     return {
+        # "none" is the name of the filter that changes nothing.
         name.removesuffix(",none"): float(value)
         for name, value in metrics.items()
         if isinstance(value, int | float) and not isinstance(value, bool) and name != "sample_len"

@@ -33,11 +33,13 @@ def translate() -> None:
     if (args.config_dir is None) != (args.config_name is None):
         raise UserError("--config-dir and --config-name: give both, or only group.name=value")
     config = args.config_name and Path(args.config_dir, f"{args.config_name.removesuffix('.yaml')}.yaml")
+    # In place of the process's arguments: workers and messages are then `fairseq-train`'s.
     sys.argv[1:] = training_flags(config, args.overrides)
     print(f"fairseq-train {shlex.join(sys.argv[1:])}", file=sys.stderr)
 
 
 def cli_main() -> None:
+    # Two programs in a row: an error of the translation is reported in Hydra's terms, one of training in its flags.
     options.run_program(translate)
     options.run_command(lambda args: distributed.run(training_job(training_settings(args))), get_training_parser)
 

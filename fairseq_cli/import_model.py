@@ -40,6 +40,7 @@ NAMES = {  # names of special symbols in vocabularies
 }
 NAMES_GPT2 = {"eos": ("<|endoftext|>",)}
 LAYERS = ("n_layer", "encoder_layers", "decoder_layers")  # settings
+# Transformer-XL's vocabularies have no `[SEP]` or `[CLS]`: there, these would be words of the text.
 NAMES_XL = {"eos": NAMES["eos"][:3], "unk": NAMES["unk"][:2], "pad": NAMES["pad"][:1]}
 
 SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl", "hf")  # of fairseq-import
@@ -201,6 +202,7 @@ def _check(source: Path, out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out}: is not a folder; give a new folder")
     try:
+        # An earlier import may be replaced; a folder with other files is probably a mistake.
         there = sorted(set(os.listdir(out)) - {*FILES}) if out.exists() else []
     except OSError as error:
         raise UserError(f"--out {out}: cannot be read ({error.strerror}); give another folder") from None
@@ -235,6 +237,7 @@ def _dictionary(imported: Imported, source: Path) -> Dictionary:
     for index, word in enumerate(words):
         if not _is_word(word) or word in duplicates:
             word = placeholder(index)
+            # A true word may look like a placeholder.
             while word in symbols_in_use:
                 word += "_"
         duplicates.add(word)

@@ -85,6 +85,7 @@ def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, c
     """Continue *lines* in batches; print the texts in their order, each as early as possible."""
     prompts = _encode(lines, writer)
     order = iter([(number, sample) for number in range(len(prompts)) for sample in range(cfg.num_samples)])
+    # Batches end in another order than the prompts have; early texts wait for those before them.
     awaited, outputs = next(order), {}
     for key, tokens in writer.continue_all(prompts, cfg.num_samples, progress(common, "tokens")):
         outputs[key] = tokens
@@ -138,6 +139,7 @@ def _read_file(path: Path) -> list[str]:
     """
     try:
         with open_input(path) as file:
+            # One byte more than the limit shows that there are more, without reading a file of any size.
             content = file.read(LARGEST_INPUT + 1)
     except OSError as error:
         raise UserError(f"--input {path}: {read_failure(error)}; give another file, or - for stdin") from None

@@ -32,6 +32,7 @@ def main(args: argparse.Namespace) -> None:
     source = find_checkpoint(args.source)
     if not parts.is_folder(source):
         raise UserError(f"{args.source}: not a checkpoint of --ddp-backend fully_sharded, which is a folder")
+    # A file beside the parts would make the folder invalid.
     if Path(args.target).resolve().parent == source.resolve():
         raise UserError(f"FILE {args.target}: is in the folder of the checkpoint; choose another file")
     prepare_file("FILE", args.target, begins=ARCHIVE)

@@ -85,6 +85,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 def _study(path: str, data: str | None) -> NoteStudy:
     """The notes of the checkpoint at *path*, with the words of *data* or of the folder that it was trained on."""
     state = checkpoint.load(path)
+    # The first folder of several has the dictionary and the notes.
     folder = data or str(state["args"].get("data", "")).split(":")[0]
     if not folder or not Path(folder).is_dir():
         raise UserError(f"DATA {folder}: folder not found; give the data folder that {path} was trained with")
@@ -104,6 +105,7 @@ def _print(study: NoteStudy, notes: list[Note], neighbours: Neighbours) -> None:
         near, tokens = map(note_map.listed, neighbours[note.word])
         age = "never written" if note.age is None else note.age
         cells = [note.word, note.count, note.taken, age, f"{note.norm:.3g}", near, tokens]
+        # A bar would end the cell.
         print("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
 
 
@@ -132,6 +134,7 @@ def _write(
     with atomic_folder(cfg.results_path, files, "--results-path") as folder:
         report = {**report, **about_run()}
         content = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+        # Words of a text that was not UTF-8 hold lone surrogates, which UTF-8 rejects.
         (folder / "notes.json").write_bytes(content.encode("utf-8", "backslashreplace"))
         if not drawn:
             return

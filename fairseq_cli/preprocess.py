@@ -179,6 +179,7 @@ def _check_other_splits(config: PreprocessConfig, dictionary: Dictionary, splits
     """Raise UserError if ``--destdir`` keeps splits with ids of another dictionary."""
     folder = Path(config.destdir)
     others = sorted({path.stem for path in folder.glob("*.idx")} - set([] if config.dict_only else splits))
+    # The former ids would silently mean other words: a later run would train on noise.
     if others and (folder / "dict.txt").is_file() and Dictionary.load(folder / "dict.txt") != dictionary:
         raise UserError(
             f"--destdir {folder}: {', '.join(others)} in it use another dictionary; "
@@ -311,6 +312,7 @@ def _binarizer(
     marks = None
     if config.notes:
         rule = tokenizer.rule if tokenizer is not None else SubwordMarks()
+        # Counted again, in words: the dictionary counts subwords, and a rare word is several of these.
         counter = count_whole_words(_training_texts(texts), rule, config.workers)
         notes = NoteWords.choose(counter, config.note_min_count, config.note_max_count, dictionary)
         notes.save(folder)

@@ -110,6 +110,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
         plots.require("--results-path")
     names = distinct_names(paths, None) if cfg.by_frequency else list(paths)
     words: dict[str, dict[str, WordLosses]] = {split: {} for split in splits}
+    # Data settings are the checkpoint's, so that blocks and batches are the training run's; `_batches` adds the limits.
     of_checkpoint = fields.defaults(DataConfig).keys() - {"num_workers"}  # which this command line does not override
     flat = {name: value for name, value in vars(args).items() if name not in of_checkpoint}
     # Before anything is measured: one may be of another dictionary, and the counts may be missing.
@@ -229,6 +230,7 @@ def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask, run: Sett
     rows = meter.totals.rows.get(TOKEN_LOSSES)
     if rows is None:
         raise UserError(f"--by-frequency: --criterion {run.chosen.criterion} has no losses of tokens; leave it out")
+    # Padding has position −1: it is gathered with the rest, since a selection on the device would synchronise.
     positions, losses = rows[rows[:, 0] >= 0].cpu().numpy().T
     tokens = np.asarray(blocks.corpus.tokens[:]).astype(np.int64)
     return WordLosses.of(WordGroups(task.source_dictionary), tokens, -losses, positions.astype(np.int64))
