@@ -39,7 +39,7 @@ def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) 
     decoder: Any = model.decoder
     encoding = getattr(decoder.cfg, "position_encoding", None)
     # The exported model reads a text from a cache that only grows; other encodings number positions from the end of the
-    # segment, so that every new token would change those of all former ones.
+    # segment, so that every new token would change the positions of all former ones.
     if type(model) is TransformerXL and encoding not in BY_DISTANCE:
         known = ", ".join(BY_DISTANCE)
         raise UserError(f"{source}: `position_encoding` {encoding} cannot be exported; known: {known}")
