@@ -152,6 +152,7 @@ class Binarizer:
         with contextlib.ExitStack() as files:
             writer = files.enter_context(IndexedWriter(prefix, self._dtype))
             for numbers, ids, replaced in self._parts(path):
+                # Distances between ends of lines, the end counted with its line.
                 sizes = np.diff(np.flatnonzero(numbers == 0), prepend=-1)
                 writer.add(ids[numbers], sizes)
                 summary.sentences += len(sizes)

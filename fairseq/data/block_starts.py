@@ -30,6 +30,7 @@ class BlockStarts(LazyArray):
         super().__init__("<i8", len(sizes))
         self._sizes = sizes
         self._gaps = gaps
+        # 8 bytes every 64 blocks instead of 8 bytes a block: the sizes already take 4.
         strided = len(sizes) - len(sizes) % _STRIDE
         sums = sizes[:strided].reshape(-1, _STRIDE).sum(axis=1, dtype=np.int64)
         self._before = np.concatenate([[0], np.cumsum(sums)])
@@ -62,6 +63,7 @@ class BlockStarts(LazyArray):
         """*starts* with the gaps before blocks *numbers*."""
         if not self._gaps.shape[1]:
             return starts
+        # `right`: the gap before block *n* is numbered *n* and counts for it.
         gap = np.searchsorted(self._gaps[0], numbers, side="right")
         return starts + np.where(gap > 0, self._gaps[1][gap - 1], 0)
 

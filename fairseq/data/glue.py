@@ -176,6 +176,7 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
         fault = f"all examples have the label {next(iter(labels))!r}" if labels else "no examples"
         raise UserError(f"{path}: {fault}; training needs at least two different ones")
     try:
+        # By value: as text "10" would come before "2", and a scale would lose its order.
         return sorted(labels, key=float)
     except ValueError:
         return sorted(labels)
@@ -240,6 +241,7 @@ def label_of(where: str, text: str, layout: Layout) -> Label:
         try:
             value = float(text)
         except ValueError:
+            # `float` reads "nan" and "inf", too; both are rejected below.
             value = math.nan
         if not math.isfinite(value):
             raise UserError(f"{where}: label {text!r}: expected a number")

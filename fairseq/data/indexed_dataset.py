@@ -35,6 +35,7 @@ _STEP = 1 << 20  # lines looked at together
 
 def token_dtype(num_symbols: int) -> np.dtype:
     """The type that fairseq stores the tokens of a dictionary of *num_symbols* in: uint16, or int32 from 65,500 on."""
+    # fairseq's bound, some below 2¹⁶: other files would differ byte by byte.
     return np.dtype("<u2" if num_symbols < 65500 else "<i4")
 
 
@@ -100,6 +101,7 @@ class IndexedCorpus:
         verification = verification or Verification(os.path.dirname(prefix))
         dtype, lines = _read_header(index)
         self.sizes: Any = StoredArray(index, "<i4", lines, _HEADER.size)
+        # The sum of the sizes, and so the length that the other file must have.
         total = _check_lines(self.sizes, dtype.itemsize, verification)
         # Lengths are compared first: a file that was cut off is called truncated, not corrupt.
         if _file_size(data) != total * dtype.itemsize:
@@ -132,6 +134,7 @@ class IndexedCorpus:
         Raises:
             UserError: a token is not an id of *dictionary*, or the file is not as in ``checksums.txt``.
         """
+        # The highest id of the file is known: for a larger dictionary nothing can be out of range.
         if 0 < self._symbols <= len(dictionary):
             return
         checksum = Checksum(f"{self.prefix}.bin", verification or Verification(os.path.dirname(self.prefix)))
@@ -292,6 +295,7 @@ class IndexedWriter:
         sizes = np.asarray(sizes)
         if int(sizes.sum(dtype=np.int64)) != len(tokens):
             raise ValueError(f"lines of {int(sizes.sum(dtype=np.int64))} tokens in all, but {len(tokens)} tokens")
+        # The format stores sizes as int32; a larger one would wrap to a negative number.
         if len(sizes) and int(sizes.max()) > np.iinfo(np.int32).max:
             raise UserError(
                 f"{self.prefix}: a line of {int(sizes.max())} tokens is too long; break the text into lines"

@@ -191,6 +191,7 @@ class EpochIterator:
         if iterations == 0:
             return True
         layout = self.sampler.layout
+        # Only in the middle of an epoch: at its start any layout fits.
         here = position.find(layout, state, saved)
         self.read = here.read
         if here.read >= layout.units:

@@ -88,7 +88,9 @@ class Masking:
         first = real & ~self._continued(tokens)
         rows = first.nonzero()[0]  # of each word
         words = np.bincount(rows, minlength=len(tokens))
+        # Rounded at random: with ⌊prob · W⌉ short rows would always or never be masked.
         count = np.floor(self.prob * words + uniform(starts, self.seed, epoch, _ROWS)).astype(np.int64)
+        # A random order of the words inside of each row; the first `count` of them are chosen.
         order = np.lexsort((uniform(positions[first], self.seed, epoch, _WORDS), rows))
         rank = np.empty(len(rows), dtype=np.int64)
         rank[order] = np.arange(len(rows)) - np.repeat(np.cumsum(words) - words, words)
@@ -115,6 +117,7 @@ class Masking:
             at = np.searchsorted(self._shares, drawn * self._shares[-1], side="right")
             symbols = self._drawn[np.minimum(at, len(self._drawn) - 1)]  # rounding may reach the last share
         leave, draw = self.leave_prob, self.random_prob
+        # One random number decides: [0, leave) unchanged, [leave, leave + draw) another symbol, the rest the mask.
         return np.where(action < leave, tokens, np.where(action < leave + draw, symbols, self.mask))
 
 

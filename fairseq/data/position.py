@@ -53,6 +53,8 @@ class Layout:
 
     def batches_read(self, read: int) -> int:
         """Return the batches of an epoch that are over once *read* units were read."""
+        # Counted from the end: after a change of processes `read` need not be a multiple of the step, and what is left
+        # must be right.
         return self.batches - -(-(self.units - read) // self.step)
 
 
@@ -145,6 +147,7 @@ def _without_layout(ours: Layout, iterations: int, saved: SavedBy) -> Position:
         return Position(min(iterations * step, ours.units), same_rows=False)
     if not saved.same_length:
         return _share(ours, min(1.0, iterations / max(1, saved.batches)))
+    # The state counts batches, not units: sizes that give as many batches an epoch are tried.
     steps = {  # units that the run may have read at once
         BLOCKS: (ours.step, ours.step // ours.processes * saved.processes),
         STREAMS: (1,),

@@ -190,6 +190,7 @@ class BlockSampler:
             return
         order = self._permutation(len(self._sizes), epoch)
         for first in range(read, len(order), self._rows * self.batching.world_size):
+            # The ranks' parts of one global batch lie side by side: rank order is the order of one large batch.
             first += self.rank * self._rows
             yield order[first : first + self._rows].astype(np.int64)
 
@@ -273,6 +274,7 @@ def _cut_by_size(
         most = rows_per_batch(max_tokens, batch_size, int(sizes[blocks[first]]))
         candidates = sizes[blocks[first : first + most]]
         if max_tokens is not None:
+            # Sizes rise, so that n rows take n times the size of the last of them, padding counted.
             fitting = candidates * np.arange(1, len(candidates) + 1, dtype=np.int64) <= max_tokens
             candidates = candidates[: int(np.count_nonzero(fitting))]
         rows = len(candidates)
@@ -306,6 +308,7 @@ class StreamSampler:
         self.layout = Layout(STREAMS, len(self), 1, world_size, block_size, cut=rows * world_size)
 
     def __len__(self) -> int:
+        # Rounded up: the last row may be shorter, but no block is left out.
         return -(-self.num_blocks // (self.rows * self.world_size))
 
     def in_fairseq_order(self) -> StreamSampler:

@@ -89,6 +89,7 @@ def read_labels(data: str | Path, split: str, layout: Layout, rows: int, labelle
 def _lines(folder: Path, split: str, dictionary: Dictionary) -> list[np.ndarray]:
     corpus: Any = reopen_corpus(folder, split, dictionary)
     lines = np.split(corpus.tokens[:], corpus.offsets[1:-1])
+    # Rows get their own `</s>`, one for each sentence; fairseq's files have one already.
     return [line[:-1] if len(line) and line[-1] == dictionary.eos() else line for line in lines]
 
 

@@ -130,6 +130,7 @@ class SentenceRows:
             row[: len(ids)] = ids
         net_input = {"src_tokens": torch.from_numpy(tokens)}
         if self._token_types:
+            # Type 1 begins behind the first `</s>`, as in BERT; padding has type 0.
             second = np.arange(tokens.shape[1]) >= self._firsts[numbers][:, None]
             net_input["token_types"] = torch.from_numpy((second & (tokens != self._pad)).astype(np.int64))
         sample = {
@@ -149,6 +150,7 @@ def _cut(sentences: tuple[np.ndarray, ...], room: int) -> tuple[np.ndarray, ...]
     if sum(map(len, sentences)) <= room or len(sentences) == 1:
         return tuple(sentence[: max(room, 0)] for sentence in sentences)
     first, second = sentences
+    # What the shorter sentence leaves of its half goes to the longer one.
     half = room // 2
     length = max(room - len(second), half) if len(first) > len(second) else min(len(first), room - half)
     return first[:length], second[: room - length]

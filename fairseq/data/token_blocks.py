@@ -183,7 +183,9 @@ class TokenBlocks:
         positions = (starts - before - 1)[:, None] + np.arange(longest + 1)  # [B, T + 1]
         if self._context is not None:
             positions = self._context.positions(starts, positions)
+        # Columns behind a row's end, and before the corpus, read any token: they are overwritten below.
         window = self._read(np.clip(positions, 0, len(self.corpus.tokens) - 1))
+        # Position −1 was clipped to 0 above: before the corpus stands `</s>`, as after a line.
         window[positions[:, 0] < 0, 0] = self.eos
         source, target = window[:, :-1].copy(), window[:, 1:].copy()
         column = np.arange(longest)
@@ -292,6 +294,7 @@ def _pack_lines(sizes: np.ndarray, block_size: int, documents: bool) -> Iterator
         ends = _ends(lines, offsets, block_size, documents)
         blocks = np.fromiter(_chain(ends), dtype=np.int64)
         if first + _PIECE < len(sizes):
+            # The last block of a piece is open: its lines begin the next piece.
             blocks, rest = blocks[:-1], lines[blocks[-1] :]
         starts, length = offsets[blocks], offsets[ends[blocks]] - offsets[blocks]
         # A line of one token is a blank one: its `</s>`.
@@ -303,6 +306,7 @@ def _pack_lines(sizes: np.ndarray, block_size: int, documents: bool) -> Iterator
 def _ends(lines: np.ndarray, offsets: np.ndarray, block_size: int, documents: bool) -> np.ndarray:
     """The line after a block that starts at each line; every *documents*' separator is a block of its own."""
     numbers = np.arange(len(lines))
+    # For every line where a block beginning there would end, at once; the loop then only follows the chain.
     ends = np.searchsorted(offsets, offsets[:-1] + block_size, side="right") - 1
     # A line that is longer than a block is a block of its own.
     np.maximum(ends, numbers + 1, out=ends)
@@ -315,6 +319,7 @@ def _ends(lines: np.ndarray, offsets: np.ndarray, block_size: int, documents: bo
 
 def _chain(ends: np.ndarray) -> Iterator[int]:
     """0, ends[0], ends[ends[0]], … while there is a line."""
+    # A memory view: indexing it gives Python integers, faster than numpy's scalars, in a loop over all blocks.
     following = np.ascontiguousarray(ends).data
     line, count = 0, len(ends)
     while line < count:

@@ -43,6 +43,7 @@ class Turns:
         Raises:
             UserError: the data are missing or damaged.
         """
+        # fairseq's rule: folder (epoch − 1) mod n.
         number = (epoch - 1) % len(self._openers)
         if self._current is None or self._current[0] != number:
             self._current = None  # its memory is free before the next one is opened

@@ -66,6 +66,8 @@ def read_words(blocks: Iterable[str], rule: WordRule) -> Iterator[tuple[list[str
         pending = pending + rest.split()
         if pending:
             # The last word of a block may continue in the next one.
+            # By the rule: a mark at its last token tells that the word goes on, and some rules only know with the next
+            # token.
             stem = rule.group(pending)[1][-1]
             _add(words, lengths, rule, pending[:-stem], end=False)
             pending = pending[-stem:]
@@ -93,6 +95,7 @@ def over(pool: Workers[R], path: str, doing: str) -> Iterator[R]:
     # A small file is divided among all processes, too.
     chunks = list(_chunks(path, min(CHUNK_BYTES, -(-size // pool.count))))
     with byte_bar(size, f"{doing} {os.path.basename(path)}") as report:
+        # Offsets and not text go to the processes: each reads its part from the file itself.
         results = pool.map((path, start, end) for start, end in chunks)
         for (start, end), result in zip(chunks, results, strict=True):
             report(end - start)
@@ -103,10 +106,12 @@ def _chunks(path: str, chunk_bytes: int) -> Iterator[tuple[int, int]]:
     """Cut a file, without a byte-order mark, behind line feeds into parts of about *chunk_bytes*: (first byte, end)."""
     size = os.path.getsize(path)
     with open(path, "rb") as file:
+        # Windows' editors begin UTF-8 with a mark that is no letter of the first word.
         start = len(BOM) if file.read(len(BOM)) == BOM else 0
         while start < size:
             end = start + chunk_bytes
             file.seek(end)
+            # Behind a line feed, so that the division among processes cuts no word or character in two.
             while end < size and (block := file.read(BLOCK_BYTES)):
                 end_of_line = block.find(b"\n")
                 if end_of_line >= 0:
@@ -172,5 +177,6 @@ class _WordCounter:
             parts = (words for words, _ in read_words(blocks, self.rule))
         for words in parts:
             counter.update(words)
+        # `</s>` is a special symbol of every dictionary, and no word to be counted.
         del counter[LINE_END]
         return counter

@@ -16,6 +16,7 @@ from fairseq.system.opening import read_named
 
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
+# fairseq rejects a file with this line, whose count is no number, instead of loading it with shifted ids.
 HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
 OVERWRITE = "#fairseq:overwrite"  # ends the line of a word that gets an id of its own beside an equal symbol
 DIGITS = 18  # of a count, at most: it fits into 64 bits
@@ -70,6 +71,7 @@ class Dictionary:
             symbols: all different.
             roles: which of them is ``bos``, ``pad``, ``eos``, ``unk``; ``eos`` is needed.
         """
+        # The empty word never occurs in text, so that a role without a symbol is never met.
         dictionary = cls(**{role: roles.get(role, "") for role in ROLES})
         dictionary.symbols, dictionary.count, dictionary.nspecial = list(symbols), [0] * len(symbols), 0
         dictionary.indices = {word: index for index, word in enumerate(symbols)}
@@ -182,6 +184,7 @@ class Dictionary:
         if isinstance(counter, Dictionary):
             counts = list(zip(counter.symbols, counter.count, strict=True))
         else:
+            # The order of a counter depends on the order of reading; sorted, ids are equal for any number of processes.
             counts = [(word, counter[word]) for word in sorted(counter)]
         for word, n in counts:
             self.add_symbol(word, n)
@@ -308,6 +311,7 @@ class Dictionary:
         text = " ".join(self.symbols[index] for index in map(int, ids) if index not in silent)
         if bpe_symbol is None:
             return text
+        # The added blank lets the mark of the last subword match like the others.
         return (text + " ").replace(bpe_symbol.rstrip() + " ", "").rstrip()
 
 

@@ -72,6 +72,7 @@ class RawCounts:
     @classmethod
     def of(cls, lines: Sequence[str], unfinished: bool = False) -> RawCounts:
         """Return the size of *lines*, of which the last may be unfinished."""
+        # The line feed of an unfinished line is counted with the block that ends it.
         complete = len(lines) - (unfinished and bool(lines))
         return cls(len("".join(lines).encode()) + complete, sum(len(line.split()) for line in lines), complete)
 
@@ -122,6 +123,7 @@ def _table_blocks(path: str, field: str, report: Callable[[int], Any]) -> Iterat
         for texts, size in table_rows(file, field):
             number = first + data.count(b"\n")
             for text in texts:
+                # As JSON lines: everything behind this point knows one format with a field of text.
                 data += json.dumps({field: text}, ensure_ascii=False).encode() + b"\n"
             if len(data) > LONGEST_ROW:
                 raise _too_long(path, f"rows from {number}")
@@ -297,6 +299,7 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
     parts: list[bytes] = []
     first = number = 1
     size = 0
+    # A row of JSON cannot be parsed in parts, a line of text can.
     limit = LONGEST_LINE if form.field is None else LONGEST_ROW
     while line := file.readline(limit):
         if not size and first == 1:
@@ -360,6 +363,7 @@ def _paragraphs(lines: list[str]) -> list[str]:
     paragraphs: list[list[str]] = [[]]
     for line in lines:
         if line.strip():
+            # Indentation and trailing blanks belong to the page, not to the paragraph.
             paragraphs[-1].append(line.strip())
         elif paragraphs[-1]:
             paragraphs.append([])

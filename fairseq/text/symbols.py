@@ -105,6 +105,7 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 def _write_dictionary(file: BinaryIO, counts: np.ndarray, kind: str) -> None:
     dictionary = Dictionary()
+    # From all three splits: of 256 possible symbols none must be unknown in a test of bits per character.
     for byte in np.flatnonzero(counts).tolist():
         if byte != LINE_ENDS[kind]:
             dictionary.add_symbol(symbol(byte, kind), int(counts[byte]))

@@ -60,6 +60,7 @@ def report_unknown(tokens: Iterable[int], dictionary: Dictionary, symbols: Itera
         symbols: symbols of the text that the dictionary lacks.
     """
     counts = Counter(tokens)
+    # Ends of lines are always known and would make the share look smaller.
     unknown, total = counts[dictionary.unk()], counts.total() - counts[dictionary.eos()]
     if unknown:
         names = list(dict.fromkeys(symbols))
@@ -136,6 +137,7 @@ class TextReader:
                 yield [line for document in documents for line in document]
 
         corpus = self._with_words(path, lines())
+        # Documents are sums of consecutive lines, whose numbers of lines were noted while they were read.
         sizes = np.add.reduceat(corpus.sizes, np.cumsum([0, *lengths[:-1]]))
         return TextCorpus(corpus.tokens, sizes, corpus.counts)
 

@@ -26,6 +26,7 @@ def wrapped_at(lines: Sequence[str]) -> int | None:
     width = lengths[int(0.98 * (len(lengths) - 1))]
     pairs = zip(lines, lines[1:], strict=False)
     inner = [line.rstrip() for line, following in pairs if line.strip() and following.strip()]
+    # Most lines of wrapped text have a line below; a list of sentences between blank lines has none.
     if width not in WIDTHS or 2 * len(inner) < len(lengths):
         return None
     long = sum(len(line) >= 0.7 * width for line in inner)
@@ -38,6 +39,7 @@ def raw_text(lines: Sequence[str]) -> str | None:
     words = [word for line in lines for word in line.split()][:MOST_WORDS]
     if sum(map(len, words)) > LONGEST_SYMBOL * max(1, len(words)) and sum(map(len, words)) >= FEWEST_WORDS:
         return "words are not separated"
+    # Tokenised text has marks of its own between blanks, raw text at the ends of words.
     glued = sum(GLUED.fullmatch(word[-2:]) is not None for word in words)
     alone = sum(ALONE.fullmatch(word) is not None for word in words)
     if len(words) >= FEWEST_WORDS and glued > alone and glued >= LEAST_GLUED * len(words):

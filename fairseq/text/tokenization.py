@@ -98,6 +98,7 @@ def learn_subwords(
         UserError: see :func:`tokenize_file`; or nothing can be learned.
     """  # fmt: skip
     tokenizer = Tokenizer(words=words) if words is not None else None
+    # Byte-level symbols hold the space before a word, so that counts of words without their spaces do not suffice.
     if kind.learns_lines:
         lines = (batch for source in sources for batch in _batches(source, options.format_of(source), tokenizer))
         return kind(kind.learn_lines(lines, size), LEARNED)
@@ -195,6 +196,7 @@ def check_alphabet(tokenizer: Tokenizer | None, lines: Sequence[str]) -> None:
     """
     subwords = tokenizer.subwords if tokenizer is not None else None
     text = " ".join(lines)[:10_000]
+    # Learned on this very text, they know it.
     if subwords is None or subwords.source == LEARNED or not text.strip():
         return
     known = subwords.knows(text)

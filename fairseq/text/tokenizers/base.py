@@ -27,6 +27,8 @@ class Value:
     """A frozen dataclass that may cache what it computes from its fields; only the fields are compared and pickled."""
 
     def __getstate__(self) -> dict[str, Any]:
+        # `cached_property` stores libraries' objects in the same `__dict__`; many cannot be pickled, and workers make
+        # their own.
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -124,6 +126,7 @@ class Subwords(Value):
 
     def knows(self, text: str) -> float:
         """Return the share of the characters of *text*, white space left out, that the encoding has symbols for."""
+        # Each different character once: the share follows from the counts.
         letters = Counter("".join(text.split()))
         known = zip(letters, self.encode(list(letters)), strict=True)
         return sum(letters[letter] for letter, symbols in known if UNKNOWN not in symbols) / max(1, letters.total())
@@ -176,6 +179,7 @@ class Vocabulary:
 
     def __init__(self, symbols: Mapping[int, str], unknown: int | None, source: str) -> None:
         escaped = {index: _escaped(symbol) for index, symbol in symbols.items() if symbol.split() != [symbol]}
+        # `<unk>` in the place of the library's name for it: the dictionary's symbol, which is never split.
         table = {**symbols, **escaped} | ({unknown: UNKNOWN} if unknown is not None else {})
         self._plain = {table[index]: symbols[index] for index in escaped}
         if len(set(table.values())) < len(table):

@@ -56,6 +56,7 @@ class GPT2(LibrarySubwords):
             if not line.strip() or line.startswith("#version"):
                 continue
             pair = line.rstrip("\r").split(" ")
+            # In order: a merge can use only what the merges before it have made.
             if len(pair) != 2 or not made.issuperset(pair):
                 raise self.invalid(f"line {number}: {line[:40]!r} is not a merge of two byte-level symbols before it")
             merges.append((pair[0], pair[1]))

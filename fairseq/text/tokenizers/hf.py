@@ -68,6 +68,7 @@ class HuggingFace(LibrarySubwords):
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
+        # All 256 bytes are in the alphabet, seen or not; a fixed order makes equal texts give equal files.
         trainer = library.trainers.BpeTrainer(
             vocab_size=size, min_frequency=2, initial_alphabet=sorted(BYTES), show_progress=False
         )
@@ -129,6 +130,7 @@ class HuggingFace(LibrarySubwords):
     def _vocabulary(self) -> Vocabulary:
         with self.library():
             ids = self._tokenizer.get_vocab()
+            # WordPiece names its unknown symbol in the model; byte-level models have none.
             unknown = ids.get(getattr(self._tokenizer.model, "unk_token", None))
             return Vocabulary({index: symbol for symbol, index in ids.items()}, unknown, self.source)
 

@@ -43,6 +43,7 @@ class Moses(WordTokenizer):
         return self._chunks.split(line)
 
     def join(self, words: Sequence[str]) -> str:
+        # Nothing was escaped, and text may speak of `&amp;` itself.
         return str(self._detokenizer.detokenize(words, unescape=False)) if words else ""
 
     def spans(self, line: str) -> list[Span]:
@@ -140,4 +141,5 @@ class _Chunks:
         return tokens
 
     def _tokenize(self, text: str) -> list[str]:
+        # As WikiText was tokenised: hyphens as `@-@`, and no XML escapes, which would be words of their own.
         return list(self._moses.tokenize(text, aggressive_dash_splits=True, escape=False))

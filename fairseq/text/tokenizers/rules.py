@@ -60,6 +60,7 @@ class SubwordMarks(_Marks):
         line = " ".join(tokens)
         if self.mark not in line:
             return tokens, [1] * len(tokens)
+        # Two passes of the string's own methods instead of a loop over tokens: this runs over whole corpora.
         words = line.replace(self.mark + " ", "").split(" ")
         words[-1] = words[-1].removesuffix(self.mark)
         # No token has white space in it, so a line feed can mark the joins.
@@ -95,6 +96,7 @@ class ContinuationMarks(_Marks):
         return len(symbol) > len(self.mark) and symbol.startswith(self.mark)
 
     def _word(self, tokens: list[str]) -> str:
+        # The first token as it is: at the beginning of a line a mark continues nothing.
         return tokens[0] + "".join(token.removeprefix(self.mark) for token in tokens[1:])
 
 
@@ -116,6 +118,7 @@ def _byte_table() -> dict[str, int]:
     """The character of each byte in byte-level encodings (Radford et al. 2019): printable ones stand for themselves."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in plain]
+    # Blanks and control characters get letters from U+0100 on: no symbol may hold white space.
     return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 

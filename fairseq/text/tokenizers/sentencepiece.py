@@ -32,6 +32,7 @@ class SentencePiece(Subwords):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "words.tsv")
             with open(path, "w", encoding="utf-8") as file:
+                # A table of counts, from which the other kinds learn, too: the text is not read once more.
                 file.writelines(f"{word}\t{counts[word]}\n" for word in sorted(counts))
             try:
                 # One thread and sorted words: the model does not depend on the machine.
@@ -59,6 +60,7 @@ class SentencePiece(Subwords):
         offsets, byte = [], 0
         for index, piece in zip(ids, pieces, strict=True):
             first = byte
+            # A byte piece is written `<0x41>`, six letters for one byte.
             byte += 1 if self._model.is_byte(index) else len(piece.encode())
             start, end = origin[at[first]], origin[at[byte - 1] + 1]
             if start == end and piece != SPACE:  # several letters of one, as the f and the i of a ligature

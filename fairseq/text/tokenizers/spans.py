@@ -47,6 +47,7 @@ def composed(line: str, words: Sequence[Span], subwords: Iterable[Span]) -> list
     origin: list[tuple[int, int]] = []  # of each character of the words as they were put together
     for word in words:
         if origin:
+            # The blank between two words stands for what lies between them in the line, which may be nothing.
             origin.append((origin[-1][1], word.start))
         if len(word.symbol) == word.end - word.start:
             origin += [(index, index + 1) for index in range(word.start, word.end)]

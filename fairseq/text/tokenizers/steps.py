@@ -31,6 +31,7 @@ class Steps(Value):
 
     def encode(self, line: str) -> str:
         """Return the symbols of one line, separated by spaces."""
+        # Cut out before encoding: subwords would split `<unk>` into brackets and letters.
         parts = self._encode(line.split(UNKNOWN))
         return f" {UNKNOWN} ".join(parts).strip() if len(parts) > 1 else parts[0]
 

@@ -46,6 +46,7 @@ class Tokenizer(Steps):
         """Write ``tokenization.json`` beside the ``dict.txt`` with *symbols*."""
         values = {
             "version": VERSION,
+            # Files of two runs in one folder would encode text into ids of other words.
             "dictionary": checksums.fingerprint(symbols),
             "tokenizer": None,
             "bpe": None,
