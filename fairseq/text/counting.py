@@ -66,8 +66,6 @@ def read_words(blocks: Iterable[str], rule: WordRule) -> Iterator[tuple[list[str
         pending = pending + rest.split()
         if pending:
             # The last word of a block may continue in the next one.
-            # By the rule: a mark at its last token tells that the word goes on, and some rules only know with the next
-            # token.
             stem = rule.group(pending)[1][-1]
             _add(words, lengths, rule, pending[:-stem], end=False)
             pending = pending[-stem:]
