@@ -51,6 +51,7 @@ class Decoding:
     @property
     def candidates(self) -> int:
         """Number of most probable tokens that the choice needs; 0: all."""
+        # With top_p alone no number of candidates is known to suffice.
         return 1 if self.temperature == 0 else self.top_k
 
     @property
@@ -116,7 +117,9 @@ def sample_batch(
             lprobs = predictor.read(chunk, waiting)
         if decoding.temperature > 0:
             numbers = [next(row) for row in numbers_of[waiting:rows]]
+            # float64: draws of float32 would fall on one of 2²⁴ steps, coarser than rare words' probabilities.
             draws = torch.tensor(numbers, dtype=torch.float64, device=lprobs.device)
+        # The one synchronisation with a GPU of a step.
         chosen: list[int] = choose(lprobs, decoding, draws, tokens).tolist()
         yield [(row, [token]) for row, token in zip(range(waiting, rows), chosen, strict=True)]
         rows = _unfinished(prompts[:rows], position, decoding.max_tokens)
@@ -173,6 +176,7 @@ def best_continuations(scores: Tensor, lprobs: Tensor, count: int) -> tuple[Tens
     Returns:
         Sums, [B, count]; and for each prompt *count* pairs of a text's index and a token.
     """
+    # One topk over texts and words together: (B, texts · V).
     sums, columns = (scores[:, :, None] + lprobs).flatten(1).topk(count)
     return sums, [[divmod(column, lprobs.size(-1)) for column in row] for row in columns.tolist()]
 

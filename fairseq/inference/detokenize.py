@@ -51,6 +51,7 @@ class LineStream(Stream):
                 self.symbols.append(self.dictionary[token])
                 if len(self.symbols) > LONGEST:
                     pieces.append(self._restart())
+        # The last word is held back: a further subword may join it, and a detokeniser attaches punctuation to it.
         return "".join(pieces) + self._new(self._text().rstrip().rpartition(" ")[0])
 
     def pause(self) -> str:
@@ -73,6 +74,7 @@ class LineStream(Stream):
 
     def _restart(self) -> str:
         """Return the text of all words but the last, which begins a line, if that is a word with a space before it."""
+        # Before a word that begins with a letter or digit: the text of what is left does not depend on what is cut off.
         words, sizes = self.tokenizer.rule.group(self.symbols)
         if len(words) < 2 or not words[-1][:1].isalnum():
             return ""

@@ -78,6 +78,7 @@ class Reader:
             return None
         # The packed weights serve later calls, too, which need not be in inference mode.
         with torch.inference_mode(False), torch.no_grad():
+            # For int8 from the original: values rounded twice would differ from the module's.
             source = self.original if self.int8 else self.module
             assert isinstance(source, DecoderModel)
             return _pack(compiled, source, self.module, self.int8)
@@ -212,6 +213,7 @@ def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool
         looks_up = looks_up and decoder.layernorm_embedding is None and decoder.token_shift is None
     elif isinstance(decoder, TransformerXLDecoder):
         biases = decoder.attention_biases
+        # `same_length`: every token attends to as many keys, so that the kernel leaves out the farther ones.
         window = decoder.memory_length if decoder.cfg.same_length else None
     lookup = None
     if looks_up:

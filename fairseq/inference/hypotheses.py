@@ -94,6 +94,7 @@ def hypotheses(
     for step in range(search.max_len + 1):
         lprobs = predictor.read(following)  # (texts, V)
         if step < len(prefix):
+            # A prefix is read token by token, because its tokens are scored like chosen ones.
             live = [(0, prefix[step])]
         else:
             _restrict(lprobs, texts, search, eos)

@@ -74,6 +74,7 @@ def load_models(
             from_file = os.path.isfile(data)
             task = TASKS[first.chosen.task](first, Dictionary.load(data)) if from_file else setup_task(first)
             if "tokens_per_sample" in args:
+                # Models that are averaged must read the same blocks.
                 flags["tokens_per_sample"] = args["tokens_per_sample"]
         _check_size(path, parameters, task.source_dictionary, data)
         check_dictionary(state, path, dictionary_of(task))
@@ -115,6 +116,7 @@ def _arguments(
     path: str, stored: Mapping[str, Any], overrides: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> Mapping[str, Any]:
     """The settings of the model in the checkpoint at *path*."""
+    # Seeds, devices and precisions of the training run are not the command's.
     args = {name: value for name, value in stored.items() if name not in OF_THE_COMMAND} | dict(overrides)
     arch = str(args.get("arch"))
     if arch not in ARCHITECTURES:
@@ -189,6 +191,7 @@ def _check_size(path: str, parameters: Mapping[str, Tensor], dictionary: Diction
         for name in parameters
         if name.startswith(f"{EMBEDDINGS[0]}.embeddings.") and name.endswith(".0.weight")
     ]
+    # All bands of adaptive inputs, whose sizes add up to the vocabulary.
     trained = sum(table.size(0) for table in tables if table.dim() > 0)
     if trained and trained != len(dictionary):
         raise UserError(

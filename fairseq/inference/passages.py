@@ -64,6 +64,7 @@ def draw_starts(tokens: int, context: int, reference: int, count: int, seed: int
             else "`gen_subset`: the split has a single token; choose another"
         )
     candidates = max(1, tokens - context - reference + 1)
+    # A generator a passage: more passages, or another number of processes, leave the first ones as they are.
     return [int(np.random.default_rng([seed, number]).integers(candidates)) for number in range(count)]
 
 

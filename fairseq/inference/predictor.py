@@ -25,6 +25,7 @@ Model = BaseFairseqModel | Reader
 def reach(model: Model) -> int:
     """The longest distance, in tokens, that the model attends over, the current token included."""
     used = reader_of(model).model
+    # A cache knows how long a segment is; one row and one token make it small.
     return used.new_cache(1, 1).segment_length + used.memory_length
 
 

@@ -45,7 +45,9 @@ class Rows:
             piece, tokens = tokens[:, : self.cache.room], tokens[:, self.cache.room :]
             if self.window is not None:
                 start = self.cache.in_segment
+                # The tokens of the window are needed once more when it is full.
                 self.window[:, start : start + piece.size(1)] = piece
+            # Without what was read again: its states were returned before.
             parts.append(self.reader.read(piece, self.cache)[:, again:])
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 

@@ -36,6 +36,7 @@ def detokenizer_of(dictionary: Dictionary, remove_bpe: str | None = None) -> Det
     """
     special = set(never_written(dictionary)) | {dictionary.eos()}
     symbols = [word for index, word in enumerate(dictionary.symbols) if index not in special]
+    # By the symbols alone: such data hold no tokenizer that would say so.
     if symbols and BYTES.issuperset(symbols):
         return ByteDetokenizer(dictionary)
     if symbols and all(len(word) == 1 or word in SPACES for word in symbols):

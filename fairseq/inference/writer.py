@@ -158,6 +158,7 @@ def decoding(cfg: GenerationConfig) -> Decoding:
         "`sampling_topp`": cfg.sampling_topp != 1,
         "`temperature`": cfg.temperature != 1,
     }
+    # Flags that change nothing are errors: a user who gave them expects an effect.
     for flag in (flag for flag, is_chosen in choices.items() if is_chosen):
         raise UserError(f"{flag}: has no effect without `sampling`; add it")
     return Decoding(cfg.max_new_tokens, temperature=0.0, beam=cfg.beam)

@@ -145,6 +145,7 @@ class NotedBlocks(NotedExamples[MaskedBlocks]):
         column = np.arange(sample["target"].size(1))
         positions = plain.starts[indices][:, None] + column - 1
         rare = self.spans.rare_at(positions)
+        # Without the begin symbol and the padding, whose columns hold positions of other text.
         rare &= (column > 0) & (column <= plain.sizes[indices][:, None])
         return {**self._marked(sample, rare, spans, positions), "rare_words": torch.from_numpy(words)}
 
@@ -157,6 +158,7 @@ class NotedBlocks(NotedExamples[MaskedBlocks]):
 
 def covered(spans: np.ndarray, marked: np.ndarray) -> np.ndarray:
     """Mask of the *spans* [S, 4] with a *marked* token: marked bool [B, T] → bool [S]."""
+    # Prefix sums: the marked tokens of any span are one difference.
     before = np.zeros((marked.shape[0], marked.shape[1] + 1), dtype=np.int64)
     np.cumsum(marked, axis=1, out=before[:, 1:])
     row, first, end, _ = spans.T

@@ -46,6 +46,7 @@ def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
             # One cycle: no word reads a note of its own.
             notes.table[order] = table[order.roll(1)]
         else:
+            # From update 0 on no note is read: the same computation without notes.
             notes.until = 0
         yield
     finally:

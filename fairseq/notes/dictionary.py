@@ -135,6 +135,7 @@ class NoteDictionary(nn.Module):
         Returns:
             [B, T, C], of x's type.
         """
+        # With a projection the empty sum is computed: every rank needs its gradient.
         if spans.size(0) == 0 and project is None:
             return x
         batch, tokens, _ = x.shape
@@ -144,11 +145,13 @@ class NoteDictionary(nn.Module):
         flat, weight = self._reading(spans, batch, tokens, _longest(spans, longest))  # (S, W), (S, W)
         if readable is not None:
             weight = weight * readable[:, None]
+        # The number of notes at each token: where windows overlap, their notes are averaged.
         share = torch.zeros(batch * tokens, device=x.device).index_add_(0, flat.flatten(), weight.flatten())
         noted = share > 0
         weight = weight * (self.note_lambda / share.where(noted, 1.0))[flat]
         notes = weight[..., None] * values[:, None]  # (S, W, C)
         if self.centred:
+            # Detached: the norm is only a scale; embeddings would be trained through it otherwise.
             notes = notes * x.detach().float().norm(dim=-1).flatten()[flat][..., None]
         notes = notes.to(x.dtype)
         keep = torch.ones_like(share).masked_fill_(noted, 1 - self.note_lambda).to(x.dtype)
@@ -222,6 +225,7 @@ class NoteDictionary(nn.Module):
     def _updated(self, table: Tensor, sums: Tensor, counts: Tensor, known: Tensor) -> Tensor:
         """Rows of *table* after an update; *known* are those that an earlier one has written."""
         counts = counts[:, None]
+        # The mean over an update's occurrences (Wu et al. 2021, §3): note ← (1 − γ) note + γ · mean.
         mean = sums / counts.clamp(min=1)
         moved = (1 - self.note_gamma) * table + self.note_gamma * mean
         if self.centred:  # the share of the random initial note would set apart words that were written seldom
@@ -347,6 +351,7 @@ def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     The shape is fixed: U different words are in the first U rows, and the rest repeats the first one.
     """
+    # Stable: values of one word are added in the order of their occurrence, on every device.
     word, order = word.sort(stable=True)
     rows = torch.arange(len(word), device=word.device)
     begins = torch.ones_like(word)

@@ -139,6 +139,7 @@ class NotedLanguageModel(FairseqLanguageModel):
         output, extra = super().forward(
             src_tokens, memory, infuse=lambda x: notes.read(x, spans, longest_span), **kwargs
         )
+        # Blocks of a causal model are full; in the last one, what lies behind a word is not part of its window.
         lengths = torch.full((src_tokens.size(0),), src_tokens.size(1), device=src_tokens.device)
         return output, {**extra, "notes": notes.take(output, spans, lengths, longest_span)}
 
@@ -206,6 +207,7 @@ class Notes:
         if getattr(model.decoder, "project_out_dim", None) is not None:
             raise UserError(f"`notes`: need an output as wide as the embeddings; use `decoder_output_dim` {dim}")
         words = words_of(task, "`notes`")
+        # Where only the next token shows that a word has ended, reading at its last one would reveal that it does.
         delay = 0 if note_rule(task.source_dictionary).ends_known else 1
         notes = CausalNoteDictionary(len(words), dim, **dictionary_settings(cfg), delay=delay)
         notes.name_words(words.words)

@@ -94,6 +94,7 @@ class NoteSpansWriter:
     def add(self, numbers: np.ndarray, begins: np.ndarray) -> None:
         """Append tokens: the number of each one's word [N] (0: no note), whether a word begins there, bool [N]."""
         self._numbers.write(np.ascontiguousarray(numbers, dtype=self._dtype).data)
+        # Batches of tokens need not end at a byte; the rest waits for the next batch.
         bits = np.concatenate([self._rest, begins])
         full_bytes = len(bits) - len(bits) % 8
         self._index.write(np.packbits(bits[:full_bytes], bitorder="little").data)
@@ -195,6 +196,7 @@ class NoteSpans:
         width = positions.shape[1]
         here = rows * width + columns
         after = np.searchsorted(flat, here, side="right")
+        # A word ends where the next begins; the added end stands for the last word of the last row.
         ends = np.append(flat, begins.size)[after] - rows * width
         complete = ends <= lengths[rows, 0]
         words = numbers[rows, columns].astype(np.int64) - 1
@@ -232,6 +234,7 @@ class NoteSpans:
     def begins_at(self, positions: np.ndarray) -> np.ndarray:
         """Return whether a word begins at each of *positions*, int64 of any shape; true outside the corpus."""
         inside, nearest = self._inside(positions)
+        # A beginning behind the corpus ends its last word.
         return self._begins[nearest] | ~inside
 
     def _inside(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -148,6 +148,7 @@ def nearest(queries: Tensor, rows: Callable[[Tensor], Tensor], size: int, count:
     numbers = torch.empty(len(queries), 0, dtype=torch.int64)
     for piece in torch.arange(size).split(CHUNK):
         cosines = queries @ F.normalize(rows(piece).float(), dim=1).T  # (Q, n)
+        # A running best: all cosines, [Q, vocabulary], may not fit into memory.
         best = torch.cat([best, cosines], 1)
         numbers = torch.cat([numbers, piece.expand(len(queries), -1)], 1)
         best, order = best.topk(min(count, best.size(1)), dim=1)
@@ -159,6 +160,7 @@ def principal_plane(vectors: np.ndarray) -> np.ndarray:
     """*vectors* [n, C] projected on their first two principal components [n, 2]; the largest value of each axis is
     positive."""
     centred = vectors - vectors.mean(0)
+    # [C, C] instead of a decomposition of all notes; the two last columns have the largest eigenvalues.
     _, axes = np.linalg.eigh(centred.T @ centred)  # in rising order of eigenvalues
     positions = centred @ axes[:, :-3:-1]
     if positions.shape[1] < 2:

@@ -206,5 +206,6 @@ def _projection(dim: int, embed_dim: int) -> nn.Linear | None:
         return None
     projection = nn.utils.skip_init(nn.Linear, dim, embed_dim, bias=False)
     with torch.no_grad():
+        # Keeps the variance of a note: each output is a sum of C products.
         projection.weight.normal_(0, dim**-0.5, generator=generator_apart("projection"))
     return projection

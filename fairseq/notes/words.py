@@ -50,6 +50,7 @@ class NoteWords:
         Raises:
             UserError: no word occurs that often.
         """
+        # Special symbols in text are no words, and `<unk>` stands for many.
         special = {dictionary.bos_word, dictionary.pad_word, dictionary.eos_word, dictionary.unk_word, ""}
         chosen = [(word, n) for word, n in counter.items() if low <= n <= high and word not in special]
         if not chosen:

@@ -69,11 +69,13 @@ def pack(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> P
     outputs, inputs = weight.shape
     if int8:
         weight, scale = quantize(weight)
+    # Outputs filled with zeros to full panels: the kernels have no code for a rest.
     weight = F.pad(weight, (0, 0, 0, -outputs % LANES))
     if weight.dtype == torch.bfloat16:  # in pairs along K
         weight = F.pad(weight, (0, inputs % 2)).unflatten(1, (-1, 2))
         packed = weight.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()  # (N / 16, K / 2, 16, 2)
     else:
+        # The 16 outputs of a panel lie side by side: one vector load feeds a multiplication with one broadcast input.
         packed = weight.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()  # (N / 16, K, 16)
     bias = None if bias is None else floats(bias)
     struct = Matrix(TYPES[packed.dtype], outputs, inputs, *(pointer(t) for t in (packed, scale, bias)))

@@ -27,6 +27,7 @@ def decoding_kernels() -> ctypes.CDLL | None:
     """The compiled kernels; None, with a warning, if they cannot be compiled."""
     compiled = library("decoding", Path(__file__).with_name("step.c"))
     if compiled is not None:
+        # ctypes takes results for C's int, which would cut sizes of 64 bits.
         compiled.scratch_size.restype = compiled.best_size.restype = ctypes.c_long
     return compiled
 
