@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fairseq.config.settings import Settings
     from fairseq.text.dictionary import Dictionary
 
+# Beyond any published model; a mistyped number would otherwise build modules until memory ends.
 MOST_LAYERS = 2000
 
 
@@ -188,6 +189,7 @@ class FairseqLanguageModel(BaseFairseqModel):
     def forward(self, src_tokens: Tensor, memory: Memory | None = None, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
         """Pass everything to the decoder; a decoder without memory is not given any."""
         if memory is not None:
+            # A plug-in's decoder without memory need not take the argument.
             kwargs["memory"] = memory
         return self.decoder(src_tokens, **kwargs)
 

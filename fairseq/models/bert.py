@@ -89,6 +89,7 @@ class MaskedLMEncoder(nn.Module):
         self.sentence_encoder = TransformerEncoder(shape, embeddings)
         weight: Any = self.sentence_encoder.embed_tokens.weight
         if untied:
+            # A new tensor, not a copy: untied weights begin independent of the embeddings.
             weight = nn.Parameter(torch.empty_like(weight).normal_(std=shape.init_std))
         self.lm_head = MaskedLMHead(
             shape.dim, weight, shape.head_activation_fn, shape.layer_norm_eps, shape.apex, shape.init_std
@@ -181,6 +182,7 @@ def encoder_parameters(state: dict[str, Tensor], tied: bool = True) -> dict[str,
     upgraded = {
         name: value
         for name, value in state.items()
+        # Heads belong to the task that they were fine-tuned on, and are loaded by the model of that task.
         if name.rpartition(".")[2] not in BUFFERS and not name.startswith("classification_heads.")
     }
     table = "encoder.sentence_encoder.embed_tokens.weight"

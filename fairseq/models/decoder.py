@@ -81,6 +81,7 @@ class Decoder(nn.Module):
         if isinstance(cache, TokenCache):  # a new token moves all positions before it: everything is read anew
             hidden, extra = self(cache.append(src_tokens))
             return hidden[:, -tokens:], extra
+        # 0 is a length, too.
         length = self.memory_length if memory_length is None else memory_length
         past_length = cache.length if cache is not None else 0
         x = self.embed(src_tokens, cache, infuse) if embedded is None else embedded
@@ -106,6 +107,8 @@ class Decoder(nn.Module):
                 skip=self._skips_layer(),
             )
             if new_memory is not None:
+                # `new` are the layer's inputs: keys and values of the memory are computed anew, with the current
+                # weights.
                 new_memory.append(extend_memory(old, new, length))
         if cache is not None:
             cache.advance(tokens)
@@ -117,6 +120,7 @@ class Decoder(nn.Module):
 
         *longest*, the most tokens that will be read of a row, bounds the room that is made for memory.
         """
+        # A text of 100 tokens needs no room for a memory of 1,600.
         remembered = self.memory_length if longest is None else min(self.memory_length, longest)
         length = self.segment_length + remembered
         positions = self._positions(length)

@@ -166,10 +166,12 @@ class ElectraModel(BaseFairseqModel):
         rows, original = masked
         hidden = self.generator.sentence_encoder(src_tokens, token_types, infuse, padded)  # (B, T, G)
         with torch.no_grad():
+            # Only the chosen tokens are filled: logits of the others would be computed for nothing.
             chosen = hidden.flatten(0, 1).index_select(0, rows)
             written = self._sample(chosen, torch.rand_like(original, dtype=torch.float) if noise is None else noise)
             corrupted = src_tokens.flatten().index_copy(0, rows, written).view_as(src_tokens)
             replaced = torch.zeros_like(src_tokens, dtype=torch.bool).flatten()
+            # A token that the generator happens to restore counts as original (Clark et al. 2020, §2).
             replaced = replaced.index_copy(0, rows, written.ne(original)).view_as(src_tokens)
         return corrupted, {"generator_hidden": hidden, "replaced": replaced}
 
@@ -203,4 +205,5 @@ class ElectraModel(BaseFairseqModel):
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state* without version markers and fine-tuning heads."""
+        # The discriminator has no word output that could be tied.
         return encoder_parameters(state, tied=False)

@@ -52,6 +52,7 @@ class Reading:
 def flops_per_token(model: BaseFairseqModel, reading: Reading) -> float:
     """Return the operations of one token in the forward and backward pass of *model*."""
     output = model.output_layer
+    # Masked language models compute logits of the chosen tokens alone.
     predicting = reading.predicted * _output_weights(output, reading) if output is not None else 0.0
     return OPERATIONS * (_weights(model, reading) + predicting)
 
@@ -88,6 +89,7 @@ def _(module: SelfAttention, reading: Reading) -> float:
     attending = products * (reading.segment + reading.memory) * module.num_heads * module.head_dim
     # Each segment projects its memory anew: M / T remembered tokens for each of its own.
     remembered = (module.k_proj.weight.numel() + module.v_proj.weight.numel()) * reading.memory / reading.segment
+    # W_R projects the distances of a segment once, whatever the number of rows.
     unused = module.r_proj.weight.numel() if isinstance(module, RelativeAttention) else 0  # acts on distances
     return _sum(module.children(), reading) - unused + attending + remembered * MEMORY_OPERATIONS / OPERATIONS
 

@@ -64,6 +64,7 @@ READ_BY = {"shorten_method": "sentence_prediction"}
 def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     """The model of the architecture that *settings* choose, for *task*'s dictionary."""
     settings = typed_settings(settings)
+    # Before memory is allocated: a mistyped size should end in a message, not in the kernel's out-of-memory killer.
     with limited_models(ModelLimit.of_machine()):
         model = MODELS[ARCHITECTURES[settings.chosen.arch].model].from_settings(settings, task)
         for name, cfg in settings.extensions.items():
@@ -189,6 +190,7 @@ def check_supported(settings: Mapping[str, Any], source: str) -> None:
     """
     for name, neutral in NEUTRAL.items():
         value = settings.get(name)
+        # None stands for "not set" in checkpoints of several versions.
         if value is not None and value not in neutral and READ_BY.get(name, "") != settings.get("task"):
             raise UserError(
                 f"{source}: {name}={value!r} is not implemented and changes the result; supported: "
@@ -197,6 +199,7 @@ def check_supported(settings: Mapping[str, Any], source: str) -> None:
 
 
 def _check_decisive(part: Any, stored: Mapping[str, Any], settings: Any, source: str) -> None:
+    # An older checkpoint lacks newer settings, which then have their defaults, as the program that wrote it had.
     known = {name: value for name, value in stored.items() if value is not None}
     before: Any = fields.typed(part.config_class, known)
     for name in part.decisive_settings:
@@ -235,6 +238,7 @@ def finished(
 def stored_settings(settings: Settings, model: BaseFairseqModel) -> dict[str, Any]:
     """The settings a checkpoint stores: a flat dict of plain values, as fairseq's, and what *model* was built with."""
     cfg: Any = getattr(model, "cfg", None)
+    # After the flat ones: a model may have completed its settings, such as the length of a table of positions.
     built: dict[str, Any] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
     return {name: value for name, value in {**settings.flat, **built}.items() if _is_plain(value)}
 

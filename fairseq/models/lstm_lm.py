@@ -104,6 +104,7 @@ class LSTMDecoder(nn.Module):
         self.additional_fc = nn.Linear(size, output_dim) if size != output_dim else None
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -INIT, INIT)
+        # After the uniform draw, which does not spare the padding's row.
         nn.init.zeros_(self.embed_tokens.weight[padding_idx])
         self.adaptive_softmax: AdaptiveSoftmax | None = None
         self.fc_out: LinearOutput | None = None

@@ -114,6 +114,7 @@ def recommended(arch: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
         arch: its name.
         chosen: what the user chose.
     """
+    # All or nothing: a rate that suits Adam diverges with another optimizer or schedule.
     recipe = {} if set(CHOICES) & chosen.keys() else recipe_of(arch)
     return {**recipe, **objective_of(arch, {name: chosen[name] for name in AIMS if name in chosen})}
 
@@ -142,6 +143,7 @@ def recipe_of(arch: str) -> Recipe:
     """The recipe of an architecture; empty for a plug-in's."""
     if arch not in ARCHITECTURES:
         return {}
+    # Published recipes warm up for more updates than a small model is trained at all.
     if arch.endswith(("_tiny", "_demo")) and ARCHITECTURES[arch].model in RECIPES:
         return SMALL
     return RECIPES.get(arch, RECIPES.get(ARCHITECTURES[arch].model, {}))

@@ -49,6 +49,7 @@ class SentenceModel(BaseFairseqModel):
         head = ClassificationHead(encoder.shape.dim, outputs, dropout, activation_fn)
         try:
             self.classification_heads = nn.ModuleDict({name: head})
+        # torch rejects names of modules with a dot, or names of a module's own attributes.
         except KeyError:
             raise UserError(
                 f"`classification_head_name` {name}: not possible as the name of a module; use another, without dots"

@@ -302,12 +302,14 @@ class TransformerXL(DecoderModel):
 def initialise(decoder: TransformerXLDecoder) -> None:
     """The authors' initial values: N(0, init_std²), projections N(0, 0.01²), gains N(1, init_std²), biases 0."""
     bands = range(len(decoder.embed_tokens.bounds) - 1)
+    # By identity: the parts give their tensors, not the names that these have in the decoder.
     projections = {id(p) for band in bands for p in decoder.embed_tokens.weights(band)[1:]}
     projections |= {id(m.projection) for m in decoder.modules() if isinstance(m, BandOutput)}
     std = decoder.cfg.init_std
     for name, parameter in decoder.named_parameters():
         if name.endswith("layer_norm.weight"):
             nn.init.normal_(parameter, 1.0, std)
+        # `r_bias` is [rows, heads], and yet a bias.
         elif parameter.dim() == 1 or name.endswith("self_attn.r_bias"):
             nn.init.zeros_(parameter)
         else:

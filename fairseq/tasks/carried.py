@@ -79,6 +79,7 @@ class RowMemory:
     def inputs(self, value: Memory | None, sample: Sample) -> dict[str, Any]:
         """The memory of the rows that *sample* has; exhausted rows are dropped from the end of the batch."""
         memory = keep_rows(value, sample["nsentences"])
+        # Left out and not passed as None: a plug-in's model without memory has no such argument.
         return {} if memory is None else {"memory": memory}
 
     def advance(self, value: Memory | None, extra: Mapping[str, Any], sample: Sample) -> Memory | None:
@@ -107,6 +108,8 @@ class RowMemory:
             saved = [torch.cat(layers) for layers in zip(*(memory for memory in saved if memory), strict=True)]
         if any(not isinstance(layer, Tensor) or layer.dim() != 3 or layer.shape != saved[0].shape for layer in saved):
             raise UserError("checkpoint: its memory is not a tensor (rows, tokens, channels) a layer; use another")
+        # Rows lie in rank order; another number of processes with as many rows in all finds the same ones.
         first = world.rank * rows
         local = [layer[first : first + rows].to(world.device) for layer in saved]
+        # A rank behind the last saved row has none: exhausted rows were dropped.
         return local if local and local[0].size(0) else None

@@ -19,6 +19,7 @@ def dictionary_of(task: FairseqTask) -> Dictionary | None:
     """Return the dictionary of *task*; None if a plug-in has none of its own."""
     try:
         dictionary = task.source_dictionary
+    # `source_dictionary` of the base class: a plug-in's task need not have one.
     except NotImplementedError:
         return None
     return dictionary if isinstance(dictionary, Dictionary) else None
@@ -41,6 +42,7 @@ def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
     """
     if state.get(KEY) is not None:
         return str(state[KEY])
+    # The first choice is the digest in the checkpoint: the file beside it may have been replaced.
     beside = Path(path).parent / DICTIONARY
     return Dictionary.load(beside).digest() if beside.is_file() else None
 

@@ -173,6 +173,7 @@ class FairseqTask:
     ) -> StepOutput:
         """Give the loss on *sample* to ``optimizer.backward``; plug-ins written for fairseq override it."""
         loss, sample_size, log = criterion(model, sample)
+        # Multiplied and not left out: all parameters get gradients, of zero, as other processes expect.
         optimizer.backward(loss * 0 if ignore_grad else loss)
         return loss, sample_size, log
 
@@ -220,6 +221,7 @@ class FairseqTask:
         return EpochIterator(
             self._turns(split, model, training, batching),
             prepare=prepare,
+            # On a CPU, a thread that prepares batches takes time from the computation.
             prefetch=data.num_workers if torch.device(device).type == "cuda" else 0,
             device=device,
         )
@@ -249,6 +251,7 @@ class FairseqTask:
 
         if len(folders) == 1:
             return Turns.of_one(*open_folder(folders[0]))
+        # At the start for all folders: an error in the last one would show after days.
         for folder in folders:
             self.check_folder(split, folder)
         return Turns([functools.partial(open_folder, folder) for folder in folders])

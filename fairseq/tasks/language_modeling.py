@@ -76,6 +76,7 @@ class LanguageModelingTask(FairseqTask):
 
     def batch_settings(self) -> dict[str, Any]:
         shuffled = {"shuffled_with": self.settings.common.seed} if self.cfg.shuffle_lines else {}
+        # Shuffled lines depend on the seed: with another one, rows continue other text.
         return {"tokens_per_sample": self.cfg.tokens_per_sample, **shuffled}
 
     def corpus(self, split: str) -> IndexedCorpus | JoinedCorpus:
@@ -106,6 +107,8 @@ class LanguageModelingTask(FairseqTask):
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         mode = self.cfg.sample_break_mode
         if not (self.reads_streams or model.memory_length > 0):
+            # fairseq permutes all blocks and leaves out the long ones afterwards; its order needs to know which these
+            # are.
             selection = dataset.selection if isinstance(dataset, TokenBlocks) else None
             return batching.blocks(dataset.sizes, by_size=mode != "none", selection=selection)
         if mode != "none":

@@ -164,6 +164,8 @@ class SentencePredictionTask(FairseqTask):
             known = cfg.completed(data)
             settings = settings.changed(labels=known.labels, sentence_pairs=known.sentence_pairs)
         inputs = input_folders(data)
+        # Each of fairseq's folders has a dictionary, and they must be equal: `load_dictionary` compares the ones of a
+        # list.
         folder = ":".join(map(str, inputs)) or cfg.data_bin or _dictionary_folder(settings)
         if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, DICTIONARY)):
             if folder == settings.data_path:
@@ -244,6 +246,7 @@ class SentencePredictionTask(FairseqTask):
             limit=limit if cut else None,
             begin=self.cfg.init_token,
             separator=self.cfg.separator_token,
+            # With one type all tokens have type 0, which is the model's default.
             token_types=known.get("token_types", 0) > 1,
             regression=self.layout.is_regression,
             name=name,

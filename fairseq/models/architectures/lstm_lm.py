@@ -14,6 +14,7 @@ def _complete(defaults: Mapping[str, Any], cutoffs: list[int]) -> Complete:
     def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
         if settings.get("criterion") == "adaptive_loss":
             return completed({**defaults, "adaptive_softmax_cutoff": cutoffs}, settings)
+        # Also where the user gave cutoffs, which fairseq ignores under another criterion.
         return {**completed(defaults, settings), "adaptive_softmax_cutoff": None}
 
     return complete

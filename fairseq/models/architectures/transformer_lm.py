@@ -24,6 +24,7 @@ def resumed(model: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
     """
     dim = getattr(model, "decoder_embed_dim", None)
     former = {"decoder_normalize_before": (True,), "decoder_input_dim": (dim, None), "decoder_output_dim": (dim, None)}
+    # Only what is the architecture's default: a value of the user's own is never replaced.
     defaults = [name for name, value in PLAIN.items() if getattr(model, name, None) == value]
     return {
         name: former[name][0]
@@ -105,6 +106,8 @@ GBW: Defaults = {  # Baevski & Auli 2019, One Billion Word
 }
 SHORTFORMER: Defaults = {  # position-infused attention and a cache of one segment
     "position_infused_attention": True,
+    # As long as a block, as in the paper's models; computed, so that it follows `tokens_per_sample` of the command
+    # line.
     "tokens_from_prev": lambda settings: settings.get("tokens_per_sample", TransformerLMConfig.tokens_per_sample),
 }
 FAST: Defaults = {  # docs/benchmarks.md, "Time to a perplexity"

@@ -57,6 +57,7 @@ EXAMPLE = {
 
 def _transformer_xl(settings: Mapping[str, Any]) -> dict[str, Any]:
     """A model of middling size; with the task of fairseq's example the example's."""
+    # fairseq has this name for the model of its example only; here it is the family's.
     return completed(EXAMPLE if settings.get("task") == "truncated_bptt_lm" else _lengths(128), settings)
 
 
