@@ -230,7 +230,7 @@ def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask, run: Sett
     rows = meter.totals.rows.get(TOKEN_LOSSES)
     if rows is None:
         raise UserError(f"--by-frequency: --criterion {run.chosen.criterion} has no losses of tokens; leave it out")
-    # Padding has position −1: it is gathered with the rest, since a selection on the device would synchronise.
+    # Position −1 is no token of the corpus, but the symbol before a block.
     positions, losses = rows[rows[:, 0] >= 0].cpu().numpy().T
     tokens = np.asarray(blocks.corpus.tokens[:]).astype(np.int64)
     return WordLosses.of(WordGroups(task.source_dictionary), tokens, -losses, positions.astype(np.int64))

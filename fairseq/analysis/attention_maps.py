@@ -204,6 +204,7 @@ class AttentionReader:
         if terms and not has_terms(self.modules):
             raise SettingError("`terms`: needs relative attention, which the model does not have; leave it out")
         number = np.arange(len(blocks)) % len(self.sampler)  # of each block in its row
+        # A segment's memory is full once as many tokens were read before it in its row.
         self.counted = np.flatnonzero(number * int(blocks.sizes[0]) >= model.memory_length)
         if not len(self.counted):
             raise UserError(self._too_few_tokens(rows))
@@ -284,6 +285,7 @@ class AttentionReader:
 
     def _at_position(self, position: int, weights: np.ndarray) -> AtPosition:
         tokens = self.blocks.corpus.tokens
+        # The query is the token before the predicted one: distance 0 is position − 1.
         indices = position - 1 - np.arange(weights.shape[2])
         words = [self.dictionary[int(tokens[index])] if index >= 0 else "" for index in indices]
         if len(words) > position:

@@ -115,6 +115,7 @@ def _entries(path: str) -> list[Entry]:
     """The entries of the file *path*; a last line that was cut off is ignored."""
     lines = read_named(path, "give a file of `metrics_file`").split(b"\n")
     entries = []
+    # What follows the last line feed is empty, or a line that a run is writing.
     for number, line in enumerate(lines[:-1], 1):
         try:
             entries.append(parse_entry(line))
@@ -162,6 +163,7 @@ def _crossing(x: np.ndarray, values: np.ndarray, value: float) -> float:
     if not len(below):
         return math.nan
     i = int(below[0])
+    # No line to interpolate on: the first value is below already, or the step is level.
     if i == 0 or values[i - 1] == values[i]:
         return float(x[i])
     share = (values[i - 1] - value) / (values[i - 1] - values[i])

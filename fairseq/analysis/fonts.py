@@ -52,6 +52,7 @@ def _substitutes(missing: frozenset[int]) -> tuple[list[str], frozenset[int]]:
         best = max(fonts, key=lambda font: len(missing & _characters(font.fname)))
         if not missing & _characters(best.fname):
             break
+        # Greedily the font with most of what is missing: few fonts in one picture.
         names.append(best.name)
         missing -= _characters(best.fname)
     return names, missing

@@ -59,6 +59,7 @@ def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], thre
             if threshold is None:
                 panel.plot(positions, gain.absolute[i], label=_escaped(name), **_line(i))
             else:
+                # Zero has no place on a logarithmic axis: NaN leaves a gap.
                 percent = np.where(gain.relative[i] > 0, 100 * gain.relative[i], np.nan)
                 panel.errorbar(
                     positions, percent, 100 * gain.errors[i], label=_escaped(name), elinewidth=0.8, **_line(i)
@@ -131,6 +132,7 @@ def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) 
         full.vlines(np.arange(span), 0, weights, color=COLOURS[0], linewidth=max(0.6, min(4, 300 / span)))
         # Distances fall to the right, so that the words stand in the order of the text.
         full.set_xlim(span - 0.5, -0.5)
+        # Room above the highest bar for its word.
         full.set_ylim(0, 1.25 * float(weights.max()))
         _name_strongest(full, weights, at.words)
         full.set_ylabel(f"layer {layer}, head {head}\nattention weight")

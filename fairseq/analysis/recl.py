@@ -112,6 +112,7 @@ def draw_positions(tokens: int, longest: int, count: int, seed: int) -> np.ndarr
     """
     if tokens <= longest:
         raise UserError(f"`max_context` {longest}: the corpus has {tokens} tokens; give {tokens - 1} or less")
+    # Positions with the longest context before them, also for short contexts: all lengths measure the same tokens.
     chosen = np.random.default_rng(seed).choice(tokens - longest, min(count, tokens - longest), replace=False)
     return np.sort(chosen) + longest
 
@@ -171,6 +172,7 @@ class WindowReader:
     @torch.inference_mode()
     def losses(self, windows: Tensor, targets: Tensor) -> Tensor:
         """The loss of the token after each window, in nats: windows [B, c], targets [B] → float32 [B]."""
+        # The odd part first, so that the last segment, in which the prediction stands, is a full one.
         first = windows.size(1) if self.segment is None else windows.size(1) % self.segment or self.segment
         net_output = self.model(windows[:, :first])
         for start in range(first, windows.size(1), self.segment or 1):

@@ -118,6 +118,7 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
     @property
     def finds_hypotheses(self) -> bool:
         """Whether texts end at ``</s>`` and are printed in fairseq's lines."""
+        # Settings that only fairseq's hypotheses have; that is why their defaults are None.
         asked = (self.prefix_size, self.nbest, self.max_len_a, self.max_len_b, self.min_len, self.lenpen)
         is_search = any(value is not None for value in (*asked, self.no_repeat_ngram_size))
         return self.results_format == "fairseq" or (self.results_format is None and is_search)

@@ -366,6 +366,7 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool):
         return value or None
     try:
+        # Numbers compare as numbers: a checkpoint may hold "0.1" where a user gives 0.10.
         return [float(item) for item in _split(value)] or None
     except (ValueError, TypeError, OverflowError):
         return value or None

@@ -132,6 +132,7 @@ class Architecture:
 
 def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """*settings* with *defaults* of what they lack; defaults that are functions are computed from all others."""
+    # Plain values first, so that the functions see all of them, and whatever the user gave.
     known = {**{name: value for name, value in defaults.items() if not callable(value)}, **settings}
     return {**{name: value(known) for name, value in defaults.items() if callable(value)}, **known}
 

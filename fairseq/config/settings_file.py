@@ -39,6 +39,7 @@ def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
 
     try:
         with open_regular(path) as file:
+            # One byte more tells a larger file, without reading it.
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise UserError(f"{flag} {path}: larger than 64 KiB; give a file of flags")

@@ -53,6 +53,8 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         weight = layer.weight.float()  # (V, C)
         of_target = (states * weight[target]).sum()
         of_all = states.sum(0) @ weight.sum(0)
+        # log-softmax = logit − log Z, and log Z cancels: ε · (mean of −log p over words − nll) = ε · (h·w_y − mean of
+        # h·w_v).
         return nll + self.eps * (of_target - of_all / weight.size(0)), nll
 
     def _full(self, model: TrainedModel, layer: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:

@@ -73,6 +73,7 @@ class WordLosses:
         positions = np.arange(len(tokens)) if positions is None else positions
         is_text = ~groups.special[tokens[positions]]
         first = groups.first(tokens, lines)
+        # The word of each scored token: the last one that begins at it or before it.
         number = np.searchsorted(first, positions[is_text], side="right") - 1
         losses = np.bincount(number, -lprobs[is_text].astype(np.float64) / math.log(2), minlength=len(first))
         counts = np.bincount(number, minlength=len(first))
@@ -181,6 +182,8 @@ def by_frequency(losses: Mapping[str, WordLosses], counts: Mapping[str, int], ed
     models = list(losses.values())
     first, *others = models
     for other in others:
+        # A paired difference needs the same words in the same order; tokens may differ, since each model has its own
+        # subwords.
         if first.words != other.words:
             pairs = enumerate(itertools.zip_longest(first.words, other.words), 1)
             number, (one, two) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
@@ -214,6 +217,7 @@ def _band(name: str, models: Sequence[WordLosses], mask: np.ndarray) -> dict[str
         "tokens": [int(model.tokens[mask].sum()) for model in models],
         "bits_per_word": [mean for mean, _ in means],
         "standard_error": [error for _, error in means],
+        # Of pairs: the variance of the words, which both models share, cancels.
         "difference": [mean for mean, _ in differences],
         "difference_standard_error": [error for _, error in differences],
     }

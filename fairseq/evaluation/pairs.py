@@ -61,6 +61,7 @@ def accuracies(pairs: Sequence[Pair], good: Sequence[float], bad: Sequence[float
     """
     groups: dict[str, list[bool]] = {}
     for pair, first, second in zip(pairs, good, bad, strict=True):
+        # Strictly: a model that gives all sentences one probability must not be right.
         groups.setdefault(pair.phenomenon, []).append(first > second)
     groups = {**dict(sorted(groups.items())), ALL: [right for group in groups.values() for right in group]}
     return {name: (len(group), sum(group) / len(group)) for name, group in groups.items()}

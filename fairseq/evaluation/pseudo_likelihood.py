@@ -116,11 +116,13 @@ class PseudoScorer:
         tokens, world = np.asarray(corpus.tokens[:]).astype(np.int64), world or World()
         is_text = tokens != self.dictionary.eos()
         before = np.concatenate([[0], np.cumsum(is_text)])
+        # Lines by the count of text tokens before them: `</s>` is taken out, and its lines stay independent.
         lines = before[np.union1d(corpus.offsets, np.flatnonzero(~is_text) + 1)]
         first, last = lines[list(rows_of(len(lines) - 1, shard, shards))]
         if first == last:
             raise UserError("no tokens to score: the lines are empty; give a text with words, or fewer `num_shards`")
         text, lines = tokens[is_text][first:last], lines[(lines >= first) & (lines <= last)] - first
+        # Parts of whole lines: rows are sorted by length inside of a part, and the bar moves with each.
         ends = np.unique(np.append(lines[np.unique(lines // TOGETHER, return_index=True)[1]], len(text)))  # of parts
         lprobs = torch.zeros(len(text))
         parts = list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))[world.rank :: world.size]
@@ -169,6 +171,7 @@ class PseudoScorer:
             ids = np.asarray(line[start : start + self.longest], dtype=np.int64)
             source = torch.from_numpy(np.concatenate([[begin], ids, [end]]))
             for token, last in enumerate(self._ends(ids), 1):
+                # Positions in the row count the begin symbol.
                 yield _Row(source, token, last + 1)
 
     def _ends(self, ids: np.ndarray) -> list[int]:
@@ -188,4 +191,5 @@ class PseudoScorer:
         target = tokens.gather(1, at[:, None])[:, 0]  # (B)
         tokens[(column >= at[:, None]) & (column < ends[:, None])] = self.dictionary.mask()
         hidden = self.encoder.sentence_encoder(tokens.to(device))  # (B, T, C)
+        # One state a row goes through the output layer, not all T.
         return hidden[torch.arange(len(rows), device=device), at.to(device)], target

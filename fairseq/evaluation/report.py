@@ -96,6 +96,7 @@ def metrics(words: Words, seconds: float) -> dict[str, Any]:
         "perplexity": safe_power(loss),
     }
     if words.mark is not None:
+        # The whole loss, ends of lines included, by the number of words: fairseq's definition.
         word_loss = -total / len(words) / math.log(2)
         report |= {"words": len(words), "word_loss_base2": word_loss, "word_perplexity": safe_power(word_loss)}
     if is_of_characters(words.dictionary):

@@ -230,6 +230,7 @@ class Scorer:
         groups = _text_steps(blocks, rows) if scoring.texts else [list(StreamSampler(len(blocks), rows).epoch(1))]
         memory: Memory | None = None
         cache: KeyValueCache | None = None
+        # Processes share rows and not steps: a step needs the memory of the one before.
         share = slice(*rows_of(rows, self.world.rank, self.world.size))
         steps = ((number, len(group), step[share]) for group in groups for number, step in enumerate(group))
         for number, segments, indices in progress(steps, sum(map(len, groups))):
@@ -354,6 +355,7 @@ def _text_steps(blocks: TokenBlocks, rows: int) -> list[list[np.ndarray]]:
 
     Texts end from the last row on, so that the texts that continue are the first rows of the memory.
     """
+    # A block that begins where a line does is the first of its text; texts are lines here.
     first = np.flatnonzero(np.isin(blocks.starts, blocks.corpus.offsets))
     counts = np.diff(np.append(first, len(blocks)))
     order = np.argsort(-np.add.reduceat(blocks.sizes, first), kind="stable")
@@ -382,6 +384,7 @@ def _in_order(corpus: Corpus, blocks: TokenBlocks, lprobs: np.ndarray) -> Scores
     if int(blocks.sizes.sum(dtype=np.int64)) == len(tokens):
         return Scores(tokens, lprobs, lines)
     steps = np.zeros(len(tokens) + 1, dtype=np.int64)
+    # +1 where a block begins and −1 behind its end: the running sum is 1 inside of blocks.
     np.add.at(steps, blocks.starts, 1)
     np.add.at(steps, blocks.starts + blocks.sizes, -1)
     scored = np.cumsum(steps[:-1]) > 0

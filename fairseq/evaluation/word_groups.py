@@ -25,6 +25,7 @@ class WordGroups:
     def __init__(self, dictionary: Dictionary) -> None:
         self.symbols, self.unknown = dictionary.symbols, dictionary.unk()
         self.rule, self.special = word_rule(dictionary), special_symbols(dictionary)
+        # Special symbols may look like parts of words: `<s>` begins with no mark of a word's beginning.
         self.continues, self.joins = (mask & ~self.special for mask in word_parts(dictionary, self.rule))
 
     def first(self, tokens: np.ndarray, lines: np.ndarray | None = None) -> np.ndarray:

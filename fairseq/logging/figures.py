@@ -98,6 +98,7 @@ class NamedSums:
         summed = {name: value for name, value in host.items() if _is_sum(value)}
         # One order on all ranks: their vectors are added as they are.
         names = (*STANDARD, *(name for name in summed if name not in STANDARD))
+        # One copy to the device for all numbers together.
         vector = torch.tensor(
             [0.0 if isinstance(summed[name], Tensor) else float(summed[name]) for name in names], dtype=torch.float64
         ).to(device, non_blocking=True)

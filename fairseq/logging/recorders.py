@@ -271,6 +271,7 @@ def _end_of_step(path: str, lines: BinaryIO, step: int) -> int:
         try:
             within = parse_entry(line)["step"] <= step
         except ValueError:
+            # A first line that is cut off must at least begin like one of ours: any other file is not truncated.
             begins = end or line[: len(BEGIN)] == BEGIN[: len(line)]
             if begins and not line.endswith(b"\n") and len(line) < LONGEST_ENTRY:
                 return end  # cut off as its run was killed

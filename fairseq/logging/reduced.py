@@ -130,5 +130,6 @@ class _Equal(dict[str, Any]):
     def __missing__(self, name: str) -> float:
         return self.value
 
+    # `dict.get` does not ask `__missing__`.
     def get(self, name: str, default: Any = None) -> float:
         return self.value

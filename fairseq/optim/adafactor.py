@@ -68,6 +68,7 @@ class Adafactor(CountingOptimizer):
     Source: Shazeer & Stern 2018, "Adafactor: adaptive learning rates with sublinear memory cost", algorithms 4 and 5.
     """
 
+    # Means of rows and columns, and the root mean square, need the whole parameter.
     sliceable = False
 
     def __init__(self, params: Iterable[Any], **settings: Any) -> None:
@@ -88,6 +89,7 @@ class Adafactor(CountingOptimizer):
     def update_at(self, step: int, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         rates = _rates(group, step, params)
         updates = _normalised(grads, states, 1 - step ** group["decay_rate"], group["eps"][0])
+        # Clipping of the update (section 6): û = u / max(1, RMS(u) / d).
         excess = _rms(updates)
         torch._foreach_div_(excess, group["clip_threshold"])
         torch._foreach_clamp_min_(excess, 1.0)

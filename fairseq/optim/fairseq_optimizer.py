@@ -97,6 +97,7 @@ class FairseqOptimizer:
     def get_lr(self) -> float:
         """The rate that :meth:`set_lr` set."""
         group = self.param_groups[0]
+        # The schedule's rate: any group gives it, once its own factor is taken out.
         return group["lr"] / group.get("lr_factor", 1.0)
 
     def set_lr(self, lr: float) -> None:

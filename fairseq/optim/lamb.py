@@ -57,6 +57,7 @@ class LAMB(CountingOptimizer):
     Source: You et al. 2020, "Large batch optimization for deep learning", algorithm 2.
     """
 
+    # The ratio of norms belongs to the whole parameter.
     sliceable = False
 
     def __init__(
@@ -102,6 +103,7 @@ class LAMB(CountingOptimizer):
         if group["weight_decay"] != 0:
             torch._foreach_add_(updates, params, alpha=group["weight_decay"])
             weights, lengths = (torch.stack(torch._foreach_norm(tensors, 2)) for tensors in (params, updates))
+            # A new parameter of zeros would never move, and an update of zeros would divide by zero.
             ratios = torch.where((weights > 0) & (lengths > 0), weights / lengths, torch.ones_like(weights))
             torch._foreach_mul_(updates, list(ratios.unbind()))
         torch._foreach_sub_(params, updates, alpha=group["lr"])

@@ -90,6 +90,7 @@ class Muon(Adam):
         adam: settings of Adam's groups; its weight decay applies to the matrices, too.
     """
 
+    # A part of a matrix has other singular values.
     sliceable = False
 
     def __init__(
@@ -121,6 +122,7 @@ class Muon(Adam):
         for indices in _batches(updates):
             stacked = torch.stack([updates[i] for i in indices])
             matrices = orthogonal(stacked.to(fastest(self.dtype, stacked.device)), self.iterations)
+            # An orthogonal n × m matrix has the root mean square 1 / √max(n, m): this makes it 0.2 for every shape.
             scale = ADAM_RMS * max(matrices.shape[-2:]) ** 0.5
             steps = [matrix.to(params[i].dtype) for i, matrix in zip(indices, matrices, strict=True)]
             torch._foreach_add_([params[i] for i in indices], steps, alpha=-group["lr"] * scale)

@@ -89,6 +89,7 @@ def check(path: str | Path, pieces: Iterable[bytes] | None = None) -> None:
 
 def fingerprint(symbols: Iterable[str]) -> str:
     """Return the SHA-256 of *symbols* in their order, in hexadecimal digits."""
+    # A line feed behind each: no symbol holds one, so that different lists cannot be one text.
     return hashlib.sha256("".join(f"{symbol}\n" for symbol in symbols).encode()).hexdigest()
 
 

@@ -54,6 +54,7 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
         raise ValueError("nested too deeply") from None
     if is_deep(value):
         raise ValueError(f"nested deeper than {DEPTH} levels")
+    # Only escapes can hold half of a pair: text decoded from UTF-8 has none. The costly check runs for these alone.
     if not any_text and ("\\ud" in text or "\\uD" in text):
         try:
             json.dumps(value, ensure_ascii=False).encode()

@@ -42,6 +42,7 @@ def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
         OSError: as there, or it is larger.
     """
     with open_regular(path) as file:
+        # By reading and not by the size that the file system tells: the file may grow meanwhile.
         content = file.read(largest + 1)
     if len(content) > largest:
         raise OSError(errno.EFBIG, f"larger than {largest / 2**20:,.0f} MiB", str(path))

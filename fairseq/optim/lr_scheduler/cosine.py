@@ -126,6 +126,7 @@ class CosineSchedule(FairseqLRScheduler):
         if self.config.t_mult == 1:
             index = int(updates // period)
             updates -= index * period
+        # Longer periods are few: with a factor of 2, a million updates are twenty.
         while updates >= period:
             updates -= period
             period *= self.config.t_mult

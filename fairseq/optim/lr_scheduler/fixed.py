@@ -39,6 +39,7 @@ class FixedSchedule(FairseqLRScheduler):
         if anneal is None or epoch < anneal:
             self.lr = rate_of_epoch(self.rates, epoch)
         else:
+            # From the last rate of the list, shrunk already in the first of these epochs.
             self.lr = self.rates[-1] * self.config.lr_shrink ** (epoch + 1 - anneal)
         return self.step_update(self.num_updates)
 

@@ -48,6 +48,7 @@ class PolynomialDecaySchedule(FairseqLRScheduler):
         self.step_update(0)
 
     def step_begin_epoch(self, epoch: int) -> float:
+        # From that epoch on the list stands still; the decay goes on.
         self.lr = rate_of_epoch(self.rates, min(epoch, self.config.force_anneal or epoch))
         return self.step_update(self.num_updates)
 

@@ -74,6 +74,7 @@ class ReduceLROnPlateau(FairseqLRScheduler):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; fairseq's has no rate: the restored optimizer has it."""
         best = state.get("best")
+        # fairseq stores torch's best value, which begins at infinity: every margin below it would be infinite, too.
         self.best = float(best) if best is not None and math.isfinite(best) else None
         self.lr = float(state.get("lr", self.optimizer.get_lr()))
         self.bad_epochs = int(state.get("bad_epochs", 0))
@@ -83,4 +84,5 @@ class ReduceLROnPlateau(FairseqLRScheduler):
             return not math.isnan(figure)
         # Relative to the best figure, as torch's threshold_mode="rel".
         margin = self.config.lr_threshold * self.best
+        # With sign −1 both sides are turned: larger is better, and the margin lies above the best.
         return self.sign * figure < self.sign * (self.best - self.sign * margin)

@@ -58,6 +58,7 @@ class TriangularSchedule(FairseqLRScheduler):
         cycle = num_updates // (2 * half)
         shrink = self.config.lr_shrink**cycle
         low = self.lr * (shrink if self.config.shrink_min else 1.0)
+        # Smith's x = |n / half − 2 · cycle + 1| with cycles counted from 1: 1 − x is 0 at the ends and 1 in the middle.
         height = max(0.0, 1 - abs(num_updates / half - 2 * (cycle + 1) + 1))
         lr = low + (self.max_lr * shrink - low) * height
         self.optimizer.set_lr(lr)
