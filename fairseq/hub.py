@@ -166,7 +166,8 @@ class LanguageModel:
         for start in range(0, tokens.size(1) - 1, segment_length):
             segment = tokens[:, start : start + segment_length + 1]
             hidden, extra = model(segment[:, :-1], **state)
-            if extra.get("memory") is not None:  # a plug-in without memory need not take the argument
+            # A plug-in without memory need not take the argument.
+            if extra.get("memory") is not None:
                 state["memory"] = extra["memory"]
             lprobs = model.output_layer.target_log_probs(hidden.flatten(0, 1), segment[:, 1:].flatten())
             scored.append(lprobs.view(tokens.size(0), -1))

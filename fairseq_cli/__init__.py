@@ -38,7 +38,8 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
 def _is_command(program: str) -> bool:
     """Return whether *program*, the process's ``sys.argv[0]``, is one of the commands."""
     path = Path(program)
-    if program == "-m":  # its value while the module of ``python -m fairseq_cli.train`` is looked for
+    # Its value while the module of ``python -m fairseq_cli.train`` is looked for.
+    if program == "-m":
         return True
     at_root = path.suffix == ".py" and path.resolve().parent == Path(__file__).resolve().parents[1]
     return path.name.startswith("fairseq-") or at_root

@@ -51,7 +51,8 @@ def main(args: argparse.Namespace) -> None:
     device = "cpu" if cfg.cpu else "auto"
     with _opened(args.text) as file:
         classifier = SentenceClassifier.from_pretrained(args.checkpoint, cfg.data, device=device)
-        together = 1 if file.isatty() else cfg.batch_size  # a terminal is answered line by line
+        # A terminal is answered line by line.
+        together = 1 if file.isatty() else cfg.batch_size
         write = _write_json if cfg.format == "json" else _write_row
         if cfg.format == "tsv":
             names = ["text", "text_pair"][: 1 + classifier.takes_pairs]
@@ -77,7 +78,8 @@ def _opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
 def _texts(file: BinaryIO, path: str, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """The sentences of each line; a first line with the columns *names* is the header of a table."""
     where = "stdin" if path == STDIN else path
-    columns = [0, 1] if len(names) == 2 else []  # none: a line is a text, in which a tab is white space
+    # Without columns a line is one text, in which a tab is white space.
+    columns = [0, 1] if len(names) == 2 else []
     for number, line in enumerate(lines_as_they_arrive(where, file), 1):
         text = text_line(line, number, where).rstrip("\r\n")
         fields = [field.strip() for field in text.split("\t")]

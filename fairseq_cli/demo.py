@@ -146,7 +146,8 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
             except KeyboardInterrupt:
                 if interrupted:
                     raise
-                interrupted = True  # the command got the signal as well: wait for it to save what it has
+                # The command got the signal as well: wait for it to save what it has.
+                interrupted = True
         # wait4 gives the peak memory of this process; getrusage has the largest of all processes so far.
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

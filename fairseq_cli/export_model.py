@@ -137,7 +137,8 @@ def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> 
     """
     # transformers fixes the activation by class: BERT's pooler and RoBERTa's head have tanh, ELECTRA's head gelu; and
     # only ELECTRA projects narrower embeddings.
-    if head == "tanh" and shape.embed_dim == shape.dim:  # an ELECTRA of one width is a BERT
+    # An ELECTRA of one width is a BERT.
+    if head == "tanh" and shape.embed_dim == shape.dim:
         return "roberta" if arch.startswith("roberta") else "bert"
     if head == "gelu":
         return "discriminator"

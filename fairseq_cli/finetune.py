@@ -237,7 +237,8 @@ def _run(
     results = _finished(folder, flags, inputs, splits)
     if results is not None:
         return FinetunedRun(lr, seed, results, str(folder))
-    (folder / BEST).unlink(missing_ok=True)  # left by a run with other settings
+    # Left by a run with other settings.
+    (folder / BEST).unlink(missing_ok=True)
     args = _parse(settings, flags, folder, _world_size(settings))
     distributed.run(training_job(training_settings(args)))
     metrics = _predict(settings, task, folder)
@@ -326,7 +327,8 @@ def _report(settings: Settings, runs: list[FinetunedRun], updates: int) -> dict[
         "rates": [dataclasses.asdict(summary) for summary in summaries],
         "runs": [dataclasses.asdict(run) for run in runs],
     }
-    return dict(finite(report))  # the deviation of one run is NaN
+    # The deviation of one run is NaN, which JSON does not have.
+    return dict(finite(report))
 
 
 cli_main = command(main, get_finetune_parser)

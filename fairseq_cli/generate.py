@@ -163,7 +163,8 @@ def _continue(
     numbers = _numbers(cfg, world, len(starts))
     show = progress(settings.common, "tokens") if world.is_first else lambda items, length: items
     texts = _of_all(writer.continue_all(prompts, samples, show, numbers), world)
-    for (number, sample), text in texts:  # contexts of equal length complete in order
+    # Contexts are of equal length and so complete in order.
+    for (number, sample), text in texts:
         start = starts[number]
         reference = tokens[start + length : start + length + new].tolist()
         parts = passages.parts_of(writer.detokenizer, prompts[number], text, reference)

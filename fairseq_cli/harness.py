@@ -114,7 +114,8 @@ def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dic
     from lm_eval.tasks import TaskManager
 
     manager = None
-    if cfg.include_path is not None:  # the harness's own index takes many seconds
+    # The harness's own index takes many seconds.
+    if cfg.include_path is not None:
         manager = TaskManager(include_path=cfg.include_path, include_defaults=False)
     if manager is None or not all(manager.match_tasks([name]) for name in names):
         manager = TaskManager(include_path=cfg.include_path)
@@ -132,7 +133,8 @@ def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dic
                 bootstrap_iters=cfg.bootstrap_iters,
                 log_samples=False,
             )
-    except ValueError as error:  # tasks of images, of code to run, without data
+    # The harness raises it for tasks of images, of code to run, and without data.
+    except ValueError as error:
         raise UserError(f"--tasks {cfg.tasks}: {' '.join(str(error).split())[:300]}") from error
     return {task: _numbers(metrics) for task, metrics in results["results"].items()} if results is not None else {}
 

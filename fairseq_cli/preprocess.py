@@ -166,7 +166,8 @@ def _hints(config: PreprocessConfig, path: str | None, options: TextOptions) -> 
     form = options.format_of(path)
     try:
         lines = next((lines_of(block, form) for block in read_blocks(path, form)), [])
-    except UserError:  # is reported where the text is read
+    # Reported where the text is read.
+    except UserError:
         return
     width = None if config.join_lines or form.field is not None else wrapped_at(lines)
     if width is not None:

@@ -79,7 +79,8 @@ def read_curve(name: str, paths: Sequence[str], split: str, metric: str, axis: s
     """
     runs = [_read_run(path, split, metric, axis) for path in paths]
     updates = runs[0][0]
-    for run in runs[1:]:  # the longest common beginning: an interrupted run has fewer entries
+    # The longest common beginning: an interrupted run has fewer entries.
+    for run in runs[1:]:
         updates = updates[: len(run[0])]
         if not np.array_equal(run[0][: len(updates)], updates):
             raise UserError(f"{','.join(paths)}: figures are from different updates; draw these runs separately")

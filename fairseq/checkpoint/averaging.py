@@ -78,7 +78,8 @@ def average(
             if value.is_floating_point():
                 sums[name] = sums[name] + value.double() if name in sums else value.double()
             elif updates > most:
-                sums[name] = value.clone()  # not a part of the memory-mapped file
+                # A copy: not a part of the memory-mapped file.
+                sums[name] = value.clone()
         most = max(most, updates)
     model = {
         name: (total / len(paths)).to(first["model"][name].dtype) if total.is_floating_point() else total

@@ -108,7 +108,8 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
     if not upgraded.pop("store_ema", True):
         # 0.12 stores a decay although it averages nothing.
         upgraded.pop("ema_decay", None)
-    if "no_tie_adaptive_proj" in upgraded:  # written before models had a final norm
+    # Settings written before models had a final norm.
+    if "no_tie_adaptive_proj" in upgraded:
         upgraded["no_decoder_final_norm"] = True
         if not upgraded.pop("no_tie_adaptive_proj"):
             upgraded["tie_adaptive_proj"] = True

@@ -144,7 +144,8 @@ def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> Non
         # A link may lead to another disk.
         free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
     except OSError:
-        return  # the folder is missing: opening the file raises for it
+        # The folder is missing: opening the file raises the error for it.
+        return
     if free < needed:
         raise UserError(
             f"{path}: cannot be written: needs {needed / 2**20:,.0f} MiB, {free / 2**20:,.0f} MiB are free; "

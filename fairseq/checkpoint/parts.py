@@ -210,7 +210,8 @@ class Chunk:
         archive.seek(0)
         try:
             content = torch.load(archive, weights_only=True)
-        except Exception as error:  # hostile files fail in every way there is; torch's advice is to run what they hold
+        # Hostile files fail in every way there is; torch's advice is to run what they hold.
+        except Exception as error:
             raise ValueError(f"a part is not a tensor ({type(error).__name__})") from None
         if not isinstance(content, Tensor):
             raise ValueError("a part is not a tensor")

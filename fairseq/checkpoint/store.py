@@ -135,7 +135,8 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
             # What torch warns of is reported below.
             warnings.simplefilter("ignore")
             state = torch.load(str(path), map_location=map_location, weights_only=True, mmap=magic == ZIP_MAGIC)
-    except Exception as error:  # damaged and hostile files fail in every way there is
+    # Damaged and hostile files fail in every way there is.
+    except Exception as error:
         raise UserError(f"{path}: {_fault(error)}") from None
     check_bounded(state, path)
     check_tensors(state, path)

@@ -25,7 +25,8 @@ from fairseq.errors import SettingError, UserError, with_flags
 C = TypeVar("C")
 TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
-LARGEST_INT = 2**31 - 1  # of any setting: sums and products of a few stay within 64 bits
+# Of any setting: sums and products of a few stay within 64 bits.
+LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 3.4e38  # of float32, in which optimizers and losses compute
 
 _FIELDS: weakref.WeakKeyDictionary[type, list[tuple[dataclasses.Field[Any], Any]]] = weakref.WeakKeyDictionary()
@@ -189,9 +190,11 @@ def shortened(value: Any) -> str:
     """The beginning of *value*, as an error message quotes it."""
     try:
         text = repr(value)
-    except ValueError:  # an int of more digits than Python prints
+    # `repr` raises it for an integer of more digits than Python prints.
+    except ValueError:
         return "a number of thousands of digits"
-    text = text.replace("`", "'")  # in a SettingError backticks enclose names of settings
+    # In a SettingError backticks enclose names of settings.
+    text = text.replace("`", "'")
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
@@ -257,7 +260,8 @@ def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields(config: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
-    if config not in _FIELDS:  # hints cost more than all checks of a config's values
+    # Cached: the hints of a class cost more than all checks of its values.
+    if config not in _FIELDS:
         hints = typing.get_type_hints(config)
         _FIELDS[config] = [(field, hints[field.name]) for field in dataclasses.fields(config)]
     return _FIELDS[config]

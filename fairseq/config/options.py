@@ -69,7 +69,8 @@ def parse_args_and_arch(
         _show_architecture(parser, arch, recommended)
     if modify_parser is not None:
         modify_parser(parser)
-    if parser.takes_unused:  # last: a part may have a flag of that name
+    # Last, since a part may have a flag of that name.
+    if parser.takes_unused:
         add_unused_flags(parser)
     # argparse would give an optional positional its default at the first flag, and reject `CHECKPOINT --cpu TEXT`.
     optional = any(not action.option_strings and action.nargs == "?" for action in parser._actions)
@@ -117,7 +118,8 @@ def run_program(program: Callable[[], Any]) -> None:
     protect_terminal()
     # A shell's background job ignores interrupts, and continues to.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # until here it ended the process: imports are done
+        # Until here an interrupt ended the process without a traceback: imports are done now.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         program()
         sys.stdout.flush()
@@ -143,7 +145,8 @@ def run_program(program: Callable[[], Any]) -> None:
             raise
         print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(2)  # what is still in stdout's buffer would fail again
+        # Without Python's own end, at which what is left in stdout's buffer would fail again.
+        os._exit(2)
 
 
 def fail(message: str) -> NoReturn:
@@ -229,7 +232,8 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: Any) -> dict[s
     if not hasattr(part, "add_args"):
         return {}
     ours = list(parser._actions)
-    part.add_args(group if choice == "arch" else parser)  # what a model's flags leave open, the architecture fills in
+    # What a model's flags leave open, the architecture fills in: their defaults must not.
+    part.add_args(group if choice == "arch" else parser)
     defaults = {}
     for action in parser._actions:
         if action not in ours and action.default is not argparse.SUPPRESS:

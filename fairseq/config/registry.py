@@ -62,7 +62,8 @@ class Registry(Generic[T]):
             if self.base is not object and not (isinstance(part, type) and issubclass(part, self.base)):
                 part_name = getattr(part, "__name__", repr(part))
                 raise ValueError(f"{self.kind} {name!r} ({part_name}) must extend {self.base.__name__}")
-            if dataclass is not None:  # a plug-in's for fairseq says how it is read here
+            # A plug-in's dataclass for fairseq tells how it is read here.
+            if dataclass is not None:
                 translate = getattr(dataclass, "as_config", lambda: dataclass)
                 part.config_class = translate()  # type: ignore[attr-defined]
             if is_outside(part):

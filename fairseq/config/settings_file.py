@@ -50,7 +50,8 @@ def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
         raise UserError(f"{flag} {path}: {read_failure(error)}; give a YAML file of settings") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{flag} {path}: byte offset {error.start}: not UTF-8; convert the file") from None
-    except Exception as error:  # constructors of tagged values fail in every way
+    # Constructors of tagged values fail in every way.
+    except Exception as error:
         if isinstance(error, UserError):
             raise
         line = getattr(getattr(error, "problem_mark", None), "line", None)

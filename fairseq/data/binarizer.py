@@ -181,7 +181,8 @@ class Binarizer:
         dictionary = self._dictionary
         ids = np.array([dictionary.eos_index, *map(dictionary.index, words)], self._dtype)
         replaced = ids == dictionary.unk_index
-        replaced[0] = False  # some dictionaries have one symbol for both
+        # Some dictionaries have one symbol for the end of a line and for unknown words.
+        replaced[0] = False
         # Where the text itself has the unknown symbol, it is a word like others; a tokenizer writes it for other text.
         if not self._replaced_before and dictionary.unk_word in words:
             replaced[1 + words.index(dictionary.unk_word)] = False

@@ -86,7 +86,8 @@ class EpochIterator:
     @property
     def iterations_in_epoch(self) -> int:
         """Batches of the epoch that are over."""
-        return self.sampler.layout.batches_read(self.read) if self.read else 0  # the data need not be open at 0
+        # At 0 without the sampler: the data need not be open yet.
+        return self.sampler.layout.batches_read(self.read) if self.read else 0
 
     def __len__(self) -> int:
         """Batches of the epoch, as many on every rank."""
@@ -265,7 +266,8 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
             yield item
     finally:
         stop.set()
-        while thread.is_alive():  # it may wait for room in the queue
+        # The thread may wait for room in the queue, which is made here.
+        while thread.is_alive():
             with contextlib.suppress(queue.Empty):
                 ready.get_nowait()
             thread.join(timeout=0.01)

@@ -190,7 +190,8 @@ class TokenBlocks:
         source, target = window[:, :-1].copy(), window[:, 1:].copy()
         column = np.arange(longest)
         if int(lengths.min()) < longest:
-            source[column >= lengths[:, None]] = max(self.pad, 0)  # any id, where the dictionary has no padding symbol
+            # Any id will do where the dictionary has no padding symbol: nothing is computed from these columns.
+            source[column >= lengths[:, None]] = max(self.pad, 0)
             target[column >= lengths[:, None]] = self.pad
         if before.any():
             target[column < before[:, None]] = self.pad

@@ -46,7 +46,8 @@ class Turns:
         # fairseq's rule: folder (epoch − 1) mod n.
         number = (epoch - 1) % len(self._openers)
         if self._current is None or self._current[0] != number:
-            self._current = None  # its memory is free before the next one is opened
+            # Its memory is free before the next one is opened.
+            self._current = None
             opened = self._take(number) or self._openers[number]()
             self._current = number, self._ordered(opened)
         return self._current[1]
@@ -98,5 +99,6 @@ class _Opening:
             self._turn = self._opener()
         except UserError as error:
             logger.warning("the next epoch's data cannot be read yet: %s", error.args[0])
-        except Exception as error:  # reported where it is tried again, with its traceback
+        # Reported with its traceback where it is tried again.
+        except Exception as error:
             logger.warning("the next epoch's data cannot be read yet: %s: %s", type(error).__name__, error)

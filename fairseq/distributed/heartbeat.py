@@ -108,7 +108,8 @@ class Heartbeat:
                 self.store.set(self._key(self.rank), f"{beat} {self._position()}")
                 values = self._read([self._key(other) for other in self.watched])
                 published = self._published()
-            except RuntimeError:  # the store's host is gone, or does not answer
+            # The store's host is gone, or does not answer.
+            except RuntimeError:
                 if not self.stopped.wait(min(self.timeout / _TICKS, 2.0)):
                     self.fail(Failure(0, 1, "the rendezvous does not respond: its process has ended or is stopped"))
                 return

@@ -84,7 +84,8 @@ def run(job: Job[V, R]) -> R | None:
         server, url = rendezvous.listen(url, cfg.distributed_timeout)
     world = World(launch.first, launch.size, device, cfg.distributed_timeout)
     result = _join(job, world, url, _fail_alone(launch.size))
-    del server  # only now: the other processes' heartbeats went through it
+    # Only now: the heartbeats of the other processes went through it.
+    del server
     return result
 
 
@@ -122,12 +123,14 @@ def _join(job: Job[V, R], world: World, url: str, fail: Fail) -> R:
             backend, store=dist.PrefixStore("group", store), rank=rank, world_size=size, timeout=limit
         )
         result = job.main(job.value, world)
-        world.barrier()  # who ends early must not look like one that stopped
+        # A process that ends early must not look like one that stopped.
+        world.barrier()
     except SystemExit as end:
         if end.code not in EXIT_CODES:
             heartbeat.stop()
             raise
-        stopped = end.code  # by a signal, in all processes after the same update
+        # By a signal: all processes stop after the same update.
+        stopped = end.code
     except BaseException as error:
         cause = heartbeat.explain(error)
         if cause is None:

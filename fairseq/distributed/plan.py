@@ -84,7 +84,8 @@ def _from_slurm(cfg: DistributedConfig, tasks: int, gpus: int, environment: Mapp
         raise UserError("SLURM_NODELIST: not set, though srun started several nodes; give `distributed_init_method`")
     url = f"tcp://{host}:{_slurm_port(cfg, environment)}"
     per_task = 1
-    if tasks == counted:  # one task a node starts the processes of its GPUs
+    # One task a node: it starts the processes of its GPUs.
+    if tasks == counted:
         per_task = cfg.nprocs_per_node or max(gpus, 1)
     size = tasks * per_task
     if cfg.distributed_world_size not in (None, size):

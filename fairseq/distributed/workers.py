@@ -21,7 +21,8 @@ from fairseq.distributed.interruption import EXIT_CODES, SIGNALS
 from fairseq.system.workers import end_with_parent
 
 USER_ERROR = 2
-_LONGEST_MESSAGE = 20_000  # more would not fit into a pipe that nobody reads
+# More would not fit into a pipe that nobody reads.
+_LONGEST_MESSAGE = 20_000
 _PR_SET_PDEATHSIG = 1
 
 
@@ -91,7 +92,8 @@ class Workers:
 
     def _failure(self, codes: list[int | None]) -> Failure:
         killed = [number for number, code in enumerate(codes) if code not in (None, 0, 1, USER_ERROR, *EXIT_CODES)]
-        if killed:  # the messages of the others only say that it is gone
+        # The messages of the other processes only tell that it is gone.
+        if killed:
             code = codes[killed[0]] or 0
             reason = f"killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
             return Failure(self.first + killed[0], 1, reason)

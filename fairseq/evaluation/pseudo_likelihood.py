@@ -129,7 +129,8 @@ class PseudoScorer:
         for start, end in progress(parts, len(parts)) if progress is not None else parts:
             inside = lines[(lines >= start) & (lines <= end)]
             lprobs[start:end] = torch.cat(self.score(np.split(text[start:end], inside[1:-1] - start)))
-        if world.size > 1:  # each process adds zeros to what the others computed
+        # Each process adds zeros to what the others computed.
+        if world.size > 1:
             lprobs = world.sum(lprobs.to(world.device)).cpu()
         return Scores(text, lprobs.numpy(), np.clip(before[corpus.offsets] - first, 0, len(text)))
 

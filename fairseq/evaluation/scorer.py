@@ -191,7 +191,8 @@ class Scorer:
             blocks = blocks.select(keep)
         if window:
             blocks = blocks.with_context(window, min(scoring.tokens_per_sample, longest))
-        if scoring.shards > 1:  # contiguous, so that words are cut at their ends only
+        # Contiguous parts, so that words are cut at their ends only.
+        if scoring.shards > 1:
             first, end = rows_of(len(blocks), scoring.shard, scoring.shards)
             number = np.arange(len(blocks))
             blocks = blocks.select((number >= first) & (number < end))
@@ -236,7 +237,8 @@ class Scorer:
         for number, segments, indices in progress(steps, sum(map(len, groups))):
             if number == 0:
                 memory = cache = None
-            if not len(indices):  # rows end from the last one on
+            # Rows end from the last one on: this process may have none left.
+            if not len(indices):
                 continue
             sample = blocks.batch(indices)
             tokens = self._to_device(sample["net_input"]["src_tokens"])

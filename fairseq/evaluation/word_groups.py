@@ -43,7 +43,8 @@ class WordGroups:
 
     def text(self, ids: Sequence[int]) -> str:
         symbols = [self.symbols[index] for index in ids]
-        if self.rule is None:  # words of either kind of marks, see `word_parts`
+        # Without a rule words have either kind of marks, see `word_parts`.
+        if self.rule is None:
             symbols = [symbols[0], *(symbol.removeprefix(ContinuationMarks.mark) for symbol in symbols[1:])]
         return "".join((self.rule or SubwordMarks()).group(symbols)[0])
 

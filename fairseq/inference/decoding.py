@@ -15,7 +15,8 @@ Prompt = Sequence[int]
 Advance = tuple[int, list[int]]
 """A row and its new final tokens: one per step; in beam search all of them in the last step."""
 
-COLDEST, HOTTEST = 1e-30, 1e30  # float32 quotients by temperatures beyond these overflow
+# Quotients by temperatures beyond these overflow float32.
+COLDEST, HOTTEST = 1e-30, 1e30
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ def choose(lprobs: Tensor, decoding: Decoding, draws: Tensor | None = None, toke
     assert draws is not None
     temperature = min(max(decoding.temperature, COLDEST), HOTTEST)
     best = lprobs.amax(-1, keepdim=True) if tokens is None else lprobs[:, :1]
-    scores = (lprobs - best) / temperature  # the best one is 0 at any temperature
+    # Less the best one, which is then 0 at any temperature: no quotient overflows to infinity.
+    scores = (lprobs - best) / temperature
     if tokens is None and (decoding.top_k or decoding.top_p < 1):
         scores, tokens = scores.topk(min(decoding.top_k or lprobs.size(-1), lprobs.size(-1)))  # in falling order
     # In float32 a running sum near 1 would not change by probabilities below 3e-8.

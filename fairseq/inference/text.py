@@ -218,7 +218,8 @@ class WordStream(Stream):
         complete = complete_line or not words or words[-1].isalnum()
         text = detokenize(words if complete else words[:-1])
         if not complete and len(text) < len(self.shown):
-            return ""  # the last word was already returned and is not complete
+            # The last word was returned before, and is not complete yet.
+            return ""
         new = self.lead + text[_common(text, self.shown) :] if text else ""
         self.shown, self.lead = text, "" if text else self.lead
         if len(words) > LONGEST_TAIL:
@@ -272,7 +273,8 @@ def shortened(words: Sequence[str]) -> list[str]:
     for quote in dict.fromkeys(filter(is_quote, words)):
         if _is_open(quote, words) != _is_open(quote, opened):
             opened.append(quote)
-    if is_quote(last):  # already among the open quotes; keep only whether the next word is joined to it
+    # It is among the open quotes; what is left to keep is whether the next word is joined to it.
+    if is_quote(last):
         last = "," if detokenize([*words, "a"]).endswith(" a") else "("
     return [*opened, last]
 

@@ -289,7 +289,8 @@ FORMATS: dict[str, type[ProgressBar[Any]]] = {
 def _few(values: Mapping[str, Any]) -> list[str]:
     """The metrics of a line on a terminal."""
     texts = {name: short(value) for name, value in values.items() if name not in OMITTED}
-    if texts.get("nll_loss") == texts.get("loss"):  # they differ where the criterion adds a term
+    # They differ only where the criterion adds a term.
+    if texts.get("nll_loss") == texts.get("loss"):
         texts.pop("nll_loss", None)
     return [f"{name} {value}" for name, value in texts.items()]
 

@@ -100,7 +100,8 @@ class JsonLines:
         self._path = path
         with self._naming_the_flag():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            if is_special(path):  # a device has no lines to keep
+            # A device has no lines to keep.
+            if is_special(path):
                 self._file: BinaryIO = open_special(path)
                 return
             self._file = open(path, "a+b")  # noqa: SIM115 - open as long as the run
@@ -114,7 +115,8 @@ class JsonLines:
             self._file.flush()
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written is an error already
+        # What could not be written was an error before.
+        with contextlib.suppress(OSError):
             self._file.close()
 
     @contextlib.contextmanager
@@ -274,7 +276,8 @@ def _end_of_step(path: str, lines: BinaryIO, step: int) -> int:
             # A first line that is cut off must at least begin like one of ours: any other file is not truncated.
             begins = end or line[: len(BEGIN)] == BEGIN[: len(line)]
             if begins and not line.endswith(b"\n") and len(line) < LONGEST_ENTRY:
-                return end  # cut off as its run was killed
+                # The last line was cut off as its run was killed.
+                return end
             raise UserError(f"`metrics_file` {path}: not a file of figures; name another") from None
         if not within:
             return end

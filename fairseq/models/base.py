@@ -117,7 +117,8 @@ class BaseFairseqModel(nn.Module):
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: dict[str, Any] | None = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [B, T, V], float32."""
-        if isinstance(self.output_layer, OutputLayer):  # plug-ins for fairseq may have a method of that name
+        # A plug-in for fairseq may have a method of that name.
+        if isinstance(self.output_layer, OutputLayer):
             lprobs = self.output_layer.log_probs(net_output[0])
         else:
             lprobs = net_output[0].float().log_softmax(-1)

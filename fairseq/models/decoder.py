@@ -78,7 +78,8 @@ class Decoder(nn.Module):
             Hidden states [B, T, C] for the output layer, and ``{"memory": the new memory or None}``.
         """
         tokens = src_tokens.size(1)
-        if isinstance(cache, TokenCache):  # a new token moves all positions before it: everything is read anew
+        # A new token moves all positions before it: everything is read anew.
+        if isinstance(cache, TokenCache):
             hidden, extra = self(cache.append(src_tokens))
             return hidden[:, -tokens:], extra
         # 0 is a length, too.

@@ -84,6 +84,7 @@ def language_model(model: nn.Module, source: str | None = None) -> LanguageModel
             f"{prefix} is an encoder, which does not predict the next token; give a language model (fairseq-validate "
             "computes the loss of encoders)"
         )
-    if not isinstance(model.output_layer, OutputLayer):  # None, or a method that plug-ins for fairseq have
+    # None, or a method of that name, as plug-ins for fairseq have.
+    if not isinstance(model.output_layer, OutputLayer):
         model = NormalizedModel(model)
     return cast(LanguageModel, model)

@@ -176,7 +176,8 @@ class BandedSoftmax(OutputLayer):
         _, head, tails = move_partition(self.partition(target, padding_idx=-1), hidden.device)
         result = self._head().target_log_probs(hidden, head, chunk)
         for band, (index, inside) in zip(self._tails(), tails, strict=True):
-            if index.numel():  # without a gradient, an empty band need not be computed
+            # Without a gradient, an empty band need not be computed.
+            if index.numel():
                 chosen = hidden.index_select(0, index)
                 result.index_add_(0, index, band.target_log_probs(chosen, inside, chunk))
         return result

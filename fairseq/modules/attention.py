@@ -219,7 +219,8 @@ class SelfAttention(nn.Module):
         """Queries [B, H, T, D], keys and values [B, H, M + T, D], before norms."""
         queries, keys, values = self._heads(self.q_proj(x)), [self.k_proj(x)], [self.v_proj(x)]
         if memory is not None:
-            memory = memory.to(x.dtype)  # a restored one may be of another precision
+            # A restored memory may be of another precision.
+            memory = memory.to(x.dtype)
             keys, values = [self.k_proj(memory), *keys], [self.v_proj(memory), *values]
         return queries, self._joined_heads(keys), self._joined_heads(values)
 
@@ -329,7 +330,8 @@ def _flash_channels(device: torch.device) -> int:
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         return 0
-    return 256 if capability in ((8, 0), (9, 0)) else 192  # the backward pass of more wants the shared memory of these
+    # The backward pass of wider heads needs more shared memory than other GPUs have.
+    return 256 if capability in ((8, 0), (9, 0)) else 192
 
 
 # A constant in compiled graphs, as by torch.compiler.assume_constant_result, which would load the compiler at start-up.
@@ -373,7 +375,8 @@ def _attend_unfused(query: Tensor, key: Tensor, value: Tensor, visible: Visibili
     bias = visible.bias(queries, k.size(1), q.device, q.dtype)
     if bias is not None and bias.dim() == 4:
         bias = bias.expand(batch, heads, -1, -1).flatten(0, 1)  # (B·H, 1, S)
-    if torch.is_grad_enabled():  # undivided: the gradient of a slice is copied into zeros
+    # Undivided: the gradient of a slice would be copied into zeros.
+    if torch.is_grad_enabled():
         attended = fused_attention(q, k, v, bias, dropout_p)
         if attended is None:
             attended = torch.bmm(softmax_dropout(_scores(q, k, bias), dropout_p), v)

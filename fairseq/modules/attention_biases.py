@@ -26,7 +26,8 @@ def name_as_layers_own(decoder: nn.Module, shared: str, layers: list[str]) -> No
     def spread(_: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         items = list(state.items())
         state.clear()
-        for name, value in items:  # in the order of the parameters, which optimizer states are numbered by
+        # In the order of the parameters, by which optimizer states are numbered.
+        for name, value in items:
             bias = name.removeprefix(f"{prefix}{shared}.")
             state.update({name: value} if bias == name else {f"{prefix}{layer}.{bias}": value for layer in layers})
 

@@ -84,7 +84,8 @@ def cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> Tensor | No
     compiled = kernels(logits) if logits.is_contiguous() else None
     if compiled is None:
         return None
-    if target.shape != logits.shape[:1]:  # the kernel reads and writes at addresses
+    # The kernel reads and writes at addresses: other shapes would be other memory.
+    if target.shape != logits.shape[:1]:
         raise ValueError(f"target {list(target.shape)}: expected one word for each of {logits.size(0)} rows of logits")
     # The kernel reads at the address of each target, where an invalid one would be in other memory.
     low, high = torch.aminmax(target)
@@ -224,7 +225,8 @@ class _Attention(torch.autograd.Function):
 def _groups(probabilities: Tensor, mask: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Some heads each of *probabilities* [N, T, S], their part of the *mask*, and room for their scores."""
     heads, each = len(probabilities), probabilities[0].numel()
-    unit = 8 // math.gcd(each, 8)  # so that each part of the mask begins with a byte
+    # So many heads that each part of the mask begins with a byte.
+    unit = 8 // math.gcd(each, 8)
     together = max(1, _CACHED_SCORES // (unit * each)) * unit * torch.get_num_threads()
     room = torch.empty_like(probabilities[:together])
     for start in range(0, heads, together):
@@ -240,7 +242,8 @@ def _noise(x: Tensor, p: float) -> Tensor:
 
 
 def _mask(size: int, p: float) -> Tensor:
-    mask = torch.empty(size // 8 + 8, dtype=torch.uint8, device="cpu")  # kernels read up to four bytes further
+    # Kernels read up to four bytes further than the last bit.
+    mask = torch.empty(size // 8 + 8, dtype=torch.uint8, device="cpu")
     if p == 0:
         return mask.fill_(255)
     state = (ctypes.c_uint64 * 4)(*_generator().state["state"]["state"].tolist())
@@ -274,10 +277,12 @@ def _pick(x: Tensor, words: Tensor, p: float) -> Tensor:
     Elements are picked by torch's threshold kernel, which runs at the speed of memory: a boolean mask would be
     converted and multiplied at a tenth of it.
     """
-    threshold = _LOWEST + _dropped(p) - 1  # noise at or below it drops the element
+    # Noise at or below it drops the element.
+    threshold = _LOWEST + _dropped(p) - 1
     noise = words.view(torch.int16)[: x.numel()].view(x.shape).float()
     if x.dtype != torch.float32:
-        noise = noise.sub_(threshold).to(x.dtype)  # only the sign matters, which every type keeps
+        # Only the sign of the difference matters, which every type keeps.
+        noise = noise.sub_(threshold).to(x.dtype)
         threshold = 0
     return torch.ops.aten.threshold_backward(x, noise, threshold).mul_(_scale(p))
 

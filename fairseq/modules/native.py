@@ -48,7 +48,8 @@ def library(work: str, source: Path) -> ctypes.CDLL | None:
     try:
         with _compiled(source) as path:
             return ctypes.CDLL(path)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:  # ValueError: quotes in CC that do not close
+    # `shlex` raises ValueError for quotes in CC that are not closed.
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
         logger.warning("%s kernels: not compiled (%s); %s uses torch and is slower", work, _reason(error), work)
         return None
 
@@ -68,7 +69,8 @@ def _compiled(source: Path) -> Iterator[str]:
     with contextlib.ExitStack() as stack:
         folder = _folder()
         descriptor = _library_in(folder, name, compiler, source) if folder is not None else None
-        if descriptor is None:  # no cache: a loaded library needs no file
+        # Without a cache nothing is left behind: a loaded library needs no file.
+        if descriptor is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairseq-short-")))
             descriptor = _library_in(folder, name, compiler, source)
         if folder is None or descriptor is None:
@@ -123,9 +125,12 @@ def _build(compiler: list[str], source: Path, folder: Path, name: str) -> None:
         _compile(compiler, source, built)
         with built.open("r+b") as file:  # loaders ignore what follows a library
             file.write(hashlib.sha256(file.read()).digest())
-        built.chmod(0o700)  # whatever the umask: others must not be able to write it
-        with contextlib.suppress(OSError):  # of another user in a sticky folder, or a folder of that name
-            os.replace(built, folder / name)  # atomic: another process may have compiled the same file meanwhile
+        # Whatever the umask: a library that others can write is a program that they can change.
+        built.chmod(0o700)
+        # A file of another user in a sticky folder, or a folder of that name: the library works without a cache.
+        with contextlib.suppress(OSError):
+            # Atomic, because another process may have compiled the same file meanwhile.
+            os.replace(built, folder / name)
 
 
 def _compile(compiler: list[str], source: Path, target: Path) -> None:
@@ -162,7 +167,8 @@ def _folder() -> Path | None:
     """The cache folder; None if it cannot be made, or others than this user can write to it."""
     try:
         root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home, as in containers
+    # Path.home() raises it for a user without a home, as in containers.
+    except RuntimeError:
         return None
     folder = root / "fairseq-short"
     with contextlib.suppress(OSError):

@@ -152,7 +152,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale: Tensor | None = grads[0]
         # On a CPU only: reading the value from a GPU would synchronise.
         if grads[0].device.type == "cpu" and float(grads[0]) == 1.0:
-            scale = None  # the usual case: no pass over the gradients
+            # The usual case: no pass over the gradients.
+            scale = None
         scaled = [
             None if dtype is None else (gradient if scale is None else gradient * scale).to(dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from fairseq.errors import UserError
 from fairseq.modules.cached_tensor import cached_tensor
 
-_TABLE_STEP = 256  # tables are made a little longer, so that a row that grows by a token finds its table again
+# Tables are made a little longer than asked for, so that a row that grows by a token finds its table again.
+_TABLE_STEP = 256
 
 
 @cached_tensor(16)

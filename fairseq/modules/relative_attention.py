@@ -136,7 +136,8 @@ class DistanceAttention(SelfAttention):
         assert isinstance(cache, RelativeLayerCache)
         batch, tokens, _ = x.shape
         end = past_length + tokens
-        count = visible.reach(tokens, end)  # a window may hide the oldest keys from all
+        # A window may hide the oldest keys from all queries, which are then not computed.
+        count = visible.reach(tokens, end)
         projected = F.linear(x, cache.weight)
         query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
         cache.keys[:, :, past_length:end] = key

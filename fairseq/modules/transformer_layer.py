@@ -203,6 +203,7 @@ TransformerDecoderLayer = TransformerLayer  # the name that plug-ins know
 def lowered(x: Tensor) -> Tensor:
     """*x* in the precision of the matrix products that read it, converted once; autocast converts it for each."""
     device = x.device.type
-    if x.is_meta or not torch.is_autocast_enabled(device):  # torch has no autocast for the meta device
+    # torch has no autocast for the meta device.
+    if x.is_meta or not torch.is_autocast_enabled(device):
         return x
     return x.to(torch.get_autocast_dtype(device))

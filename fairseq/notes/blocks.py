@@ -199,5 +199,6 @@ class NotedStream(NotedExamples[TokenBlocks]):
     def _distances(self, words: np.ndarray, spans: np.ndarray) -> dict[str, torch.Tensor]:
         notes = np.full_like(words, -1)
         row, first, end, _ = spans.T
-        notes[row, end - 1 + self.delay] = words[row, first]  # there is a column behind the last target's column
+        # With a delay of 1 this is the column behind the last target's, which is there for it.
+        notes[row, end - 1 + self.delay] = words[row, first]
         return by_distance(words[:, 1:], notes[:, :-1], both=False)

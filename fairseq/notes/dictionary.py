@@ -228,7 +228,9 @@ class NoteDictionary(nn.Module):
         # The mean over an update's occurrences (Wu et al. 2021, §3): note ← (1 − γ) note + γ · mean.
         mean = sums / counts.clamp(min=1)
         moved = (1 - self.note_gamma) * table + self.note_gamma * mean
-        if self.centred:  # the share of the random initial note would set apart words that were written seldom
+        # The first note replaces the initial one: a share of random numbers would set apart words that were written
+        # seldom.
+        if self.centred:
             moved = torch.where(known[:, None], moved, mean)
         return torch.where(counts > 0, moved, table)
 

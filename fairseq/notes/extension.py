@@ -258,7 +258,8 @@ class Notes:
         # A vocabulary of bytes may have no unknown symbol.
         unknown = dictionary.unk() if dictionary.unk() >= 0 else dictionary.eos()
         if dictionary.unk() >= 0:
-            joins[unknown] = joins.any()  # whether the next token continues what it stands for is not visible
+            # The text of the unknown symbol is not visible, nor whether the next token continues it.
+            joins[unknown] = joins.any()
         delay = 0 if note_rule(dictionary).ends_known else 1
         return NotedStream(dataset, spans, joins, delay=delay, read=notes is not None, written=written, mask=unknown)
 

@@ -150,7 +150,8 @@ class NoteSpans:
         self.notes = notes or NoteWords.load(folder)
         dictionary = dictionary or Dictionary.load(os.path.join(folder, "dict.txt"))
         verification = Verification(folder, (f"{path}.notes.{kind}" for path in prefixes for kind in ("idx", "bin")))
-        self.fingerprint = self.notes.fingerprint(dictionary)  # once: it takes long where there are many words
+        # Once, since it takes long where there are many words.
+        self.fingerprint = self.notes.fingerprint(dictionary)
         files = [_open(path, self.fingerprint, len(self.notes), dictionary.path) for path in prefixes]
         self._files = files
         self._numbers = JoinedArray([numbers for numbers, _ in files])
@@ -269,7 +270,8 @@ def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> Not
     key = os.path.abspath(prefixes[0]), len(prefixes)
     spans = SPANS.get(key, lambda: NoteSpans(prefixes, notes=notes))
     if notes is not None and notes != spans.notes:
-        return NoteSpans(prefixes, notes=notes)  # raises: the files were made for others
+        # Raises an error: the files were made for other words.
+        return NoteSpans(prefixes, notes=notes)
     return spans
 
 

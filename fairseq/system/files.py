@@ -44,7 +44,8 @@ class FileGroup:
             UserError: a system error (disk full, no permission, …); the message names *flag* and *path*.
         """
         with _system_errors(flag, path):
-            if is_special(path):  # the writers of archives seek, which pipes cannot
+            # Written at the end: the writers of archives seek, which pipes cannot.
+            if is_special(path):
                 content = self._temporaries.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed there
                 yield content
                 self._written.append((path, flag, content))
@@ -200,7 +201,8 @@ def _replace(path: Path, make: Callable[[Path], None]) -> None:
         os.replace(temporary, path)
         sync_folder(path.parent)
     finally:
-        _remove(temporary)  # two names of one file are not replaced by each other
+        # `os.replace` leaves both of two names of one file.
+        _remove(temporary)
 
 
 def remove_leftovers(folder: str | Path) -> None:
@@ -302,7 +304,8 @@ def _system_errors(flag: str, path: str | Path) -> Iterator[None]:
     except (OSError, RuntimeError) as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
-            cause = cause.__cause__ or cause.__context__  # torch's writer hides it behind a RuntimeError of its own
+            # torch's writer hides the system's error behind a RuntimeError of its own.
+            cause = cause.__cause__ or cause.__context__
         if cause is None or not _is_about(cause, path):
             raise
         location = f"{flag} {path}" if flag else str(path)
@@ -338,11 +341,13 @@ def _temporary_file(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
             fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file.fileno()).st_nlink:
             break
-        file.close()  # removed as a leftover before it was locked
+        # Another process removed it as a leftover before it was locked.
+        file.close()
     try:
         yield temporary, file
     finally:
-        with contextlib.suppress(OSError):  # of the rest that cannot be written, either: the first error counts
+        # Closing writes the rest, which fails again: the first error counts.
+        with contextlib.suppress(OSError):
             file.close()
         _remove(temporary)
 

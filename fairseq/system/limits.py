@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from fairseq.errors import UserError, is_out_of_memory
 
-if TYPE_CHECKING:  # commands that read text only, and their worker processes, need not load torch
+# Commands that read text only, and their worker processes, need not load torch.
+if TYPE_CHECKING:
     from torch import nn
 
 PROCESSES_PER_CORE = 16

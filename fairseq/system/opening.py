@@ -69,7 +69,8 @@ def open_input(path: str | Path) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is something else.
     """
-    pipes = (f"/proc/{os.getpid()}/fd/pipe:", "/dev/fd/")  # where /dev/fd/N leads, with /proc and without
+    # Where `/dev/fd/N` leads, with /proc and without.
+    pipes = (f"/proc/{os.getpid()}/fd/pipe:", "/dev/fd/")
     if os.path.realpath(path).startswith(pipes) and is_special(path):
         return open(path, "rb")
     return open_regular(path)

@@ -22,7 +22,8 @@ from fairseq.system.opening import open_descriptor
 _WINDOW = 1 << 16  # elements read together where single ones are wanted
 _PIECE = 1 << 20
 _RUNS = 1 << 10  # runs of neighbours that are read one by one
-_NEAR = 16  # elements that are skipped within a run: reading them costs less than another system call
+# Elements that are skipped within a run: reading them costs less than another system call.
+_NEAR = 16
 _MOST_OPEN = 4096  # files
 
 
@@ -34,7 +35,8 @@ class _Descriptor:
     def __init__(self, path: str) -> None:
         self.number = open_descriptor(path)
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # bound early: modules are gone at exit
+    # `os.close` is bound early: at the interpreter's exit modules are gone.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
         if hasattr(self, "number"):  # not if opening failed
             close(self.number)
 

@@ -47,7 +47,8 @@ def byte_bar(total: int, what: str = "") -> Iterator[Callable[[int], Any]]:
     if not sys.stderr.isatty():
         yield ByteLines(total, what, sys.stderr).update
         return
-    from tqdm import tqdm  # its import takes longer than tokenising a short text
+    # Imported here: that takes longer than tokenising a short text.
+    from tqdm import tqdm
 
     with tqdm(total=total, desc=printable(what), unit="B", unit_scale=True, leave=False) as bar:
         yield bar.update

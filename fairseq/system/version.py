@@ -21,7 +21,8 @@ def warn_of_neighbour() -> None:
         return
     import multiprocessing  # slow to import, and seldom needed
 
-    if multiprocessing.parent_process() is not None:  # a worker: the process that started it has warned
+    # A worker: the process that started it has warned.
+    if multiprocessing.parent_process() is not None:
         return
     name, folder = other
     logging.getLogger("fairseq").warning(

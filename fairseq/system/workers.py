@@ -97,9 +97,11 @@ _process_task: Callable[..., Any]
 def _set_task(plugins: list[str], pickled: bytes) -> None:
     """Initialise a worker process; interrupts, which it does not get, are left to the main process, which ends it."""
     global _process_task
-    for folder in plugins:  # before the task, which may name their classes
+    # Before the task is read, which may name classes of the plug-ins.
+    for folder in plugins:
         import_user_module(folder)
-    _process_task = pickle.loads(pickled)  # made by the main process, never read from a file
+    # Made by the main process, never read from a file.
+    _process_task = pickle.loads(pickled)
     # A pool's workers hold both ends of its pipes, so that none of them sees the end of a main process that is killed.
     threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
 

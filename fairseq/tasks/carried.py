@@ -104,7 +104,8 @@ class RowMemory:
 
     def load(self, saved: Sequence[Any], rows: int, world: World) -> Memory | None:
         """This rank's part of the saved rows."""
-        if saved and isinstance(saved[0], list):  # checkpoints of version 0.1: a list of layers a rank
+        # Checkpoints of version 0.1 hold a list of layers for each rank.
+        if saved and isinstance(saved[0], list):
             saved = [torch.cat(layers) for layers in zip(*(memory for memory in saved if memory), strict=True)]
         if any(not isinstance(layer, Tensor) or layer.dim() != 3 or layer.shape != saved[0].shape for layer in saved):
             raise UserError("checkpoint: its memory is not a tensor (rows, tokens, channels) a layer; use another")

@@ -58,7 +58,8 @@ class MaskedLMTask(FairseqTask):
         self.cfg = self.typed(MaskedLMTaskConfig)
         self.dictionary = dictionary
         self.word_rule = word_rule(dictionary) if self.cfg.mask_whole_words else None
-        if dictionary.nspecial:  # an imported vocabulary has its own mask symbol, or none
+        # An imported vocabulary has its own mask symbol, or none.
+        if dictionary.nspecial:
             dictionary.add_mask()
 
     @classmethod

@@ -199,7 +199,8 @@ class Dictionary:
         """
         counted = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
         words = sorted((item for item in counted if item[1] >= threshold), key=operator.itemgetter(0))
-        words.sort(key=operator.itemgetter(1), reverse=True)  # stable: faster than one sort by pairs
+        # Stable: two sorts by one key each are faster than one by pairs.
+        words.sort(key=operator.itemgetter(1), reverse=True)
         if nwords > 0:
             words = words[: max(0, nwords - self.nspecial)]
         self.symbols = self.symbols[: self.nspecial] + [word for word, _ in words]

@@ -232,7 +232,8 @@ class _Frames(io.RawIOBase):
                 self._frame = self._new()
             try:
                 ready.append(self._frame.decompress(data))
-            except Exception as error:  # each package has errors of its own
+            # Each package of decompression has errors of its own.
+            except Exception as error:
                 raise _damaged(self._path, error) from None
             data = self._frame.unused_data if self._frame.eof else b""
             self._frame = None if self._frame.eof else self._frame
@@ -355,7 +356,8 @@ def _documents(rows: str, block: Block, field: str) -> Iterator[list[str]]:
             if isinstance(value, dict) and field in value:
                 known = "null" if text is None else type(text).__name__
             raise UserError(f"{block.path}: line {number}: no text in field {field!r}, found {known}; see `text_field`")
-        text = text.encode("utf-8", "replace").decode()  # JSON can hold halves of surrogate pairs
+        # JSON can hold halves of surrogate pairs, which no encoding of text takes.
+        text = text.encode("utf-8", "replace").decode()
         yield text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
 
 

@@ -19,7 +19,8 @@ from fairseq.system.opening import open_regular, read_regular
 STATE, SPLITS = "state.json", "dataset_dict.json"
 SUFFIXES = (".parquet", ".arrow")
 EXTRA = "pip install 'fairseq-short[data]'"
-ROWS = 64  # read at once: one may be a book
+# So few rows at once because one may be a book.
+ROWS = 64
 BUFFER = 1 << 20  # bytes of a column of a Parquet file that are read at once
 
 
@@ -54,7 +55,8 @@ def table_files(path: str) -> list[str]:
         is_valid, indices = False, None
     if not is_valid:
         raise UserError(f"{folder / STATE}: damaged: names no files; save the dataset again")
-    if not names:  # as datasets saves a dataset without rows
+    # The library saves a dataset without rows in this form.
+    if not names:
         raise UserError(f"{path}: has no rows; give a dataset with text")
     if indices:
         raise UserError(f"{path}: its rows are chosen by indices; call flatten_indices() before save_to_disk")
@@ -77,7 +79,8 @@ def table_rows(path: str, field: str) -> Iterator[tuple[list[str | None], int]]:
     try:
         with open_regular(path) as file:
             for batch, size in read(arrow, file, path, field):
-                batch.validate(full=True)  # Arrow trusts the offsets in a file, and would read beyond its end
+                # Arrow trusts the offsets in a file, and would read beyond its end.
+                batch.validate(full=True)
                 for start in range(0, len(batch), ROWS):
                     rows = batch.slice(start, ROWS)
                     yield rows.to_pylist(), size * len(rows) // len(batch)

@@ -28,7 +28,8 @@ def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: 
     try:
         facts = {f"{split}: {name}": v for split, batches in splits.items() for name, v in batches.facts().items()}
         facts["updates so far"] = updates
-    except UserError as error:  # raised below on all processes: raised here, it would leave the others waiting
+    # Raised below on all processes: raised here, it would leave the others waiting.
+    except UserError as error:
         facts = {_FAILURE: error.args[0]}
     # crc32, not hash(), which gives text another value in each process.
     if len(set(world.gather(zlib.crc32(repr(facts).encode()), everywhere=True))) == 1 and _FAILURE not in facts:

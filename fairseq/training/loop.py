@@ -198,7 +198,8 @@ def validate_and_save(run: Run, epoch: int, bar: ProgressBar[list[Sample | None]
         or (end_of_epoch and epoch % saving.validate_interval == 0)
     )
     validate = validate and updates >= saving.validate_after_updates
-    paused = time.perf_counter()  # validations and saves are no time of training
+    # Validations and saves are no time of training.
+    paused = time.perf_counter()
     figure = run.validate(epoch) if validate and run.validation else None
     if figure is not None:
         run.best = run.best.validated(figure)

@@ -115,7 +115,8 @@ def restoring(path: str) -> Iterator[None]:
     """Turn any failure to restore the checkpoint at *path* into a UserError: its content may be of any kind."""
     try:
         yield
-    except UserError as error:  # parts of the state do not know the file
+    # The parts that restore themselves do not know the file that they come from.
+    except UserError as error:
         if str(error).startswith("checkpoint: "):
             raise UserError(f"{path}: {error.args[0].removeprefix('checkpoint: ')}") from None
         raise

@@ -71,7 +71,8 @@ def adapt_task(part: Any) -> None:
         part.folders, part.open_split = _folders, _open_split
     if task_methods.overrides(part, "get_batch_iterator"):
         part.sampler = task_methods.own_sampler
-        part.dataset_to_epoch_iter = {}  # copies of fairseq's method look here first
+        # Copies of fairseq's method look here first.
+        part.dataset_to_epoch_iter = {}
 
 
 def _make_from_namespace(part: Any, maker: Callable[[Any], Callable[..., Any]]) -> None:

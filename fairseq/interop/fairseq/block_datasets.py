@@ -20,7 +20,8 @@ from fairseq.errors import UserError
 from fairseq.interop.fairseq.data_utils import collate_tokens
 from fairseq.interop.fairseq.datasets import BaseWrapperDataset, FairseqDataset, ListDataset
 
-LARGEST_ROW = 1 << 32  # tokens of different rows have different random numbers
+# So many numbers to a row that tokens of different rows have different random numbers.
+LARGEST_ROW = 1 << 32
 
 
 class IndexedDataset(ListDataset):

@@ -105,7 +105,8 @@ def gen_parser_from_dataclass(
 def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     """Type and field of a setting in the terms of :mod:`fairseq.config.fields`."""
     metadata: Mapping[str, Any] = field.metadata
-    if "bounds" in metadata:  # a field of this package's, see fairseq.interop.fairseq.extendable
+    # A field of this package's already, see fairseq.interop.fairseq.extendable.
+    if "bounds" in metadata:
         defaults = {name: getattr(field, name) for name in ("default", "default_factory")}
         defaults = {name: value for name, value in defaults.items() if value is not dataclasses.MISSING}
         return hint, dataclasses.field(**defaults, metadata=metadata)

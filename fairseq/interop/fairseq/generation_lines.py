@@ -47,7 +47,8 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
         prefix,
         search,
         eos=dictionary.eos(),
-        start=() if writer.models[0].begin is not None else None,  # fairseq reads <s> in place of </s>, not before it
+        # fairseq reads `<s>` in place of `</s>`, not before it.
+        start=() if writer.models[0].begin is not None else None,
         forbidden=[dictionary.pad()],
         generator=generator,
     )

@@ -68,10 +68,12 @@ def _find_names(module: ModuleType) -> None:
             if home is not None:
                 return getattr(importlib.import_module(home[0]), home[1])
             if submodule:
-                return importlib.import_module(full)  # a package once imported all its modules
+                # As an attribute, without an import of it: a package of fairseq imports all its modules.
+                return importlib.import_module(full)
             former = [old for old, new in _tables().MODULES.items() if new == module.__name__]
             if path == [] and any(old.endswith(f".{name}") for old in former):
-                return module  # of a package of fairseq that is one module here
+                # A package of fairseq that is one module here: its submodules are the module itself.
+                return module
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
     module.__getattr__ = find  # type: ignore[method-assign]

@@ -111,7 +111,8 @@ def _numbered(state: Any, model: Mapping[str, Any]) -> dict[str, Any] | None:
     (group,) = state["param_groups"]
     names = [name for name in model if name in set(group["params"])]
     if len(names) != len(group["params"]):
-        return dict(state)  # numbered already, or of a criterion's parameters
+        # Numbered already, or of a criterion with parameters, whose names no model has.
+        return dict(state)
     # The order of the state dict is the order of `model.parameters()`, by which fairseq's optimizers number.
     numbers = {name: index for index, name in enumerate(names)}
     entries = {numbers[name]: entry for name, entry in state["state"].items()}

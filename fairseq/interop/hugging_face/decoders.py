@@ -90,7 +90,8 @@ def restored(
     assert kind.config_class is not None
     try:
         cfg = fields.typed(kind.config_class, dict(settings))
-    except UserError as error:  # of the file: the import has no such flags
+    # An error of the file: `fairseq-import` has no flags of these names.
+    except UserError as error:
         raise UserError(f"{file}: settings: {error}") from None
     # Even names and shapes take memory: `config.json` could ask for any number of layers before a tensor is compared.
     limit = ModelLimit.of_checkpoint(tensors_by_name, source)

@@ -136,7 +136,8 @@ def write(
         value = model.get(TYPES, zero) if ours == TYPES else model[ours]
         # RoBERTa's table has rows for positions up to padding there, too; BERT's and ELECTRA's begin with position 0.
         tensors[theirs] = value[sizes.first_position :] if ours == POSITIONS else value
-        if ours == OUTPUT and sizes.kind != "generator":  # an untied projection has its own bias
+        # transformers gives an untied projection a bias of its own.
+        if ours == OUTPUT and sizes.kind != "generator":
             tensors[theirs.replace("weight", "bias")] = model[OUTPUT_BIAS]
     return {
         name: value.detach().float().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()
@@ -266,7 +267,8 @@ def _convert(state: Mapping[str, Tensor], sizes: EncoderSizes, where: str) -> di
     for name in [name for name in tensors.left if not set(UNUSED).isdisjoint(name.split("."))]:
         del tensors.left[name]
     if sizes.untied and (bias := OUTPUT_WEIGHTS[sizes.kind].replace("weight", "bias")) in tensors.left:
-        tensors.left[OUTPUT_BIASES[sizes.kind]] = tensors.left.pop(bias)  # the one that an untied model reads
+        # The one that an untied model reads, of the two biases in its file.
+        tensors.left[OUTPUT_BIASES[sizes.kind]] = tensors.left.pop(bias)
     model = {ours: tensors.take(theirs, *shape) for ours, theirs, shape in parameters(sizes)}
     # Row `padding_idx` + 1 is the first token's here; the rows before it are never read and stay zero.
     model[POSITIONS] = torch.cat([torch.zeros(sizes.first_position, sizes.embed_dim), model[POSITIONS]])

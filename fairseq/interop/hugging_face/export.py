@@ -113,7 +113,8 @@ def _short(amount: int) -> str:
 
 def write_model(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
     """Write the weights and the configuration to *folder*."""
-    from safetensors.torch import save_file  # here, so that other commands start without it
+    # Imported here, so that other commands start without it.
+    from safetensors.torch import save_file
 
     save_file(tensors, folder / SAFE, {"format": "pt"})
     write_json(folder / CONFIG, config)

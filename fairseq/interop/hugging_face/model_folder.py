@@ -74,14 +74,16 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file  # here, so that other commands start without it
+    # Imported here, so that other commands start without it.
+    from safetensors.torch import load_file
 
     try:
         open_regular(path).close()  # safetensors would wait for a pipe
         return load_file(path)
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
-    except Exception as error:  # the package raises its own error types for damaged files
+    # The package raises its own error types for damaged files.
+    except Exception as error:
         reason = " ".join(str(error).split())[:80]
         raise UserError(f"{path}: truncated, damaged or in another format ({reason}); use another file") from None
 

@@ -168,7 +168,8 @@ def _module(name: str, text: str | None = None) -> Module:
         elif isinstance(node, ast.ImportFrom):
             imports |= {alias.asname or alias.name: (node.module or "", alias.name) for alias in node.names}
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            if number and statements:  # the description of what the statement before defines
+            # The description, a string, of what the statement before it defines.
+            if number and statements:
                 statements[-1] = replace(statements[-1], lines=(*statements[-1].lines, *lines[before:last]))
         else:
             statements.append(_statement(node, lines[before:last], before, imports))

@@ -226,7 +226,8 @@ class _Machine:
         if not isinstance(reference, tuple) or len(reference) > 6:
             raise ValueError("invalid persistent id")
         kind, what, *rest = reference
-        if kind == "module":  # the old format stored classes with their source code
+        # The old format stored classes with their source code, which is not needed.
+        if kind == "module":
             self.push(what)
             return
         # ("storage", class, key, device, count). A sixth entry, in the format before 1.6, makes the storage a slice of
@@ -347,7 +348,8 @@ def load(path: Path) -> Loaded:
         ) from None
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; check the path and its permissions") from None
-    except Exception as error:  # damaged and hostile files raise errors of any type
+    # Damaged and hostile files raise errors of any type.
+    except Exception as error:
         raise UserError(
             f"{path}: cannot be read: truncated, damaged or in another format "
             f"({type(error).__name__}: {_line(error)}); use another file"

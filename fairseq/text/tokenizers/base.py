@@ -141,7 +141,8 @@ class Subwords(Value):
             yield
         except (UserError, KeyboardInterrupt, GeneratorExit, MemoryError):
             raise
-        except BaseException as error:  # the panic of a library written in Rust is no Exception
+        # The panic of a library written in Rust is no Exception.
+        except BaseException as error:
             _check_characters(lines)
             raise self.invalid(f"{type(error).__name__}: {error}") from None
 

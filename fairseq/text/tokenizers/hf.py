@@ -136,7 +136,8 @@ class HuggingFace(LibrarySubwords):
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        library, _ = import_tokenizers("hf"), self._names  # the file is read within bounds first
+        # `_names` reads the file within bounds, before the library does without any.
+        library, _ = import_tokenizers("hf"), self._names
         with self.library(), silent_stderr():
             tokenizer = library.Tokenizer.from_str(self.content.decode("utf-8"))
             # A file may ask for rows to be cut and padded as its model reads them; a corpus is neither.

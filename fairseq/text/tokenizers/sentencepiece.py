@@ -63,7 +63,8 @@ class SentencePiece(Subwords):
             # A byte piece is written `<0x41>`, six letters for one byte.
             byte += 1 if self._model.is_byte(index) else len(piece.encode())
             start, end = origin[at[first]], origin[at[byte - 1] + 1]
-            if start == end and piece != SPACE:  # several letters of one, as the f and the i of a ligature
+            # Several letters of one, as the f and the i of a ligature: all of them stand for it.
+            if start == end and piece != SPACE:
                 end = next((position for position in origin[at[byte - 1] :] if position > start), start)
             offsets.append((start, end))
         return self._vocabulary.spans(ids, offsets)

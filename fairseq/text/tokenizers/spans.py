@@ -31,7 +31,8 @@ def aligned(text: str, symbols: Iterable[str], written: Iterable[str] | None = N
         # Only white space lies between symbols: farther on it is another occurrence.
         if first >= 0 and not text[start:first].strip():
             start = first + len(letters)
-        else:  # control characters were dropped inside it or before it
+        # Control characters were dropped inside it or before it.
+        else:
             first = -1
             for letter in letters:
                 index = text.find(letter, start)

@@ -74,7 +74,8 @@ class SubwordNMT(Subwords):
             return 1.0
         letters = Counter("".join(text.split()))
         merged = set().union(*(part.removesuffix("</w>") for pair in self._bpe.bpe_codes for part in pair))
-        scripts = {_script(letter) for letter in merged}  # merges show few of the letters of a large script
+        # By scripts and not by letters: merges show few of the letters of a large script.
+        scripts = {_script(letter) for letter in merged}
         return sum(n for letter, n in letters.items() if _script(letter) in scripts) / max(1, letters.total())
 
     def _encode(self, word: str) -> str:
@@ -96,7 +97,8 @@ class SubwordNMT(Subwords):
         with self.library(), contextlib.redirect_stderr(io.StringIO()):
             try:
                 return BPE(io.StringIO(self.content.decode("utf-8")), separator=MARK)
-            except SystemExit:  # what subword-nmt raises after a message on stderr
+            # subword-nmt ends the process after a message on stderr.
+            except SystemExit:
                 raise self.invalid("a line is not two symbols") from None
 
 
