@@ -175,7 +175,7 @@ def test_comments_stand_on_their_own_lines_at_reasons() -> None:
     lines = [line.strip() for path in FILES.values() for line in path.read_text(encoding="utf-8").splitlines()]
     share = sum(line.startswith("#") for line in lines) / len(lines)
     print(f"{100 * share:.2f} % of {len(lines)} lines")
-    assert share >= 0.026
+    assert share >= 0.029
 
 
 def test_a_backward_pass_is_eight_frames_in_four_files_from_main(
