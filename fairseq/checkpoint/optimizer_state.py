@@ -81,6 +81,7 @@ class ParameterNames:
         """Name a numbered state's parameters by their order in the checkpoint."""
         # Tied parameters are numbered once, at their first name.
         order = list(dict.fromkeys(name for key in stored if (name := self.aliases.get(key)) in self.shapes))
+        # fairseq's optimizer numbers a criterion's parameters after the model's.
         order += [name for name in self.names if name.startswith("criterion.")]
         if len(order) != len(self.names):
             order = self.names

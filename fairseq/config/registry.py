@@ -168,6 +168,7 @@ def register_model(name: str, dataclass: type | None = None) -> Callable[[C], C]
 
     def keep(model: C) -> C:
         if dataclass is not None and is_outside(model) and name not in ARCHITECTURES:
+            # As in fairseq, where the name of a model with a dataclass is an architecture.
             ARCHITECTURES.register(name)(Architecture(name, dict))
         return MODELS.register(name, dataclass)(model)
 

@@ -317,6 +317,7 @@ class Settings:
             return dataclasses.replace(part, **{name: values[name] for name in names})
 
         current = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        # A setting may be in several parts, such as `tokens_per_sample` in task and model: all of them change together.
         parts = {name: changed(part) for name, part in current.items() if dataclasses.is_dataclass(part)}
         parts["extensions"] = {name: changed(cfg) for name, cfg in self.extensions.items()}
         return dataclasses.replace(self, **parts, namespace=argparse.Namespace(**{**self.flat, **values}))

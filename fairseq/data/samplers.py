@@ -233,7 +233,8 @@ class BlockSampler:
         order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
         if self.shuffle:
             seed = self.batching.seed + epoch if epoch > self.batching.curriculum else self.batching.seed
-            np.random.RandomState(seed % 2**32).shuffle(order)  # the same order as permutation(count)
+            # `shuffle` in place gives the same order as `permutation(count)`, without a second array.
+            np.random.RandomState(seed % 2**32).shuffle(order)
         return order
 
 

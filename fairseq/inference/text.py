@@ -223,6 +223,7 @@ class WordStream(Stream):
         new = self.lead + text[_common(text, self.shown) :] if text else ""
         self.shown, self.lead = text, "" if text else self.lead
         if len(words) > LONGEST_TAIL:
+            # What is left has the same open quotes and the same last word, on which the text of the next word depends.
             words[:-1] = shortened(words[:-1])
             self.shown = detokenize(words if complete else words[:-1])
         return new

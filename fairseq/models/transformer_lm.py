@@ -372,7 +372,8 @@ def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLa
         normalize_before=cfg.decoder_normalize_before,
         apex=apex,
     )
-    if cfg.zero_init_residual:  # each layer begins as the identity (Zhang et al. 2019, "Fixup")
+    # Each layer begins as the identity (Zhang et al. 2019, "Fixup").
+    if cfg.zero_init_residual:
         for projection in (attention.out_proj, layer.fc2):
             nn.init.zeros_(projection.weight)
     return layer

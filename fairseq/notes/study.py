@@ -174,6 +174,7 @@ def _centred(table: Tensor, written: Tensor) -> Tensor:
     """*table* minus the mean of its *written* rows; unwritten rows are unchanged."""
     if not bool(written.any()):
         return table
+    # Notes that were never written are random, and no part of the common component.
     return torch.where(written[:, None], table - table[written].mean(0), table)
 
 

@@ -66,6 +66,7 @@ class PackedEmbedding:
         self.words = bounds[-1]
         self.width = bands[0][-1].size(0) if projections[0] else tables[0].size(1)
         self.widest = max(self.width, *(table.size(1) for table in tables))
+        # Kept in `buffers`: the structure holds addresses only, which Python's memory management does not see.
         arrays = (
             (ctypes.c_long * len(bounds))(*bounds),
             (ctypes.c_void_p * len(tables))(*(pointer(table) for table in tables)),
@@ -90,6 +91,7 @@ class PackedEmbedding:
         threads = threads_for(tokens.size(0) * self.width * self.widest)
         result = torch.empty(tokens.size(0), self.width)
         scratch = torch.empty(threads * tokens.size(0) * (3 * self.widest + 1))
+        # The kernel checks the range of each token as it reads it: no pass over them before.
         known = tokens.dtype == torch.int64 and self.library.embed(
             ctypes.byref(self.struct),
             ctypes.c_void_p(tokens.data_ptr()),
@@ -146,6 +148,7 @@ class PackedOutput:
         head = self.head.logits(self.library, hidden).log_softmax(-1)
         if not self.tails:
             return head
+        # log p(w) = log p(band) + log p(w | band); the head's last columns are the bands.
         words = self.bounds[1]
         tails = [
             tail.logits(self.library, hidden).log_softmax(-1).add_(head[:, words + band, None])

@@ -378,6 +378,7 @@ class NestedDictionaryDataset(FairseqDataset):
     def __init__(self, defn: Mapping[str, Any], sizes: Sequence[Any] | None = None) -> None:
         self.defn = dict(_flat(defn))
         self._sizes = sizes if sizes is None or isinstance(sizes, list | tuple) else [sizes]
+        # Datasets of numbers of examples have the length 0: another one tells how many examples there are.
         self.first = next(dataset for dataset in self.defn.values() if len(dataset))
 
     def __getitem__(self, index: int) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class DecoderReader:
         self.model, self.device = decoder, next(decoder.parameters()).device
 
     def __deepcopy__(self, memo: Any) -> DecoderReader:
-        return self  # a copy of a cache reads with the same model
+        # A copy of a cache reads with the same model.
+        return self
 
     def new_cache(self, rows: int, longest: int | None) -> Any:
         return self.model.new_cache(rows, longest)
@@ -65,6 +66,7 @@ class FairseqCache(Cache):
     """
 
     def __init__(self) -> None:
+        # transformers' cache holds keys and values by layer; here they are in the decoder's own cache, with its memory.
         super().__init__(layers=[])
         self.groups: list[tuple[Tensor, Rows]] = []
         self.tokens_read = 0
@@ -84,6 +86,8 @@ class FairseqCache(Cache):
 
     def read(self, decoder: Any, tokens: Tensor, real: Tensor) -> Tensor:
         """Hidden states [B, T, C] of *tokens* [B, T], which continue what was read; zeros where *real* is False."""
+        # Rows of a batch differ in their padding, but the decoder's cache has one length for all of its rows: rows with
+        # equally many tokens share one.
         parts, groups = [], []
         for positions, rows in self._continued(DecoderReader(decoder), real.sum(1)):
             count = int(real[positions[0]].sum())
@@ -107,6 +111,7 @@ class FairseqCache(Cache):
                 else:
                     part = rows
                     if len(some) < len(positions):
+                        # The group divides: each part goes on with a cache of its own, cut from the same one.
                         part = copy.deepcopy(rows)
                         part.select_rows(some)
                 yield positions[some], part
@@ -115,6 +120,7 @@ class FairseqCache(Cache):
         """Make row *indices[i]* the new row i."""
         groups = []
         for positions, rows in self.groups:
+            # Which new rows come from which old ones: beam search repeats some and drops others.
             new, old = (indices.to(positions.device)[:, None] == positions).nonzero(as_tuple=True)
             if len(new):
                 rows.select_rows(old)
@@ -134,12 +140,15 @@ class FairseqPreTrainedModel(PreTrainedModel):
 
     config_class = FairseqConfig
     _no_split_modules = ["TransformerLayer"]
-    _is_stateful = True  # a cache cannot be cropped: no assisted generation
+    # A cache cannot be cropped, so that there is no assisted generation.
+    _is_stateful = True
 
     def __init__(self, config: FairseqConfig) -> None:
         super().__init__(config)
         self.decoder = decoder_of(config)
-        for module in self.decoder.modules():  # shared parameters have one name here, modules
+        for module in self.decoder.modules():
+            # The hooks would name a shared parameter once for each layer, as checkpoints do; here it has the one name
+            # of its module.
             module._state_dict_hooks.clear()
             module._load_state_dict_pre_hooks.clear()
         first: dict[int, str] = {}
@@ -183,6 +192,7 @@ class FairseqPreTrainedModel(PreTrainedModel):
                 raise ValueError("output_hidden_states: not with a cache; give use_cache=False")
             return cache.read(self.decoder, tokens, real)
         # Attention is causal: tokens moved to the beginning of their rows do not see the padding after them.
+        # Stable: the tokens keep their order, and only the padding moves.
         order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
         order = order[:, : max(1, int(real.sum(1).max()))]
         hooks = []
@@ -259,10 +269,12 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
         states: list[Tensor] | None = [] if output_hidden_states else None
         hidden = self.read(input_ids, attention_mask, cache, states)
         last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        # Log-probabilities are logits, too (their softmax is itself), and an adaptive softmax has no others.
         logits = self.decoder.output_distribution.log_probs(hidden[:, last])
         loss = None
         if labels is not None:
-            if attention_mask is not None:  # nothing was read before the first token after padding
+            # Nothing was read before the first token after padding, which therefore has no prediction.
+            if attention_mask is not None:
                 padding = attention_mask[:, -labels.size(1) :] == 0
                 labels = labels.clone().masked_fill_(padding.roll(1, dims=1), -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
@@ -291,6 +303,7 @@ class FairseqForSequenceClassification(FairseqPreTrainedModel):
             attention_mask = input_ids != self.config.pad_token_id
         hidden = self.read(input_ids, attention_mask)
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        # The last real token, on whichever side the padding is.
         last = (real.long() * torch.arange(real.size(1), device=real.device)).argmax(1)
         logits = self.score(hidden[torch.arange(len(hidden), device=last.device), last])
         loss = None

@@ -105,7 +105,9 @@ class FairseqTokenizer(PreTrainedTokenizer):
         if not isinstance(text, str):
             if kwargs.get("is_split_into_words") or not all(isinstance(one, str | tuple | list) for one in text):
                 raise ValueError("return_offsets_mapping: give texts, or pairs of texts")
-            return super()._encode_plus(text, text_pair, **kwargs)  # which comes back here for every text
+            # Which comes back here for every single text.
+            return super()._encode_plus(text, text_pair, **kwargs)
+        # Taken out and done at the end: offsets must be padded with the ids.
         padding, tensors = (
             kwargs.pop("padding_strategy", PaddingStrategy.DO_NOT_PAD),
             kwargs.pop("return_tensors", None),
@@ -120,6 +122,8 @@ class FairseqTokenizer(PreTrainedTokenizer):
     def _offsets(self, text: str, pair: str | None, kwargs: dict[str, Any]) -> list[tuple[int, int]]:
         """The offsets of what is left of *text* and *pair* after truncation; (0, 0) for symbols around them."""
         first, second = self.spans(text), self.spans(pair) if pair is not None else []
+        # Truncation is asked to cut numbers of the spans, in place of ids: what it leaves are the offsets that are
+        # left.
         ends = {len(self) + number: (span.start, span.end) for number, span in enumerate([*first, *second])}
         numbers = list(ends)  # in the field of ids, which truncation does not look at
         truncation = kwargs.get("truncation_strategy")
@@ -138,6 +142,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         if "offset_mapping" in padded:
             missing = [(0, 0)] * (len(padded["input_ids"]) - before)
             offsets = padded["offset_mapping"]
+            # transformers pads the fields that it knows; offsets are none of them in slow tokenizers.
             on_the_left = (kwargs.get("padding_side") or self.padding_side) == "left"
             padded["offset_mapping"] = missing + offsets if on_the_left else offsets + missing
         return padded
@@ -153,6 +158,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         if isinstance(ids, int) or not skip_special_tokens:
             return super().convert_ids_to_tokens(ids, skip_special_tokens=skip_special_tokens)
         end, skipped = self.ids[self.line_end], set(self.all_special_ids)
+        # A line end inside of a text is a special symbol, but not one to skip: it is a line feed.
         visible = [
             int(index) for position, index in enumerate(ids) if int(index) not in skipped or (index == end and position)
         ]
