@@ -73,7 +73,7 @@ def run(job: Job[V, R]) -> R | None:
     if launch.count:
         _spawn(job, launch)
         return None
-    _check_gpu(job)
+    _check_gpu(job, launch.size)
     device = device_of(job.common, launch.local_rank)
     if launch.size == 1:
         return job.main(job.value, World(0, 1, device))
@@ -89,11 +89,12 @@ def run(job: Job[V, R]) -> R | None:
     return result
 
 
-def _check_gpu(job: Job[V, R]) -> None:
-    """Refuse settings that need a GPU where there is none."""
+def _check_gpu(job: Job[V, R], size: int) -> None:
+    """Refuse settings that need a GPU where there is none, in a job of *size* processes."""
     common, cfg = job.common, job.distributed
     if common.cpu or not torch.cuda.is_available():
-        if cfg.distributed_backend == "nccl":
+        # Commands written for fairseq name it on every machine; a single process talks to nobody.
+        if cfg.distributed_backend == "nccl" and size > 1:
             raise UserError("`distributed_backend` nccl: needs a GPU, and there is none; use gloo")
         if not common.cpu and cfg.local_rank > 0 and "RANK" not in os.environ:
             raise UserError(f"`device_id` {cfg.local_rank}: there is no GPU; add `cpu` to run on the processor")
@@ -207,7 +208,7 @@ def _worker(
             import_user_module(user_dir)
         # Pickled by the launcher itself, never read from a file; plug-ins that it names are imported first.
         job: Job[Any, Any] = pickle.loads(pickled)
-        _check_gpu(job)
+        _check_gpu(job, size)
         world = World(rank, size, device_of(job.common, local_rank), job.distributed.distributed_timeout)
         _join(job, world, url, functools.partial(leave, messages))
     except Exception as error:

@@ -163,7 +163,10 @@ def test_without_a_size_a_batch_has_eight_rows():
     "flags, line",
     [
         ("--distributed-world-size 2", "--distributed-world-size 2: this machine has 0 GPUs; add --cpu"),
-        ("--distributed-backend nccl", "--distributed-backend nccl: needs a GPU, and there is none"),
+        (
+            "--cpu --distributed-world-size 2 --distributed-backend nccl",
+            "--distributed-backend nccl: needs a GPU, and there is none",
+        ),
     ],
 )
 def test_cuda_asked_for_and_absent(mistake, flags, line):
