@@ -28,6 +28,7 @@ share=$(whole SHORT_SHARE 70)
 short=$(whole SHORT "$(full_or_small 32 8)") long=$(whole LONG "$(full_or_small 128 32)")
 bpe=$(whole BPE "$(full_or_small 8000 400)")
 layers=$(whole LAYERS "$(full_or_small 6 1)") width=$(whole WIDTH "$(full_or_small 384 32)")
+words=${WORDS:-$(full_or_small 1M:10,10M:10,100M 3K)}
 batch=$(whole BATCH "$(full_or_small 4096 512)")
 for model in "${models[@]}"; do
   [[ $model =~ ^(shortformer|transformer_xl|electra)$ ]] || fail "MODELS=$model: choose shortformer, transformer_xl or electra"
@@ -57,11 +58,14 @@ step() {
 
 # texts VARIABLE: the files of a folder or the file, separated by commas.
 texts() {
-  local path=${!1:-} files
+  local path=${!1:-} file files
   [[ -n $path && -e $path ]] || fail "$1=$path: file or folder not found; give raw texts"
   files=("$path")
   [[ ! -d $path ]] || files=("${path%/}"/*)
   [[ -e ${files[0]} ]] || fail "$1=$path: the folder is empty; give raw texts"
+  for file in "${files[@]}"; do
+    [[ -f $file ]] || fail "$1=$path: $file is not a file; give a folder with nothing but texts"
+  done
   [[ ${files[*]} != *,* ]] || fail "$1=$path: a comma in the name of a file; rename it, because commas stand between names"
   local IFS=,
   echo "${files[*]}"
@@ -74,12 +78,20 @@ sums() {
   cksum "${files[@]}" | cut -d " " -f 1,2 | paste -s -d , -
 }
 
-[[ -n ${DRY_RUN:-} ]] || { mkdir -p "$out" && printf "" >"$out/seconds.tsv"; }
+if [[ -z ${DRY_RUN:-} ]]; then
+  [[ $out != -* ]] && mkdir -p "$out" 2>/dev/null && [[ -w $out ]] || fail "OUT=$out: cannot be written; give another folder"
+  # What is started here holds the lock, too: a training that outlives the script, after kill -9, keeps others out.
+  exec 9>"$out/.lock"
+  ! command -v flock >/dev/null || flock -n 9 || fail "OUT=$out: another babylm.sh, or what one started, is at work here"
+  printf "" >"$out/seconds.tsv"
+fi
 
 # 1. Texts to byte-level subwords, which are learned on the training texts: no text has unknown symbols.
 data=$out/data-bin notes=()
 if [[ -n ${NOTES:-} ]]; then
   counts=${NOTE_COUNTS:-$(full_or_small 10:100 3:30)} data=$out/data-bin-notes
+  [[ $counts =~ ^([1-9][0-9]*):([1-9][0-9]*)$ ]] && ((BASH_REMATCH[1] <= BASH_REMATCH[2])) ||
+    fail "NOTE_COUNTS=$counts: must be two whole numbers, the fewest and the most occurrences, such as 10:100"
   notes=(--notes --note-min-count "${counts%:*}" --note-max-count "${counts#*:}")
 fi
 if [[ ! -e $data/dict.txt || -n ${TRAIN:-}${VALID:-} ]]; then
@@ -107,7 +119,7 @@ training=(
   --stages "$stages" --max-epoch "$epochs" --max-tokens "$batch" --required-batch-size-multiple 1
   --optimizer adam --adam-betas "(0.9, 0.98)" --clip-norm 1.0 --lr "${LR:-0.001}" --lr-scheduler polynomial_decay
   --warmup-updates $((each * epochs / 20 + 1)) --total-num-update $((each * epochs)) --end-learning-rate 1e-05
-  --weight-decay 0.1 --dropout 0.1 --seed "${SEED:-1}" --save-interval-words "${WORDS:-1M:10,10M:10,100M}"
+  --weight-decay 0.1 --dropout 0.1 --seed "${SEED:-1}" --save-interval-words "$words"
   --no-epoch-checkpoints
 )
 bands=$((bpe / 8)),$((bpe / 2)) # of the softmax: frequent subwords are cheap to predict
@@ -133,23 +145,34 @@ export_as() { # export_as CHECKPOINT NAME FLAGS…
   [[ -e $exported ]] || step "$2 export" python -m fairseq_cli.export_model "$1" --to hf --out "$exported" "${@:3}"
 }
 
+revisions() { # sets $revisions: none if the texts end before the first of WORDS
+  revisions=(--revisions)
+  if [[ -z ${DRY_RUN:-} && -z $(find "$out/$1" -name "checkpoint_words_*.pt" -print -quit) ]]; then
+    revisions=()
+    echo "$out/$1: no checkpoints by words: what was read is less than the first of WORDS=$words" >&2
+  fi
+}
+
 # 3. Checkpoints as revisions; minimal pairs; a classifier; and both again with transformers alone.
 all_of() { # all_of MODEL
-  local model=$1 reads=("$out/exported/$1")
+  local model=$1 reads=("$out/exported/$1") revisions=()
   case $model in
     shortformer)
       train shortformer "${decoder[@]}" --adaptive-softmax-cutoff "$bands" --criterion adaptive_loss
-      export_as "$out/$model" "$model" --revisions
+      revisions "$model"
+      export_as "$out/$model" "$model" ${revisions[@]+"${revisions[@]}"}
       ;;
     transformer_xl)
       train transformer_xl --n-layer "$layers" --d-model "$width" --n-head "$heads" --d-head $((width / heads)) \
         --d-inner $((4 * width)) --mem-len "$long" --cutoffs "$bands"
-      export_as "$out/$model" "$model" --revisions
+      revisions "$model"
+      export_as "$out/$model" "$model" ${revisions[@]+"${revisions[@]}"}
       ;;
     electra)
       train "${NOTES:+tnf_}electra" "${encoder[@]}" --generator-size 0.5 ${NOTES:+--task tnf_masked_lm}
-      export_as "$out/$model" "$model" --revisions # the discriminator, to be fine-tuned
-      export_as "$out/$model" "$model-generator" --revisions --half generator # predicts masked words
+      revisions "$model"
+      export_as "$out/$model" "$model" ${revisions[@]+"${revisions[@]}"} # the discriminator, to be fine-tuned
+      export_as "$out/$model" "$model-generator" ${revisions[@]+"${revisions[@]}"} --half generator # predicts masked words
       reads+=("$out/exported/$model-generator")
       if [[ -n ${TABLE:-} ]]; then
         step "$model classifier" python -m fairseq_cli.finetune "$TABLE" --path "$out/$model/checkpoint_best.pt" \

@@ -160,6 +160,30 @@ def test_a_model_that_is_still_in_training_is_one_line(finished: tuple[Path, str
     assert re.fullmatch(r"train.py: error: .*shortformer: .* another .*\n", result.stderr), result.stderr
 
 
+def test_two_scripts_do_not_work_in_one_folder(finished: tuple[Path, str], texts: dict[str, Path]) -> None:
+    with open(finished[0] / ".lock", "r+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = run(SMALL=1, OUT=finished[0], **texts)
+    message = f"OUT={finished[0]}: another babylm.sh, or what one started, is at work here\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", message)
+
+
+def test_a_folder_in_a_folder_of_texts_is_named(texts: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "in" / "more").mkdir(parents=True)
+    result = run(DRY_RUN=1, OUT=tmp_path / "out", **{**texts, "TRAIN": tmp_path / "in"})
+    what = f"{tmp_path}/in/more is not a file; give a folder with nothing but texts"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"TRAIN={tmp_path}/in: {what}\n")
+
+
+def test_a_text_without_checkpoints_by_words_is_exported(texts: dict[str, Path], tmp_path: Path) -> None:
+    settings = {**texts, "TABLE": "", "MODELS": "shortformer", "WORDS": "1M", "HF_MODULES_CACHE": tmp_path / "modules"}
+    result = run(SMALL=1, EPOCHS=1, OUT=tmp_path, OMP_NUM_THREADS=1, **settings)
+    assert result.returncode == 0, result.stdout + result.stderr
+    what = "no checkpoints by words: what was read is less than the first of WORDS=1M"
+    assert f"{tmp_path}/shortformer: {what}\n" in result.stderr
+    assert not list((tmp_path / "exported").rglob("chck_*"))
+
+
 def test_an_electra_with_notes_is_exported_without_them(texts: dict[str, Path], tmp_path: Path) -> None:
     settings = {**texts, "TABLE": "", "MODELS": "electra", "NOTES": 1, "HF_MODULES_CACHE": tmp_path / "modules"}
     result = run(SMALL=1, WORDS="6K", OUT=tmp_path, OMP_NUM_THREADS=1, **settings)
@@ -205,6 +229,12 @@ def test_a_million_words_are_the_first_of_a_text_and_read_once(texts: dict[str, 
         ({"PRECISION": "fp8"}, "PRECISION=fp8: choose fp32, bf16 or fp16"),
         ({"PAIRS": "nowhere"}, "PAIRS=nowhere: file not found; give JSON lines in BLiMP's format"),
         ({"TABLE": "nowhere"}, "TABLE=nowhere: has no train.tsv and dev.tsv"),
+        (
+            {"NOTES": 1, "NOTE_COUNTS": "100:10"},
+            "NOTE_COUNTS=100:10: must be two whole numbers, the fewest and the most occurrences, such as 10:100",
+        ),
+        ({"DRY_RUN": "", "OUT": "-o"}, "OUT=-o: cannot be written; give another folder"),
+        ({"DRY_RUN": "", "OUT": "/dev/null"}, "OUT=/dev/null: cannot be written; give another folder"),
     ],
 )
 def test_a_wrong_setting_is_one_line(
