@@ -70,7 +70,7 @@ class Registry(Generic[T]):
                 self.parts()  # whose names are taken
             known = self._parts.get(name)
             if known is not None and not _same_source(known, part):
-                raise ValueError(f"{self.kind} {name!r} is registered already, by {known!r}")
+                raise ValueError(f"{self.kind} {name!r} is registered already; leave yours out or give it another name")
             self._parts[name] = part  # type: ignore[assignment]
             if is_outside(part):
                 importlib.import_module(_ADAPTER).adapt(self.kind, part)
