@@ -4,6 +4,7 @@
 # note_1 of the figures is the loss beside a rare word. The tables have it with notes, with notes of other words, and without.
 #   OUT      folder of corpus and runs (default: entities)
 #   SEEDS    seeds (default: "1 2 3")
+#   SUBWORDS first, and last, subwords of names (default: 64)
 #   TYPES    hidden types of names, 0: every name has properties of its own (default: 0)
 #   UPDATES  updates of 256 lines (default: 700)
 #   FORMS, UNTIL, EXTRA, DRY_RUN=1, SMALL=1  as of documentation.sh; UNTIL by default four sevenths of UPDATES
@@ -14,6 +15,7 @@ out=${OUT:-entities}
 data=$out/data
 updates=$(whole UPDATES "$(full_or_small 700 7)")
 choose_until $((updates * 4 / 7))
+subwords=$(whole SUBWORDS 64)
 types=${TYPES:-0}
 [[ $types =~ ^(0|[1-9][0-9]*)$ ]] || fail "TYPES=$types: must be a whole number"
 flags=(
@@ -25,7 +27,7 @@ flags=(
 )
 plain=(--arch bert_tiny) noted=(--arch tnf_bert_tiny)
 
-run python -m scripts.entity_corpus "$out/text" --entities "$(full_or_small 1500 200)" --types "$types"
+run python -m scripts.entity_corpus "$out/text" --entities "$(full_or_small 1500 200)" --types "$types" --subwords "$subwords"
 run python preprocess.py --only-source --trainpref "$out/text/train" --validpref "$out/text/valid" --destdir "$data" \
   --notes --note-min-count 16 --note-max-count 16
 
