@@ -95,11 +95,13 @@ def test_the_urls_are_those_of_the_papers_in_readme_and_citation() -> None:
     assert all(f"({url})" in readme and f"url: {url}\n" in citation for url in urls)
 
 
-def test_the_version_is_stated_once() -> None:
+def test_the_version_is_that_of_the_changelog_and_the_citation() -> None:
     assert 'version = { attr = "fairseq.system.version.__version__" }' in project_table("tool.setuptools.dynamic")
     assert not re.search(r"^version = \"", project_table("project"), flags=re.MULTILINE)
     assert "version" not in (ROOT / "setup.py").read_text(encoding="utf-8")
-    assert f"[{fairseq.__version__}]" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    releases = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert releases[0] == fairseq.__version__ and f"\nversion: {fairseq.__version__}\n" in citation
 
 
 def test_every_package_with_an_init_is_found_by_the_build() -> None:
