@@ -94,7 +94,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError("--path: give the checkpoint of pre-training")
     if settings.common.seed != CommonConfig().seed:
         raise UserError(f"--seed {settings.common.seed}: give --seeds {settings.common.seed}, one run for each seed")
-    # From here to the task: all that can be wrong is found before the first of many runs begins.
+    # All checks up to the task: what can be wrong is found before the first of many runs begins.
     _check_runs(cfg)
     settings = _completed(settings)
     state, stored, parameters = _pretrained(cfg.path)

@@ -134,7 +134,7 @@ def _write(
     with atomic_folder(cfg.results_path, files, "--results-path") as folder:
         report = {**report, **about_run()}
         content = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
-        # Words of a text that was not UTF-8 hold lone surrogates, which UTF-8 rejects.
+        # File names that are not UTF-8 hold lone surrogates, which UTF-8 cannot represent.
         (folder / "notes.json").write_bytes(content.encode("utf-8", "backslashreplace"))
         if not drawn:
             return

@@ -32,7 +32,7 @@ class SentencePiece(Subwords):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "words.tsv")
             with open(path, "w", encoding="utf-8") as file:
-                # A table of counts, from which the other kinds learn, too: the text is not read once more.
+                # A table of counts: the text was counted already, and is not read once more.
                 file.writelines(f"{word}\t{counts[word]}\n" for word in sorted(counts))
             try:
                 # One thread and sorted words: the model does not depend on the machine.
