@@ -28,7 +28,7 @@ class HarnessConfig(Config):
 
     data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")
     tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
-    pairs: str | None = flag(None, "JSON lines of minimal pairs, as BLiMP's, instead of --tasks", metavar="FILE")
+    pairs: str | None = flag(None, "minimal pairs, JSON lines or a folder of them as BLiMP's", metavar="PATH")
     within_words: bool = flag(False, "encoders mask the rest of a token's word too")
     include_path: str | None = flag(None, "folder with task files of one's own", metavar="DIR")
     num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)

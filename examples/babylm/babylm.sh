@@ -5,7 +5,7 @@
 #   TRAIN, VALID  folders of raw texts, all files of which are read, or one file each
 #   OUT           folder of data, checkpoints and exports (default: babylm)
 #   MODELS        some of "shortformer transformer_xl electra" (default: all)
-#   PAIRS         minimal pairs, JSON lines in BLiMP's format (default: the 18 of this folder)
+#   PAIRS         minimal pairs, JSON lines in BLiMP's format or a folder of them (default: the 18 of this folder)
 #   TABLE         folder with train.tsv and dev.tsv, columns sentence and label, to fine-tune classifiers on (default: none)
 #   EPOCHS        passes through the texts (default: 10, the most that the challenge allows)
 #   SHORT_SHARE   per cent of the training that reads blocks of SHORT tokens; the rest reads LONG (default: 70, 32, 128)
@@ -35,7 +35,7 @@ for model in "${models[@]}"; do
 done
 one_by_one=${ONE_BY_ONE:-}
 [[ -n $one_by_one ]] || ! nvidia-smi -L 2>/dev/null | grep -q GPU || one_by_one=1
-[[ -f $pairs ]] || fail "PAIRS=$pairs: file not found; give JSON lines in BLiMP's format"
+[[ -e $pairs ]] || fail "PAIRS=$pairs: file or folder not found; give JSON lines in BLiMP's format"
 [[ -z ${TABLE:-} || (-f $TABLE/train.tsv && -f $TABLE/dev.tsv) ]] || fail "TABLE=$TABLE: has no train.tsv and dev.tsv"
 python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("transformers") is None)' ||
   fail "transformers is not installed, and evaluates the exports: pip install transformers"

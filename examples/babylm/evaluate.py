@@ -100,9 +100,9 @@ def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:
-    """The good and the bad sentence of each pair of a file in BLiMP's format."""
-    pairs = []
-    for where, line in numbered_lines(path):
+    """The good and the bad sentence of each pair of a file in BLiMP's format, or of a folder of such files."""
+    files, pairs = sorted(path.glob("*.jsonl")) if path.is_dir() else [path], []
+    for where, line in (numbered for file in files for numbered in numbered_lines(file)):
         try:
             pair = json.loads(line)
         except (ValueError, RecursionError):
@@ -112,7 +112,7 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
             raise InputError(f"{where}: has no texts sentence_good and sentence_bad")
         pairs.append((sentences[0], sentences[1]))
     if not pairs:
-        raise InputError(f"{path}: no pairs; give JSON lines with sentence_good and sentence_bad")
+        raise InputError(f"{path}: no pairs; give lines with sentence_good and sentence_bad, or a folder of *.jsonl")
     return pairs
 
 

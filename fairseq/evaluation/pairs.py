@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -27,15 +28,22 @@ class Pair:
 
 
 def read_pairs(path: str | Path) -> list[Pair]:
-    """Read a file of JSON lines with ``sentence_good``, ``sentence_bad``, and the first of :data:`PHENOMENA` there is.
+    """Read JSON lines with ``sentence_good``, ``sentence_bad``, and the first of :data:`PHENOMENA` there is.
+
+    Args:
+        path: a file, or a folder of files ``*.jsonl`` such as BLiMP's own.
 
     Raises:
-        UserError: the file cannot be read, has no pairs, or a line lacks a sentence.
+        UserError: a file cannot be read, there are no pairs, or a line lacks a sentence.
     """
-    lines = read_named(path, "give a file of JSON lines").splitlines()
-    pairs = [_pair(line, f"{path}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+    files = sorted(Path(path).glob("*.jsonl")) if Path(path).is_dir() else [path]
+    pairs: list[Pair] = []
+    for file in files:
+        lines = read_named(file, "give a file of JSON lines").removeprefix(codecs.BOM_UTF8).splitlines()
+        pairs += [_pair(line, f"{file}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not pairs:
-        raise UserError(f"{path}: no pairs; give JSON lines with {' and '.join(SENTENCES)}")
+        expected = "JSON lines" if files else "a file, or a folder of files *.jsonl,"
+        raise UserError(f"{path}: no pairs; give {expected} with {' and '.join(SENTENCES)}")
     return pairs
 
 

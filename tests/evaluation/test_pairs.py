@@ -10,6 +10,7 @@ import pytest
 from exports import imported, parsed
 
 from fairseq.errors import UserError
+from fairseq.evaluation.pairs import read_pairs
 from fairseq.hub import load_scorer
 from fairseq_cli import harness
 from fairseq_cli.harness import get_harness_parser
@@ -44,6 +45,17 @@ def test_accuracy_by_phenomenon_is_the_share_of_pairs_whose_good_sentence_scores
     assert found["all"]["acc"] == 0.5
     assert json.loads((tmp_path / "results.json").read_text())["phenomena"] == found
     assert "| agreement | 3 |" in capsys.readouterr().out
+
+
+def test_folder_of_files_is_read_in_the_order_of_names(tmp_path: Path) -> None:
+    for name, mark in (("b.jsonl", ""), ("a.jsonl", "\ufeff")):
+        row = {"sentence_good": f"good {name}", "sentence_bad": "bad", "UID": name}
+        (tmp_path / name).write_text(mark + json.dumps(row) + "\n", encoding="utf-8")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "README").write_text("not a pair")
+    assert [pair.good for pair in read_pairs(tmp_path)] == ["good a.jsonl", "good b.jsonl"]
+    with pytest.raises(UserError, match=r"none: no pairs; give a file, or a folder of files \*\.jsonl"):
+        read_pairs(tmp_path / "none")
 
 
 def test_line_without_a_sentence_is_named(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_million_words_are_the_first_of_a_text_and_read_once(texts: dict[str, 
         ({"SHORT_SHARE": 100}, "SHORT_SHARE=100: must be below 100 per cent"),
         ({"MODELS": "gpt"}, "MODELS=gpt: choose shortformer, transformer_xl or electra"),
         ({"PRECISION": "fp8"}, "PRECISION=fp8: choose fp32, bf16 or fp16"),
-        ({"PAIRS": "nowhere"}, "PAIRS=nowhere: file not found; give JSON lines in BLiMP's format"),
+        ({"PAIRS": "nowhere"}, "PAIRS=nowhere: file or folder not found; give JSON lines in BLiMP's format"),
         ({"TABLE": "nowhere"}, "TABLE=nowhere: has no train.tsv and dev.tsv"),
         (
             {"NOTES": 1, "NOTE_COUNTS": "100:10"},

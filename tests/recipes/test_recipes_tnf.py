@@ -139,7 +139,8 @@ def test_the_small_comparison_ends_with_losses_and_a_picture(tmp_path: Path) -> 
 
 
 def test_the_models_of_entities_differ_in_seeds_and_notes_which_end_before_the_training_does() -> None:
-    result = run("entities.sh", DRY_RUN=1, SEEDS="1 2", FORMS="none literal:0.1", UPDATES=70, UNTIL=30, TYPES=16, SUBWORDS=9)
+    forms = {"FORMS": "none literal:0.1", "TYPES": 16, "SUBWORDS": 9}
+    result = run("entities.sh", DRY_RUN=1, SEEDS="1 2", UPDATES=70, UNTIL=30, **forms)
     assert " --entities 1500 --types 16 --subwords 9\n" in result.stdout
     trained = commands(result, "train.py")
     assert [(each.arch, each.seed, each.max_update) for each in trained] == [
