@@ -112,7 +112,7 @@ def read_pairs(path: Path) -> list[tuple[str, str]]:
             raise InputError(f"{where}: has no texts sentence_good and sentence_bad")
         pairs.append((sentences[0], sentences[1]))
     if not pairs:
-        raise InputError(f"{path}: no pairs; give lines with sentence_good and sentence_bad, or a folder of *.jsonl")
+        raise InputError(f"{path}: no pairs; give JSON lines with sentence_good and sentence_bad")
     return pairs
 
 
