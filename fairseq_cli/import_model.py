@@ -157,11 +157,14 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
     if kind == "gpt2":
         model, settings, eos = gpt2.read(source)
         size = model["decoder.embed_tokens.weight"].size(0)
-        words, tokenizer = _filled(model_folder.vocabulary(source), size), _byte_level(source)
+        words, tokenizer = _filled(model_folder.vocabulary(source), size), _tokenizer(source)
         return Imported(model, settings, size, words, {"eos": eos}, NAMES_GPT2, tokenizer)
     model, settings, ids = encoders.read(source)
     size = model["encoder.sentence_encoder.embed_tokens.weight"].size(0)
-    return Imported(model, settings, size, _filled(model_folder.vocabulary(source), size), ids, NAMES)
+    words = _filled(model_folder.vocabulary(source), size)
+    # Of an encoder that `fairseq-export` wrote: its tokenizer need not be one that transformers reads.
+    tokenizer = find_tokenizer(source, words or []) or _tokenizer(source)
+    return Imported(model, settings, size, words, ids, NAMES, tokenizer)
 
 
 def _exported(source: Path) -> Imported:
@@ -179,8 +182,8 @@ def _exported(source: Path) -> Imported:
     return Imported(model, settings, len(dictionary), dictionary.symbols, {}, {}, tokenizer, dictionary)
 
 
-def _byte_level(source: Path) -> Tokenizer | None:
-    """The byte-level encoding of a GPT-2 folder, from its merges or its ``tokenizer.json``."""
+def _tokenizer(source: Path) -> Tokenizer | None:
+    """The tokenizer of a Hugging Face folder: byte-level encoding from its merges, or its ``tokenizer.json``."""
     for name, kind in (("merges.txt", GPT2), (model_folder.TOKENIZER, HuggingFace)):
         path = source / name
         if path.exists():

@@ -50,6 +50,10 @@ def find_checkpoint(path: str | Path) -> Path:
     for name in NAMES:
         if (path / name).exists():
             return path / name
+    if (path / "config.json").exists():
+        raise UserError(
+            f"{path}: a model of transformers; make a checkpoint of it: fairseq-import {path} --from hf --out DIR"
+        )
     raise UserError(f"{path}: no checkpoint in this folder; expected {', '.join(NAMES)}")
 
 

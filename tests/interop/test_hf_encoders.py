@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from runs import arguments, model_of
 from safetensors.torch import load_file, save_file
@@ -17,7 +18,7 @@ from torch import Tensor
 from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.hub import LanguageModel, load_model
+from fairseq.hub import LanguageModel, MaskedLanguageModel, load_model, load_scorer
 from fairseq.interop.hugging_face import encoders
 from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq_cli import export_model, import_model
@@ -25,6 +26,7 @@ from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.import_model import get_import_parser
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hf_encoders"
+WORD_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "river", "##s", ",", "again", "a", "##g"]
 NAMES = ("bert", "roberta", "electra_generator", "electra_discriminator")
 
 
@@ -89,14 +91,30 @@ def test_vocabulary_keeps_ids_and_special_symbols(tmp_path: Path) -> None:
 
 def test_a_tokenizer_file_gives_the_vocabulary_and_its_added_words(tmp_path: Path) -> None:
     folder = copied("roberta", tmp_path)
-    tokenizer = {
-        "model": {"type": "BPE", "vocab": {f"w{index}": index for index in range(129)}},
-        "added_tokens": [{"id": 129, "content": "<mask>"}],
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    vocabulary = {f"w{index}": index for index in range(129)}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.add_special_tokens(["<mask>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
     _, task = load_model(imported(folder, tmp_path / "out"))
     assert task.source_dictionary.mask() == 129 and task.source_dictionary[130] == "token130"
     assert task.source_dictionary.pad() == 1 and task.source_dictionary[1] == "w1"
+
+
+def test_imported_bert_reads_text_with_the_tokenizer_of_its_folder(tmp_path: Path) -> None:
+    words = WORD_PIECES + [f"w{index}" for index in range(len(WORD_PIECES), 131)]
+    tokenizer = tokenizers.BertWordPieceTokenizer({word: index for index, word in enumerate(words)})
+    folder = copied("bert", tmp_path)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "vocab.txt").unlink()
+    out = imported(folder, tmp_path / "out")
+    scorer = load_scorer(out)
+    assert isinstance(scorer, MaskedLanguageModel)
+    for text in ("The rivers, again", "a  RIVER\tthé", "kilt 語"):
+        want = tokenizer.encode(text, add_special_tokens=False).ids
+        assert [scorer.reader.dictionary.index(word) for word in scorer.score(text)[0]] == want
+    shutil.copy(out / "tokenization.json", tmp_path)
+    again = imported(exported(out / "checkpoint.pt", tmp_path / "again"), tmp_path / "back")
+    assert (again / "tokenization.json").read_bytes() == (tmp_path / "tokenization.json").read_bytes()
 
 
 @torch.no_grad()
