@@ -2,7 +2,7 @@
 # From raw texts to models that transformers loads as they were after every million words; docs/babylm.md explains it.
 # Usage: TRAIN=DIR VALID=DIR babylm.sh   Run it again to resume; exports that are there are not written again. Paths begin at
 # the root of the repository. DRY_RUN=1 prints the commands; the lengths of stages are known once data are there.
-#   TRAIN, VALID  folders of raw texts, all files of which are read, or one file each
+#   TRAIN, VALID  folders of raw texts, all files of which are read, or one file each, or folders that `datasets` saved
 #   OUT           folder of data, checkpoints and exports (default: babylm)
 #   MODELS        some of "shortformer transformer_xl electra" (default: all)
 #   PAIRS         minimal pairs, JSON lines in BLiMP's format or a folder of them (default: the 18 of this folder)
@@ -61,10 +61,11 @@ texts() {
   local path=${!1:-} file files
   [[ -n $path && -e $path ]] || fail "$1=$path: file or folder not found; give raw texts"
   files=("$path")
-  [[ ! -d $path ]] || files=("${path%/}"/*)
+  # What `datasets` saved, a folder with state.json, is one text.
+  [[ ! -d $path || -f $path/state.json ]] || files=("${path%/}"/*)
   [[ -e ${files[0]} ]] || fail "$1=$path: the folder is empty; give raw texts"
   for file in "${files[@]}"; do
-    [[ -f $file ]] || fail "$1=$path: $file is not a file; give a folder with nothing but texts"
+    [[ -f $file || -f $file/state.json ]] || fail "$1=$path: $file is not a file; give a folder with nothing but texts"
   done
   [[ ${files[*]} != *,* ]] || fail "$1=$path: a comma in the name of a file; rename it, because commas stand between names"
   local IFS=,
@@ -75,7 +76,7 @@ texts() {
 sums() {
   local files
   IFS=, read -r -a files <<<"$1"
-  cksum "${files[@]}" | cut -d " " -f 1,2 | paste -s -d , -
+  find "${files[@]}" -type f -print0 | sort -z | xargs -0 cksum | cut -d " " -f 1,2 | paste -s -d , -
 }
 
 if [[ -z ${DRY_RUN:-} ]]; then

@@ -218,6 +218,13 @@ def test_a_million_words_are_the_first_of_a_text_and_read_once(texts: dict[str, 
     assert refused.stderr == f"{texts['TRAIN']}: file not found; give TRAIN, VALID and TABLE\n"
 
 
+def test_folder_that_datasets_saved_is_one_text(tmp_path: Path) -> None:
+    for name in ("state.json", "data-00000-of-00001.arrow"):
+        (tmp_path / name).touch()
+    result = run(DRY_RUN=1, SMALL=1, OUT=tmp_path / "out", TRAIN=tmp_path, VALID=tmp_path)
+    assert f"--trainpref {tmp_path} --validpref {tmp_path} --bpe hf" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
