@@ -51,9 +51,7 @@ def find_checkpoint(path: str | Path) -> Path:
         if (path / name).exists():
             return path / name
     if (path / "config.json").exists():
-        raise UserError(
-            f"{path}: a model of transformers; make a checkpoint of it: fairseq-import {path} --from hf --out DIR"
-        )
+        raise UserError(f"{path}: a model of transformers; fairseq-import makes a checkpoint of it")
     raise UserError(f"{path}: no checkpoint in this folder; expected {', '.join(NAMES)}")
 
 
