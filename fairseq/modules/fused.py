@@ -66,12 +66,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, p:
 
     Shape: query [N, T, D], key and value [N, S, D], bias broadcastable to [N, T, S] → [N, T, D].
     """
-    # A bias that is learned, such as a plug-in's, needs the gradient of all scores.
-    if (
-        kernels(query) is None
-        or not query.dtype == key.dtype == value.dtype
-        or (bias is not None and bias.requires_grad)
-    ):
+    if kernels(query) is None or not query.dtype == key.dtype == value.dtype:
         return None
     mask = _mask(len(query) * query.size(1) * key.size(1), p)
     return _Attention.apply(query.contiguous(), key.contiguous(), value.contiguous(), bias, mask, p)

@@ -129,18 +129,6 @@ def test_attention_in_groups_of_heads_is_that_of_torch_in_float64(
         torch.testing.assert_close(a.double(), b, rtol=2 * TYPES[dtype], atol=2 * TYPES[dtype])
 
 
-def test_a_learned_bias_of_attention_gets_its_gradient() -> None:
-    learned = torch.zeros(5, 9, requires_grad=True)
-
-    class Biased(Bidirectional):
-        def bias(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-            return learned
-
-    query, key, value = (torch.randn(2, 6, length, 16, requires_grad=True) for length in (5, 9, 9))
-    attend_unfused(query, key, value, Biased(), 0.1).square().sum().backward()
-    assert learned.grad is not None and learned.grad.norm() > 0.1
-
-
 def test_attention_keeps_no_scores_but_its_probabilities() -> None:
     query, key, value = (torch.randn(1, 8, length, 4, requires_grad=True) for length in (64, 128, 128))
     saved: list[Tensor] = []
