@@ -84,6 +84,15 @@ def test_no_file_is_longer_than_450_lines() -> None:
     assert {module: length for module, length in lengths.items() if length > 450} == {}
 
 
+def test_no_large_file_is_tracked() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    sizes = {name: (ROOT / name).stat().st_size for name in listed.split("\0") if name and (ROOT / name).is_file()}
+    assert len(sizes) > 500
+    assert {name: size for name, size in sizes.items() if size > 1_000_000} == {}
+
+
 def test_one_model_is_loaded_without_the_rest_of_the_project() -> None:
     code = "import sys, fairseq.models.transformer_lm; print(*(name for name in sys.modules if name in sys.argv))"
     done = subprocess.run([sys.executable, "-c", code, *FILES], capture_output=True, text=True, env=runs.environment())

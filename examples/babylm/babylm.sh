@@ -76,7 +76,7 @@ texts() {
 sums() {
   local files
   IFS=, read -r -a files <<<"$1"
-  find "${files[@]}" -type f -print0 | sort -z | xargs -0 cksum | cut -d " " -f 1,2 | paste -s -d , -
+  find -L "${files[@]}" -type f -print0 | sort -z | xargs -0 cksum | cut -d " " -f 1,2 | paste -s -d , -
 }
 
 if [[ -z ${DRY_RUN:-} ]]; then

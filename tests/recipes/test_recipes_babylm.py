@@ -145,8 +145,11 @@ def test_data_of_other_texts_or_subwords_are_not_used(
 ) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "0.txt").write_text("Other words.")
+    (tmp_path / "links").mkdir()
+    for text in texts["TRAIN"].iterdir():  # the same text is no other one where it is a link
+        (tmp_path / "links" / text.name).symlink_to(text)
     for name, value in {"VALID": tmp_path / "other", "BPE": 300}.items():
-        result = run(SMALL=1, OUT=finished[0], **{**texts, name: value})
+        result = run(SMALL=1, OUT=finished[0], **{**texts, "TRAIN": tmp_path / "links", name: value})
         what = f"{finished[0]}/data-bin was made with other {name}; give another OUT, or what it was made with"
         assert (result.returncode, result.stdout, result.stderr) == (2, "", f"OUT={finished[0]}: {what}\n")
 
