@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fairseq.modules.dropout import dropout
 from fairseq.modules.encoder import INIT_STD, initialize
-from fairseq.modules.output_layer import OutputLayer, linear_cross_entropy, target_log_probs
+from fairseq.modules.output_layer import OutputLayer, linear_cross_entropy, select_rows, target_log_probs
 from fairseq.modules.transformer_layer import activation, layer_norm
 
 Masked = tuple[Tensor, Tensor]
@@ -58,7 +58,7 @@ class MaskedLMHead(OutputLayer):
         """Summed loss; only the rows of *partition* pass through the layers, with logits computed in chunks."""
         rows, target = partition
         # Selected before the dense layer, which would otherwise run on the 85 % of tokens without a target.
-        transformed = self._transform(hidden.index_select(0, rows))  # (M, E)
+        transformed = self._transform(select_rows(hidden, rows))  # (≥ M, E)
         return linear_cross_entropy(transformed, self.weight, target, self.bias)
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:

@@ -19,6 +19,7 @@ from fairseq.modules.output_layer import (
     linear_cross_entropy,
     move_partition,
     rows_per_chunk,
+    select_rows,
     target_log_probs,
 )
 
@@ -163,12 +164,12 @@ class BandedSoftmax(OutputLayer):
     def loss(self, hidden: Tensor, partition: Partition) -> Tensor:
         rows, head, tails = partition
         if rows is not None:
-            hidden = hidden[rows]
+            hidden = select_rows(hidden, rows)
         hidden = dropout(hidden, self.dropout, self.training)
         total = self._head().loss(hidden, head)
         # Bands without a target are computed too, so that every parameter gets a gradient.
         for band, (index, target) in zip(self._tails(), tails, strict=True):
-            total = total + band.loss(hidden.index_select(0, index), target)
+            total = total + band.loss(select_rows(hidden, index), target)
         return total
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
@@ -178,7 +179,7 @@ class BandedSoftmax(OutputLayer):
         for band, (index, inside) in zip(self._tails(), tails, strict=True):
             # Without a gradient, an empty band need not be computed.
             if index.numel():
-                chosen = hidden.index_select(0, index)
+                chosen = select_rows(hidden, index)
                 result.index_add_(0, index, band.target_log_probs(chosen, inside, chunk))
         return result
 

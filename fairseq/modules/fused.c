@@ -12,6 +12,10 @@
 enum { FLOAT32, BFLOAT16 };
 
 typedef uint32_t words __attribute__((vector_size(64)));
+typedef uint64_t longs __attribute__((vector_size(64)));
+typedef int16_t signs __attribute__((vector_size(64)));
+typedef int8_t flags __attribute__((vector_size(32)));
+typedef uint8_t bytes __attribute__((vector_size(8)));
 
 /* ---- sixteen numbers at a time; count may be less at the end of a row ---- */
 
@@ -92,7 +96,7 @@ INLINE floats exponentials(floats x) {
         }                                                  \
     }
 
-/* ---- masks of dropout: a bit an element, 1 where it is kept; a buffer has 4 bytes more, for kept() ---- */
+/* ---- masks of dropout: a bit an element, 1 where it is kept; a buffer has 8 bytes more, for what is read and written at once ---- */
 
 INLINE ints kept(const uint8_t *mask, long first) {
     const words powers = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
@@ -101,35 +105,34 @@ INLINE ints kept(const uint8_t *mask, long first) {
     return (ints)(((bits >> first % 8) & powers) != 0);
 }
 
-/* The mask of count elements: of the 65536 values of sixteen bits of noise, the lowest as signed numbers drop one.
- *
- * The noise is that of numpy's SFC64 in the given state (Doty-Humphrey, "PractRand": small fast counting), which draws
- * the masks where this is not compiled. It has no jump ahead, so that one thread draws.
- */
-void draw_mask(const uint64_t *state, long dropped, uint8_t *mask, long count) {
+/* Words first + 1 to first + 8 of SplitMix64's sequence from a seed (Steele, Lea & Flood 2014, "Fast splittable
+   pseudorandom number generators"): any of them is computed alone, so that threads share the work. */
+INLINE longs random_words(uint64_t seed, long first) {
+    const longs steps = {1, 2, 3, 4, 5, 6, 7, 8};
+    longs z = seed + (steps + (uint64_t)first) * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* The mask of count elements: of the 65536 values of sixteen bits of noise, the lowest as signed numbers drop one. */
+void draw_mask(uint64_t seed, long dropped, uint8_t *mask, long count, long threads) {
     const int16_t lowest = (int16_t)(dropped - 32768);
-    typedef int16_t signs __attribute__((vector_size(32)));
-    typedef uint8_t flags __attribute__((vector_size(16)));
-    uint64_t a = state[0], b = state[1], c = state[2], counter = state[3], noise[BLOCK / 4];
-    for (long first = 0; first < count; first += BLOCK) {
-        const long some = least(BLOCK, count - first);
-        for (long i = 0; i < (some + 3) / 4; i++) {
-            noise[i] = a + b + counter++;
-            a = b ^ b >> 11;
-            b = c + (c << 3);
-            c = (c << 24 | c >> 40) + noise[i];
-        }
-        for (long i = 0; i < some; i += LANES) {
-            signs values;
-            uint64_t halves[2];
-            memcpy(&values, noise + i / 4, sizeof values);
-            flags ones = __builtin_convertvector((values >= lowest) & 1, flags);
-            memcpy(halves, &ones, sizeof halves);
+    _Pragma("omp parallel for num_threads(threads) schedule(static)")
+    for (long first = 0; first < count; first += BLOCK)
+        for (long i = first; i < least(count, first + BLOCK); i += 64) {
+            union {
+                flags half[2];
+                longs words;
+            } ones;
+            for (int half = 0; half < 2; half++) {
+                signs values = (signs)random_words(seed, i / 4 + 8 * half);
+                ones.half[half] = __builtin_convertvector((values >= lowest) & 1, flags);
+            }
             /* The product moves the lowest bits of eight bytes into its highest byte. */
-            for (int half = 0; half < 2; half++)
-                mask[(first + i) / 8 + half] = halves[half] * 0x0102040810204080u >> 56;
+            bytes bits = __builtin_convertvector(ones.words * 0x0102040810204080u >> 56, bytes);
+            memcpy(mask + i / 8, &bits, sizeof bits);
         }
-    }
 }
 
 /* ---- pieces and rows of one type ---- */
@@ -148,8 +151,20 @@ INLINE void drop_piece(int type, int mode, const void *x, const void *other, voi
     )
 }
 
-/* The sum of all e to the (x - largest) of a row */
-INLINE double exponential_sum(int type, const void *x, long start, long columns, float *largest) {
+/* e to the (x - largest) for the numbers of a row from first on, at most BLOCK of them; returns their sum */
+INLINE float exponential_block(int type, const void *x, long start, long first, long columns, float largest,
+                               float *values) {
+    floats sum = all(0);
+    EACH(first, least(columns, first + BLOCK),
+        floats value = exponentials(load(type, x, start + i, count, -INFINITY) - largest);
+        store(FLOAT32, values, i - first, count, value);
+        sum += value;
+    )
+    return sum_of(sum);
+}
+
+/* The sum of all e to the (x - largest) of a row; values are those of its last block. */
+INLINE double exponential_sum(int type, const void *x, long start, long columns, float *largest, float *values) {
     floats best = all(-INFINITY);
     EACH(0, columns,
         floats value = load(type, x, start + i, count, -INFINITY);
@@ -158,23 +173,27 @@ INLINE double exponential_sum(int type, const void *x, long start, long columns,
     *largest = best[0];
     for (int i = 1; i < LANES; i++) *largest = best[i] > *largest ? best[i] : *largest;
     double total = 0;
-    for (long block = 0; block < columns; block += BLOCK) {
-        floats sum = all(0);
-        EACH(block, least(columns, block + BLOCK),
-            sum += exponentials(load(type, x, start + i, count, -INFINITY) - *largest);
-        )
-        total += sum_of(sum);
-    }
+    for (long first = 0; first < columns; first += BLOCK)
+        total += exponential_block(type, x, start, first, columns, *largest, values);
     return total;
 }
 
-INLINE void softmax_row(int type, const void *scores, void *probabilities, void *dropped, long row, long columns,
+/* For the blocks of a row, with their exponentials: those of a row of one block are still there. */
+#define EACH_EXPONENTIAL(COLUMNS, ...)                                                                 \
+    for (long first = 0; first < (COLUMNS); first += BLOCK) {                                          \
+        if ((COLUMNS) > BLOCK) exponential_block(type, x, start, first, COLUMNS, largest, values);     \
+        EACH(first, least(COLUMNS, first + BLOCK),                                                     \
+            floats value = load(FLOAT32, values, i - first, count, 0) * factor;                        \
+            __VA_ARGS__                                                                                \
+        )                                                                                              \
+    }
+
+INLINE void softmax_row(int type, const void *x, void *probabilities, void *dropped, long row, long columns,
                         const uint8_t *mask, float scale) {
     const long start = row * columns;
-    float largest;
-    const float factor = (float)(1 / exponential_sum(type, scores, start, columns, &largest));
-    EACH(0, columns,
-        floats value = exponentials(load(type, scores, start + i, count, 0) - largest) * factor;
+    float largest, values[BLOCK];
+    const float factor = (float)(1 / exponential_sum(type, x, start, columns, &largest, values));
+    EACH_EXPONENTIAL(columns,
         store(type, probabilities, start + i, count, value);
         store(type, dropped, start + i, count, choose(kept(mask, start + i), value * scale, all(0)));
     )
@@ -195,15 +214,15 @@ INLINE void softmax_gradient_row(int type, const void *probabilities, const void
     }
 }
 
-INLINE double cross_entropy_row(int type, void *logits, long row, long columns, long target, int gradient) {
+INLINE double cross_entropy_row(int type, void *x, long row, long columns, long target, int gradient) {
     const long start = row * columns;
-    float largest, chosen = get(type, logits, start + target);
-    const double sum = exponential_sum(type, logits, start, columns, &largest);
+    float largest, chosen = get(type, x, start + target), values[BLOCK];
+    const double sum = exponential_sum(type, x, start, columns, &largest, values);
     const float factor = (float)(1 / sum), rest = (float)(exp((double)chosen - largest) / sum - 1);
-    if (gradient) EACH(0, columns,
-        store(type, logits, start + i, count, exponentials(load(type, logits, start + i, count, 0) - largest) * factor);
-    )
-    if (gradient) put(type, logits, start + target, rest);
+    if (gradient) {
+        EACH_EXPONENTIAL(columns, store(type, x, start + i, count, value);)
+        put(type, x, start + target, rest);
+    }
     return log(sum) + largest - chosen;
 }
 

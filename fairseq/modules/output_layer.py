@@ -16,10 +16,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq.modules.attention import on_cpu
 from fairseq.modules.dropout import fused
+from fairseq.modules.transformer_layer import lowered
 
 # Logits of a chunk: 4 MiB in float32, which stay in a CPU's cache; on a GPU enough to fill it.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+# Rows of a product on a CPU in lower precision are a multiple of it: oneDNN compiles kernels for each number of rows,
+# which takes several times as long as the products of a tail band, whose number of words changes from batch to batch.
+_ROWS = 64
 # With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
 # costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768).
 _GRADIENT_FACTOR = {"cpu": 8, "cuda": 1}
@@ -63,7 +68,8 @@ class LinearOutput(OutputLayer):
 
     def loss(self, hidden: Tensor, partition: tuple[Tensor | None, Tensor]) -> Tensor:
         rows, target = partition
-        return linear_cross_entropy(hidden if rows is None else hidden[rows], self.weight, target, self.bias)
+        chosen = hidden if rows is None else select_rows(hidden, rows)
+        return linear_cross_entropy(chosen, self.weight, target, self.bias)
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
         target = target.to(hidden.device, non_blocking=True)
@@ -88,13 +94,26 @@ def move_partition(partition: Any, device: torch.device) -> Any:
     return partition
 
 
+def select_rows(hidden: Tensor, rows: Tensor) -> Tensor:
+    """The *rows* [n] of *hidden* [N, C], and, on a CPU in lower precision, some more that no target belongs to."""
+    if on_cpu(hidden) and lowered(hidden[:0]).dtype != torch.float32:
+        rows = F.pad(rows, (0, -rows.size(0) % _ROWS))
+    return hidden.index_select(0, rows)
+
+
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
     """Sum over n of −log softmax(W h_n + b)[target_n], in float32 (a scalar).
 
     Under autocast the matrix products run in the lower precision; logits' normalisation and the sum stay in float32.
 
-    Shape: hidden [N, C], weight [V, C], target [N] with values in 0 … V − 1, bias [V]. N may be 0.
+    Shape: hidden [≥ N, C], weight [V, C], target [N] with values in 0 … V − 1, bias [V]. N may be 0; rows of *hidden*
+    beyond it, as :func:`select_rows` makes them, add nothing.
+
+    Raises:
+        ValueError: there are fewer rows than targets, or more than are made.
     """
+    if not 0 <= hidden.size(0) - target.size(0) < _ROWS:
+        raise ValueError(f"target {list(target.shape)}: expected one word for each of {hidden.size(0)} hidden states")
     learned = (hidden, weight) if bias is None else (hidden, weight, bias)
     needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in learned)
     return _LinearCrossEntropy.apply(hidden, weight, bias, target, needs_grad)
@@ -105,13 +124,14 @@ def target_log_probs(
 ) -> Tensor:
     """log softmax(logits_of(h_n))[target_n] for each n, without gradient: [N], float32.
 
-    *words* logits of at most *chunk* rows exist at once. Shape: hidden [N, C], target [N].
+    *words* logits of at most *chunk* rows exist at once. Shape: hidden [≥ N, C], target [N].
     """
     step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), words, hidden.device))
     lprobs = []
     for start in range(0, hidden.size(0), max(step, 1)):
         rows = slice(start, start + step)
-        lprobs.append(-F.cross_entropy(logits_of(hidden[rows]).float(), target[rows], reduction="none"))
+        some = target[rows]
+        lprobs.append(-F.cross_entropy(logits_of(hidden[rows])[: len(some)].float(), some, reduction="none"))
     return torch.cat(lprobs or [hidden.new_empty(0, dtype=torch.float32)])
 
 
@@ -183,8 +203,15 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
     """The loss of one chunk; its logits become the gradient of the logits, and go into *grads*."""
     gradient = grads is not None
     kernels = None if torch.compiler.is_compiling() else fused()
-    losses = None if kernels is None else kernels.cross_entropy(logits, target, gradient)
-    loss, probabilities = _cross_entropy(logits, target, gradient) if losses is None else (losses.sum(), logits)
+    some, spare = logits.tensor_split([len(target)])
+    losses = None if kernels is None else kernels.cross_entropy(some, target, gradient)
+    if losses is None:
+        loss, probabilities = _cross_entropy(some, target, gradient)
+        if len(spare):
+            probabilities = torch.cat([probabilities, torch.zeros_like(spare, dtype=probabilities.dtype)])
+    else:
+        loss, probabilities = losses.sum(), logits
+        spare.zero_()
     if grads is not None:
         if grads.bias is not None and kernels is not None:
             kernels.add_column_sums_(grads.bias, probabilities)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq.modules.output_layer import LinearOutput, linear_cross_entropy, target_log_probs
+from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
+from fairseq.modules.output_layer import LinearOutput, linear_cross_entropy, select_rows, target_log_probs
 
 PAD = 1
 
@@ -90,3 +93,51 @@ def test_plain_output_leaves_padding_out():
     expected = F.cross_entropy(hidden @ layer.weight.t(), target, ignore_index=PAD, reduction="sum")
     torch.testing.assert_close(layer.loss(hidden, layer.partition(target, PAD)), expected)
     torch.testing.assert_close(layer.log_probs(hidden).exp().sum(-1), torch.ones(6))
+
+
+@pytest.mark.parametrize("rows", [1, 63, 64, 65, 300])
+@pytest.mark.parametrize("words", [50, 20_000])
+def test_rows_without_a_target_add_nothing(rows: int, words: int) -> None:
+    """On a CPU in lower precision there are some, so that numbers of rows are few."""
+    torch.manual_seed(3)
+    weight, bias, states = torch.randn(words, 8) / 8, torch.randn(words), torch.randn(400, 8)
+    chosen, target = torch.randperm(400)[:rows], torch.randint(words, (rows,))
+    results = []
+    for lower in (False, True):
+        learned = [t.clone().requires_grad_() for t in (states, weight, bias)]
+        with torch.autocast("cpu", torch.bfloat16, enabled=lower):
+            some = select_rows(learned[0], chosen)
+            assert len(some) == (math.ceil(rows / 64) * 64 if lower else rows)
+            loss = linear_cross_entropy(some, learned[1], target, learned[2])
+            with torch.no_grad():
+                scores = target_log_probs(some, lambda h: F.linear(h, weight, bias), words, target)
+        loss.backward()
+        results.append([loss, scores, *(t.grad for t in learned)])
+    exact = -torch.log_softmax(states[chosen] @ weight.t() + bias, -1).gather(1, target[:, None]).squeeze(1)
+    assert loss.item() == pytest.approx(float(exact.sum()), rel=1e-2)
+    for full, low in zip(*results, strict=True):
+        torch.testing.assert_close(low.float(), full, rtol=5e-2, atol=5e-2)
+
+
+def test_states_without_a_target_that_were_not_made_are_an_error() -> None:
+    with pytest.raises(ValueError, match="expected one word for each of 70 hidden states"):
+        linear_cross_entropy(torch.randn(70, 8), torch.randn(9, 8), torch.zeros(6, dtype=torch.int64))
+
+
+def test_numbers_of_rows_of_tail_bands_are_few_in_bfloat16() -> None:
+    """oneDNN compiles kernels for each number of rows: for each batch, if it is that of the band's words."""
+    layer = AdaptiveSoftmax(3000, 32, [1000, 2000])
+    seen = set()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func is torch.ops.aten.mm.default:
+                seen.add(tuple(args[0].shape))
+            return func(*args, **(kwargs or {}))
+
+    for seed in range(12):
+        torch.manual_seed(seed)
+        hidden, target = torch.randn(256, 32), torch.randint(3000, (256,))
+        with Products(), torch.autocast("cpu", torch.bfloat16):
+            layer.loss(hidden, layer.partition(target, padding_idx=1)).backward()
+    assert len(seen) < 20  # more than a hundred otherwise
