@@ -12,10 +12,6 @@
 enum { FLOAT32, BFLOAT16 };
 
 typedef uint32_t words __attribute__((vector_size(64)));
-typedef uint64_t longs __attribute__((vector_size(64)));
-typedef int16_t signs __attribute__((vector_size(64)));
-typedef int8_t flags __attribute__((vector_size(32)));
-typedef uint8_t bytes __attribute__((vector_size(8)));
 
 /* ---- sixteen numbers at a time; count may be less at the end of a row ---- */
 
@@ -96,7 +92,7 @@ INLINE floats exponentials(floats x) {
         }                                                  \
     }
 
-/* ---- masks of dropout: a bit an element, 1 where it is kept; a buffer has 8 bytes more, for what is read and written at once ---- */
+/* ---- masks of dropout: a bit an element, 1 where it is kept; a buffer has 4 bytes more, for kept() ---- */
 
 INLINE ints kept(const uint8_t *mask, long first) {
     const words powers = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
@@ -105,34 +101,35 @@ INLINE ints kept(const uint8_t *mask, long first) {
     return (ints)(((bits >> first % 8) & powers) != 0);
 }
 
-/* Words first + 1 to first + 8 of SplitMix64's sequence from a seed (Steele, Lea & Flood 2014, "Fast splittable
-   pseudorandom number generators"): any of them is computed alone, so that threads share the work. */
-INLINE longs random_words(uint64_t seed, long first) {
-    const longs steps = {1, 2, 3, 4, 5, 6, 7, 8};
-    longs z = seed + (steps + (uint64_t)first) * 0x9e3779b97f4a7c15u;
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-/* The mask of count elements: of the 65536 values of sixteen bits of noise, the lowest as signed numbers drop one. */
-void draw_mask(uint64_t seed, long dropped, uint8_t *mask, long count, long threads) {
+/* The mask of count elements: of the 65536 values of sixteen bits of noise, the lowest as signed numbers drop one.
+ *
+ * The noise is that of numpy's SFC64 in the given state (Doty-Humphrey, "PractRand": small fast counting), which draws
+ * the masks where this is not compiled. It has no jump ahead, so that one thread draws.
+ */
+void draw_mask(const uint64_t *state, long dropped, uint8_t *mask, long count) {
     const int16_t lowest = (int16_t)(dropped - 32768);
-    _Pragma("omp parallel for num_threads(threads) schedule(static)")
-    for (long first = 0; first < count; first += BLOCK)
-        for (long i = first; i < least(count, first + BLOCK); i += 64) {
-            union {
-                flags half[2];
-                longs words;
-            } ones;
-            for (int half = 0; half < 2; half++) {
-                signs values = (signs)random_words(seed, i / 4 + 8 * half);
-                ones.half[half] = __builtin_convertvector((values >= lowest) & 1, flags);
-            }
-            /* The product moves the lowest bits of eight bytes into its highest byte. */
-            bytes bits = __builtin_convertvector(ones.words * 0x0102040810204080u >> 56, bytes);
-            memcpy(mask + i / 8, &bits, sizeof bits);
+    typedef int16_t signs __attribute__((vector_size(32)));
+    typedef uint8_t flags __attribute__((vector_size(16)));
+    uint64_t a = state[0], b = state[1], c = state[2], counter = state[3], noise[BLOCK / 4];
+    for (long first = 0; first < count; first += BLOCK) {
+        const long some = least(BLOCK, count - first);
+        for (long i = 0; i < (some + 3) / 4; i++) {
+            noise[i] = a + b + counter++;
+            a = b ^ b >> 11;
+            b = c + (c << 3);
+            c = (c << 24 | c >> 40) + noise[i];
         }
+        for (long i = 0; i < some; i += LANES) {
+            signs values;
+            uint64_t halves[2];
+            memcpy(&values, noise + i / 4, sizeof values);
+            flags ones = __builtin_convertvector((values >= lowest) & 1, flags);
+            memcpy(halves, &ones, sizeof halves);
+            /* The product moves the lowest bits of eight bytes into its highest byte. */
+            for (int half = 0; half < 2; half++)
+                mask[(first + i) / 8 + half] = halves[half] * 0x0102040810204080u >> 56;
+        }
+    }
 }
 
 /* ---- pieces and rows of one type ---- */

@@ -4,8 +4,8 @@ They are compiled at first use; without them torch's operators give the same num
 GPUs torch's kernels take fewer passes for dropout after a ReLU, and for the residual that dropout is added to.
 
 torch's dropout draws one random number for each element on one thread, which costs more than the matrix product that it
-follows. Here 16 bits decide about an element, four elements to a word of a generator that threads can begin anywhere;
-the rate is exact to 1/65536 (the kept values are scaled by what was really kept, so the expectation is exact).
+follows. Here 16 bits decide about an element, four elements to a word of a faster generator; the rate is exact to
+1/65536 (the kept values are scaled by what was really kept, so the expectation is exact).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
@@ -31,9 +30,6 @@ _CACHED_SCORES = 1 << 17  # attention scores per thread that stay in its cache
 _LEVELS = 1 << 16
 # torch draws signed numbers of 64 bits.
 _SEEDS = 1 << 62
-_STEP = 0x9E3779B97F4A7C15  # of SplitMix64, as its shifts and factors
-_MIXING = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
-_CACHED_WORDS = 1 << 15  # random words that stay in a CPU's cache
 _LOWEST = torch.iinfo(torch.int16).min
 
 
@@ -242,36 +238,22 @@ def _noise(x: Tensor, p: float) -> Tensor:
     """What decides about the elements of *x*: a mask with a bit for each where kernels read it, else sixteen bits."""
     if kernels(x) is not None:
         return _mask(x.numel(), p)
-    return torch.from_numpy(random_words(_seed(), max(1, (x.numel() + 3) // 4)).view(np.int64))
+    return torch.from_numpy(_generator().random_raw(max(1, (x.numel() + 3) // 4)).view(np.int64))
 
 
 def _mask(size: int, p: float) -> Tensor:
-    # Kernels read and write up to eight bytes further than the last bit.
+    # Kernels read up to four bytes further than the last bit.
     mask = torch.empty(size // 8 + 8, dtype=torch.uint8, device="cpu")
     if p == 0:
         return mask.fill_(255)
-    dropped, count = ctypes.c_long(_dropped(p)), ctypes.c_long(size)
-    _compiled().draw_mask(ctypes.c_uint64(_seed()), dropped, *_pointers(mask), count, _threads(size))
+    state = (ctypes.c_uint64 * 4)(*_generator().state["state"]["state"].tolist())
+    _compiled().draw_mask(state, ctypes.c_long(_dropped(p)), *_pointers(mask), ctypes.c_long(size))
     return mask
 
 
-def _seed() -> int:
+def _generator() -> np.random.SFC64:
     # torch's generator draws the seed, so that a checkpoint's random state repeats it.
-    return int(torch.randint(_SEEDS, (), device="cpu"))
-
-
-def random_words(seed: int, count: int) -> npt.NDArray[np.uint64]:
-    """The first *count* words of SplitMix64's sequence from *seed*, as ``random_words`` in C has them."""
-    result = np.empty(count, np.uint64)
-    steps = np.arange(1, min(count, _CACHED_WORDS) + 1, dtype=np.uint64) * np.uint64(_STEP)
-    shifted = np.empty_like(steps)
-    for start in range(0, count, _CACHED_WORDS):
-        z = result[start : start + _CACHED_WORDS]
-        np.add(steps[: len(z)], np.uint64((seed + start * _STEP) % (1 << 64)), out=z)
-        for shift, factor in _MIXING:
-            z ^= np.right_shift(z, np.uint64(shift), out=shifted[: len(z)])
-            z *= np.uint64(factor)
-    return result
+    return np.random.SFC64(int(torch.randint(_SEEDS, (), device="cpu")))
 
 
 def _is_mask(noise: Tensor) -> bool:
@@ -351,8 +333,5 @@ def _shape(x: Tensor) -> tuple[ctypes.c_long, ctypes.c_long]:
 
 def _last(x: Tensor, *switches: bool) -> list[ctypes.c_long]:
     """The last arguments of a kernel: switches, and the number of threads for *x*."""
-    return [*(ctypes.c_long(value) for value in switches), _threads(x.numel())]
-
-
-def _threads(elements: int) -> ctypes.c_long:
-    return ctypes.c_long(max(1, min(torch.get_num_threads(), elements // _LEAST_WORK)))
+    threads = max(1, min(torch.get_num_threads(), x.numel() // _LEAST_WORK))
+    return [ctypes.c_long(value) for value in (*switches, threads)]
