@@ -1,7 +1,4 @@
-"""Small plug-ins of our own writing, each in the manner of a kind that users of fairseq 0.9 to 0.12 have.
-
-By name: the files of a ``--user-dir``, and the flags that train its parts.
-"""
+"""Small plug-ins in the manner of fairseq 0.9 to 0.12: by name, files of a ``--user-dir`` and the flags to train it."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from fairseq.modules.transformer_layer import lowered
 # Logits of a chunk: 4 MiB in float32, which stay in a CPU's cache; on a GPU enough to fill it.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 # Rows of a product on a CPU in lower precision are a multiple of it: oneDNN compiles kernels for each number of rows,
-# which takes several times as long as the products of a tail band, whose number of words changes from batch to batch.
+# which takes longer than the products of a narrow tail band, whose number of words changes from batch to batch.
 _ROWS = 64
 # With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
 # costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768).
