@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.modules.dropout import dropout
 from fairseq.modules.encoder import INIT_STD, initialize
+from fairseq.modules.linear import Linear, linear
 from fairseq.modules.output_layer import OutputLayer, linear_cross_entropy, select_rows, target_log_probs
 from fairseq.modules.transformer_layer import activation, layer_norm
 
@@ -39,7 +39,7 @@ class MaskedLMHead(OutputLayer):
         super().__init__()
         self.weight = weight
         self.bias = nn.Parameter(torch.zeros(weight.size(0)))
-        self.dense = nn.Linear(dim, weight.size(1))
+        self.dense = Linear(dim, weight.size(1))
         self.layer_norm = layer_norm(weight.size(1), apex, layer_norm_eps)
         self.activation = activation(activation_fn)
         # The projection is the embeddings', which have their initial values already.
@@ -72,7 +72,7 @@ class MaskedLMHead(OutputLayer):
         return self.layer_norm(self.activation(self.dense(hidden)))
 
     def _logits(self, transformed: Tensor) -> Tensor:
-        return F.linear(transformed, self.weight, self.bias)
+        return linear(transformed, self.weight, self.bias)
 
 
 class DiscriminatorHead(nn.Module):
@@ -80,8 +80,8 @@ class DiscriminatorHead(nn.Module):
 
     def __init__(self, dim: int, activation_fn: str, init_std: float = INIT_STD) -> None:
         super().__init__()
-        self.dense = nn.Linear(dim, dim)
-        self.out_proj = nn.Linear(dim, 1)
+        self.dense = Linear(dim, dim)
+        self.out_proj = Linear(dim, 1)
         self.activation = activation(activation_fn)
         initialize(self, init_std)
 
@@ -95,8 +95,8 @@ class ClassificationHead(nn.Module):
 
     def __init__(self, dim: int, outputs: int, dropout: float = 0.0, activation_fn: str = "tanh") -> None:
         super().__init__()
-        self.dense = nn.Linear(dim, dim)
-        self.out_proj = nn.Linear(dim, outputs)
+        self.dense = Linear(dim, dim)
+        self.out_proj = Linear(dim, outputs)
         self.activation = activation(activation_fn)
         self.dropout = dropout
         initialize(self)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fairseq.errors import SettingError
 from fairseq.modules.attention import is_cpu
+from fairseq.modules.linear import Linear
 
 
 def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = None) -> None:
@@ -37,7 +38,7 @@ def word_embedding(words: int, dim: int, padding_idx: int | None) -> nn.Embeddin
 
 def bare_linear(inputs: int, outputs: int) -> nn.Linear:
     """A linear map without a bias, with fairseq's initial values (Glorot & Bengio 2010)."""
-    linear = nn.Linear(inputs, outputs, bias=False)
+    linear = Linear(inputs, outputs, bias=False)
     nn.init.xavier_uniform_(linear.weight)
     return linear
 

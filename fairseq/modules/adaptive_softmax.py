@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear
 from fairseq.modules.dropout import Dropout, dropout
+from fairseq.modules.linear import linear
 from fairseq.modules.output_layer import (
     OutputLayer,
     linear_cross_entropy,
@@ -36,7 +36,7 @@ class TiedLinear(nn.Module):
         self.transpose = transpose
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.t() if self.transpose else self.weight)
+        return linear(x, self.weight.t() if self.transpose else self.weight)
 
 
 class TiedHead(nn.Module):
@@ -79,7 +79,7 @@ class Band(NamedTuple):
         """Of what :attr:`narrow` made of hidden states: [N, d] → [N, n]. The pieces are not put together first."""
         biases: Sequence[Tensor | None] = self.biases or [None] * len(self.weights)
         # Joining the weights instead would copy all of them for every batch.
-        parts = [F.linear(hidden, weight, bias) for weight, bias in zip(self.weights, biases, strict=True)]
+        parts = [linear(hidden, weight, bias) for weight, bias in zip(self.weights, biases, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
     def loss(self, hidden: Tensor, target: Tensor) -> Tensor:

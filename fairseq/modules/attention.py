@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.cached_tensor import cached_tensor
 from fairseq.modules.dropout import fused_attention, softmax_dropout
+from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache
+from fairseq.modules.positions import cached_tensor
 
 _CACHED_SCORES = 1 << 19  # attention scores that fit a CPU's cache
 
@@ -137,10 +138,10 @@ class SelfAttention(nn.Module):
         self.dropout = dropout
         width = num_heads * self.head_dim
         # In the order of fairseq's parameters, by which optimizer states are numbered.
-        self.k_proj = nn.Linear(embed_dim, width, bias)
-        self.v_proj = nn.Linear(embed_dim, width, bias)
-        self.q_proj = nn.Linear(embed_dim, width, bias)
-        self.out_proj = nn.Linear(width, embed_dim, bias)
+        self.k_proj = Linear(embed_dim, width, bias)
+        self.v_proj = Linear(embed_dim, width, bias)
+        self.q_proj = Linear(embed_dim, width, bias)
+        self.out_proj = Linear(width, embed_dim, bias)
         # The bound that one packed matrix [3C, C] would have, √(6 / 4C), as in fairseq.
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fairseq.modules.attention import Bidirectional, SelfAttention
 from fairseq.modules.dropout import dropout
+from fairseq.modules.linear import Linear
 from fairseq.modules.transformer_layer import Infuse, TransformerLayer, layer_norm
 
 INIT_STD = 0.02  # of all weights, as in the code of BERT's authors (Devlin et al. 2019, appendix A.2)
@@ -81,7 +82,7 @@ class TransformerEncoder(nn.Module):
             self.embed_positions = nn.Embedding(rows, shape.embed_dim, shape.padding_idx)
             self.segment_embeddings = nn.Embedding(shape.token_types, shape.embed_dim) if shape.token_types else None
             self.emb_layer_norm = layer_norm(shape.embed_dim, shape.apex, shape.layer_norm_eps)
-        self.project_in_dim = nn.Linear(shape.embed_dim, shape.dim) if shape.embed_dim != shape.dim else None
+        self.project_in_dim = Linear(shape.embed_dim, shape.dim) if shape.embed_dim != shape.dim else None
         self.layers = nn.ModuleList(_layer(shape) for _ in range(shape.layers))
         initialize(self, shape.init_std)
 

@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from fairseq.modules.attention import on_cpu
 from fairseq.modules.dropout import fused
+from fairseq.modules.linear import is_by_onednn, linear
 from fairseq.modules.transformer_layer import lowered
 
 # Logits of a chunk: 4 MiB in float32, which stay in a CPU's cache; on a GPU enough to fill it.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
-# Rows of a product on a CPU in lower precision are a multiple of it: oneDNN compiles kernels for each number of rows,
-# which takes longer than the products of a narrow tail band, whose number of words changes from batch to batch.
+# Rows of a product by oneDNN are a multiple of it: that compiles kernels for each number of rows, which takes longer
+# than the products of a narrow tail band, whose number of words changes from batch to batch.
 _ROWS = 64
 # With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
 # costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768).
@@ -79,7 +80,7 @@ class LinearOutput(OutputLayer):
         return self._logits(hidden).float().log_softmax(-1)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight, self.bias)
+        return linear(hidden, self.weight, self.bias)
 
 
 def move_partition(partition: Any, device: torch.device) -> Any:
@@ -95,8 +96,8 @@ def move_partition(partition: Any, device: torch.device) -> Any:
 
 
 def select_rows(hidden: Tensor, rows: Tensor) -> Tensor:
-    """The *rows* [n] of *hidden* [N, C], and, on a CPU in lower precision, some more that no target belongs to."""
-    if on_cpu(hidden) and lowered(hidden[:0]).dtype != torch.float32:
+    """The *rows* [n] of *hidden* [N, C], and, for oneDNN, some more that no target belongs to."""
+    if on_cpu(hidden) and (lowered(hidden[:0]).dtype != torch.float32 or is_by_onednn(hidden, hidden)):
         rows = F.pad(rows, (0, -rows.size(0) % _ROWS))
     return hidden.index_select(0, rows)
 
@@ -160,7 +161,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grads = _Gradients.make(h, w, b) if needs_grad else None
             for start in range(0, h.size(0), step):
                 rows = slice(start, start + step)
-                logits = F.linear(h[rows], w, b)  # (n, V)
+                logits = linear(h[rows], w, b)  # (n, V)
                 loss += _chunk(logits, target[rows], h[rows], w, rows, grads)
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         if grads is not None:
@@ -217,14 +218,14 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
             kernels.add_column_sums_(grads.bias, probabilities)
         elif grads.bias is not None:
             grads.bias.add_(probabilities.sum(0, dtype=torch.float32))
-        if w.dtype == torch.float32:
+        if w.dtype == torch.float32 and not is_by_onednn(probabilities, w):
             torch.mm(probabilities, w, out=grads.hidden[rows])
             # With beta 0 the first chunk writes, and the uninitialised gradient is not read.
             grads.weight.addmm_(probabilities.t(), h, beta=1 if rows.start else 0)
         else:
             boost = _float16_boost(probabilities, h, w) if w.dtype == torch.float16 else None
             scaled = (probabilities if boost is None else probabilities.mul_(boost)).to(w.dtype)
-            products = scaled @ w, scaled.t() @ h
+            products = linear(scaled, w.t()), linear(scaled.t(), h.t())
             of_hidden, of_weight = products if boost is None else (product.float() / boost for product in products)
             grads.hidden[rows] = of_hidden
             add = grads.weight.add_ if rows.start else grads.weight.copy_

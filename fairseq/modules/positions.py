@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
-from fairseq.modules.cached_tensor import cached_tensor
 
 # Tables are made a little longer than asked for, so that a row that grows by a token finds its table again.
 _TABLE_STEP = 256
+
+F = TypeVar("F", bound=Callable[..., Tensor])
+
+
+def cached_tensor(count: int) -> Callable[[F], F]:
+    """Decorator that caches the tensors of the last *count* different calls, but not inside compiled graphs.
+
+    Callers must not modify them.
+    """
+
+    def decorate(function: F) -> F:
+        remember = functools.lru_cache(maxsize=count)(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Tensor:
+            # A graph computes the tensor where it is read; tracing a cache would tie it to what is in there.
+            if torch.compiler.is_compiling():
+                return function(*args, **kwargs)
+            with torch.inference_mode(False):  # a later caller may need gradients
+                return remember(*args, **kwargs)
+
+        return cast(F, call)
+
+    return decorate
 
 
 @cached_tensor(16)

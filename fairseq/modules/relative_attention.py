@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from fairseq.modules.attention import CAUSAL, Causal, SelfAttention, Visibility, on_cpu, pad_heads
 from fairseq.modules.dropout import softmax_dropout
+from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
 
 _CACHED_SCORES = 1 << 18  # attention scores that fit a CPU's cache, with what else is in it
@@ -170,7 +171,7 @@ class RelativeAttention(DistanceAttention):
         own_biases: bool = True,
     ) -> None:
         super().__init__(embed_dim, num_heads, dropout, head_dim=head_dim, bias=False)
-        self.r_proj = nn.Linear(embed_dim, num_heads * head_dim, bias=False)
+        self.r_proj = Linear(embed_dim, num_heads * head_dim, bias=False)
         self.r_w_bias = nn.Parameter(torch.zeros(num_heads, head_dim)) if own_biases else None
         self.r_r_bias = nn.Parameter(torch.zeros(num_heads, head_dim)) if own_biases else None
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fairseq.errors import UserError, nearest
 from fairseq.modules.attention import CAUSAL, Visibility, is_cpu
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, variational_dropout
+from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache
 
 logger = logging.getLogger(__name__)
@@ -124,8 +125,8 @@ class TransformerLayer(nn.Module):
         # fairseq's names, in its order: checkpoints load strictly, and optimizer states are numbered by it.
         self.self_attn = attention
         self.self_attn_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps)
-        self.fc1 = nn.Linear(embed_dim, ffn_dim)
-        self.fc2 = nn.Linear(ffn_dim, embed_dim)
+        self.fc1 = Linear(embed_dim, ffn_dim)
+        self.fc2 = Linear(ffn_dim, embed_dim)
         self.final_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps)
         for projection in (self.fc1, self.fc2):
             nn.init.xavier_uniform_(projection.weight)
