@@ -65,11 +65,11 @@ def is_by_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether :func:`linear` leaves the product to oneDNN."""
     if x.device.type != "cpu" or x.dtype != torch.float32 or weight.dtype != torch.float32:
         return False
-    # Subclasses, as those of sharding and of exports, know torch's operators alone.
+    # The tensors of sharding and of exports know torch's operators alone.
     plain = type(x) is Tensor and type(weight) in (Tensor, nn.Parameter)
     if not plain or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    return x.numel() >= _ROWS * x.size(-1) > 0 and _is_faster()
+    return x.numel() >= _ROWS * x.size(-1) > 0 and bool(torch.backends.mkldnn.enabled) and _is_faster()
 
 
 @functools.cache

@@ -57,6 +57,14 @@ def test_torch_computes_the_rest(onednn):
         assert linear(x, weight).dtype == torch.bfloat16
 
 
+@pytest.mark.filterwarnings("ignore:TF32")
+def test_torchs_switch_turns_it_off(onednn):
+    x, weight = torch.randn(64, 16), torch.randn(8, 16)
+    with torch.backends.mkldnn.flags(enabled=False):
+        assert not is_by_onednn(x, weight)
+    assert is_by_onednn(x, weight)
+
+
 def test_other_processors_keep_torchs_products(monkeypatch):
     monkeypatch.setattr(linear_module, "_is_faster", lambda: False)
     x, layer = torch.randn(64, 16), Linear(16, 8)

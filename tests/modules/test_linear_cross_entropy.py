@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq.modules import linear
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.output_layer import LinearOutput, linear_cross_entropy, select_rows, target_log_probs
 
@@ -98,8 +99,12 @@ def test_plain_output_leaves_padding_out():
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 300])
 @pytest.mark.parametrize("words", [50, 20_000])
-def test_rows_without_a_target_add_nothing(rows: int, words: int) -> None:
-    """On a CPU in lower precision there are some, so that numbers of rows are few."""
+@pytest.mark.parametrize("onednn", [False, True])
+def test_rows_without_a_target_add_nothing(
+    rows: int, words: int, onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products by oneDNN, those in lower precision among them, have some, so that numbers of rows are few."""
+    monkeypatch.setattr(linear, "_is_faster", lambda: onednn)
     torch.manual_seed(3)
     weight, bias, states = torch.randn(words, 8) / 8, torch.randn(words), torch.randn(400, 8)
     chosen, target = torch.randperm(400)[:rows], torch.randint(words, (rows,))
@@ -108,14 +113,17 @@ def test_rows_without_a_target_add_nothing(rows: int, words: int) -> None:
         learned = [t.clone().requires_grad_() for t in (states, weight, bias)]
         with torch.autocast("cpu", torch.bfloat16, enabled=lower):
             some = select_rows(learned[0], chosen)
-            assert len(some) == (math.ceil(rows / 64) * 64 if lower else rows)
+            assert len(some) == (math.ceil(rows / 64) * 64 if lower or onednn else rows)
             loss = linear_cross_entropy(some, learned[1], target, learned[2])
             with torch.no_grad():
                 scores = target_log_probs(some, lambda h: F.linear(h, weight, bias), words, target)
         loss.backward()
         results.append([loss, scores, *(t.grad for t in learned)])
-    exact = -torch.log_softmax(states[chosen] @ weight.t() + bias, -1).gather(1, target[:, None]).squeeze(1)
-    assert loss.item() == pytest.approx(float(exact.sum()), rel=1e-2)
+    learned = [t.clone().requires_grad_() for t in (states, weight, bias)]
+    exact = F.cross_entropy(F.linear(learned[0][chosen], *learned[1:]), target, reduction="none")
+    exact.sum().backward()
+    for full, expected in zip(results[0], [exact.sum(), -exact, *(t.grad for t in learned)], strict=True):
+        torch.testing.assert_close(full, expected, rtol=1e-4, atol=1e-5)
     for full, low in zip(*results, strict=True):
         torch.testing.assert_close(low.float(), full, rtol=5e-2, atol=5e-2)
 

@@ -42,14 +42,20 @@ def products(total: Any, left: torch.Size, right: torch.Size, **_: Any) -> int:
     return 2 * left.numel() * right[-1]
 
 
+def linear_products(left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * left.numel() * right[0]
+
+
 def counted(run: Trainer, skip: int = 0) -> float:
     """Operations per token that torch counts in the update after *skip* others."""
     batches = iter(run.task.iterator("valid", run.model, run.criterion, training=True))
     for _ in range(skip):
         run.train_step([next(batches)])
     sample = next(batches)
-    in_place = {torch.ops.aten.addmm_: products, torch.ops.aten.baddbmm_: products}  # which torch does not count
-    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+    not_counted = {torch.ops.aten.addmm_: products, torch.ops.aten.baddbmm_: products}
+    if torch.backends.mkldnn.is_available():
+        not_counted[torch.ops.mkldnn._linear_pointwise] = linear_products
+    with FlopCounterMode(display=False, custom_mapping=not_counted) as counter:
         run.train_step([sample])
     assert sample is not None
     return counter.get_total_flops() / sample["ntokens"]
