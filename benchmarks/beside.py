@@ -1,9 +1,9 @@
 """Speed of training on a CPU, alone and beside a busy process, by how OpenMP's threads wait.
 
-    python -m benchmarks.beside [--case "training, bf16"] [--rounds 5] [--waits none 0 1000 3000 passive]
+    python -m benchmarks.beside [--case "training, bf16"] [--rounds 5] [--waits commands 300000 3000 passive]
 
-A way to wait is a number of spins (``GOMP_SPINCOUNT``), ``passive`` (``OMP_WAIT_POLICY``) or ``none``: libgomp's
-default. The ways alternate; medians of the rounds.
+A way to wait is a number of spins (``GOMP_SPINCOUNT``; libgomp's default is 300000), ``passive`` (``OMP_WAIT_POLICY``)
+or ``commands``: by the load, as this package's commands wait. The ways alternate; medians of the rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CASES = {
 def environment(wait: str) -> dict[str, str]:
     """The environment of a process whose threads wait so."""
     plain = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    named = {"none": {}, "passive": {"OMP_WAIT_POLICY": "passive"}}
+    named = {"commands": {}, "passive": {"OMP_WAIT_POLICY": "passive"}}
     return {**plain, **named.get(wait, {"GOMP_SPINCOUNT": wait})}
 
 
@@ -63,7 +63,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=5, help="measurements of each way (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=6, help="time for each in seconds (default: %(default)s)")
-    parser.add_argument("--waits", nargs="+", default=["none", "0", "1000", "3000", "passive"], metavar="WAIT")
+    parser.add_argument("--waits", nargs="+", default=["commands", "300000", "3000", "passive"], metavar="WAIT")
     args = parser.parse_args()
     speeds: dict[tuple[str, int], list[float]] = {}
     with tempfile.TemporaryDirectory() as name:

@@ -1,9 +1,8 @@
 """Speed of training on a CPU without and with the kernels in C, in turns in one process.
 
-    GOMP_SPINCOUNT=3000 python -m benchmarks.kernels [--rounds 5] [--updates 8] [--cases "Shortformer, bf16" …]
+    python -m benchmarks.kernels [--rounds 5] [--updates 8] [--cases "Shortformer, bf16" …]
 
-Without them torch's operators run, as on a machine without a compiler. Medians of the rounds. The
-variable is what the commands set.
+Without them torch's operators run, as on a machine without a compiler. Medians of the rounds.
 """
 
 from __future__ import annotations

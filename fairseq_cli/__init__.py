@@ -45,12 +45,6 @@ def _is_command(program: str) -> bool:
     return path.name.startswith("fairseq-") or at_root
 
 
-if _is_command(sys.argv[0]):
-    # Waiting threads of libgomp spin for milliseconds, and beside other programs take the cores from the threads
-    # that they wait for. A tenth of a millisecond outlasts the gaps between torch's operators (benchmarks/beside.py).
-    # Read when torch is imported, and inherited by processes that are started later.
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
-        os.environ["GOMP_SPINCOUNT"] = "3000"
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Importing torch takes seconds, and Ctrl-C would print its traceback. The commands restore the handler.
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
+if _is_command(sys.argv[0]) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Importing torch takes seconds, and Ctrl-C would print its traceback. The commands restore the handler.
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))

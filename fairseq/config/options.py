@@ -25,6 +25,7 @@ from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_m
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.plugins import import_user_module
 from fairseq.system.terminal import open_standard_streams, printable, protect_terminal
+from fairseq.system.waiting import short_waits_under_load
 
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
 
@@ -121,7 +122,8 @@ def run_program(program: Callable[[], Any]) -> None:
         # Until here an interrupt ended the process without a traceback: imports are done now.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        program()
+        with short_waits_under_load():
+            program()
         sys.stdout.flush()
     except UserError as error:
         fail(error.args[0])

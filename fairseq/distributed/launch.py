@@ -32,6 +32,7 @@ from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message, w
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.plugins import import_user_module
 from fairseq.system.terminal import printable
+from fairseq.system.waiting import short_waits_under_load
 
 _QUICK = 2.0  # seconds to reach other nodes when this one ends
 
@@ -210,7 +211,8 @@ def _worker(
         job: Job[Any, Any] = pickle.loads(pickled)
         _check_gpu(job, size)
         world = World(rank, size, device_of(job.common, local_rank), job.distributed.distributed_timeout)
-        _join(job, world, url, functools.partial(leave, messages))
+        with short_waits_under_load():
+            _join(job, world, url, functools.partial(leave, messages))
     except Exception as error:
         failure = _failure(rank, error)
         leave(messages, failure if failure.code == USER_ERROR else Failure(rank, 1, traceback.format_exc()))
