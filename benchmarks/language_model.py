@@ -4,7 +4,8 @@
     python -m benchmarks.language_model --wiki103        # the full-size model, on a GPU
 
 Each case runs in a separate process, through the task, the trainer and the scorer that the commands use, on a corpus of
-random words with Zipfian frequencies. The matrix product is measured in the same run.
+random words with Zipfian frequencies. The matrix product is measured in the same run; *products* is the share of an
+update's time in which its products would be computed at that speed.
 """
 
 from __future__ import annotations
@@ -108,13 +109,14 @@ def measure(case: Case, folder: Path, full_size: bool, device: torch.device, sec
     if case.mode == "generation":
         found = generation.measure(model.to(device).eval(), len(task.source_dictionary), device, 3 * seconds)
         return {"median": found["lines"][0]["median"], "generation": found, "rss_mib": machine.peak_rss()}
-    speeds = (
+    speeds, flops = (
         training_speeds(args, task, model, device, seconds)
         if case.mode == "train"
-        else _scoring(case, args, task, model, device, seconds)
+        else (_scoring(case, args, task, model, device, seconds), None)
     )
     speeds.sort()
     return {
+        "flops_per_token": flops,
         "best": speeds[-1],
         "median": speeds[len(speeds) // 2],
         "rss_mib": machine.peak_rss(),
@@ -125,8 +127,11 @@ def measure(case: Case, folder: Path, full_size: bool, device: torch.device, sec
 
 def training_speeds(
     args: argparse.Namespace, task: Any, model: Any, device: torch.device, seconds: float
-) -> list[float]:
-    """Tokens per second of successive groups of updates, for about *seconds*."""
+) -> tuple[list[float], float | None]:
+    """Tokens per second of successive groups of updates, for about *seconds*, and operations of products per token.
+
+    Those of a compiled model are not counted.
+    """
     criterion = task.build_criterion(args)
     trainer = Trainer.from_settings(training_settings(args), task, model, criterion, World(device=device))
     batches = task.iterator("train", model, criterion, training=True, device=device)
@@ -148,7 +153,16 @@ def training_speeds(
             warm += 1
             if time.perf_counter() - started > seconds and len(speeds) >= 3:
                 break
-    return speeds
+    if args.compile:
+        return speeds, None
+    sample = next(iter(batches))
+    return speeds, machine.products_of(lambda: trainer.train_step([sample])) / sample["ntokens"]
+
+
+def share_of_products(result: dict[str, Any], gflops: float) -> str:
+    """The time that the matrix products of an update would take at *gflops*, in the time of the update; – elsewhere."""
+    flops = result["flops_per_token"]
+    return "–" if flops is None else f"{result['median'] * flops / gflops / 1e9:.0%}"
 
 
 def _scoring(
@@ -193,8 +207,8 @@ def make_corpus(folder: Path, vocabulary: int, frequencies: np.ndarray | None = 
 def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool) -> str:
     """The results as Markdown."""
     lines = [
-        "| | tokens/s | × original | tokens/s per GFLOP/s | × original per GFLOP/s | target | peak RSS |",
-        "|---|---|---|---|---|---|---|",
+        "| | tokens/s | products | × original | tokens/s per GFLOP/s | × original per GFLOP/s | target | peak RSS |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     more = [generation.table(result["generation"]) for result in results if "generation" in result]
     for result in results:
@@ -202,7 +216,8 @@ def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool
             continue
         case = Case(**result["case"])
         speed = result["median"]
-        per = speed / ceiling[case.precision if case.precision != "fp16" else "bf16"]
+        gflops = ceiling[case.precision if case.precision != "fp16" else "bf16"]
+        per = speed / gflops
         memory = f"{result['gpu_mib']:,.0f} MiB GPU" if result["gpu_mib"] else f"{result['rss_mib']:,.0f} MiB"
         if on_cpu and case.mode in ORIGINAL:
             original = ORIGINAL[case.mode]
@@ -215,7 +230,8 @@ def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool
             ]
         else:
             cells = ["", f"{per:.2f}", "", ""]
-        lines.append(f"| {case.name} | {speed:,.0f} | {' | '.join(cells)} | {memory} |")
+        share = share_of_products(result, gflops)
+        lines.append(f"| {case.name} | {speed:,.0f} | {share} | {' | '.join(cells)} | {memory} |")
     return "\n".join([*(lines if len(lines) > 2 else []), *("\n" + table for table in more)])
 
 

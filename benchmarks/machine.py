@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
+from fairseq.modules.linear import linear
 from fairseq.system import provenance
 
 
@@ -23,10 +28,23 @@ def describe(device: torch.device) -> dict[str, object]:
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype, repeats: int = 20) -> float:
-    """Speed in GFLOP/s of a 2048 × 1024 × 4096 matrix product, the best of *repeats*."""
+    """Speed in GFLOP/s of a 2048 × 1024 × 4096 matrix product, the best of *repeats* by torch and by this package."""
     a = torch.randn(2048, 1024, device=device).to(dtype)
-    b = torch.randn(1024, 4096, device=device).to(dtype)
-    return 2 * 2048 * 1024 * 4096 / best_seconds(lambda: a @ b, device, repeats) / 1e9
+    b = torch.randn(4096, 1024, device=device).to(dtype)
+    seconds = min(best_seconds(partial(product, a, b), device, repeats) for product in (F.linear, linear))
+    return 2 * 2048 * 1024 * 4096 / seconds / 1e9
+
+
+def products_of(work: Callable[[], object]) -> int:
+    """Floating-point operations of the matrix products, attention's included, that *work* computes."""
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.mkldnn._linear_pointwise: _linear_flops})
+    with counter:
+        work()
+    return counter.get_total_flops()
+
+
+def _linear_flops(x: Sequence[int], weight: Sequence[int], *rest: object, out_shape: object = None) -> int:
+    return 2 * math.prod(x) * weight[0]
 
 
 def read_bandwidth(device: torch.device, repeats: int = 5) -> float:

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks import machine
 from benchmarks.apart import Benchmark
-from benchmarks.language_model import make_corpus, training_speeds
+from benchmarks.language_model import make_corpus, share_of_products, training_speeds
 from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.system.allocator import keep_freed_memory
@@ -66,8 +66,10 @@ def measure(case: Case, folder: Path, full_size: bool, device: torch.device, sec
     settings = training_settings(args)
     task = setup_task(settings)
     model = task.build_model(settings)
-    speeds = sorted(training_speeds(args, task, model, device, seconds))
+    speeds, flops = training_speeds(args, task, model, device, seconds)
+    speeds.sort()
     return {
+        "flops_per_token": flops,
         "best": speeds[-1],
         "median": speeds[len(speeds) // 2],
         "worst": speeds[0],
@@ -80,13 +82,14 @@ def measure(case: Case, folder: Path, full_size: bool, device: torch.device, sec
 def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool) -> str:
     """The results as Markdown."""
     lines = [
-        "| | tokens/s | × authors' | tokens/s per GFLOP/s | × authors' per GFLOP/s | target | peak memory |",
-        "|---|---|---|---|---|---|---|",
+        "| | tokens/s | products | × authors' | tokens/s per GFLOP/s | × authors' per GFLOP/s | target | peak memory |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for result in results:
         case = Case(**result["case"])
         speed = result["median"]
-        per = speed / ceiling["fp32" if case.precision == "fp32" else "bf16"]
+        gflops = ceiling["fp32" if case.precision == "fp32" else "bf16"]
+        per = speed / gflops
         cells = ["", f"{per:.2f}", "", ""]
         if on_cpu:
             reference = AUTHORS_SPEED / AUTHORS_GFLOPS  # measured in fp32 only
@@ -94,7 +97,8 @@ def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool
             if case.precision != "fp32":
                 cells[2] = "–"
         memory = f"{result['gpu_mib']:,.0f} MiB GPU" if result["gpu_mib"] else f"{result['rss_mib']:,.0f} MiB"
-        lines.append(f"| {case.name} | {speed:,.0f} | {' | '.join(cells)} | {memory} |")
+        share = share_of_products(result, gflops)
+        lines.append(f"| {case.name} | {speed:,.0f} | {share} | {' | '.join(cells)} | {memory} |")
     return "\n".join(lines)
 
 
