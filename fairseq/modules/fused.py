@@ -26,7 +26,7 @@ from fairseq.modules.native import library
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MODES = {"plain": 0, "add": 1, "relu": 2, "relu gradient": 3}  # as in fused.c
 _LEAST_WORK = 1 << 15  # elements per thread; fewer take no longer than it takes to start a thread
-_CACHED_SCORES = 1 << 17  # attention scores per thread that stay in its cache
+_CACHED_SCORES = 1 << 19  # attention scores per thread of a group of heads: fewer cost calls, more leave its cache
 _LEVELS = 1 << 16
 # torch draws signed numbers of 64 bits.
 _SEEDS = 1 << 62
