@@ -19,7 +19,7 @@ from fairseq.data.dataset import Dataset
 from fairseq.data.folders import corpus_prefixes, data_folders
 from fairseq.data.masking import MaskedBlocks, word_parts
 from fairseq.data.token_blocks import TokenBlocks
-from fairseq.errors import UserError
+from fairseq.errors import SettingError, UserError
 from fairseq.models import BaseFairseqModel, FairseqLanguageModel
 from fairseq.modules.memory import Memory
 from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
@@ -46,10 +46,16 @@ class NoteConfig(Config):
     note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", above=0, below=1, python=(0, 1))
     note_gamma: float = flag(0.1, "weight of an update's notes in the table", above=0, below=1, python=(0, 1))
     note_half_window: int = flag(16, "tokens on either side of a word that its note averages", low=0)
+    note_context: bool = flag(False, "notes average the tokens around their word, without its own")
     note_form: str = flag(
         "literal", "notes as they are (the paper's), or centred and scaled to embeddings", choices=FORMS
     )
     note_until: int | None = flag(None, "last update that reads or takes notes (default: all)", low=1)
+
+    def check(self) -> None:
+        if self.note_context and self.note_half_window == 0:
+            raise SettingError("`note_half_window` 0: must be at least 1 with `note_context`")
+        super().check()
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ def dictionary_settings(cfg: NoteConfig) -> dict[str, Any]:
         "note_lambda": cfg.note_lambda,
         "note_gamma": cfg.note_gamma,
         "note_half_window": cfg.note_half_window,
+        "context": cfg.note_context,
         "form": cfg.note_form,
         "until": cfg.note_until,
     }
