@@ -32,10 +32,15 @@ def read_window(x: Tensor, spans: Sequence[Span], table: Tensor, note_lambda: fl
     return result
 
 
-def note(hidden: Tensor, span: Span, length: int, k: int) -> Tensor:
-    """Note(w, x) = 1 / (2k + t − s) · Σ c_j over tokens s − k … t + k, as many as the row has."""
+def note(hidden: Tensor, span: Span, length: int, k: int, context: bool = False) -> Tensor | None:
+    """Note(w, x) = 1 / (2k + t − s) · Σ c_j over tokens s − k … t + k, as many as the row has.
+
+    With *context* without the tokens s … t; None if there are no others.
+    """
     row, s, t, _ = span
-    window = [j for j in range(s - k, t + k) if 0 <= j < length]
+    window = [j for j in range(s - k, t + k) if 0 <= j < length and not (context and s <= j < t)]
+    if not window:
+        return None
     total = torch.zeros(hidden.size(2), dtype=torch.float64)
     for j in window:
         total += hidden[row, j].double()

@@ -25,7 +25,8 @@ flags=(
   --optimizer adam --adam-betas "(0.9, 0.98)" --clip-norm 1.0 --lr 0.004 --lr-scheduler inverse_sqrt --warmup-updates 50
   --batch-size 256 --disable-validation
 )
-plain=(--arch bert_tiny) noted=(--arch tnf_bert_tiny)
+# The paper's window of 32 tokens and the word would be the whole line here, and the name itself half of it.
+plain=(--arch bert_tiny) noted=(--arch tnf_bert_tiny --note-half-window 1 --note-context)
 
 run python -m scripts.entity_corpus "$out/text" --entities "$(full_or_small 1500 200)" --types "$types" --subwords "$subwords"
 run python preprocess.py --only-source --trainpref "$out/text/train" --validpref "$out/text/valid" --destdir "$data" \

@@ -31,6 +31,8 @@ class NoteDictionary(nn.Module):
         note_lambda: weight λ of a note in the input, in [0, 1].
         note_gamma: weight γ of an update's notes in the table, in [0, 1].
         note_half_window: tokens k on either side of a word that its note is taken from.
+        context: notes are taken without the word's own tokens. These are in all of its windows, so that they drown out
+            what differs; a word with nothing around it gives no note.
         read_window: tokens up to k before and after a rare word read its note, too; a token that belongs to a rare
             word itself reads the note of that word only, other tokens read the mean of the notes in reach.
         init_std: standard deviation of the initial notes.
@@ -68,6 +70,7 @@ class NoteDictionary(nn.Module):
         note_gamma: float = 0.1,
         note_half_window: int = 16,
         *,
+        context: bool = False,
         read_window: bool = False,
         init_std: float = INIT_STD,
         form: str = "literal",
@@ -80,11 +83,14 @@ class NoteDictionary(nn.Module):
             raise ValueError(f"note_lambda {note_lambda}, note_gamma {note_gamma}: must lie in [0, 1]")
         if note_half_window < 0:
             raise ValueError(f"note_half_window {note_half_window}: must be at least 0")
+        if context and note_half_window == 0:
+            raise ValueError("note_half_window 0: must be at least 1 for notes of the context")
         if form not in FORMS:
             raise ValueError(f"form {form!r}: must be one of {', '.join(FORMS)}")
         self.note_lambda = note_lambda
         self.note_gamma = note_gamma
         self.note_half_window = note_half_window
+        self.context = context
         self.read_window = read_window
         self.centred = form == "centred"
         self.until = until
@@ -164,6 +170,8 @@ class NoteDictionary(nn.Module):
     def take(self, hidden: Tensor, spans: Tensor, lengths: Tensor, longest: int | None = None) -> tuple[Tensor, Tensor]:
         """Average the last hidden states around every rare word: over tokens [s − k, t + k) of its row.
 
+        With ``context`` the word's own tokens [s, t) are left out.
+
         Args:
             hidden: last hidden states [B, T, C].
             spans: occurrences [S, 4], (row, s, t, word).
@@ -179,6 +187,8 @@ class NoteDictionary(nn.Module):
         low, high = self._window(first, end, lengths[row])
         width = min(_longest(spans, longest) + 2 * self.note_half_window, hidden.size(1))
         flat, inside = _token_indices(row, low, high, width, hidden.size(1))  # (S, W)
+        if self.context:
+            inside = inside & ~_in_word(flat, spans, hidden.size(1))
         if self.until is not None:
             inside = inside & (self.updates < self.until)
         states = hidden.detach().flatten(0, 1).float()  # (B * T, C)
@@ -270,8 +280,7 @@ class NoteDictionary(nn.Module):
         k = self.note_half_window
         low, high = (first - k).clamp(min=0), (end + k).clamp(max=tokens)
         flat, inside = _token_indices(row, low, high, min(longest + 2 * k, tokens), tokens)
-        position = flat - row[:, None] * tokens
-        inner = inside & (position >= first[:, None]) & (position < end[:, None])
+        inner = inside & _in_word(flat, spans, tokens)
         counted = torch.zeros(batch * tokens, device=spans.device).index_add_(
             0, flat.flatten(), inner.flatten().float()
         )
@@ -346,6 +355,13 @@ def _token_indices(row: Tensor, low: Tensor, high: Tensor, width: int, tokens: i
     position = low[:, None] + torch.arange(width, device=row.device)
     inside = position < high[:, None]
     return row[:, None] * tokens + position.where(inside, low[:, None]).clamp(max=tokens - 1), inside
+
+
+def _in_word(flat: Tensor, spans: Tensor, tokens: int) -> Tensor:
+    """Whether the tokens *flat* [S, W], indices in a flattened batch, belong to the word of their span [S, 4]."""
+    row, first, end, _ = spans.unbind(1)
+    position = flat - row[:, None] * tokens
+    return (position >= first[:, None]) & (position < end[:, None])
 
 
 def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:

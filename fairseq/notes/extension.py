@@ -19,7 +19,7 @@ from fairseq.data.dataset import Dataset
 from fairseq.data.folders import corpus_prefixes, data_folders
 from fairseq.data.masking import MaskedBlocks, word_parts
 from fairseq.data.token_blocks import TokenBlocks
-from fairseq.errors import UserError
+from fairseq.errors import SettingError, UserError
 from fairseq.models import BaseFairseqModel, FairseqLanguageModel
 from fairseq.modules.memory import Memory
 from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
@@ -46,10 +46,16 @@ class NoteConfig(Config):
     note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", above=0, below=1, python=(0, 1))
     note_gamma: float = flag(0.1, "weight of an update's notes in the table", above=0, below=1, python=(0, 1))
     note_half_window: int = flag(16, "tokens on either side of a word that its note averages", low=0)
+    note_context: bool = flag(False, "notes average the tokens around their word, without its own")
     note_form: str = flag(
         "literal", "notes as they are (the paper's), or centred and scaled to embeddings", choices=FORMS
     )
     note_until: int | None = flag(None, "last update that reads or takes notes (default: all)", low=1)
+
+    def check(self) -> None:
+        if self.note_context and self.note_half_window == 0:
+            raise SettingError("`note_half_window` 0: must be at least 1 with `note_context`")
+        super().check()
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ def dictionary_settings(cfg: NoteConfig) -> dict[str, Any]:
         "note_lambda": cfg.note_lambda,
         "note_gamma": cfg.note_gamma,
         "note_half_window": cfg.note_half_window,
+        "context": cfg.note_context,
         "form": cfg.note_form,
         "until": cfg.note_until,
     }
@@ -80,22 +87,25 @@ def without_notes(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in parameters.items() if not name.startswith(PREFIXES)}
 
 
-def of_other_words(notes: NoteDictionary, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The notes among *parameters* if they are for other words than *notes*."""
-    stored = parameters.get("notes.digest")
-    return {} if stored is None or torch.equal(stored.cpu(), notes.digest.cpu()) else notes_of(parameters)
+class NoteHolder(BaseFairseqModel):
+    """A model with notes, and which of a checkpoint's are for its words."""
 
+    notes: NoteDictionary
 
-def check_words(notes: NoteDictionary, parameters: Mapping[str, Tensor]) -> None:
-    """Check that the notes in *parameters* of a checkpoint are for the words of *notes*.
+    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
+        super().check_parameters(parameters)
+        if self._of_other_words(parameters):
+            raise UserError(
+                f"{NOTES}: differs from the words of the notes in the checkpoint; "
+                "use the data folder it was trained with"
+            )
 
-    Raises:
-        UserError: the words differ.
-    """
-    if of_other_words(notes, parameters):
-        raise UserError(
-            f"{NOTES}: differs from the words of the notes in the checkpoint; use the data folder it was trained with"
-        )
+    def of_other_data(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        return {**super().of_other_data(parameters), **self._of_other_words(parameters)}
+
+    def _of_other_words(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        stored = parameters.get("notes.digest")
+        return {} if stored is None or torch.equal(stored.cpu(), self.notes.digest.cpu()) else notes_of(parameters)
 
 
 @dataclass(frozen=True)
@@ -106,7 +116,7 @@ class CausalNoteConfig(NoteConfig):
     notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
 
-class NotedLanguageModel(FairseqLanguageModel):
+class NotedLanguageModel(NoteHolder, FairseqLanguageModel):
     """A causal model that reads notes and takes new ones; :func:`give_notes` mixes it into the class of a model."""
 
     notes: CausalNoteDictionary
@@ -142,13 +152,6 @@ class NotedLanguageModel(FairseqLanguageModel):
         # Blocks of a causal model are full; in the last one, what lies behind a word is not part of its window.
         lengths = torch.full((src_tokens.size(0),), src_tokens.size(1), device=src_tokens.device)
         return output, {**extra, "notes": notes.take(output, spans, lengths, longest_span)}
-
-    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        super().check_parameters(parameters)
-        check_words(self.notes, parameters)
-
-    def of_other_data(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {**super().of_other_data(parameters), **of_other_words(self.notes, parameters)}
 
 
 def give_notes(model: BaseFairseqModel, notes: CausalNoteDictionary) -> None:

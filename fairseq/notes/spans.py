@@ -288,14 +288,14 @@ def _positions(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.
 def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -> tuple[StoredArray, StoredArray]:
     """The numbers [N] and bits of one corpus, once they are known to belong to it, to *fingerprint* and *words*."""
     index, numbers = f"{prefix}.notes.idx", f"{prefix}.notes.bin"
-    header = _read(index)
+    header, _ = _begin(index)
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{index}: not an index of notes; {AGAIN}")
     _, version, size, tokens, *made_for = _HEADER.unpack(header)
     if version != VERSION or size not in (1, 2, 4):
         raise UserError(f"{index}: version {version} of the format, known is {VERSION}; {AGAIN}")
     for path, length in ((index, _HEADER.size + -(-tokens // 8)), (numbers, tokens * size)):
-        if (actual := _size(path)) != length:
+        if (actual := _begin(path)[1]) != length:
             raise UserError(f"{path}: {actual} bytes instead of {length} for {tokens} tokens; {AGAIN}")
     if made_for != [words, fingerprint]:
         raise UserError(f"{index}: made for another dict.txt or {NOTES} than {dictionary}'s; {AGAIN}")
@@ -316,16 +316,10 @@ def _examine(numbers: StoredArray, bits: StoredArray, verification: Verification
     return highest
 
 
-def _read(path: str) -> bytes:
+def _begin(path: str) -> tuple[bytes, int]:
+    """The first bytes of a file, as many as a header has, and its size."""
     try:
         with open_regular(path) as file:
-            return file.read(_HEADER.size)
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None
-
-
-def _size(path: str) -> int:
-    try:
-        return os.path.getsize(path)
+            return file.read(_HEADER.size), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None

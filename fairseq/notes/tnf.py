@@ -13,17 +13,15 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.errors import UserError
-from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertConfig, BertModel
 from fairseq.models.electra import ElectraConfig, ElectraModel
 from fairseq.notes.dictionary import NoteDictionary, generator_apart
 from fairseq.notes.extension import (
     KEEP,
     EncoderNoteConfig,
-    check_words,
+    NoteHolder,
     dictionary_settings,
     notes_of,
-    of_other_words,
     without_notes,
     words_of,
 )
@@ -33,7 +31,7 @@ PREFIX = "tnf_"
 """Prefix of architectures and tasks with notes; the rest is the name without notes."""
 
 
-class NotedModel(BaseFairseqModel):
+class NotedModel(NoteHolder):
     """An encoder with notes; :func:`with_notes` mixes it into the class of an encoder.
 
     Parameters, optimizer state and checkpoints differ from those without notes only by the names ``notes.…`` and
@@ -51,17 +49,9 @@ class NotedModel(BaseFairseqModel):
     it returns a pair of which the second holds ``hidden``, its last hidden states [B, T, C]."""
     decisive_settings: tuple[str, ...] = ("note_lambda", "note_form", "note_read_window")
     predicts_next_token = False
-    notes: NoteDictionary
     note_projection: nn.Linear | None
     padding_idx: int
     readers: Mapping[str, Any]
-
-    def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        super().check_parameters(parameters)
-        check_words(self.notes, parameters)
-
-    def of_other_data(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        return {**super().of_other_data(parameters), **of_other_words(self.notes, parameters)}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the parameters of the encoder; keep the notes'."""

@@ -53,9 +53,9 @@ def test_notes_are_taken_and_change_training_and_without_weight_they_do_not(arch
     assert int(model.notes.updates) == 3 and int((model.notes.written > 0).sum()) > 0
 
 
-@pytest.mark.parametrize("arch", ["shortformer", "transformer_xl"])
-def test_an_interrupted_run_goes_on_exactly_with_memory_and_table(arch, data, tmp_path):
-    flags = [ARCHS[arch], "--notes"]
+@pytest.mark.parametrize("arch, more", [("shortformer", "--note-context"), ("transformer_xl", "")])
+def test_an_interrupted_run_goes_on_exactly_with_memory_and_table(arch, more, data, tmp_path):
+    flags = [ARCHS[arch], "--notes", more]
     whole = runs.train(tmp_path / "whole", *flags, "--max-update 7", data=data)
     runs.train(tmp_path / "parts", *flags, "--max-update 3", data=data)
     rest = runs.train(tmp_path / "parts", *flags, "--max-update 7", data=data)
@@ -97,7 +97,15 @@ def test_a_word_that_ends_in_the_unknown_symbol_is_not_read(tmp_path):
 
 @pytest.mark.parametrize("name", ARCHS)
 @pytest.mark.parametrize(
-    "flags", ["--note-form centred", "--note-lambda 0.2", "--note-gamma 0.2", "--note-half-window 2", "--note-until 3"]
+    "flags",
+    [
+        "--note-form centred",
+        "--note-lambda 0.2",
+        "--note-gamma 0.2",
+        "--note-half-window 2",
+        "--note-context",
+        "--note-until 3",
+    ],
 )
 def test_settings_of_notes_without_notes_are_rejected(flags, name, data, tmp_path):
     with user_error(f"^{flags.split()[0]}: has no effect without --notes; add it$"):

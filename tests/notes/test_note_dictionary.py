@@ -58,6 +58,19 @@ def test_an_update_of_several_batches_is_the_moving_average_of_the_papers_notes(
         assert int(notes.taken[word]) == sum(w == word for w, _ in literal)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@given(batches(), st.integers(0, 99), st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_notes_of_the_context_leave_the_words_own_tokens_out(causal, batch, seed, k):
+    notes = dictionary(CausalNoteDictionary if causal else NoteDictionary, note_half_window=k, context=True)
+    before, (hidden, spans, lengths) = notes.table.clone(), tensors(batch, seed)
+    every = [(s[3], naive_notes.note(hidden, s, s[2] if causal else batch[0][s[0]], k, True)) for s in batch[2]]
+    expected = [(word, note) for word, note in every if note is not None]
+    notes.write(*notes.take(hidden, spans, lengths))
+    torch.testing.assert_close(notes.table.double(), naive_notes.write(before, expected, 0.1), **CLOSE)
+    assert notes.taken.tolist() == [sum(w == word for w, _ in expected) for word in range(WORDS)]
+
+
 @given(batches(), st.integers(0, 99))
 @settings(max_examples=30, deadline=None)
 def test_dense_sums_write_what_sparse_ones_do(batch, seed):
@@ -208,6 +221,7 @@ def test_sums_and_counts_of_other_types_are_written_as_those_that_take_returns(k
         {"note_gamma": 2},
         {"note_gamma": -0.1},
         {"note_half_window": -1},
+        {"note_half_window": 0, "context": True},
         {"note_lambda": float("nan")},
     ],
 )

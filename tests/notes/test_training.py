@@ -74,6 +74,12 @@ def test_weights_and_rates_from_python_lie_between_0_and_1(setting, value, data)
         noted.trainer(data, noted.TNF_BERT, **{setting: value})
 
 
+@pytest.mark.parametrize("flags", [noted.TNF_BERT, noted.TNF_ELECTRA, f"{noted.CAUSAL} --notes"])
+def test_notes_of_the_context_need_a_window(flags, data):
+    with user_error("^--note-half-window 0: must be at least 1 with --note-context$"):
+        noted.trainer(data, flags, "--note-context --note-half-window 0")
+
+
 def stored(trainer: Trainer) -> dict[str, Any]:
     return loading.stored_settings(trainer.task.settings, trainer.model)
 
@@ -201,7 +207,7 @@ def test_batches_of_one_update_are_one_update_of_the_table(data):
     torch.testing.assert_close(together.model.notes.table, apart.model.notes.table)
 
 
-@pytest.mark.parametrize("more", ["", f"{CENTRED} --note-until 7"])
+@pytest.mark.parametrize("more", ["", f"{CENTRED} --note-until 7", "--note-context --note-half-window 1"])
 @pytest.mark.parametrize("kind", ["bert", "electra"])
 def test_an_interrupted_run_goes_on_exactly_with_its_table(kind, more, data, tmp_path):
     flags = [PAIRS[kind][1], more, "--no-epoch-checkpoints --validate-interval 9"]
@@ -214,8 +220,9 @@ def test_an_interrupted_run_goes_on_exactly_with_its_table(kind, more, data, tmp
     assert int(one["model"]["notes.updates"]) == 9
 
 
-def test_two_processes_train_as_one(data, tmp_path):
-    flags = [noted.TNF_BERT, NO_DROPOUT, CENTRED, "--no-epoch-checkpoints --max-update 6 --validate-interval 9"]
+@pytest.mark.parametrize("more", ["", "--note-context"])
+def test_two_processes_train_as_one(more, data, tmp_path):
+    flags = [noted.TNF_BERT, NO_DROPOUT, CENTRED, more, "--no-epoch-checkpoints --max-update 6 --validate-interval 9"]
     flags += ["--sample-break-mode none"]
     one = runs.train(tmp_path / "one", *flags, "--batch-size 4", data=data)
     half = "--batch-size 2 --distributed-world-size 2"

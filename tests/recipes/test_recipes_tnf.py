@@ -150,6 +150,7 @@ def test_the_models_of_entities_differ_in_seeds_and_notes_which_end_before_the_t
     assert [(each.note_form, each.note_lambda, each.note_until) for each in noted] == [
         ("literal", 0.1, until) for until in (None, 30, None, 30)
     ]
+    assert {(each.note_half_window, each.note_context) for each in noted} == {(1, True)}
     names = {name for name in vars(trained[0]) for each in trained if vars(each).get(name) != vars(trained[0])[name]}
     assert names <= {"arch", "seed", "save_dir", "metrics_file", "max_update"}
 
