@@ -94,7 +94,9 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         for p in params:
             # At the first gradient, as torch does: a parameter that is never used takes no memory.
             if not self.state[p]:
-                self.state[p].update(self.new_state(group, lambda p=p: _zeros(p)))  # type: ignore[misc]
+                # Contiguous, as a restored state is.
+                zeros = functools.partial(torch.zeros, p.shape, dtype=_wide(p), device=p.device)
+                self.state[p].update(self.new_state(group, zeros))
         self.begin_step(group, [self.state[p] for p in params])
         full = [p for p in params if not _is_copied(p)]
         if full:
@@ -115,12 +117,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             state_dict: torch's layout.
             adopt: use tensors that have device and type already instead of copying them.
         """
-        defaults = dict(self.defaults)  # torch adds names of its own
         self._restore(state_dict)
-        # A state of another version or of fairseq lacks settings that are newer.
-        for group in self.param_groups:
-            for name, value in defaults.items():
-                group.setdefault(name, value)
         self._check_entries()
         stored = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
@@ -169,8 +166,11 @@ def check_number(value: Any, name: str) -> None:
 class CountingOptimizer(ElementwiseOptimizer):
     """A base of optimizers whose arithmetic depends on the number of a parameter's updates, ``step`` in its state.
 
-    Subclasses define :meth:`update_at`.
+    Subclasses define :meth:`update_at`, and :meth:`new_state` unless they keep two moments.
     """
+
+    def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
+        return {"step": 0, "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
     def begin_step(self, group: Group, states: States) -> None:
         for state in states:
@@ -237,11 +237,8 @@ def buckets(params: Tensors, states: States, largest: float) -> Iterator[tuple[i
             yield step, bucket
 
 
-Piece = tuple[Tensor, Tensor, State]
-"""Slices of a parameter, of its gradient, and of its state."""
-
-
-def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[Piece]:
+def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[tuple[Tensor, Tensor, State]]:
+    """Slices of a parameter, of its gradient, and of its state."""
     assert p.grad is not None
     if not (sliceable and p.is_contiguous() and p.grad.is_contiguous()):
         yield p.detach(), p.grad, state
@@ -251,11 +248,6 @@ def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[Piece]:
     sliced = {name: value.view(-1).split(CHUNK) for name, value in of_shape.items()}
     for number, (piece, grad) in enumerate(zip(slices(p.detach()), slices(p.grad), strict=True)):
         yield piece, grad, {**state, **{name: values[number] for name, values in sliced.items()}}
-
-
-def _zeros(p: Tensor) -> Tensor:
-    """Zeros in the dtype of the parameter's state, contiguous as a restored state is."""
-    return torch.zeros(p.shape, dtype=_wide(p), device=p.device)
 
 
 def _is_copied(p: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Cosine annealing with warm restarts."""
+"""Schedules that rise and fall again and again, each with its settings."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import flag
 from fairseq.config.registry import register_lr_scheduler
 from fairseq.config.settings import RateConfig
 from fairseq.errors import SettingError
-from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler, single_rate
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import Schedule, single_rate, warmed_up
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,7 @@ class CosineConfig(RateConfig):
 
 
 @register_lr_scheduler("cosine", dataclass=CosineConfig)
-class CosineSchedule(FairseqLRScheduler):
+class CosineSchedule(Schedule):
     """A linear warmup, then half cosines from a maximum to a minimum, each longer and lower than the one before.
 
     In period i, t updates after its start: m + ½·(M − m)·(1 + cos(π·t / T_i)) with T_i = period · t_mult^i,
@@ -82,34 +81,37 @@ class CosineSchedule(FairseqLRScheduler):
     Source: Loshchilov & Hutter 2017, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
     """
 
-    def __init__(self, args: CosineConfig, optimizer: FairseqOptimizer) -> None:
-        super().__init__(args, optimizer)
-        config = typed(CosineConfig, args)
-        self.lr, self.max_lr = config.rates
-        self.config = config
-        self.init_lr = config.warmup_init_lr if config.warmup_init_lr >= 0 else self.lr
-        self.period = config.period
-        self.step_update(0)
+    config: CosineConfig
 
-    def step_update(self, num_updates: int) -> float:
-        warmup = self.config.warmup_updates
-        if num_updates < warmup:
-            lr = self.init_lr + num_updates * (self.max_lr - self.init_lr) / warmup
-        else:
-            lr = self._annealed(num_updates - warmup)
-        self.optimizer.set_lr(lr)
-        return lr
+    def rate(self, updates: int) -> float:
+        config, (low, high), period = self.config, self.config.rates, self.config.period
+        if updates < config.warmup_updates:
+            initial = config.warmup_init_lr if config.warmup_init_lr >= 0 else low
+            return warmed_up(updates, config.warmup_updates, initial, high)
+        since, index = float(updates - config.warmup_updates), 0
+        # Equal periods need no loop over all that have passed.
+        if config.t_mult == 1:
+            index = int(since // period)
+            since -= index * period
+        # Longer periods are few: with a factor of 2, a million updates are twenty.
+        while since >= period:
+            since -= period
+            period *= config.t_mult
+            index += 1
+        low, high = low * config.lr_shrink**index, high * config.lr_shrink**index
+        return low + 0.5 * (high - low) * (1 + math.cos(math.pi * since / period))
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "period": self.period}
+        return {**super().state_dict(), "period": self.config.period}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        before = state.get("period", self.period)
-        if before != self.period:
+        period = self.config.period
+        before = state.get("period", period)
+        if before != period:
             logger.info(
                 "`max_update`: the cosine's period is %g updates now and was %g; `lr_period_updates` %g keeps it",
-                self.period, before, before,
+                period, before, before,
             )  # fmt: skip
 
     @property
@@ -119,18 +121,49 @@ class CosineSchedule(FairseqLRScheduler):
         stop = self.config.stop_min_lr  # --min-lr is the cosine's minimum here
         return -1.0 if stop is None else stop
 
-    def _annealed(self, updates: float) -> float:
-        """The rate *updates* after the warmup."""
-        index, period = 0, self.period
-        # Equal periods need no loop over all that have passed.
-        if self.config.t_mult == 1:
-            index = int(updates // period)
-            updates -= index * period
-        # Longer periods are few: with a factor of 2, a million updates are twenty.
-        while updates >= period:
-            updates -= period
-            period *= self.config.t_mult
-            index += 1
-        shrink = self.config.lr_shrink**index
-        low, high = self.lr * shrink, self.max_lr * shrink
-        return low + 0.5 * (high - low) * (1 + math.cos(math.pi * updates / period))
+
+@dataclass(frozen=True)
+class TriangularConfig(RateConfig):
+    """Triangular schedule."""
+
+    max_lr: float | None = flag(None, "maximum learning rate, greater than `lr`", above=0)
+    lr_period_updates: float = flag(5000.0, "updates per cycle", low=2)
+    lr_shrink: float = flag(0.1, "factor of the maximum after each cycle", above=0)
+    shrink_min: bool = flag(False, "apply `lr_shrink` to the minimum, too")
+
+    @property
+    def highest(self) -> float:
+        """The maximum.
+
+        Raises:
+            SettingError: it is missing or not greater than the minimum.
+        """
+        lr = single_rate(self, "triangular")
+        if self.max_lr is None or self.max_lr <= lr:
+            raise SettingError(f"`max_lr` {self.max_lr}: must be greater than `lr` {lr}, the minimum; change one")
+        return self.max_lr
+
+    def check(self) -> None:
+        single_rate(self, "triangular")
+        if self.max_lr is not None:
+            _ = self.highest
+
+
+@register_lr_scheduler("triangular", dataclass=TriangularConfig)
+class TriangularSchedule(Schedule):
+    """From ``--lr`` to ``--max-lr`` in half a period and back in the other, the maximum shrinking by the period.
+
+    Source: Smith 2017, "Cyclical learning rates for training neural networks", section 3.1.
+    """
+
+    config: TriangularConfig
+
+    def rate(self, updates: int) -> float:
+        # Whole updates, as in fairseq: an odd period is one update shorter.
+        half = self.config.lr_period_updates // 2
+        cycle = updates // (2 * half)
+        shrink = self.config.lr_shrink**cycle
+        low = self.lr * (shrink if self.config.shrink_min else 1.0)
+        # Smith's x = |n / half − 2 · cycle + 1| with cycles counted from 1: 1 − x is 0 at the ends and 1 in the middle.
+        height = max(0.0, 1 - abs(updates / half - 2 * (cycle + 1) + 1))
+        return low + (self.config.highest * shrink - low) * height
