@@ -15,9 +15,9 @@ from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
 from fairseq.errors import SettingError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
+from fairseq.models.bert import BertModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
+from fairseq.models.encoder import BertConfig, TransformerEncoder
 from fairseq.models.heads import DiscriminatorHead, Masked
-from fairseq.modules.encoder import EncoderShape, TransformerEncoder
 from fairseq.modules.output_layer import OutputLayer, rows_per_chunk
 from fairseq.modules.transformer_layer import Infuse
 
@@ -45,19 +45,27 @@ class ElectraConfig(BertConfig):
                 "give a fraction such as 0.25 or 0.5"
             )
 
-    def generator_shape(self, discriminator: EncoderShape) -> EncoderShape:
-        """The generator's sizes; its feed-forward networks are the same fraction of the discriminator's."""
+    @property
+    def of_generator(self) -> BertConfig:
+        """The generator's settings; its feed-forward networks are the same fraction of the discriminator's."""
         dim, heads = self.generator_width
-        return replace(discriminator, dim=dim, heads=heads, ffn_dim=round(discriminator.ffn_dim * self.generator_size))
+        return replace(
+            self,
+            encoder_embed_dim=dim,
+            encoder_input_dim=self.embedding_dim,
+            encoder_attention_heads=heads,
+            encoder_ffn_embed_dim=round(self.encoder_ffn_embed_dim * self.generator_size),
+            generator_size=0.0,
+        )
 
 
 class Discriminator(nn.Module):
     """An encoder and the head that detects replaced tokens."""
 
-    def __init__(self, shape: EncoderShape) -> None:
+    def __init__(self, cfg: BertConfig, vocabulary: int, padding_idx: int) -> None:
         super().__init__()
-        self.sentence_encoder = TransformerEncoder(shape)
-        self.discriminator_head = DiscriminatorHead(shape.dim, shape.head_activation_fn, shape.init_std)
+        self.sentence_encoder = TransformerEncoder(cfg, vocabulary, padding_idx)
+        self.discriminator_head = DiscriminatorHead(cfg.encoder_embed_dim, cfg.head_activation, cfg.init_std)
 
 
 @register_model("electra", dataclass=ElectraConfig)
@@ -89,13 +97,11 @@ class ElectraModel(BaseFairseqModel):
     @classmethod
     def build_model(cls, args: ElectraConfig, task: Any) -> ElectraModel:
         cfg = typed(ElectraConfig, args)
-        shape = cfg.shape(*vocabulary_of(task), apex=not cfg.no_apex)
-        encoder = Discriminator(shape)
+        vocabulary = vocabulary_of(task)
+        encoder = Discriminator(cfg, *vocabulary)
         generator = None
         if cfg.generator_size:
-            generator = MaskedLMEncoder(
-                cfg.generator_shape(shape), encoder.sentence_encoder, untied=cfg.untie_weights_roberta
-            )
+            generator = MaskedLMEncoder(cfg.of_generator, *vocabulary, encoder.sentence_encoder)
         return cls(encoder, generator, cfg, np.flatnonzero(special_symbols(task.source_dictionary)).tolist())
 
     @property

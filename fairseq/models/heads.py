@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from fairseq.models.encoder import INIT_STD, BertConfig, initialize
 from fairseq.modules.dropout import dropout
-from fairseq.modules.encoder import INIT_STD, initialize
 from fairseq.modules.linear import Linear, linear
 from fairseq.modules.output_layer import OutputLayer, linear_cross_entropy, select_rows, target_log_probs
 from fairseq.modules.transformer_layer import activation, layer_norm
@@ -19,31 +19,19 @@ class MaskedLMHead(OutputLayer):
     """Dense layer, activation, layer norm, and a projection to all words with a bias (Devlin et al. 2019, §3.1).
 
     Args:
-        dim: channels C of the hidden states.
+        cfg: settings of the encoder, whose hidden states have C channels.
         weight: of the projection, [V, E]; usually the token embeddings.
-        activation_fn: name of the activation.
-        layer_norm_eps: of the layer norm.
-        apex: whether apex's fused layer norm is allowed.
-        init_std: standard deviation of the dense layer's initial weights.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        weight: nn.Parameter,
-        activation_fn: str,
-        layer_norm_eps: float = 1e-5,
-        apex: bool = True,
-        init_std: float = INIT_STD,
-    ) -> None:
+    def __init__(self, cfg: BertConfig, weight: nn.Parameter) -> None:
         super().__init__()
         self.weight = weight
         self.bias = nn.Parameter(torch.zeros(weight.size(0)))
-        self.dense = Linear(dim, weight.size(1))
-        self.layer_norm = layer_norm(weight.size(1), apex, layer_norm_eps)
-        self.activation = activation(activation_fn)
+        self.dense = Linear(cfg.encoder_embed_dim, weight.size(1))
+        self.layer_norm = layer_norm(weight.size(1), not cfg.no_apex, cfg.layer_norm_eps)
+        self.activation = activation(cfg.head_activation)
         # The projection is the embeddings', which have their initial values already.
-        initialize(self.dense, init_std)
+        initialize(self.dense, cfg.init_std)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Logits: [..., C] → [..., V]."""

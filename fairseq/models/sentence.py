@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import encoder_parameters
+from fairseq.models.encoder import TransformerEncoder
 from fairseq.models.heads import ClassificationHead
-from fairseq.modules.encoder import TransformerEncoder
 
 HEADS = "classification_heads."
 ONLY_IN_PRETRAINING = ("generator_size", "untie_weights_roberta")
@@ -46,7 +46,7 @@ class SentenceModel(BaseFairseqModel):
                 "architecture"
             )
         self.encoder: Any = nn.ModuleDict({"sentence_encoder": encoder})  # as fairseq's checkpoints name it
-        head = ClassificationHead(encoder.shape.dim, outputs, dropout, activation_fn)
+        head = ClassificationHead(encoder.cfg.encoder_embed_dim, outputs, dropout, activation_fn)
         try:
             self.classification_heads = nn.ModuleDict({name: head})
         # torch rejects names of modules with a dot, or names of a module's own attributes.

@@ -32,7 +32,7 @@ from fairseq.modules.positions import (
     position_embedding,
     sinusoids,
 )
-from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer, layer_norm
+from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer, layer_norm, skips_layer
 
 
 @dataclass(frozen=True)
@@ -257,8 +257,7 @@ class TransformerDecoder(Decoder):
         return sinusoids(count, self.cfg.decoder_embed_dim, self._device(), self.first_position)
 
     def _skips_layer(self) -> bool:
-        # LayerDrop draws from the CPU's generator: reading a number that a GPU drew would synchronise.
-        return self.training and self.cfg.decoder_layerdrop > 0 and float(torch.rand(())) < self.cfg.decoder_layerdrop
+        return skips_layer(self.cfg.decoder_layerdrop, self.training)
 
     def _output(self, x: Tensor) -> Tensor:
         if self.layer_norm is not None:

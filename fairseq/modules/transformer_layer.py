@@ -198,6 +198,12 @@ class TransformerLayer(nn.Module):
         return add_dropout(x, branch, self.dropout, self.training)
 
 
+def skips_layer(probability: float, training: bool) -> bool:
+    """Draw whether the next layer is skipped, as LayerDrop does in training (Fan et al. 2020)."""
+    # From the CPU's generator: reading a number that a GPU drew would synchronise.
+    return training and probability > 0 and float(torch.rand(())) < probability
+
+
 TransformerDecoderLayer = TransformerLayer  # the name that plug-ins know
 
 

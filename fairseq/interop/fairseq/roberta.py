@@ -102,7 +102,7 @@ class RobertaHubInterface(nn.Module):
         """Add a new head over the first token."""
         if not hasattr(self.model, "classification_heads"):
             self.model.classification_heads = nn.ModuleDict()
-        dim = self.model.encoder.sentence_encoder.shape.dim
+        dim = self.model.encoder.sentence_encoder.cfg.encoder_embed_dim
         head = ClassificationHead(dim, num_classes, pooler_dropout, pooler_activation_fn)
         self.model.classification_heads[name] = head.to(self.device).train(self.training)
 
@@ -128,8 +128,7 @@ class RobertaEncoder(MaskedLMEncoder):
 
     def __init__(self, args: Any, dictionary: Any) -> None:
         check_hooks(self, "write an encoder of own layers on FairseqEncoder", "build_encoder", "build_lm_head")
-        cfg = typed(BertConfig, args)
-        super().__init__(cfg.shape(len(dictionary), dictionary.pad()), untied=cfg.untie_weights_roberta)
+        super().__init__(typed(BertConfig, args), len(dictionary), dictionary.pad())
         self.args, self.dictionary = args, dictionary
 
     def forward(
@@ -157,7 +156,7 @@ class RobertaEncoder(MaskedLMEncoder):
 
     def max_positions(self) -> int:
         """The most tokens of a row."""
-        return self.sentence_encoder.shape.max_positions
+        return self.sentence_encoder.cfg.max_positions
 
 
 class RobertaModel(BertModel):
