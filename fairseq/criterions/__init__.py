@@ -2,7 +2,6 @@
 
 from fairseq.config.registry import CRITERIONS, register_criterion
 from fairseq.criterions import (
-    adaptive_loss,
     cross_entropy,
     electra,
     label_smoothed_cross_entropy,
@@ -14,7 +13,6 @@ from fairseq.criterions.fairseq_criterion import FairseqCriterion, build_criteri
 __all__ = [
     "CRITERIONS",
     "FairseqCriterion",
-    "adaptive_loss",
     "build_criterion",
     "cross_entropy",
     "electra",

@@ -1,4 +1,4 @@
-"""Negative log-likelihood of the targets."""
+"""Negative log-likelihood of the targets, through any softmax or an adaptive one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq.config.fields import typed
 from fairseq.config.registry import register_criterion
-from fairseq.config.shared import MeanConfig
+from fairseq.config.shared import AdaptiveCriterionConfig, MeanConfig
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, logging_output
 from fairseq.criterions.subsets import subset_sums
 from fairseq.errors import UserError
+from fairseq.modules.adaptive_softmax import BandedSoftmax
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 
@@ -78,3 +80,20 @@ class CrossEntropyCriterion(FairseqCriterion):
         if partition is None:  # a plug-in called the criterion itself
             partition = layer.partition(sample["target"].reshape(-1), self.padding_idx, self.band_padding)
         return move_partition(partition, device)
+
+
+@register_criterion("adaptive_loss", dataclass=AdaptiveCriterionConfig)
+class AdaptiveLoss(CrossEntropyCriterion):
+    """Negative log-likelihood through an adaptive softmax (Grave et al. 2017), each band over its own words."""
+
+    def __init__(self, task: Any, sentence_avg: bool, cfg: Any = None) -> None:
+        super().__init__(task, sentence_avg)
+        self.band_padding = typed(AdaptiveCriterionConfig, cfg or {}).band_padding
+
+    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+        # Two bounds are one band: such a softmax is a full one.
+        if not isinstance(model.output_layer, BandedSoftmax) or len(model.output_layer.bounds) == 2:
+            raise UserError(
+                "`criterion` adaptive_loss: the model's softmax has no bands; use `criterion` cross_entropy"
+            )
+        return super().compute_loss(model, net_output, sample)

@@ -37,8 +37,22 @@ class MaskedLMEncoder(nn.Module):
         self.lm_head = MaskedLMHead(cfg, weight)
 
 
+class EncoderModel(BaseFairseqModel):
+    """Base of models with an encoder."""
+
+    predicts_next_token = False
+
+    def __init__(self, cfg: BertConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.skips_parameters = cfg.encoder_layerdrop > 0
+
+    def max_positions(self) -> int:
+        return self.cfg.max_positions
+
+
 @register_model("bert", dataclass=BertConfig)
-class BertModel(BaseFairseqModel):
+class BertModel(EncoderModel):
     """A masked language model (Devlin et al. 2019; Liu et al. 2019), with the parameter names of fairseq's RoBERTa.
 
     Args:
@@ -50,13 +64,10 @@ class BertModel(BaseFairseqModel):
         *("encoder_attention_heads", "activation_fn", "head_activation_fn", "layer_norm_eps"),
         "untie_weights_roberta",  # a checkpoint has tied parameters under each of their names
     )
-    predicts_next_token = False
 
     def __init__(self, encoder: MaskedLMEncoder, cfg: BertConfig) -> None:
-        super().__init__()
+        super().__init__(cfg)
         self.encoder = encoder
-        self.cfg = cfg
-        self.skips_parameters = cfg.encoder_layerdrop > 0
 
     @classmethod
     def build_model(cls, args: BertConfig, task: Any) -> BertModel:
@@ -71,9 +82,6 @@ class BertModel(BaseFairseqModel):
     @property
     def output_layer(self) -> OutputLayer:  # type: ignore[override]
         return self.encoder.lm_head
-
-    def max_positions(self) -> int:
-        return self.cfg.max_positions
 
     def forward(
         self,

@@ -14,8 +14,7 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
 from fairseq.errors import SettingError
-from fairseq.models.base import BaseFairseqModel
-from fairseq.models.bert import BertModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
+from fairseq.models.bert import BertModel, EncoderModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
 from fairseq.models.encoder import BertConfig, TransformerEncoder
 from fairseq.models.heads import DiscriminatorHead, Masked
 from fairseq.modules.output_layer import OutputLayer, rows_per_chunk
@@ -69,7 +68,7 @@ class Discriminator(nn.Module):
 
 
 @register_model("electra", dataclass=ElectraConfig)
-class ElectraModel(BaseFairseqModel):
+class ElectraModel(EncoderModel):
     """Generator and discriminator, which share their embeddings (Clark et al. 2020, §3.2).
 
     The finished model is the discriminator: without the parameters ``generator.…``, an encoder like BERT.
@@ -82,16 +81,14 @@ class ElectraModel(BaseFairseqModel):
     """
 
     decisive_settings = (*BertModel.decisive_settings, "generator_size")
-    predicts_next_token = False
+    cfg: ElectraConfig
 
     def __init__(
         self, encoder: Discriminator, generator: MaskedLMEncoder | None, cfg: ElectraConfig, special: Sequence[int]
     ) -> None:
-        super().__init__()
+        super().__init__(cfg)
         self.encoder = encoder
         self.generator = generator
-        self.cfg = cfg
-        self.skips_parameters = cfg.encoder_layerdrop > 0
         self.special = list(special)
 
     @classmethod
@@ -113,9 +110,6 @@ class ElectraModel(BaseFairseqModel):
     def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
         """The output layer of the generator, which predicts words."""
         return None if self.generator is None else self.generator.lm_head
-
-    def max_positions(self) -> int:
-        return self.cfg.max_positions
 
     def forward(
         self,

@@ -65,20 +65,10 @@ class RecurrentCache(KeyValueCache):
 
     states: list[State] = field(default_factory=list)
 
-    def next_segment(self) -> None:
-        """Begin a new segment without memory."""
-        self.clear()
-
-    def keep_rows(self, rows: int) -> None:
-        """Drop all but the first *rows* rows."""
-        self.states = [(hidden[:rows], cell[:rows]) for hidden, cell in self.states]
-
-    def select_rows(self, index: Tensor) -> None:
-        """Make row *index[i]* the new row i: [new rows]."""
+    def select_rows(self, index: Tensor | slice) -> None:
         self.states = [(hidden[index], cell[index]) for hidden, cell in self.states]
 
     def clear(self) -> None:
-        """Forget everything."""
         super().clear()
         self.states = []
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.bert import encoder_parameters
+from fairseq.models.bert import EncoderModel, encoder_parameters
 from fairseq.models.encoder import TransformerEncoder
 from fairseq.models.heads import ClassificationHead
 
@@ -17,7 +17,7 @@ HEADS = "classification_heads."
 ONLY_IN_PRETRAINING = ("generator_size", "untie_weights_roberta")
 
 
-class SentenceModel(BaseFairseqModel):
+class SentenceModel(EncoderModel):
     """The encoder of a pre-training model and a head over the first token, with fairseq's parameter names.
 
     Other parts of the pre-training model, such as the output layer and ELECTRA's generator, are dropped.
@@ -33,18 +33,16 @@ class SentenceModel(BaseFairseqModel):
         UserError: *pretrained* is not an encoder.
     """
 
-    predicts_next_token = False
-
     def __init__(
         self, pretrained: BaseFairseqModel, name: str, outputs: int, dropout: float = 0.0, activation_fn: str = "tanh"
     ) -> None:
-        super().__init__()
         encoder = getattr(getattr(pretrained, "encoder", None), "sentence_encoder", None)
         if not isinstance(encoder, TransformerEncoder):
             raise UserError(
                 f"`task` sentence_prediction: {type(pretrained).__name__} is not an encoder; use a bert or electra "
                 "architecture"
             )
+        super().__init__(encoder.cfg)
         self.encoder: Any = nn.ModuleDict({"sentence_encoder": encoder})  # as fairseq's checkpoints name it
         head = ClassificationHead(encoder.cfg.encoder_embed_dim, outputs, dropout, activation_fn)
         try:
@@ -56,12 +54,7 @@ class SentenceModel(BaseFairseqModel):
             ) from None
         self.name = name
         self.config_class = pretrained.config_class
-        self.cfg: Any = pretrained.cfg
-        self.skips_parameters = pretrained.skips_parameters
         self.decisive_settings = tuple(s for s in pretrained.decisive_settings if s not in ONLY_IN_PRETRAINING)
-
-    def max_positions(self) -> int:
-        return self.cfg.max_positions
 
     def forward(
         self,

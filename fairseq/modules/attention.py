@@ -176,11 +176,13 @@ class SelfAttention(nn.Module):
         Raises:
             ValueError: *visible* is not causal, with a cache.
         """
-        if cache is not None:
-            if visible != CAUSAL:
-                raise ValueError("incremental attention is causal, without a window")
-            return self._incremental(x, cache, past_length)
-        query, key, value = self._project(x, memory, positions)
+        if cache is None:
+            query, key, value = self._project(x, memory, positions)
+        elif visible != CAUSAL:
+            raise ValueError("incremental attention is causal, without a window")
+        else:
+            query, key, value = self._continue(x, cache, past_length)
+        # The cache has keys before their norm: their positions change when the segment becomes memory.
         query, key = self._normalize(query, key)
         return self._output(attend(query, key, value, visible, self.dropout if self.training else 0.0))
 
@@ -225,7 +227,8 @@ class SelfAttention(nn.Module):
             keys, values = [self.k_proj(memory), *keys], [self.v_proj(memory), *values]
         return queries, self._joined_heads(keys), self._joined_heads(values)
 
-    def _incremental(self, x: Tensor, cache: LayerCache, past_length: int) -> Tensor:
+    def _continue(self, x: Tensor, cache: LayerCache, past_length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of *x*, whose keys and values are added to *cache*, and all keys and values in it, before norms."""
         batch, tokens, _ = x.shape
         end = past_length + tokens
         # One position has one bias, which the matrix product adds.
@@ -236,9 +239,7 @@ class SelfAttention(nn.Module):
         query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
         cache.keys[:, :, past_length:end] = key
         cache.values[:, :, past_length:end] = value
-        # The cache has keys before their norm: their positions change when the segment becomes memory.
-        query, key = self._normalize(query, cache.keys[:, :, :end])
-        return self._output(attend(query, key, cache.values[:, :, :end]))
+        return query, cache.keys[:, :, :end], cache.values[:, :, :end]
 
     def _normalize(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Queries and keys [B, H, …, D] after their norms, if there are any."""

@@ -79,10 +79,16 @@ class DistanceAttention(SelfAttention):
             raise ValueError("relative attention needs the positions of memory and segment")
         if not isinstance(visible, Causal):
             raise ValueError("relative attention has no distances to keys after the query; it is causal only")
-        if cache is not None:
-            return self._relative_incremental(x, cache, past_length, positions, visible)
-        query, key, value = self._project(x, memory, positions)
-        distances = self._distances(positions, key.size(2), x.dtype)
+        if cache is None:
+            query, key, value = self._project(x, memory, positions)
+            distances = self._distances(positions, key.size(2), x.dtype)
+        else:
+            assert isinstance(cache, RelativeLayerCache)
+            query, key, value = self._continue(x, cache, past_length)
+            # A window may hide the oldest keys from all queries, which are then not computed.
+            count = visible.reach(query.size(2), key.size(2))
+            key, value = key[:, :, key.size(2) - count :], value[:, :, value.size(2) - count :]
+            distances = Distances(cache.distance_keys, cache.distance_scores).nearest(count)
         queries = self._content_query(query, positions), self._distance_query(query, positions)
         bias = visible.bias(query.size(2), key.size(2), x.device, query.dtype)
         dropout_p = self.dropout if self.training else 0.0
@@ -130,24 +136,6 @@ class DistanceAttention(SelfAttention):
         scale = 1 / math.sqrt(self.head_dim)
         # The scale is applied to the queries [T, D], which are smaller than the scores [T, K].
         return torch.add((bias * scale).to(query.dtype)[:, None], query, alpha=scale)
-
-    def _relative_incremental(
-        self, x: Tensor, cache: LayerCache, past_length: int, positions: RelativePositions, visible: Causal
-    ) -> Tensor:
-        assert isinstance(cache, RelativeLayerCache)
-        batch, tokens, _ = x.shape
-        end = past_length + tokens
-        # A window may hide the oldest keys from all queries, which are then not computed.
-        count = visible.reach(tokens, end)
-        projected = F.linear(x, cache.weight)
-        query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
-        cache.keys[:, :, past_length:end] = key
-        cache.values[:, :, past_length:end] = value
-        distances = Distances(cache.distance_keys, cache.distance_scores).nearest(count)
-        keys_and_values = cache.keys[:, :, end - count : end], cache.values[:, :, end - count : end]
-        queries = self._content_query(query, positions), self._distance_query(query, positions)
-        bias = visible.bias(tokens, count, x.device, query.dtype)
-        return self._output(attend_by_distance(*queries, *keys_and_values, distances, bias))
 
 
 class RelativeAttention(DistanceAttention):

@@ -118,8 +118,10 @@ class FairseqTask:
 
     @property
     def source_dictionary(self) -> Dictionary:
-        """The dictionary of the model's input."""
-        raise NotImplementedError
+        """The dictionary of the model's input: the attribute ``dictionary``, unless a task defines another."""
+        if not hasattr(self, "dictionary"):
+            raise NotImplementedError
+        return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:

@@ -66,10 +66,6 @@ class LanguageModelingTask(FairseqTask):
         return cls(args, load_dictionary(typed_settings(args).data_path))
 
     @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
     def reads_streams(self) -> bool:
         """Whether rows continue from batch to batch for models without memory, too."""
         return self.cfg.streams

@@ -66,10 +66,6 @@ class MaskedLMTask(FairseqTask):
     def setup_task(cls, args: Settings, **kwargs: Any) -> MaskedLMTask:
         return cls(args, load_dictionary(typed_settings(args).data_path))
 
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
     def batch_settings(self) -> dict[str, Any]:
         return {"tokens_per_sample": self.cfg.tokens_per_sample}
 

@@ -177,10 +177,6 @@ class SentencePredictionTask(FairseqTask):
         return cls(settings, dictionary, _tokenizer(dictionary, cfg.bpe_codes))
 
     @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
     def label_dictionary(self) -> Dictionary:
         """The classes, as scripts written for fairseq number them: after the special symbols."""
         dictionary = Dictionary()

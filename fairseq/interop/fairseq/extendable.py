@@ -6,7 +6,7 @@ import dataclasses
 import typing
 from typing import Any
 
-from fairseq.criterions.adaptive_loss import AdaptiveCriterionConfig
+from fairseq.config.shared import AdaptiveCriterionConfig
 from fairseq.criterions.cross_entropy import CrossEntropyConfig
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyConfig
 from fairseq.interop.fairseq.dataclass import FairseqDataclass
