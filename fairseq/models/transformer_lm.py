@@ -25,13 +25,7 @@ from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.output_layer import LinearOutput
-from fairseq.modules.positions import (
-    LearnedPositions,
-    SinusoidalPositions,
-    TokenShift,
-    position_embedding,
-    sinusoids,
-)
+from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, TokenShift, sinusoids
 from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer, layer_norm, skips_layer
 
 
@@ -190,19 +184,26 @@ class TransformerDecoder(Decoder):
         # A marker that fairseq's checkpoints have; they load strictly.
         self.register_buffer("version", torch.tensor([3.0]))
 
-        self.embed_tokens = embed_tokens or _embeddings(
-            cfg, vocabulary, padding_idx if padding_idx >= 0 else None, input_dim
-        )
+        padding = padding_idx if padding_idx >= 0 else None
+        if embed_tokens is not None:
+            self.embed_tokens = embed_tokens
+        elif cfg.adaptive_input:
+            cutoffs = cfg.adaptive_input_cutoff or []
+            self.embed_tokens = AdaptiveInput(vocabulary, padding, input_dim, cfg.adaptive_input_factor, dim, cutoffs)
+        else:
+            self.embed_tokens = word_embedding(vocabulary, input_dim, padding)
         # Vaswani et al. 2017, §3.4. Sinusoids have the norm √(C/2), beside which vectors of norm 1 would be lost.
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         widen = input_dim != dim and not cfg.adaptive_input
         self.project_in_dim = bare_linear(input_dim, dim) if widen else None
         self.embed_positions: SinusoidalPositions | LearnedPositions | None = None
-        if not cfg.no_token_positional_embeddings:
-            self.embed_positions = position_embedding(self.max_positions(), dim, padding_idx, cfg.decoder_learned_pos)
+        if cfg.decoder_learned_pos and not cfg.no_token_positional_embeddings:
+            self.embed_positions = LearnedPositions(self.max_positions(), dim, padding_idx)
+        elif not cfg.no_token_positional_embeddings:
+            self.embed_positions = SinusoidalPositions(dim, padding_idx)
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
-        self.layers = nn.ModuleList(_layer(cfg, self.infused, apex) for _ in range(cfg.layer_count))
+        self.layers = nn.ModuleList(_layer(cfg, apex) for _ in range(cfg.layer_count))
         # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a norm.
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
         self.layer_norm = layer_norm(dim, apex) if final_norm else None
@@ -342,23 +343,8 @@ def _pruned(state: dict[str, Tensor], keep: list[int]) -> dict[str, Tensor]:
     return {names.get(name, name): value for name, value in state.items() if name not in dropped}
 
 
-def _embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int | None, dim: int) -> nn.Module:
-    """The input embeddings, adaptive or plain, *dim* wide."""
-    if cfg.adaptive_input:
-        return AdaptiveInput(
-            vocabulary,
-            padding_idx,
-            dim,
-            cfg.adaptive_input_factor,
-            cfg.decoder_embed_dim,
-            cfg.adaptive_input_cutoff or [],
-        )
-    return word_embedding(vocabulary, dim, padding_idx)
-
-
-def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLayer:
-    """A layer with its attention."""
-    attention = (PositionInfusedAttention if infused else SelfAttention)(
+def _layer(cfg: TransformerLMConfig, apex: bool) -> TransformerLayer:
+    attention = (PositionInfusedAttention if cfg.position_infused_attention else SelfAttention)(
         cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.attention_dropout, qk_norm=cfg.qk_norm
     )
     layer = TransformerLayer(

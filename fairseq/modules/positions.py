@@ -127,11 +127,6 @@ class LearnedPositions(nn.Embedding):
         return self.weight[first : first + count]
 
 
-def position_embedding(count: int, dim: int, padding_idx: int, learned: bool) -> SinusoidalPositions | LearnedPositions:
-    """Learned or sinusoidal positions for rows of up to *count* tokens."""
-    return LearnedPositions(count, dim, padding_idx) if learned else SinusoidalPositions(dim, padding_idx)
-
-
 class TokenShift(nn.Module):
     """A causal convolution of each channel over time: y_t = x_t + Σ w_i ⊙ x_{t−i}, i from 1 to the reach.
 

@@ -61,38 +61,25 @@ class Distances(NamedTuple):
 class DistanceAttention(SelfAttention):
     """Base of relative attention: queries and keys of content and of distance; linear maps without biases."""
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None = None,
-        positions: RelativePositions | None = None,
-        visible: Visibility = CAUSAL,
-        cache: LayerCache | None = None,
-        past_length: int = 0,
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, positions: Any, visible: Visibility, cache: LayerCache | None
     ) -> Tensor:
-        """See :meth:`SelfAttention.forward`; with a cache, *positions* need no table.
-
-        Raises:
-            ValueError: *positions* are missing, or *visible* is not causal: distances count backwards only.
-        """
         if positions is None:
             raise ValueError("relative attention needs the positions of memory and segment")
         if not isinstance(visible, Causal):
             raise ValueError("relative attention has no distances to keys after the query; it is causal only")
-        if cache is None:
-            query, key, value = self._project(x, memory, positions)
-            distances = self._distances(positions, key.size(2), x.dtype)
-        else:
-            assert isinstance(cache, RelativeLayerCache)
-            query, key, value = self._continue(x, cache, past_length)
+        queries, keys = query.size(2), key.size(2)
+        if isinstance(cache, RelativeLayerCache):
             # A window may hide the oldest keys from all queries, which are then not computed.
-            count = visible.reach(query.size(2), key.size(2))
-            key, value = key[:, :, key.size(2) - count :], value[:, :, value.size(2) - count :]
-            distances = Distances(cache.distance_keys, cache.distance_scores).nearest(count)
-        queries = self._content_query(query, positions), self._distance_query(query, positions)
-        bias = visible.bias(query.size(2), key.size(2), x.device, query.dtype)
+            hidden, keys = keys - visible.reach(queries, keys), visible.reach(queries, keys)
+            key, value = key[:, :, hidden:], value[:, :, hidden:]
+            distances = Distances(cache.distance_keys, cache.distance_scores).nearest(keys)
+        else:
+            distances = self._distances(positions, keys, query.dtype)
+        bias = visible.bias(queries, keys, query.device, query.dtype)
         dropout_p = self.dropout if self.training else 0.0
-        return self._output(attend_by_distance(*queries, key, value, distances, bias, dropout_p))
+        content, distance = self._content_query(query, positions), self._distance_query(query, positions)
+        return attend_by_distance(content, distance, key, value, distances, bias, dropout_p)
 
     def new_cache(self, batch: int, length: int, positions: RelativePositions | None = None) -> RelativeLayerCache:
         """Room for *length* positions; *positions* holds the table of as many distances."""
@@ -260,19 +247,14 @@ def attend_by_distance(
     Shape: queries [B, H, T, D]; key, value [B, H, K, D]; bias [T, K] → [B, H, T, D].
     """
     if not on_cpu(content_query):
-        scores = shift(_by_distance(distance_query, distances), bias)
-        return _fused(content_query, key, value, scores, dropout_p)
+        dim = content_query.size(-1)
+        scores = shift(_by_distance(distance_query, distances), bias)  # (B, H, T, K)
+        query, key, value = pad_heads(content_query, key, value)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0)
+        return attended[..., :dim]
     if torch.is_grad_enabled() or dropout_p:
         return _attend(content_query, distance_query, key, value, distances, bias, dropout_p)
     return _attend_in_pieces(content_query, distance_query, key, value, distances, bias)
-
-
-def _fused(query: Tensor, key: Tensor, value: Tensor, scores: Tensor, dropout_p: float) -> Tensor:
-    """torch's fused attention with *scores* [B, H, T, K] as additive bias and scaled queries."""
-    dim = query.size(-1)
-    query, key, value = pad_heads(query, key, value)
-    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0)
-    return attended[..., :dim]
 
 
 def _attend(
