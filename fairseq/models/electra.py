@@ -16,9 +16,12 @@ from fairseq.data.masking import special_symbols
 from fairseq.errors import SettingError
 from fairseq.models.bert import BertModel, EncoderModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
 from fairseq.models.encoder import BertConfig, TransformerEncoder
-from fairseq.models.heads import DiscriminatorHead, Masked
+from fairseq.models.heads import DiscriminatorHead
 from fairseq.modules.output_layer import OutputLayer, rows_per_chunk
 from fairseq.modules.transformer_layer import Infuse
+
+Masked = tuple[Tensor, Tensor]
+"""Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64 [M]."""
 
 
 @dataclass(frozen=True)

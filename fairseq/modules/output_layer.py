@@ -69,15 +69,20 @@ class LinearOutput(OutputLayer):
 
     def loss(self, hidden: Tensor, partition: tuple[Tensor | None, Tensor]) -> Tensor:
         rows, target = partition
+        # Before what precedes the projection: most tokens of a masked language model have no target.
         chosen = hidden if rows is None else select_rows(hidden, rows)
-        return linear_cross_entropy(chosen, self.weight, target, self.bias)
+        return linear_cross_entropy(self._transform(chosen), self.weight, target, self.bias)
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
         target = target.to(hidden.device, non_blocking=True)
-        return target_log_probs(hidden, self._logits, self.weight.size(0), target, chunk)
+        return target_log_probs(self._transform(hidden), self._logits, self.weight.size(0), target, chunk)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        return self._logits(hidden).float().log_softmax(-1)
+        return self._logits(self._transform(hidden)).float().log_softmax(-1)
+
+    def _transform(self, hidden: Tensor) -> Tensor:
+        """What the projection is applied to, for hidden states [..., C]; in subclasses layers before it."""
+        return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return linear(hidden, self.weight, self.bias)

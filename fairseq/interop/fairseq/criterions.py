@@ -72,7 +72,7 @@ class LogitsModel:
         # What is left are arguments that models of this package take.
         output, *rest = self.model(src_tokens, **inputs)
         layer = self.model.output_layer
-        if isinstance(layer, LinearOutput) and not inputs.get("features_only"):
+        if type(layer) is LinearOutput and not inputs.get("features_only"):
             output = F.linear(output, layer.weight, layer.bias)
         return output if masked_tokens is None else output[masked_tokens], *rest
 
