@@ -75,11 +75,7 @@ class MaskedLMCriterion(FairseqCriterion):
 
 
 def mask_prob(criterion: str, task: Any) -> float:
-    """Return the share of tokens that *task* chooses.
-
-    Raises:
-        UserError: the task does not mask tokens.
-    """
+    """Return the share of tokens that *task* chooses; raise UserError if it does not mask tokens."""
     share: float | None = getattr(getattr(task, "cfg", None), "mask_prob", None)
     if share is None:
         raise UserError(f"`criterion` {criterion}: needs a task that masks tokens; use `task` masked_lm")

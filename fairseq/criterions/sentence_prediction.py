@@ -114,11 +114,7 @@ def metric(name: str, predicted: Tensor, target: Tensor) -> float:
 
 
 def _library(name: str) -> Any:
-    """Return the module of a metric.
-
-    Raises:
-        UserError: its package is not installed.
-    """
+    """Return the module of a metric; raise UserError if its package is not installed."""
     try:
         # Imported by name: scikit-learn and scipy take seconds, and are optional.
         return importlib.import_module(LIBRARIES[name])

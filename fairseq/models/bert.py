@@ -111,11 +111,7 @@ class BertModel(EncoderModel):
 
 
 def vocabulary_of(task: Any) -> tuple[int, int]:
-    """The number of symbols of *task*'s dictionary, and the id of its padding.
-
-    Raises:
-        UserError: the dictionary has no padding symbol.
-    """
+    """The number of symbols of *task*'s dictionary, and the id of its padding; UserError if it has none."""
     dictionary = task.source_dictionary
     if dictionary.pad() < 0:
         raise UserError(

@@ -92,11 +92,7 @@ class SentenceModel(EncoderModel):
         return any(name not in parameters or parameters[name].shape != value.shape for name, value in head.items())
 
     def check_start(self, parameters: Mapping[str, Tensor], source: str) -> None:
-        """Check that *parameters* of a checkpoint contain the whole encoder.
-
-        Raises:
-            UserError: a parameter is missing or has another shape, e.g. from another dictionary.
-        """
+        """Raise UserError if *parameters* lack a part of the encoder, or have one of another shape."""
         upgraded = self.upgrade_state_dict(dict(parameters))
         for name, initial in self.encoder.state_dict(prefix="encoder.").items():
             if name not in upgraded:

@@ -322,11 +322,7 @@ class TransformerLanguageModel(DecoderModel):
 
 
 def _pruned(state: dict[str, Tensor], keep: list[int]) -> dict[str, Tensor]:
-    """*state* with only the decoder's layers *keep*, renumbered from 0: LayerDrop's pruning (Fan et al. 2020, §3.2).
-
-    Raises:
-        SettingError: *keep* names a layer that *state* lacks.
-    """
+    """*state* with the decoder's layers *keep* only, numbered from 0: LayerDrop's pruning (Fan et al. 2020, §3.2)."""
     layered = [(name, match) for name in state if (match := re.match(r"decoder\.layers\.(\d+)(\..+)", name))]
     layers = {int(match[1]) for _, match in layered}
     # A state with no more layers than are named has been pruned before.

@@ -93,11 +93,7 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
         return {"max_relative_length": longest + self.memory_length} if self.max_relative_length is None else {}
 
     def tied_projections(self) -> frozenset[int]:
-        """Return the bands of ``tie_projs``.
-
-        Raises:
-            SettingError: a band does not exist.
-        """
+        """Return the bands of ``tie_projs``; raise SettingError if one does not exist."""
         bands = len(self.cutoffs or []) + 1
         bands_by_name = {"none": range(0), "tails": range(1, bands), "all": range(bands)}
         if self.tie_projs in bands_by_name:
@@ -282,11 +278,7 @@ class TransformerXL(DecoderModel):
             raise ValueError("memory_length 0: the model's same_length needs memory; use at least 1")
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """*state*, if its tables of positions are as long as this model's.
-
-        Raises:
-            SettingError: they are not; the message says how long they are.
-        """
+        """*state*; raise SettingError if its tables of positions are longer or shorter than this model's."""
         current = self.state_dict()
         for name, axis in (("decoder.layers.0.self_attn.r_emb", 0), ("decoder.layer_positions", 1)):
             if name in current and name in state and state[name].shape[axis] != current[name].shape[axis]:

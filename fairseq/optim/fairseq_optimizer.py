@@ -194,11 +194,7 @@ def check_pair(setting: str, numbers: list[float], example: str) -> None:
 
 
 def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
-    """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as fairseq has it.
-
-    Raises:
-        UserError: such a number is invalid. apex would find that in its first update.
-    """
+    """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as fairseq has it."""
     groups = [dict(group) for group in state["param_groups"]]
     entries = {index: dict(entry) for index, entry in state["state"].items()}
     for number, group in enumerate(groups):

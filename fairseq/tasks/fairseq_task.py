@@ -160,11 +160,7 @@ class FairseqTask:
         raise NotImplementedError
 
     def check_folder(self, split: str, folder: Path) -> None:
-        """Check, without reading it, that *folder* has *split*; it may be opened after many epochs.
-
-        Raises:
-            UserError: it has not.
-        """
+        """Raise UserError, without reading it, unless *folder* has *split*; it may be opened after many epochs."""
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
         """Put the examples of *split* into :attr:`datasets`; plug-ins written for fairseq override it."""
@@ -302,11 +298,7 @@ class FairseqTask:
         return {**sample, "positions": torch.full_like(tokens, -1)} if self.gives_positions else sample
 
     def loss_graph(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> LossGraph:
-        """Return the loss graph of *model* and *criterion*.
-
-        Raises:
-            UserError: they are incompatible, or cannot carry the task's state from step to step.
-        """
+        """Return the loss graph; raise UserError if its parts are incompatible or cannot carry the task's state."""
         criterion.check(model)
         for kind in self.kinds:
             kind.check(model, criterion)

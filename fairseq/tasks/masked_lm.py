@@ -92,11 +92,7 @@ class MaskedLMTask(FairseqTask):
         return dataset.cut_long(max(longest, self.cfg.tokens_per_sample))
 
     def masking(self) -> Masking:
-        """Return the masking of the settings.
-
-        Raises:
-            UserError: the dictionary lacks a symbol that is needed, or has no words.
-        """
+        """Return the masking of the settings; raise UserError if the dictionary lacks a symbol, or has no words."""
         for role in ("mask", "bos", "pad"):
             if getattr(self.dictionary, f"{role}_index") < 0:
                 raise UserError(

@@ -256,11 +256,7 @@ class SentencePredictionTask(FairseqTask):
 
 
 def folder_beside(checkpoint: str | Path | None) -> str | None:
-    """The folder that *checkpoint* is in if it has a dictionary, as the folders of runs and imports have; else None.
-
-    Raises:
-        UserError: *checkpoint* is a folder without one.
-    """
+    """The folder of *checkpoint* if it has a dictionary, as the folders of runs and imports have; else None."""
     if not checkpoint:
         return None
     folder = find_checkpoint(checkpoint).parent
@@ -275,11 +271,7 @@ def _dictionary_folder(settings: Settings) -> str:
 
 
 def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
-    """The tokenizer of pre-training, which is beside the *dictionary*, or made from subword-nmt's *codes*.
-
-    Raises:
-        UserError: both are given, or one cannot be read.
-    """
+    """The tokenizer beside the *dictionary*, or of subword-nmt's *codes*; UserError if there are both."""
     assert dictionary.path is not None
     tokenizer = find_tokenizer(dictionary.path, dictionary.symbols)
     if codes is None:

@@ -30,11 +30,7 @@ class CosineConfig(RateConfig):
 
     @property
     def rates(self) -> tuple[float, float]:
-        """The minimum and the maximum: ``lr`` and ``max_lr`` where the latter is given, else ``min_lr`` and ``lr``.
-
-        Raises:
-            SettingError: the minimum is not less.
-        """
+        """The minimum and the maximum: ``lr`` and ``max_lr`` where the latter is given, else ``min_lr`` and ``lr``."""
         lr, max_lr = single_rate(self, "cosine"), self.max_lr
         if max_lr is not None:
             if max_lr <= lr:
@@ -49,11 +45,7 @@ class CosineConfig(RateConfig):
 
     @property
     def period(self) -> float:
-        """Updates of the first period.
-
-        Raises:
-            SettingError: it is left open, as is the length of training.
-        """
+        """Updates of the first period; SettingError if it is left open, as is the length of training."""
         period = self.lr_period_updates if self.lr_period_updates > 0 else float(self.max_update - self.warmup_updates)
         if period <= 0:
             raise SettingError(
@@ -133,11 +125,7 @@ class TriangularConfig(RateConfig):
 
     @property
     def highest(self) -> float:
-        """The maximum.
-
-        Raises:
-            SettingError: it is missing or not greater than the minimum.
-        """
+        """The maximum; SettingError if it is missing or not greater than the minimum."""
         lr = single_rate(self, "triangular")
         if self.max_lr is None or self.max_lr <= lr:
             raise SettingError(f"`max_lr` {self.max_lr}: must be greater than `lr` {lr}, the minimum; change one")

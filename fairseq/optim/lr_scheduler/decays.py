@@ -139,11 +139,7 @@ class TriStageConfig(RateConfig):
 
     @property
     def stages(self) -> list[int]:
-        """Updates of each stage.
-
-        Raises:
-            SettingError: they are fractions of a training whose length is left open.
-        """
+        """Updates of each stage; SettingError for shares of a training whose length is left open."""
         if self.phase_ratio is None:
             return [self.warmup_steps, self.hold_steps, self.decay_steps]
         # Not in check(): with --stages the length of training comes with the stage.
@@ -191,11 +187,7 @@ class WSDConfig(RateConfig):
 
     @property
     def total(self) -> int:
-        """Updates of training.
-
-        Raises:
-            SettingError: their number is left open.
-        """
+        """Updates of training; SettingError if their number is left open."""
         if (total := self.total_num_update or self.max_update) <= 0:
             raise SettingError(
                 "`lr_scheduler` wsd: decays over the last updates; give `max_update` or `total_num_update`"

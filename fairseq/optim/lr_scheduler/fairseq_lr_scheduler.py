@@ -118,11 +118,7 @@ def rate_of_epoch(rates: list[float], epoch: int) -> float:
 
 
 def single_rate(config: RateConfig, schedule: str) -> float:
-    """The one ``lr`` of a schedule that cannot follow a list.
-
-    Raises:
-        SettingError: ``lr`` is a list.
-    """
+    """The one ``lr`` of a schedule that cannot follow a list; SettingError if it is one."""
     if len(config.lr) != 1:
         text = ",".join(map(str, config.lr))
         raise SettingError(
