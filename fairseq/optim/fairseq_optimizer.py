@@ -158,7 +158,7 @@ class FairseqOptimizer:
         else:
             self.optimizer.load_state_dict(state)
         rate = self.get_lr()
-        # The ratios of this run's rates: the state has those of the run that saved it.
+        # The ratios of this run's rates: the state has the saved run's.
         for group, former in zip(self.param_groups, before, strict=True):
             # A group without the factor must not inherit the saved run's.
             group.pop("lr_factor", None)
