@@ -87,14 +87,14 @@ class Bidirectional(Visibility):
 CAUSAL = Causal()
 
 
-# All layers of a step ask for one mask; eight hold the lengths that alternate in training and validation.
-@cached_tensor(8)
+# All layers of a step ask for one mask.
+@cached_tensor
 def _causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)  # (T, S)
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
-@cached_tensor(8)
+@cached_tensor
 def _causal_bias(
     queries: int, keys: int, window: int | None, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> Tensor:

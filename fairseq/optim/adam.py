@@ -66,7 +66,7 @@ class Adam(CountingOptimizer):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "torch_eps": torch_eps}
         super().__init__(params, settings)
 
-    def scaled_update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ), or ε."""
         beta1, beta2 = group["betas"]
         device = params[0].device

@@ -38,8 +38,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
     Where :attr:`sliceable` is false, an update needs whole parameters, which are widened one at a time.
 
-    Subclasses define :meth:`new_state` and :meth:`update`, or :meth:`scaled_update` where a kernel scales gradients
-    itself, and :meth:`begin_step` and :meth:`end_step` where something changes once a step.
+    Subclasses define :meth:`new_state` and :meth:`update`, and :meth:`begin_step` and :meth:`end_step` where something
+    changes once a step.
     """
 
     sliceable = True
@@ -57,17 +57,13 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     def begin_step(self, group: Group, states: States) -> None:
         """Advance what changes once a step, however many chunks it has; before the update."""
 
-    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         """Update *params* and the tensors of *states* in place, of one group or of a chunk of it, in float32 or more.
 
-        In a chunk the tensors are one-dimensional slices of the parameters and of their states.
+        In a chunk the tensors are one-dimensional slices of the parameters and of their states. Gradients count times
+        *factor*, by which *grads* may be multiplied in place.
         """
         raise NotImplementedError
-
-    def scaled_update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
-        """Multiply *grads* by *factor*, which may be done in place, and update as :meth:`update` does."""
-        scale_(grads, factor)
-        self.update(group, params, grads, states)
 
     def end_step(self, group: Group) -> None:
         """Like :meth:`begin_step`, after the update."""
@@ -101,12 +97,12 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         full = [p for p in params if not _is_copied(p)]
         if full:
             grads = [p.grad.contiguous() for p in full if p.grad is not None]
-            self.scaled_update(group, [p.detach() for p in full], grads, [self.state[p] for p in full], factor)
+            self.update(group, [p.detach() for p in full], grads, [self.state[p] for p in full], factor)
         pieces = (piece for p in params if _is_copied(p) for piece in _pieces(p, self.state[p], self.sliceable))
         for chunk in together(pieces, lambda piece: piece[0].numel(), CHUNK):
             narrow = [piece[0] for piece in chunk]
             wide, grads = [_widened(p) for p in narrow], [_widened(piece[1]) for piece in chunk]
-            self.scaled_update(group, wide, grads, [piece[2] for piece in chunk], factor)
+            self.update(group, wide, grads, [piece[2] for piece in chunk], factor)
             torch._foreach_copy_(narrow, wide)
         self.end_step(group)
 
@@ -176,14 +172,15 @@ class CountingOptimizer(ElementwiseOptimizer):
         for state in states:
             state["step"] = int(state["step"]) + 1
 
-    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
+        scale_(grads, factor)
         for step, indices in buckets(params, states, CHUNK):
             self.update_at(
                 step, group, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
             )
 
     def update_at(self, step: int, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """Update *params* and *states* in place, as :meth:`update` does, in their *step*-th update."""
+        """Update *params* and *states* in place, as :meth:`update` does without a factor, in their *step*-th update."""
         raise NotImplementedError
 
 

@@ -37,7 +37,8 @@ class MomentumSGD(ElementwiseOptimizer):
     def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
         return {"momentum_buffer": zeros()} if group["momentum"] > 0 else {}
 
-    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
+        scale_(grads, factor)
         if group["weight_decay"] != 0:
             grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         if group["momentum"] > 0:
@@ -81,7 +82,7 @@ class NAG(ElementwiseOptimizer):
     def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
         return {"momentum_buffer": zeros()}
 
-    def scaled_update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         """One call of PyTorch's kernel of SGD with Nesterov's momentum.
 
         With rate r, momentum m and dampening d it computes buf ← m·buf + (1 − d)·ĝ; p ← p − r·(ĝ + m·buf), which is the

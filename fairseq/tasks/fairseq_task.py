@@ -368,6 +368,16 @@ def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size
     )
 
 
+def check_symbols(dictionary: Dictionary, task: str, *roles: str) -> None:
+    """Raise UserError if *dictionary* lacks a special symbol that the task called *task* needs."""
+    for role in roles:
+        if getattr(dictionary, f"{role}_index") < 0:
+            raise UserError(
+                f"{dictionary.path or 'dict.txt'}: `task` {task} needs a {role} symbol, which the dictionary lacks; "
+                f"name one as {role}=WORD in its #specials line"
+            )
+
+
 def setup_task(settings: Settings) -> FairseqTask:
     """Return the task that *settings* select, with its dictionary loaded."""
     settings = typed_settings(settings)

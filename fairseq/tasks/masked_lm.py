@@ -18,7 +18,7 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import SettingError, UserError
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.fairseq_task import FairseqTask, check_symbols
 from fairseq.text.dictionary import Dictionary
 
 
@@ -93,12 +93,7 @@ class MaskedLMTask(FairseqTask):
 
     def masking(self) -> Masking:
         """Return the masking of the settings; raise UserError if the dictionary lacks a symbol, or has no words."""
-        for role in ("mask", "bos", "pad"):
-            if getattr(self.dictionary, f"{role}_index") < 0:
-                raise UserError(
-                    f"{self.dictionary.path or 'dict.txt'}: `task` masked_lm needs a {role} symbol, which the "
-                    f"dictionary lacks; name one as {role}=WORD in its #specials line"
-                )
+        check_symbols(self.dictionary, "masked_lm", "mask", "bos", "pad")
         special = special_symbols(self.dictionary)
         if special.all():
             raise UserError(f"{self.dictionary.path or 'dict.txt'}: no words; make the dictionary again")

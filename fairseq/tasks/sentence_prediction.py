@@ -34,7 +34,7 @@ from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.transformer_layer import ACTIVATIONS
-from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.fairseq_task import FairseqTask, check_symbols
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords
@@ -84,7 +84,11 @@ class SentencePredictionTaskConfig(Config):
 
     def _layout(self) -> Layout:
         if self.glue_task is not None:
-            self._check_left_to_glue()
+            for name in ("labels", "regression_target", "sentence_pairs"):
+                if getattr(self, name) not in (getattr(SentencePredictionTaskConfig, name), FORMER_LABELS):
+                    raise UserError(
+                        f"`{name}`: `glue_task` {self.glue_task} sets columns and labels; leave one of them out"
+                    )
             return layout_of(self.glue_task)
         if self.regression_target:
             return Layout(self._sentences(), labels=(), metrics=("pearson", "spearman"))
@@ -118,13 +122,6 @@ class SentencePredictionTaskConfig(Config):
     def _sentences(self) -> tuple[str, ...]:
         return ("sentence1", "sentence2") if self.sentence_pairs else ("sentence",)
 
-    def _check_left_to_glue(self) -> None:
-        for name in ("labels", "regression_target", "sentence_pairs"):
-            if getattr(self, name) not in (getattr(SentencePredictionTaskConfig, name), FORMER_LABELS):
-                raise UserError(
-                    f"`{name}`: `glue_task` {self.glue_task} sets columns and labels; leave one of them out"
-                )
-
 
 @register_task("sentence_prediction", dataclass=SentencePredictionTaskConfig)
 class SentencePredictionTask(FairseqTask):
@@ -142,12 +139,7 @@ class SentencePredictionTask(FairseqTask):
         self.dictionary = dictionary
         if dictionary.nspecial:
             dictionary.add_mask()
-        for role in ("bos", "pad"):
-            if getattr(dictionary, f"{role}_index") < 0:
-                raise UserError(
-                    f"{dictionary.path or DICTIONARY}: `task` sentence_prediction needs a {role} symbol, which the "
-                    f"dictionary lacks; name one as {role}=WORD in its #specials line"
-                )
+        check_symbols(dictionary, "sentence_prediction", "bos", "pad")
         for name in ("init_token", "separator_token"):
             index = getattr(self.cfg, name) or 0
             if index >= len(dictionary):
@@ -211,7 +203,7 @@ class SentencePredictionTask(FairseqTask):
                 labels = read_labels(data, split, self.layout, len(sentences), labelled)
             else:
                 examples = read_examples(path, self.layout, labelled)
-                sentences = [self._encoded(example.sentences) for example in examples]
+                sentences = [tuple(map(self.encode, example.sentences)) for example in examples]
                 labels = [example.label for example in examples]
             if training:
                 check_labels(path, labels)
@@ -224,10 +216,7 @@ class SentencePredictionTask(FairseqTask):
 
         They are cut to what the model reads, whatever the settings do with the rows of a split.
         """
-        return self._of_ids([self._encoded(text) for text in texts], labels, name, cut=True)
-
-    def _encoded(self, sentences: tuple[str, ...]) -> tuple[np.ndarray, ...]:
-        return tuple(map(self.encode, sentences))
+        return self._of_ids([tuple(map(self.encode, text)) for text in texts], labels, name, cut=True)
 
     def _of_ids(
         self, sentences: Sequence[tuple[np.ndarray, ...]], labels: Sequence[Label | None], name: str, cut: bool
