@@ -19,11 +19,7 @@ from fairseq.modules.transformer_layer import Infuse
 
 
 class MaskedLMEncoder(nn.Module):
-    """An encoder and its output layer, under fairseq's names ``sentence_encoder`` and ``lm_head``.
-
-    Args:
-        cfg, vocabulary, padding_idx, embeddings: see :class:`~fairseq.models.encoder.TransformerEncoder`.
-    """
+    """An encoder and its output layer, under fairseq's names ``sentence_encoder`` and ``lm_head``."""
 
     def __init__(
         self, cfg: BertConfig, vocabulary: int, padding_idx: int, embeddings: TransformerEncoder | None = None
@@ -53,12 +49,7 @@ class EncoderModel(BaseFairseqModel):
 
 @register_model("bert", dataclass=BertConfig)
 class BertModel(EncoderModel):
-    """A masked language model (Devlin et al. 2019; Liu et al. 2019), with the parameter names of fairseq's RoBERTa.
-
-    Args:
-        encoder: encoder and output layer.
-        cfg: its settings.
-    """
+    """A masked language model (Devlin et al. 2019; Liu et al. 2019), with the parameter names of fairseq's RoBERTa."""
 
     decisive_settings = (
         *("encoder_attention_heads", "activation_fn", "head_activation_fn", "layer_norm_eps"),

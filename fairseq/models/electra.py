@@ -77,9 +77,7 @@ class ElectraModel(EncoderModel):
     The finished model is the discriminator: without the parameters ``generator.…``, an encoder like BERT.
 
     Args:
-        encoder: the discriminator.
-        generator: the generator; None: a finished discriminator, which cannot be trained further as ELECTRA.
-        cfg: the settings.
+        generator: None: a finished discriminator, which cannot be trained further as ELECTRA.
         special: ids of the symbols that are no text, which the generator never writes.
     """
 
@@ -130,12 +128,8 @@ class ElectraModel(EncoderModel):
         With *masked* the generator first fills the chosen tokens, and the discriminator reads the result.
 
         Args:
-            src_tokens: int64 [B, T]; padding is detected from the ids.
-            token_types: int64 [B, T]; None: all 0.
-            features_only: return hidden states.
-            infuse: applied to the summed embeddings of generator and discriminator.
-            infuse_generator_only: do not apply it to the discriminator's.
-            padded: whether *src_tokens* have padding; None: not known.
+            src_tokens, token_types, features_only, padded: see :meth:`BertModel.forward`.
+            infuse: applied to the summed embeddings of generator and, unless *infuse_generator_only*, discriminator.
             masked: indices in B·T and the original tokens, int64 [M] each.
             noise: [M], uniform on [0, 1): determines the tokens sampled from the generator.
 

@@ -67,13 +67,7 @@ class TransformerEncoder(nn.Module):
     """Token, position and token-type embeddings, a layer norm, and post-norm layers (Devlin et al. 2019, §3).
 
     Parameters are named as in fairseq's RoBERTa. Positions are learned and numbered from ``padding_idx + 1``, padding
-    not counted.
-
-    Args:
-        cfg: the settings.
-        vocabulary: number of symbols V.
-        padding_idx: id of the padding symbol.
-        embeddings: another encoder with embeddings of the same width, which are shared, and so is their layer norm.
+    not counted. Embeddings and their layer norm may be shared with another encoder of the same embedding width.
     """
 
     def __init__(
@@ -115,11 +109,7 @@ class TransformerEncoder(nn.Module):
         initialize(self, cfg.init_std)
 
     def embed(self, src_tokens: Tensor, token_types: Tensor | None = None) -> Tensor:
-        """The summed embeddings, before their layer norm: [B, T] → [B, T, E].
-
-        Args:
-            src_tokens: int64 [B, T].
-            token_types: int64 [B, T], below the settings' ``token_types``; None: all 0.
+        """The summed embeddings, before their layer norm: [B, T] → [B, T, E]; without *token_types* all are 0.
 
         Raises:
             ValueError: a row is longer than the position table, or there are no token types.
@@ -161,8 +151,7 @@ class TransformerEncoder(nn.Module):
         """The input of the first layer, then the output of each: [B, T, C].
 
         Args:
-            src_tokens: int64 [B, T]; padding is not attended to.
-            token_types: see :meth:`embed`.
+            src_tokens, token_types: see :meth:`embed`; padding is not attended to.
             infuse: applied to the result of :meth:`embed`.
             padded: whether *src_tokens* have padding; None: they are looked at where that does not synchronise.
         """

@@ -15,9 +15,7 @@ from fairseq.modules.transformer_layer import activation, layer_norm
 class MaskedLMHead(LinearOutput):
     """Dense layer, activation, layer norm, and a projection to all words with a bias (Devlin et al. 2019, §3.1).
 
-    Args:
-        cfg: settings of the encoder, whose hidden states have C channels.
-        weight: of the projection, [V, E]; usually the token embeddings.
+    The *weight* of the projection, [V, E], is usually the token embeddings'.
     """
 
     def __init__(self, cfg: BertConfig, weight: nn.Parameter) -> None:

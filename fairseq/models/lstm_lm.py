@@ -74,13 +74,7 @@ class RecurrentCache(KeyValueCache):
 
 
 class LSTMDecoder(nn.Module):
-    """Embeddings, layers, and the output layer that criterions and the scorer use.
-
-    Args:
-        cfg: settings, checked.
-        vocabulary: number of words V.
-        padding_idx: index of the padding symbol.
-    """
+    """Embeddings of V words, layers, and the output layer that criterions and the scorer use."""
 
     def __init__(self, cfg: LSTMLMConfig, vocabulary: int, padding_idx: int) -> None:
         super().__init__()
@@ -120,9 +114,7 @@ class LSTMDecoder(nn.Module):
     def forward(self, src_tokens: Tensor, cache: RecurrentCache | None = None) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states of *src_tokens* [B, T], each from the tokens up to it: [B, T, C], for the output layer.
 
-        Args:
-            src_tokens: [B, T].
-            cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
+        In incremental inference they continue what *cache* holds, and are added to it.
         """
         x = dropout(self.embed_tokens(src_tokens), self.dropout_in, self.training)  # (B, T, E)
         before = cache.states if cache is not None and cache.states else [None] * len(self.layers)

@@ -26,8 +26,6 @@ class SentenceModel(EncoderModel):
         pretrained: BERT or ELECTRA; of ELECTRA the discriminator is used.
         name: name of the head.
         outputs: number n of classes; 1 for regression.
-        dropout: dropout rate of the head's input and hidden state.
-        activation_fn: activation of the head.
 
     Raises:
         UserError: *pretrained* is not an encoder.
@@ -66,8 +64,7 @@ class SentenceModel(EncoderModel):
         """Logits of each row's classes, or its score.
 
         Args:
-            src_tokens: int64 [B, T]; padding is detected from the ids.
-            token_types: int64 [B, T], where the model has token types; None: all 0.
+            src_tokens, token_types: see :meth:`BertModel.forward`.
             features_only: return hidden states, unless a head is named: fairseq's criterions ask for both.
             classification_head_name: the head.
 

@@ -153,11 +153,9 @@ class TransformerLMConfig(BlockModelConfig):
 
 
 class TransformerDecoder(Decoder):
-    """The decoder of the baseline and of the Shortformer.
+    """The decoder of the baseline and of the Shortformer, over V words.
 
     Args:
-        cfg: settings, checked.
-        vocabulary: number of words V.
         padding_idx: index of the padding symbol; -1: there is none.
         apex: allow apex's fused layer norm.
         embed_tokens: embeddings to use instead of new ones, of a plug-in.

@@ -22,12 +22,17 @@ from fairseq.models.base import MOST_LAYERS, ModelConfig
 from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.attention import Causal, SelfAttention
-from fairseq.modules.attention_biases import AttentionBiases, name_as_layers_own
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.dropout import dropout, variational_dropout
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache
 from fairseq.modules.positions import distance_sinusoids
-from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention
+from fairseq.modules.relative_attention import (
+    AttentionBiases,
+    RelativeAttention,
+    RelativePositions,
+    ShawAttention,
+    name_as_layers_own,
+)
 from fairseq.modules.transformer_layer import Infuse, TransformerLayer
 
 LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for
@@ -143,13 +148,7 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
 
 
 class TransformerXLDecoder(Decoder):
-    """The decoder of a Transformer-XL.
-
-    Args:
-        cfg: settings, checked.
-        vocabulary: number of words V.
-        apex: allow apex's fused layer norm.
-    """
+    """The decoder of a Transformer-XL, over V words; *apex* allows apex's fused layer norm."""
 
     cfg: TransformerXLConfig
     embed_tokens: AdaptiveInput

@@ -142,9 +142,7 @@ class BandedSoftmax(OutputLayer):
     def forward(self, hidden: Tensor, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Logits and targets of the head and of each tail band, for plug-ins that compute the loss of them.
 
-        Args:
-            hidden: [..., C].
-            target: as many words; padding is a word of the first band.
+        Hidden states [..., C] have as many targets; padding is a word of the first band.
         """
         _, head, tails = self.partition(target.reshape(-1), padding_idx=-1)
         hidden = dropout(hidden.reshape(-1, hidden.size(-1)), self.dropout, self.training)  # (N, C)

@@ -31,8 +31,7 @@ class RelativePositions:
 
     Attributes:
         table: embeddings of the distances K − 1, …, 0: [K, C]; None where attention has its own.
-        content_bias: u [H, D]; None where every layer has its own.
-        position_bias: v [H, D]; None where every layer has its own.
+        content_bias, position_bias: u and v [H, D]; None where every layer has its own.
     """
 
     table: Tensor | None = None
@@ -119,7 +118,9 @@ class DistanceAttention(SelfAttention):
         """q* / √D for q [B, H, T, D]."""
         raise NotImplementedError
 
-    def _plus(self, query: Tensor, bias: Tensor) -> Tensor:
+    def _plus(self, query: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            raise ValueError("relative attention has no biases u, v of its own and was given none")
         scale = 1 / math.sqrt(self.head_dim)
         # The scale is applied to the queries [T, D], which are smaller than the scores [T, K].
         return torch.add((bias * scale).to(query.dtype)[:, None], query, alpha=scale)
@@ -128,12 +129,7 @@ class DistanceAttention(SelfAttention):
 class RelativeAttention(DistanceAttention):
     """Transformer-XL's attention: (W_q x_i + u)ᵀ W_k,E x_j + (W_q x_i + v)ᵀ W_k,R R_{i−j} (Dai et al. 2019, §3.3).
 
-    Args:
-        embed_dim: channels C.
-        num_heads: heads H.
-        dropout: probability that an attention weight is dropped in training.
-        head_dim: channels D of a head.
-        own_biases: u and v are parameters of this module; otherwise they come with the positions.
+    With *own_biases* u and v are parameters of this module; otherwise they come with the positions.
     """
 
     def __init__(
@@ -157,10 +153,10 @@ class RelativeAttention(DistanceAttention):
         return Distances(projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1))
 
     def _content_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
-        return self._plus(query, _either(self.r_w_bias, positions.content_bias))
+        return self._plus(query, positions.content_bias if self.r_w_bias is None else self.r_w_bias)
 
     def _distance_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
-        return self._plus(query, _either(self.r_r_bias, positions.position_bias))
+        return self._plus(query, positions.position_bias if self.r_r_bias is None else self.r_r_bias)
 
     @torch.no_grad()
     def terms(
@@ -190,12 +186,38 @@ class RelativeAttention(DistanceAttention):
         return terms if mask is None else {name: term.masked_fill(~mask, 0.0) for name, term in terms.items()}
 
 
-def _either(of_layer: Tensor | None, shared: Tensor | None) -> Tensor:
-    """A layer's own bias, or the one that all layers share."""
-    bias = shared if of_layer is None else of_layer
-    if bias is None:
-        raise ValueError("relative attention has no biases u, v of its own and was given none")
-    return bias
+class AttentionBiases(nn.Module):
+    """u and v [H, D] where all layers share one pair (§3.3). The decoder owns them and hands them to every layer."""
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.r_w_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
+        self.r_r_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
+
+
+def name_as_layers_own(decoder: nn.Module, shared: str, layers: list[str]) -> None:
+    """Let the state dict of *decoder* name the parameters of its submodule *shared* as if each of *layers* had them.
+
+    Checkpoints have u and v with each layer's attention, shared or not, as the authors' do.
+    """
+
+    def spread(_: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        items = list(state.items())
+        state.clear()
+        # In the order of the parameters, by which optimizer states are numbered.
+        for name, value in items:
+            bias = name.removeprefix(f"{prefix}{shared}.")
+            state.update({name: value} if bias == name else {f"{prefix}{layer}.{bias}": value for layer in layers})
+
+    def gather(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        for bias in dict(module.get_submodule(shared).named_parameters()):
+            names = [f"{prefix}{layer}.{bias}" for layer in layers]
+            if all(name in state for name in names):
+                # Every layer's entry is a copy of the one pair.
+                state[f"{prefix}{shared}.{bias}"] = [state.pop(name) for name in names][0]
+
+    decoder.register_state_dict_post_hook(spread)
+    decoder.register_load_state_dict_pre_hook(gather)
 
 
 class ShawAttention(DistanceAttention):

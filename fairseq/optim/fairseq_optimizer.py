@@ -174,14 +174,7 @@ class FairseqOptimizer:
 
 
 def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> FairseqOptimizer:
-    """Return the optimizer that *settings* choose.
-
-    Args:
-        params: parameters, of which those that require a gradient are trained, or groups of them as dicts.
-
-    Raises:
-        UserError: no optimizer has that name, or one of its settings is invalid.
-    """
+    """Return the optimizer that *settings* choose, of the *params* that require a gradient, or of groups as dicts."""
     settings = training_settings(settings)
     cls = OPTIMIZERS[settings.chosen.optimizer]
     return cls.from_settings(settings, [p for p in params if isinstance(p, dict) or p.requires_grad])

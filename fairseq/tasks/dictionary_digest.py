@@ -26,19 +26,9 @@ def dictionary_of(task: FairseqTask) -> Dictionary | None:
 
 
 def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
-    """Return the digest of the dictionary that a checkpoint was trained with.
+    """Return the digest of the dictionary that the checkpoint *state*, read from *path*, was trained with, or None.
 
     Checkpoints of earlier versions and of fairseq have none; theirs is the digest of the ``dict.txt`` beside them.
-
-    Args:
-        state: the checkpoint.
-        path: its file.
-
-    Returns:
-        None if neither is there.
-
-    Raises:
-        UserError: the ``dict.txt`` beside the checkpoint is damaged.
     """
     if state.get(KEY) is not None:
         return str(state[KEY])

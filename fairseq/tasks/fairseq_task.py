@@ -54,12 +54,7 @@ class LossGraph(nn.Module):
         self.update_num = 0
 
     def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> tuple[StepOutput, Mapping[str, Any]]:
-        """Return the criterion's loss on *sample*, and the ``extra`` that the model returned.
-
-        Args:
-            sample: a batch; its ``net_input`` are keyword arguments of the model.
-            inputs: further keyword arguments, from the state that steps carry.
-        """
+        """See :meth:`FairseqCriterion.step`."""
         return self.criterion.step(self.model, sample, inputs)
 
 

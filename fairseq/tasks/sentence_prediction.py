@@ -2,9 +2,7 @@
 
 Raw TSV files (:mod:`fairseq.data.glue` has the columns, labels and metrics of each GLUE task) are encoded as the
 pre-training text was; fairseq's folders (:mod:`fairseq.data.sentence_folders`) are binarised text. Rows are kept in
-memory. The model is the encoder of a ``bert`` or ``electra`` model with
-a head over the first token, under fairseq's names ``classification_heads.NAME.…``; output layer and generator are
-dropped. Metrics are computed from gathered predictions.
+memory. The model is the encoder of a ``bert`` or ``electra`` model with a head over the first token.
 """
 
 from __future__ import annotations
@@ -102,8 +100,7 @@ class SentencePredictionTaskConfig(Config):
         return Layout(self._sentences(), labels=labels)
 
     def completed(self, folder: str | Path) -> SentencePredictionTaskConfig:
-        """These settings with the classes of the training data in *folder*, unless they are known, and whether its
-        folders hold pairs.
+        """These settings with the classes of the training data in *folder*, unless known, and whether it holds pairs.
 
         Raises:
             UserError: the data cannot be read, have no classes, or no pairs where the settings ask for pairs.

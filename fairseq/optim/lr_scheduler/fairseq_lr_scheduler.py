@@ -75,9 +75,7 @@ class FairseqLRScheduler:
 class Schedule(FairseqLRScheduler):
     """Base of schedules that define :meth:`rate`, which depends on settings, updates, and :attr:`lr`.
 
-    Attributes:
-        config: the settings.
-        lr: the rate that the user gave; in some schedules it changes with epochs or validations.
+    That is the rate which the user gave; in some schedules it changes with epochs or validations.
     """
 
     def __init__(self, args: Any, optimizer: FairseqOptimizer) -> None:
