@@ -89,7 +89,7 @@ def metric_figures(metrics: tuple[str, ...]) -> dict[str, Figure]:
 
 
 def metric(name: str, predicted: Tensor, target: Tensor) -> float:
-    """A metric in percent, ``accuracy`` or a key of :data:`LIBRARIES`, of classes or scores [n]; F1's positive class is 1.
+    """A metric in percent, ``accuracy`` or a key of :data:`LIBRARIES`, of classes or scores [n]; F1's positive is 1.
 
     A correlation with a constant is 0, as in scikit-learn's Matthews correlation; so is F1 without positive rows.
     """

@@ -45,16 +45,16 @@ class LSTMLMConfig(BlockModelConfig):
         return self.decoder_hidden_size or self.decoder_embed_dim
 
     def check(self) -> None:
-        if self.adaptive_softmax_cutoff is not None:
-            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff)
-        elif self.share_decoder_input_output_embed and self.decoder_embed_dim != self.decoder_out_embed_dim:
+        self.check_vocabulary()
+        differ = self.decoder_embed_dim != self.decoder_out_embed_dim
+        if self.adaptive_softmax_cutoff is None and self.share_decoder_input_output_embed and differ:
             raise SettingError(
                 f"`share_decoder_input_output_embed`: needs `decoder_out_embed_dim` {self.decoder_embed_dim}, the "
                 "width of the embeddings"
             )
 
-    def check_vocabulary(self, vocabulary: int) -> None:
-        """Raise SettingError if the cutoffs leave a band of the *vocabulary* words empty."""
+    def check_vocabulary(self, vocabulary: int | None = None) -> None:
+        """Raise SettingError if a band, where the number of words is known, has none."""
         if self.adaptive_softmax_cutoff is not None:
             check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff, vocabulary)
 

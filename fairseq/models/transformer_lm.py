@@ -105,12 +105,7 @@ class TransformerLMConfig(BlockModelConfig):
             raise SettingError("`character_embeddings`: not supported; leave it out")
         if self.position_infused_attention and (self.decoder_learned_pos or self.no_token_positional_embeddings):
             raise SettingError("`position_infused_attention`, `tokens_from_prev`: need sinusoidal positions")
-        if self.adaptive_softmax_cutoff is not None:
-            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff)
-            self._check_widths("softmax", self.decoder_output_dim, self.adaptive_softmax_factor)
-        if self.adaptive_input:
-            check_cutoffs("adaptive_input_cutoff", self.adaptive_input_cutoff or [])
-            self._check_widths("input", self.decoder_input_dim, self.adaptive_input_factor)
+        self.check_vocabulary()
         dim = self.decoder_embed_dim
         differ = (self.decoder_input_dim or dim) != (self.decoder_output_dim or dim)
         if self.tie_adaptive_weights:
@@ -136,20 +131,23 @@ class TransformerLMConfig(BlockModelConfig):
                     "`share_decoder_input_output_embed`: `decoder_input_dim` and `decoder_output_dim` differ"
                 )
 
-    def check_vocabulary(self, vocabulary: int) -> None:
-        """Raise SettingError if the cutoffs leave a band of the *vocabulary* words empty."""
+    def check_vocabulary(self, vocabulary: int | None = None) -> None:
+        """Raise SettingError if a band has no width or, where the number of words is known, no words."""
+        bands: list[tuple[str, list[int], int | None, float]] = []
         if self.adaptive_softmax_cutoff is not None:
-            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff, vocabulary)
-        if self.adaptive_input:
-            check_cutoffs("adaptive_input_cutoff", self.adaptive_input_cutoff or [], vocabulary)
-
-    def _check_widths(self, part: str, dim: int | None, factor: float) -> None:
-        cutoffs = self.adaptive_softmax_cutoff if part == "softmax" else self.adaptive_input_cutoff
-        bands, width = len(cutoffs or []), dim or self.decoder_embed_dim
-        if width < factor**bands:
-            raise SettingError(
-                f"`adaptive_{part}_factor` {factor}: band {bands} of width {width} / {factor}^{bands} is empty"
+            bands.append(
+                ("softmax", self.adaptive_softmax_cutoff, self.decoder_output_dim, self.adaptive_softmax_factor)
             )
+        if self.adaptive_input:
+            cutoffs = self.adaptive_input_cutoff or []
+            bands.append(("input", cutoffs, self.decoder_input_dim, self.adaptive_input_factor))
+        for part, cutoffs, dim, factor in bands:
+            check_cutoffs(f"adaptive_{part}_cutoff", cutoffs, vocabulary)
+            tails, width = len(cutoffs), dim or self.decoder_embed_dim
+            if width < factor**tails:
+                raise SettingError(
+                    f"`adaptive_{part}_factor` {factor}: band {tails} of width {width} / {factor}^{tails} is empty"
+                )
 
 
 class TransformerDecoder(Decoder):

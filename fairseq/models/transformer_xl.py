@@ -113,16 +113,15 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
     def check(self) -> None:
         if self.d_head is None and self.d_model % self.n_head:
             raise SettingError(f"`n_head` {self.n_head}: must divide `d_model` {self.d_model}, or give `d_head`")
-        if self.cutoffs is not None:
-            check_cutoffs("cutoffs", self.cutoffs)
+        self.check_vocabulary()
         bands = len(self.cutoffs or [])
         if (self.d_embed or self.d_model) < self.div_val**bands:
             raise SettingError(f"`div_val` {self.div_val}: band {bands} would have no width; use a smaller one")
         self.tied_projections()
         self._check_positions()
 
-    def check_vocabulary(self, vocabulary: int) -> None:
-        """Raise SettingError if the cutoffs leave a band of the *vocabulary* words empty."""
+    def check_vocabulary(self, vocabulary: int | None = None) -> None:
+        """Raise SettingError if a band, where the number of words is known, has none."""
         if self.cutoffs is not None:
             check_cutoffs("cutoffs", self.cutoffs, vocabulary)
 
