@@ -4,7 +4,6 @@ from fairseq.config.registry import CRITERIONS, register_criterion
 from fairseq.criterions import (
     cross_entropy,
     electra,
-    label_smoothed_cross_entropy,
     masked_lm,
     sentence_prediction,
 )
@@ -16,7 +15,6 @@ __all__ = [
     "build_criterion",
     "cross_entropy",
     "electra",
-    "label_smoothed_cross_entropy",
     "masked_lm",
     "register_criterion",
     "sentence_prediction",

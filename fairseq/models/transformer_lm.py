@@ -83,11 +83,6 @@ class TransformerLMConfig(BlockModelConfig):
         """Tokens of the cache; 0 without one."""
         return self.tokens_from_prev
 
-    @property
-    def layer_count(self) -> int:
-        """Layers of the model, after pruning."""
-        return self.decoder_layers if self.decoder_layers_to_keep is None else len(self.decoder_layers_to_keep)
-
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
         """The cache has the length of a block; a table of learned positions is made for the longest one."""
         changes: dict[str, Any] = {"tokens_from_prev": tokens} if self.tokens_from_prev > 0 else {}
@@ -199,7 +194,8 @@ class TransformerDecoder(Decoder):
             self.embed_positions = SinusoidalPositions(dim, padding_idx)
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
-        self.layers = nn.ModuleList(_layer(cfg, apex) for _ in range(cfg.layer_count))
+        layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)
+        self.layers = nn.ModuleList(_layer(cfg, apex) for _ in range(layers))
         # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a norm.
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
         self.layer_norm = layer_norm(dim, apex) if final_norm else None

@@ -9,8 +9,7 @@ backward pass only scales them: three matrix products, which is the minimum, and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -163,14 +162,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
             step = rows_per_chunk(h.size(0), columns, h.device)
             # Kept on the device: reading the loss of each chunk would synchronise.
             loss = torch.zeros((), dtype=torch.float32, device=h.device)
-            grads = _Gradients.make(h, w, b) if needs_grad else None
+            grads = None
+            if needs_grad:
+                # The weight's, by far the largest, is written by the first chunk and need not be 0 before.
+                room = torch.empty if h.size(0) else torch.zeros
+                options: Any = {"dtype": torch.float32, "device": h.device}
+                of_bias = None if b is None else torch.zeros(b.shape, **options)
+                grads = _Gradients(torch.empty(h.shape, **options), room(w.shape, **options), of_bias)
             for start in range(0, h.size(0), step):
                 rows = slice(start, start + step)
                 logits = linear(h[rows], w, b)  # (n, V)
                 loss += _chunk(logits, target[rows], h[rows], w, rows, grads)
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         if grads is not None:
-            ctx.save_for_backward(grads.hidden, grads.weight, grads.bias)
+            ctx.save_for_backward(*grads)
         return loss
 
     @staticmethod
@@ -187,22 +192,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (*scaled, None, None)
 
 
-@dataclass(frozen=True)
-class _Gradients:
+class _Gradients(NamedTuple):
     """Gradients of both factors, in float32."""
 
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None
-
-    @classmethod
-    def make(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Gradients:
-        """Room for them; the weight's, by far the largest, is written by the first chunk and need not be 0 before."""
-        options: Any = {"dtype": torch.float32, "device": hidden.device}
-        bias_gradient = None if bias is None else torch.zeros(bias.shape, **options)
-        # Without rows there is no first chunk that would write it.
-        room = torch.empty if hidden.size(0) else torch.zeros
-        return cls(torch.empty(hidden.shape, **options), room(weight.shape, **options), bias_gradient)
 
 
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:

@@ -155,7 +155,12 @@ class SentencePredictionTask(FairseqTask):
         inputs = input_folders(data)
         # Each of fairseq's folders has a dictionary, and they must be equal: `load_dictionary` compares the ones of a
         # list.
-        folder = ":".join(map(str, inputs)) or cfg.data_bin or _dictionary_folder(settings)
+        folder = ":".join(map(str, inputs)) or cfg.data_bin or ""
+        if not folder:
+            # DATA if it has a dictionary, else the folder of the checkpoint that weights come from, if that has one.
+            has_one = any((Path(each) / DICTIONARY).exists() for each in data_folders(settings.data_path))
+            beside = None if has_one else folder_beside(settings.flat.get("finetune_from_model"))
+            folder = beside or settings.data_path
         if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, DICTIONARY)):
             if folder == settings.data_path:
                 check_sentences(folder)
@@ -247,13 +252,6 @@ def folder_beside(checkpoint: str | Path | None) -> str | None:
         return None
     folder = find_checkpoint(checkpoint).parent
     return str(folder) if (folder / DICTIONARY).is_file() else None
-
-
-def _dictionary_folder(settings: Settings) -> str:
-    """DATA if it has a dictionary, else the folder of the checkpoint that weights come from, if that has one."""
-    if any((Path(folder) / DICTIONARY).exists() for folder in data_folders(settings.data_path)):
-        return settings.data_path
-    return folder_beside(settings.flat.get("finetune_from_model")) or settings.data_path
 
 
 def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:

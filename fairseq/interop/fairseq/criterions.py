@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.registry import is_outside
+from fairseq.criterions.cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, logging_output
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.criterions.masked_lm import MaskedLMCriterion
 from fairseq.errors import UserError
 from fairseq.modules.adaptive_softmax import BandedSoftmax

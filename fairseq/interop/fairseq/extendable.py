@@ -7,8 +7,7 @@ import typing
 from typing import Any
 
 from fairseq.config.shared import AdaptiveCriterionConfig
-from fairseq.criterions.cross_entropy import CrossEntropyConfig
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyConfig
+from fairseq.criterions.cross_entropy import CrossEntropyConfig, LabelSmoothedCrossEntropyConfig
 from fairseq.interop.fairseq.dataclass import FairseqDataclass
 from fairseq.models.architectures.transformer_lm import PLAIN
 from fairseq.models.lstm_lm import LSTMLMConfig

@@ -49,7 +49,7 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "fairseq.text.dictionary": "data.dictionary",
     "data_utils": "data.data_utils",
     "dataclass": "dataclass dataclass.configs dataclass.constants dataclass.utils",
-    "fairseq.criterions.cross_entropy": "criterions.adaptive_loss",
+    "fairseq.criterions.cross_entropy": "criterions.adaptive_loss criterions.label_smoothed_cross_entropy",
     "datasets": _modules(_DATASETS) + " data.shorten_dataset",
     "block_datasets": _modules(_BLOCK_DATASETS),
     "decoders": "incremental_decoding_utils models.fairseq_encoder models.fairseq_incremental_decoder",
@@ -104,9 +104,8 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
 _NAMES: dict[str, dict[str, str]] = {  # module: names that it had in fairseq (=here), by the module that has them here
     "criterions": {"parts": "LegacyFairseqCriterion"},
     "criterions.fairseq_criterion": {"parts": "LegacyFairseqCriterion"},
-    "criterions.cross_entropy": {"extendable": "AdaptiveLossConfig CrossEntropyCriterionConfig"},
-    "criterions.label_smoothed_cross_entropy": {
-        "extendable": "LabelSmoothedCrossEntropyCriterionConfig",
+    "criterions.cross_entropy": {
+        "extendable": "AdaptiveLossConfig CrossEntropyCriterionConfig LabelSmoothedCrossEntropyCriterionConfig",
         "criterions": "label_smoothed_nll_loss",
     },
     "criterions.masked_lm": {"criterions": "MaskedLmLoss", "dataclass": "MaskedLmConfig=FairseqDataclass"},
