@@ -148,10 +148,6 @@ class LSTMDecoder(nn.Module):
         previous = torch.cat([first[:, None].to(hidden.dtype), hidden[:, :-1]], dim=1)
         return hidden, previous, (last[0], last_memory[0])
 
-    def new_cache(self, batch: int, longest: int | None = None) -> RecurrentCache:
-        """An empty cache for token-by-token inference."""
-        return RecurrentCache([], self.max_positions(), 0)
-
 
 @register_model("lstm_lm", dataclass=LSTMLMConfig)
 class LSTMLanguageModel(FairseqLanguageModel):
@@ -173,8 +169,8 @@ class LSTMLanguageModel(FairseqLanguageModel):
         return cls(LSTMDecoder(cfg, len(dictionary), dictionary.pad()))
 
     def new_cache(self, batch: int, longest: int | None = None) -> RecurrentCache:
-        """See :meth:`LSTMDecoder.new_cache`."""
-        return self.decoder.new_cache(batch, longest)  # type: ignore[operator]
+        """An empty cache for token-by-token inference."""
+        return RecurrentCache([], self.decoder.max_positions(), 0)  # type: ignore[operator]
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         # fairseq's early files of this model lack the markers, which carry no information.
