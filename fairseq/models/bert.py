@@ -26,7 +26,7 @@ class MaskedLMEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.sentence_encoder = TransformerEncoder(cfg, vocabulary, padding_idx, embeddings)
-        weight = self.sentence_encoder.embed_tokens.weight
+        weight: Any = self.sentence_encoder.embed_tokens.weight
         if cfg.untie_weights_roberta:
             # A new tensor, not a copy: untied weights begin independent of the embeddings.
             weight = nn.Parameter(torch.empty_like(weight).normal_(std=cfg.init_std))
