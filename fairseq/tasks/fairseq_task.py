@@ -174,10 +174,6 @@ class FairseqTask:
         """Return loss, sample size and log of *sample*; plug-ins written for fairseq override it."""
         return criterion(model, sample)
 
-    def cut_long(self, dataset: Dataset, longest: int) -> Dataset:
-        """Return *dataset* with examples of more than *longest* tokens cut; by default they are left out or refused."""
-        return dataset
-
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         """Return the batches of *dataset* for *model*: by default batches of examples of similar size."""
         return batching.blocks(dataset.sizes, by_size=True)
@@ -225,17 +221,18 @@ class FairseqTask:
         return folders if training else folders[:1]
 
     def open_split(self, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
-        """The examples of *split* in *folder*; the task may cut examples of more than *longest* tokens."""
-        dataset = self.dataset(split, training=training, folder=folder)
-        return dataset if longest is None else self.cut_long(dataset, longest)
+        """The examples of *split* in *folder*; a task may cut those that are longer than *longest* tokens."""
+        return self.dataset(split, training=training, folder=folder)
 
     def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
         """The dataset and sampler of each epoch; a single one is open."""
         folders = self.folders(training)
         skip = training or self.settings.data.skip_invalid_size_inputs_valid_test
+        limit = model.max_positions()
+        longest = min((number for number in (limit, batching.max_tokens) if number is not None), default=None)
 
         def open_folder(folder: Path) -> tuple[Dataset, Sampler]:
-            dataset = self._fitting(split, folder, model, training, skip, batching.max_tokens)
+            dataset = _fitting(self.open_split(split, folder, longest, training=training), split, limit, skip)
             # Before the extensions wrap it: tasks look at their own classes of datasets.
             sampler = self.sampler(dataset, model, batching)
             for extension in self.extensions.values():
@@ -248,33 +245,6 @@ class FairseqTask:
         for folder in folders:
             self.check_folder(split, folder)
         return Turns([functools.partial(open_folder, folder) for folder in folders])
-
-    def _fitting(
-        self, split: str, folder: Path, model: BaseFairseqModel, training: bool, skip: bool, max_tokens: int | None
-    ) -> Dataset:
-        """The examples of *split* in *folder* that the model can read, in batches of at most *max_tokens* tokens.
-
-        Longer ones are left out if *skip*, else refused.
-        """
-        limit = model.max_positions()
-        longest = min((number for number in (limit, max_tokens) if number is not None), default=None)
-        dataset = self.open_split(split, folder, longest, training=training)
-        keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
-        omitted = int((~keep).sum())
-        if omitted:
-            if not skip:
-                raise UserError(
-                    f"{split}: {omitted} blocks are longer than the model's {limit} positions; "
-                    "`skip_invalid_size_inputs_valid_test` leaves them out"
-                )
-            logger.warning("%s: left out %d blocks longer than %d positions", split, omitted, limit)
-            dataset = dataset.select(keep)
-        if len(dataset) == 0:
-            raise UserError(
-                f"{split}: nothing is left of this split, all blocks are longer than the model's {limit} positions; "
-                "raise `max_target_positions` or lower `tokens_per_sample`"
-            )
-        return dataset
 
     def batch_settings(self) -> dict[str, Any]:
         """Settings that determine the batches: with other values, a saved memory belongs to other rows."""
@@ -341,6 +311,26 @@ class FairseqTask:
         self.carried = {
             kind.name: kind.load(saved[kind.name], rows, world) for kind in self.kinds if kind.name in saved
         }
+
+
+def _fitting(dataset: Dataset, split: str, limit: int | None, skip: bool) -> Dataset:
+    """The examples of *split* of at most *limit* tokens; longer ones are left out if *skip*, else refused."""
+    keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
+    omitted = int((~keep).sum())
+    if omitted:
+        if not skip:
+            raise UserError(
+                f"{split}: {omitted} blocks are longer than the model's {limit} positions; "
+                "`skip_invalid_size_inputs_valid_test` leaves them out"
+            )
+        logger.warning("%s: left out %d blocks longer than %d positions", split, omitted, limit)
+        dataset = dataset.select(keep)
+    if len(dataset) == 0:
+        raise UserError(
+            f"{split}: nothing is left of this split, all blocks are longer than the model's {limit} positions; "
+            "raise `max_target_positions` or lower `tokens_per_sample`"
+        )
+    return dataset
 
 
 def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size: int) -> Batching:

@@ -85,8 +85,11 @@ class MaskedLMTask(FairseqTask):
         )
         return MaskedBlocks(blocks, self.masking(), self.dictionary.bos(), fixed=not training)
 
-    def cut_long(self, dataset: Dataset, longest: int) -> Dataset:
-        """Cut lines longer than a row; fairseq leaves them out."""
+    def open_split(self, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
+        """Lines longer than a row are cut; fairseq leaves them out."""
+        dataset = super().open_split(split, folder, longest, training=training)
+        if longest is None:
+            return dataset
         assert isinstance(dataset, MaskedBlocks)
         # Blocks of more than one line that are too long are a mistake in --tokens-per-sample, which is reported.
         return dataset.cut_long(max(longest, self.cfg.tokens_per_sample))
