@@ -17,7 +17,7 @@ from fairseq.errors import SettingError
 from fairseq.models.bert import BertModel, EncoderModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
 from fairseq.models.encoder import BertConfig, TransformerEncoder
 from fairseq.models.heads import DiscriminatorHead
-from fairseq.modules.output_layer import OutputLayer, rows_per_chunk
+from fairseq.modules.output_layer import OutputLayer, row_chunks
 from fairseq.modules.transformer_layer import Infuse
 
 Masked = tuple[Tensor, Tensor]
@@ -182,10 +182,8 @@ class ElectraModel(EncoderModel):
         head = self.generator.lm_head
         last = head.weight.size(0) - 1
         # All words' probabilities of all chosen tokens would be [M, V]; here they exist a chunk at a time.
-        step = rows_per_chunk(hidden.size(0), head.weight.size(0), hidden.device)
         written = []
-        for start in range(0, hidden.size(0), max(step, 1)):
-            rows = slice(start, start + step)
+        for rows in row_chunks(hidden.size(0), head.weight.size(0), hidden.device):
             probabilities = head(hidden[rows]).float().softmax(-1)  # (n, V)
             for index in self.special:
                 probabilities[:, index] = 0

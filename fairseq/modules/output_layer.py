@@ -8,7 +8,7 @@ backward pass only scales them: three matrix products, which is the minimum, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -131,20 +131,20 @@ def target_log_probs(
 
     *words* logits of at most *chunk* rows exist at once. Shape: hidden [≥ N, C], target [N].
     """
-    step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), words, hidden.device))
     lprobs = []
-    for start in range(0, hidden.size(0), max(step, 1)):
-        rows = slice(start, start + step)
+    for rows in row_chunks(hidden.size(0), words, hidden.device, chunk):
         some = target[rows]
         lprobs.append(-F.cross_entropy(logits_of(hidden[rows])[: len(some)].float(), some, reduction="none"))
     return torch.cat(lprobs or [hidden.new_empty(0, dtype=torch.float32)])
 
 
-def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
-    """Number of rows of *columns* logits to compute together: few enough for a CPU's cache, enough to fill a GPU."""
+def row_chunks(rows: int, columns: int, device: torch.device, most: int | None = None) -> Iterator[slice]:
+    """*rows* of *columns* logits, *most* at a time: few enough for a CPU's cache, enough to fill a GPU."""
     # Fewer than 64 rows make a slow matrix product, however large the vocabulary.
     limit = max(64, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
-    return max(1, min(rows, limit))
+    step = min(limit, most or limit)
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -159,7 +159,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
             b = None if bias is None else bias.detach().to(dtype)
             columns = w.size(0) // (_GRADIENT_FACTOR.get(h.device.type, 1) if needs_grad else 1)
-            step = rows_per_chunk(h.size(0), columns, h.device)
             # Kept on the device: reading the loss of each chunk would synchronise.
             loss = torch.zeros((), dtype=torch.float32, device=h.device)
             grads = None
@@ -169,8 +168,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 options: Any = {"dtype": torch.float32, "device": h.device}
                 of_bias = None if b is None else torch.zeros(b.shape, **options)
                 grads = _Gradients(torch.empty(h.shape, **options), room(w.shape, **options), of_bias)
-            for start in range(0, h.size(0), step):
-                rows = slice(start, start + step)
+            for rows in row_chunks(h.size(0), columns, h.device):
                 logits = linear(h[rows], w, b)  # (n, V)
                 loss += _chunk(logits, target[rows], h[rows], w, rows, grads)
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
