@@ -52,10 +52,8 @@ class MaskedLMCriterion(FairseqCriterion):
         if "chosen" in sample:
             # fairseq's models return logits of the chosen tokens, [M, V], if they know the argument; else [B, T, V].
             rows = sample["chosen"] if net_output[0].dim() == 2 else slice(None)
-            loss, chosen = (
-                nll(output, sample["target"][rows].reshape(-1), self.padding_idx),
-                int(sample["chosen"].sum()),
-            )
+            loss = nll(output, sample["target"][rows].reshape(-1), self.padding_idx)
+            chosen = int(sample["chosen"].sum())
             return loss, chosen, logging_output(loss, sample, chosen)
         if "partition" in sample:
             chosen = len(sample["partition"][1])
