@@ -12,10 +12,32 @@ from fairseq.config.fields import typed
 from fairseq.config.registry import register_model
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.encoder import BertConfig, TransformerEncoder
-from fairseq.models.heads import MaskedLMHead
-from fairseq.modules.output_layer import OutputLayer
-from fairseq.modules.transformer_layer import Infuse
+from fairseq.models.encoder import BertConfig, TransformerEncoder, initialize
+from fairseq.modules.linear import Linear
+from fairseq.modules.output_layer import LinearOutput, OutputLayer
+from fairseq.modules.transformer_layer import Infuse, activation, layer_norm
+
+
+class MaskedLMHead(LinearOutput):
+    """Dense layer, activation, layer norm, and a projection to all words with a bias (Devlin et al. 2019, §3.1).
+
+    The *weight* of the projection, [V, E], is usually the token embeddings'.
+    """
+
+    def __init__(self, cfg: BertConfig, weight: nn.Parameter) -> None:
+        super().__init__(weight, nn.Parameter(torch.zeros(weight.size(0))))
+        self.dense = Linear(cfg.encoder_embed_dim, weight.size(1))
+        self.layer_norm = layer_norm(weight.size(1), not cfg.no_apex, cfg.layer_norm_eps)
+        self.activation = activation(cfg.head_activation)
+        # The projection is the embeddings', which have their initial values already.
+        initialize(self.dense, cfg.init_std)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits: [..., C] → [..., V]."""
+        return self._logits(self._transform(hidden))
+
+    def _transform(self, hidden: Tensor) -> Tensor:
+        return self.layer_norm(self.activation(self.dense(hidden)))
 
 
 class MaskedLMEncoder(nn.Module):

@@ -15,10 +15,10 @@ from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
 from fairseq.errors import SettingError
 from fairseq.models.bert import BertModel, EncoderModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
-from fairseq.models.encoder import BertConfig, TransformerEncoder
-from fairseq.models.heads import DiscriminatorHead
+from fairseq.models.encoder import INIT_STD, BertConfig, TransformerEncoder, initialize
+from fairseq.modules.linear import Linear
 from fairseq.modules.output_layer import OutputLayer, row_chunks
-from fairseq.modules.transformer_layer import Infuse
+from fairseq.modules.transformer_layer import Infuse, activation
 
 Masked = tuple[Tensor, Tensor]
 """Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64 [M]."""
@@ -59,6 +59,21 @@ class ElectraConfig(BertConfig):
             encoder_ffn_embed_dim=round(self.encoder_ffn_embed_dim * self.generator_size),
             generator_size=0.0,
         )
+
+
+class DiscriminatorHead(nn.Module):
+    """Head that detects replaced tokens: dense layer, activation, one logit a token (Clark et al. 2020, §2)."""
+
+    def __init__(self, dim: int, activation_fn: str, init_std: float = INIT_STD) -> None:
+        super().__init__()
+        self.dense = Linear(dim, dim)
+        self.out_proj = Linear(dim, 1)
+        self.activation = activation(activation_fn)
+        initialize(self, init_std)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits of "replaced": [..., C] → [...]."""
+        return self.out_proj(self.activation(self.dense(hidden))).squeeze(-1)
 
 
 class Discriminator(nn.Module):

@@ -19,9 +19,8 @@ from fairseq.interop.fairseq.encoders import FILES, Numbered
 from fairseq.interop.fairseq.hub_utils import check_splitters, located
 from fairseq.interop.fairseq.layers import init_bert_params as init_bert_params
 from fairseq.interop.fairseq.modules import check_hooks
-from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder
-from fairseq.models.heads import ClassificationHead, MaskedLMHead
-from fairseq.models.sentence import HEADS
+from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, MaskedLMHead
+from fairseq.models.sentence import HEADS, ClassificationHead
 from fairseq.text.text_corpus import log_tokens
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 
