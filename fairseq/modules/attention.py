@@ -224,12 +224,12 @@ class SelfAttention(nn.Module):
 
     def _project(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, T, D], keys and values [B, H, M + T, D], before norms."""
-        keys, values = [self.k_proj(x)], [self.v_proj(x)]
+        queries, keys, values = self._heads(self.q_proj(x)), [self.k_proj(x)], [self.v_proj(x)]
         if memory is not None:
             # A restored memory may be of another precision.
             memory = memory.to(x.dtype)
             keys, values = [self.k_proj(memory), *keys], [self.v_proj(memory), *values]
-        return self._heads(self.q_proj(x)), self._heads(*keys), self._heads(*values)
+        return queries, self._heads(*keys), self._heads(*values)
 
     def _continue(self, x: Tensor, cache: LayerCache, past_length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of *x*, whose keys and values are added to *cache*, and all keys and values in it, before norms."""
@@ -286,12 +286,12 @@ class PositionInfusedAttention(SelfAttention):
             raise ValueError("position-infused attention needs the position table of memory and segment")
         start = positions.size(0) - x.size(1)
         infused = x + positions[start:].to(x.dtype)
-        keys, values = [self.k_proj(infused)], [self.v_proj(x)]
+        queries, keys, values = self._heads(self.q_proj(infused)), [self.k_proj(infused)], [self.v_proj(x)]
         if memory is not None:
             memory = memory.to(x.dtype)
             keys = [self.k_proj(memory + positions[:start].to(memory.dtype)), *keys]
             values = [self.v_proj(memory), *values]
-        return self._heads(self.q_proj(infused)), self._heads(*keys), self._heads(*values)
+        return queries, self._heads(*keys), self._heads(*values)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:

@@ -274,46 +274,32 @@ def attend_by_distance(
         query, key, value = pad_heads(content_query, key, value)
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0)
         return attended[..., :dim]
-    if torch.is_grad_enabled() or dropout_p:
-        return _attend(content_query, distance_query, key, value, distances, bias, dropout_p)
-    return _attend_in_pieces(content_query, distance_query, key, value, distances, bias)
-
-
-def _attend(
-    content_query: Tensor,
-    distance_query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distances: Distances,
-    bias: Tensor | None,
-    dropout_p: float = 0.0,
-) -> Tensor:
-    batch, heads, queries, dim = content_query.shape
-    scores: Tensor = _Shift.apply(_by_distance(distance_query, distances), bias)  # (B·H, T, K)
-    q, k, v = (x.reshape(batch * heads, -1, dim) for x in (content_query, key, value))
-    # In place: scores [B·H, T, K] are the largest tensor of a layer, and nothing else reads them.
-    probabilities = softmax_dropout(scores.baddbmm_(q, k.transpose(1, 2)), dropout_p)
-    return torch.bmm(probabilities, v).view(batch, heads, queries, dim)
-
-
-def _attend_in_pieces(
-    content_query: Tensor, distance_query: Tensor, key: Tensor, value: Tensor, distances: Distances, bias: Tensor | None
-) -> Tensor:
-    """Attention without gradient, in groups of heads and rows whose scores fit the cache."""
     batch, heads, queries, _ = content_query.shape
-    each = queries * key.size(2)
-    rows = max(1, min(batch, _CACHED_SCORES // each))
-    together = max(1, min(heads, _CACHED_SCORES // (each * rows)))
+    rows, together = batch, heads
+    # Without gradient, in groups of rows and heads whose scores fit the cache.
+    if not (torch.is_grad_enabled() or dropout_p):
+        each = queries * key.size(2)
+        rows = max(1, min(batch, _CACHED_SCORES // each))
+        together = max(1, min(heads, _CACHED_SCORES // (each * rows)))
     if rows == batch and together == heads:
-        return _attend(content_query, distance_query, key, value, distances, bias)
+        scores = _Shift.apply(_by_distance(distance_query, distances), bias)  # (B·H, T, K)
+        return _attend(scores, content_query, key, value, dropout_p)
     attended = torch.empty_like(content_query)
     for row in range(0, batch, rows):
         for head in range(0, heads, together):
             some = slice(head, head + together)
             piece = slice(row, row + rows), some
-            both, keys_and_values = (content_query[piece], distance_query[piece]), (key[piece], value[piece])
-            attended[piece] = _attend(*both, *keys_and_values, distances.heads(some), bias)
+            scores = _Shift.apply(_by_distance(distance_query[piece], distances.heads(some)), bias)
+            attended[piece] = _attend(scores, content_query[piece], key[piece], value[piece])
     return attended
+
+
+def _attend(scores: Tensor, query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """softmax(Q Kᵀ + *scores*) V, whose *scores* [B·H, T, K] are overwritten."""
+    q, k, v = (x.flatten(0, 1) for x in (query, key, value))
+    # In place: the scores are the largest tensor of a layer, and nothing else reads them.
+    probabilities = softmax_dropout(scores.baddbmm_(q, k.transpose(1, 2)), dropout_p)
+    return torch.bmm(probabilities, v).view_as(query)
 
 
 def _by_distance(query: Tensor, distances: Distances) -> Tensor:
