@@ -157,7 +157,7 @@ class SelfAttention(nn.Module):
         cache: LayerCache | None = None,
         past_length: int = 0,
     ) -> Tensor:
-        """Attend from every position of *x* to the visible ones of *x* and of the memory.
+        """Attend from every position of *x* to the visible ones of *x* and of the memory: [B, T, C].
 
         Args:
             x: [B, T, C].
@@ -166,9 +166,6 @@ class SelfAttention(nn.Module):
             visible: the keys that each query reads; with a cache, or with distances, causal only.
             cache: in incremental inference, what earlier positions were projected to; *x* is added to it.
             past_length: how many positions of *cache* are filled.
-
-        Returns:
-            [B, T, C].
 
         Raises:
             ValueError: *positions* are missing, or *visible* is not causal where it must be.
@@ -224,12 +221,17 @@ class SelfAttention(nn.Module):
 
     def _project(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, T, D], keys and values [B, H, M + T, D], before norms."""
-        queries, keys, values = self._heads(self.q_proj(x)), [self.k_proj(x)], [self.v_proj(x)]
+        # A restored memory may be of another precision.
+        memory = None if memory is None else memory.to(x.dtype)
+        infused, infused_memory = self._infuse(x, memory, positions)
+        queries, keys, values = self._heads(self.q_proj(infused)), [self.k_proj(infused)], [self.v_proj(x)]
         if memory is not None:
-            # A restored memory may be of another precision.
-            memory = memory.to(x.dtype)
-            keys, values = [self.k_proj(memory), *keys], [self.v_proj(memory), *values]
+            keys, values = [self.k_proj(infused_memory), *keys], [self.v_proj(memory), *values]
         return queries, self._heads(*keys), self._heads(*values)
+
+    def _infuse(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor | None]:
+        """What queries and keys are computed from: the segment [B, T, C] and the memory [B, M, C]."""
+        return x, memory
 
     def _continue(self, x: Tensor, cache: LayerCache, past_length: int) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of *x*, whose keys and values are added to *cache*, and all keys and values in it, before norms."""
@@ -281,17 +283,12 @@ class PositionInfusedAttention(SelfAttention):
         cache.position_keys = self._heads(key[None])
         return cache
 
-    def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _infuse(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if positions is None:
             raise ValueError("position-infused attention needs the position table of memory and segment")
         start = positions.size(0) - x.size(1)
-        infused = x + positions[start:].to(x.dtype)
-        queries, keys, values = self._heads(self.q_proj(infused)), [self.k_proj(infused)], [self.v_proj(x)]
-        if memory is not None:
-            memory = memory.to(x.dtype)
-            keys = [self.k_proj(memory + positions[:start].to(memory.dtype)), *keys]
-            values = [self.v_proj(memory), *values]
-        return queries, self._heads(*keys), self._heads(*values)
+        past = None if memory is None else memory + positions[:start].to(memory.dtype)
+        return x + positions[start:].to(x.dtype), past
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:
