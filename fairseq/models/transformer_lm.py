@@ -150,7 +150,6 @@ class TransformerDecoder(Decoder):
 
     Args:
         padding_idx: index of the padding symbol; -1: there is none.
-        apex: allow apex's fused layer norm.
         embed_tokens: embeddings to use instead of new ones, of a plug-in.
     """
 
@@ -159,15 +158,10 @@ class TransformerDecoder(Decoder):
     output_projection: LinearOutput | None
 
     def __init__(
-        self,
-        cfg: TransformerLMConfig,
-        vocabulary: int,
-        padding_idx: int,
-        apex: bool = True,
-        embed_tokens: nn.Module | None = None,
+        self, cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, embed_tokens: nn.Module | None = None
     ) -> None:
         super().__init__(cfg)
-        dim = cfg.decoder_embed_dim
+        dim, apex = cfg.decoder_embed_dim, not cfg.no_apex
         input_dim = cfg.decoder_input_dim or dim
         output_dim = cfg.decoder_output_dim or dim
         self.infused = cfg.position_infused_attention
@@ -195,7 +189,7 @@ class TransformerDecoder(Decoder):
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
         layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)
-        self.layers = nn.ModuleList(_layer(cfg, apex) for _ in range(layers))
+        self.layers = nn.ModuleList(_layer(cfg) for _ in range(layers))
         # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a norm.
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
         self.layer_norm = layer_norm(dim, apex) if final_norm else None
@@ -283,7 +277,7 @@ class TransformerLanguageModel(DecoderModel):
         cfg = typed(TransformerLMConfig, args)
         cfg.check_vocabulary(len(task.source_dictionary))
         dictionary = task.source_dictionary
-        return cls(TransformerDecoder(cfg, len(dictionary), dictionary.pad(), not cfg.no_apex))
+        return cls(TransformerDecoder(cfg, len(dictionary), dictionary.pad()))
 
     def check_memory_length(self, length: int) -> None:
         # A cache of any length will do: positions are given to it anew with each segment.
@@ -331,7 +325,7 @@ def _pruned(state: dict[str, Tensor], keep: list[int]) -> dict[str, Tensor]:
     return {names.get(name, name): value for name, value in state.items() if name not in dropped}
 
 
-def _layer(cfg: TransformerLMConfig, apex: bool) -> TransformerLayer:
+def _layer(cfg: TransformerLMConfig) -> TransformerLayer:
     attention = (PositionInfusedAttention if cfg.position_infused_attention else SelfAttention)(
         cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.attention_dropout, qk_norm=cfg.qk_norm
     )
@@ -343,7 +337,7 @@ def _layer(cfg: TransformerLMConfig, apex: bool) -> TransformerLayer:
         activation_dropout=cfg.activation_dropout,
         activation_fn=cfg.activation_fn,
         normalize_before=cfg.decoder_normalize_before,
-        apex=apex,
+        apex=not cfg.no_apex,
     )
     # Each layer begins as the identity (Zhang et al. 2019, "Fixup").
     if cfg.zero_init_residual:

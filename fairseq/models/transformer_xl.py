@@ -147,12 +147,12 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
 
 
 class TransformerXLDecoder(Decoder):
-    """The decoder of a Transformer-XL, over V words; *apex* allows apex's fused layer norm."""
+    """The decoder of a Transformer-XL, over V words."""
 
     cfg: TransformerXLConfig
     embed_tokens: AdaptiveInput
 
-    def __init__(self, cfg: TransformerXLConfig, vocabulary: int, apex: bool = True) -> None:
+    def __init__(self, cfg: TransformerXLConfig, vocabulary: int) -> None:
         super().__init__(cfg)
         self.embed_tokens = AdaptiveInput(
             vocabulary,
@@ -168,7 +168,7 @@ class TransformerXLDecoder(Decoder):
         self._drop = variational_dropout if cfg.variational_dropout else dropout
         shares_biases = cfg.position_encoding == "relative" and not cfg.untie_r
         self.attention_biases = AttentionBiases(cfg.n_head, cfg.head_dim) if shares_biases else None
-        self.layers = nn.ModuleList(_layer(cfg, apex) for _ in range(cfg.n_layer))
+        self.layers = nn.ModuleList(_layer(cfg) for _ in range(cfg.n_layer))
         if cfg.position_encoding == "learned":
             self.layer_positions = nn.Parameter(torch.empty(cfg.n_layer, cfg.table_length, cfg.d_model))
         self.adaptive_softmax = ClusteredSoftmax(
@@ -267,7 +267,7 @@ class TransformerXL(DecoderModel):
                     f"`mem_len` {cfg.mem_len}: with `position_encoding` {cfg.position_encoding} every distance has "
                     "learned parameters; give `max_relative_length`, beyond which distances count as the farthest"
                 )
-        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not cfg.no_apex))
+        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary)))
 
     def check_memory_length(self, length: int) -> None:
         if self.cfg.position_encoding not in BY_DISTANCE:
@@ -306,7 +306,7 @@ def initialise(decoder: TransformerXLDecoder) -> None:
             nn.init.normal_(parameter, 0.0, PROJECTION_STD if id(parameter) in projections else std)
 
 
-def _layer(cfg: TransformerXLConfig, apex: bool) -> TransformerLayer:
+def _layer(cfg: TransformerXLConfig) -> TransformerLayer:
     attention: SelfAttention
     if cfg.position_encoding == "relative":
         attention = RelativeAttention(
@@ -324,7 +324,7 @@ def _layer(cfg: TransformerXLConfig, apex: bool) -> TransformerLayer:
         # The authors have one rate for everything in a layer but the attention weights.
         activation_dropout=cfg.dropout,
         normalize_before=cfg.pre_lnorm,
-        apex=apex,
+        apex=not cfg.no_apex,
         remember_input=True,
         variational=cfg.variational_dropout,
     )
