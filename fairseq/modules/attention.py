@@ -95,9 +95,7 @@ def _causal_mask(queries: int, keys: int, window: int | None, device: torch.devi
 
 
 @cached_tensor
-def _causal_bias(
-    queries: int, keys: int, window: int | None, device: torch.device, dtype: torch.dtype = torch.float32
-) -> Tensor:
+def _causal_bias(queries: int, keys: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
     return _as_bias(_causal_mask(queries, keys, window, device), dtype)
 
 

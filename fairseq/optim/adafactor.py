@@ -124,11 +124,6 @@ class FairseqAdafactor(FairseqOptimizer):
     optimizer_class = Adafactor
     group_settings = {
         "eps": "adafactor_eps",
-        "clip_threshold": "clip_threshold",
-        "decay_rate": "decay_rate",
-        "beta1": "beta1",
-        "scale_parameter": "scale_parameter",
-        "relative_step": "relative_step",
-        "warmup_init": "warmup_init",
-        "weight_decay": "weight_decay",
+        **{name: name for name in ("clip_threshold", "decay_rate", "beta1", "scale_parameter", "relative_step")},
+        **{name: name for name in ("warmup_init", "weight_decay")},
     }

@@ -163,17 +163,8 @@ class LAMB(CountingOptimizer):
     # The ratio of norms belongs to the whole parameter.
     sliceable = False
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        lr: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        max_grad_norm: float = 1.0,
-    ) -> None:
-        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_grad_norm": max_grad_norm}
-        super().__init__(params, settings)
+    def __init__(self, params: Iterable[Any], max_grad_norm: float = 1.0, **settings: Any) -> None:
+        super().__init__(params, {**settings, "max_grad_norm": max_grad_norm})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, *, factor: Factor = None) -> Any:
