@@ -30,7 +30,7 @@ from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.distributed import World
-from fairseq.modules.encoder import EncoderShape
+from fairseq.models.encoder import TransformerEncoder
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
@@ -97,7 +97,7 @@ class _Bert(nn.Module):
         super().__init__()
         from transformers import BertConfig, BertForMaskedLM
 
-        self.model = BertForMaskedLM(BertConfig(**_config(model.encoder.sentence_encoder.shape)))
+        self.model = BertForMaskedLM(BertConfig(**_config(model.encoder.sentence_encoder)))
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
         return self.model(tokens, labels=labels).loss
@@ -110,11 +110,11 @@ class _Electra(nn.Module):
         super().__init__()
         from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-        def config(shape: EncoderShape) -> ElectraConfig:
-            return ElectraConfig(**_config(shape), embedding_size=shape.embed_dim)
+        def config(encoder: TransformerEncoder) -> ElectraConfig:
+            return ElectraConfig(**_config(encoder), embedding_size=encoder.cfg.embedding_dim)
 
-        self.generator = ElectraForMaskedLM(config(model.generator.sentence_encoder.shape))
-        self.discriminator = ElectraForPreTraining(config(model.encoder.sentence_encoder.shape))
+        self.generator = ElectraForMaskedLM(config(model.generator.sentence_encoder))
+        self.discriminator = ElectraForPreTraining(config(model.encoder.sentence_encoder))
         self.discriminator.electra.embeddings = self.generator.electra.embeddings
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
@@ -130,18 +130,19 @@ class _Electra(nn.Module):
         return output.loss + 50 * F.binary_cross_entropy_with_logits(logits.float(), replaced)
 
 
-def _config(shape: EncoderShape) -> dict[str, Any]:
+def _config(encoder: TransformerEncoder) -> dict[str, Any]:
+    cfg = encoder.cfg
     return {
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.dim,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "intermediate_size": shape.ffn_dim,
-        "max_position_embeddings": shape.max_positions,
-        "type_vocab_size": max(1, shape.token_types),
-        "hidden_dropout_prob": shape.dropout,
-        "attention_probs_dropout_prob": shape.attention_dropout,
-        "pad_token_id": shape.padding_idx,
+        "vocab_size": encoder.embed_tokens.num_embeddings,
+        "hidden_size": cfg.encoder_embed_dim,
+        "num_hidden_layers": cfg.encoder_layers,
+        "num_attention_heads": cfg.encoder_attention_heads,
+        "intermediate_size": cfg.encoder_ffn_embed_dim,
+        "max_position_embeddings": cfg.max_positions,
+        "type_vocab_size": max(1, cfg.token_types),
+        "hidden_dropout_prob": cfg.dropout,
+        "attention_probs_dropout_prob": cfg.attention_dropout,
+        "pad_token_id": encoder.padding_idx,
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
-from fairseq.modules.encoder import EncoderShape
+from fairseq.models.encoder import BertConfig, TransformerEncoder
 from fairseq.system.files import ARCHIVE, atomic_folder, prepare_file
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.text.dictionary import Dictionary
@@ -106,9 +105,9 @@ def _check_encoder_flags(args: argparse.Namespace, discriminates: bool = False) 
 
 def _export_encoder(model: BaseFairseqModel, dictionary: Dictionary, half: str, arch: str, job: Export) -> str:
     """Write an encoder, with the tokenizer beside its *dictionary*."""
-    kind, shape, state = _half(model, half, arch, job.source)
-    sizes = _sizes(kind, shape, state)
-    config = encoders.configuration(sizes, asdict(shape), _special_ids(dictionary))
+    kind, encoder, state = _half(model, half, arch, job.source)
+    sizes = _sizes(kind, encoder, state)
+    config = encoders.configuration(sizes, encoder.cfg, _special_ids(dictionary))
     tokenizer = find_tokenizer(dictionary.path, dictionary.symbols) if dictionary.path is not None else None
     return _write(job.out, encoders.write(state, sizes), config, dictionary, tokenizer)
 
@@ -116,11 +115,11 @@ def _export_encoder(model: BaseFairseqModel, dictionary: Dictionary, half: str, 
 def _export_classifier(classifier: SentenceClassifier, job: Export) -> str:
     """Write a fine-tuned encoder with its classification head, for ``AutoModelForSequenceClassification``."""
     model, task = classifier.model, classifier.task
-    shape, state = model.encoder.sentence_encoder.shape, model.state_dict()
+    encoder, state = model.encoder.sentence_encoder, model.state_dict()
     head = task.cfg.pooler_activation_fn
-    sizes = _sizes(_classifier_kind(shape, head, str(task.settings.chosen.arch), job.source), shape, state)
+    sizes = _sizes(_classifier_kind(encoder.cfg, head, str(task.settings.chosen.arch), job.source), encoder, state)
     roles = _special_ids(task.dictionary)
-    config = encoders.classifier_configuration(sizes, asdict(shape), roles, classifier.labels, task.cfg.pooler_dropout)
+    config = encoders.classifier_configuration(sizes, encoder.cfg, roles, classifier.labels, task.cfg.pooler_dropout)
     names = classifier_parameters(sizes, model.name, task.layout.outputs)
     # The exported tokenizer puts `<s>` first, and the head reads the state of the first token.
     if task.cfg.init_token not in (None, task.dictionary.bos()):
@@ -129,8 +128,8 @@ def _export_classifier(classifier: SentenceClassifier, job: Export) -> str:
     return _write(job.out, tensors, config, task.dictionary, task.encode.tokenizer, separator)
 
 
-def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> str:
-    """The kind of encoder whose class in transformers has this shape, and this activation *head* of the head.
+def _classifier_kind(cfg: BertConfig, head: str, arch: str, source: str) -> str:
+    """The kind of encoder whose class in transformers has these settings, and this activation *head* of the head.
 
     Raises:
         UserError: there is none.
@@ -138,13 +137,13 @@ def _classifier_kind(shape: EncoderShape, head: str, arch: str, source: str) -> 
     # transformers fixes the activation by class: BERT's pooler and RoBERTa's head have tanh, ELECTRA's head gelu; and
     # only ELECTRA projects narrower embeddings.
     # An ELECTRA of one width is a BERT.
-    if head == "tanh" and shape.embed_dim == shape.dim:
+    if head == "tanh" and cfg.embedding_dim == cfg.encoder_embed_dim:
         return "roberta" if arch.startswith("roberta") else "bert"
     if head == "gelu":
         return "discriminator"
     raise UserError(
         f"{source}: no classifier of transformers has --pooler-activation-fn {head} and embeddings of width "
-        f"{shape.embed_dim} for states of width {shape.dim}; fine-tune with --pooler-activation-fn gelu"
+        f"{cfg.embedding_dim} for states of width {cfg.encoder_embed_dim}; fine-tune with --pooler-activation-fn gelu"
     )
 
 
@@ -189,8 +188,10 @@ def _write_fairseq(source: str, data: str | None, out: Path) -> None:
     print(f"Wrote {out}: {state['args'].arch} for fairseq, {resumes} the optimizer's state")
 
 
-def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[str, EncoderShape, Mapping[str, Tensor]]:
-    """Return kind, shape and parameters of the model to write, with the parameter names of an encoder.
+def _half(
+    model: BaseFairseqModel, half: str, arch: str, source: str
+) -> tuple[str, TransformerEncoder, Mapping[str, Tensor]]:
+    """Return kind, encoder and parameters of the model to write, with the parameter names of an encoder.
 
     Raises:
         UserError: the checkpoint does not contain that model.
@@ -198,40 +199,41 @@ def _half(model: BaseFairseqModel, half: str, arch: str, source: str) -> tuple[s
     state = model.state_dict()
     if isinstance(model, ElectraModel):
         if half == "discriminator":
-            return "discriminator", model.encoder.sentence_encoder.shape, state
+            return "discriminator", model.encoder.sentence_encoder, state
         if model.generator is None:
             raise UserError(f"--half generator: {source} has no generator; leave the flag out")
         names = [name for name in state if name.startswith("generator.")]
         parameters = {name.replace("generator.", "encoder.", 1): state[name] for name in names}
-        return "generator", model.generator.sentence_encoder.shape, parameters
+        return "generator", model.generator.sentence_encoder, parameters
     if not isinstance(model, BertModel):
         raise UserError(
             f"{source}: {type(model).__name__} is not an encoder; give a checkpoint of bert, roberta or electra"
         )
-    shape = model.encoder.sentence_encoder.shape
+    encoder = model.encoder.sentence_encoder
     if half == "generator" and not arch.startswith("electra"):
         raise UserError(f"--half generator: {source} is not an ELECTRA model; leave the flag out")
     # ELECTRA's classes are the only ones of transformers with embeddings of another width than the layers.
-    if arch == "electra_generator" or shape.embed_dim != shape.dim:
-        return "generator", shape, state
+    if arch == "electra_generator" or encoder.cfg.embedding_dim != encoder.cfg.encoder_embed_dim:
+        return "generator", encoder, state
     # The names of a plug-in's architectures tell nothing; RoBERTa has one token type.
-    unnamed = not arch.removeprefix("tnf_").startswith("bert") and shape.token_types < 2
-    return ("roberta" if arch.startswith("roberta") or unnamed else "bert"), shape, state
+    unnamed = not arch.removeprefix("tnf_").startswith("bert") and encoder.cfg.token_types < 2
+    return ("roberta" if arch.startswith("roberta") or unnamed else "bert"), encoder, state
 
 
-def _sizes(kind: str, shape: EncoderShape, state: Mapping[str, Tensor]) -> EncoderSizes:
+def _sizes(kind: str, encoder: TransformerEncoder, state: Mapping[str, Tensor]) -> EncoderSizes:
     tokens, output = state["encoder.sentence_encoder.embed_tokens.weight"], state.get("encoder.lm_head.weight")
+    cfg, padding_idx = encoder.cfg, encoder.padding_idx
     return EncoderSizes(
         kind=kind,
-        vocabulary=shape.vocabulary,
-        padding_idx=shape.padding_idx,
-        embed_dim=shape.embed_dim,
-        dim=shape.dim,
-        ffn_dim=shape.ffn_dim,
-        layers=shape.layers,
-        positions=shape.max_positions + (shape.padding_idx + 1 if kind == "roberta" else 0),
+        vocabulary=tokens.size(0),
+        padding_idx=padding_idx,
+        embed_dim=cfg.embedding_dim,
+        dim=cfg.encoder_embed_dim,
+        ffn_dim=cfg.encoder_ffn_embed_dim,
+        layers=cfg.encoder_layers,
+        positions=cfg.max_positions + (padding_idx + 1 if kind == "roberta" else 0),
         # transformers always has a table of types; a model without one gets one row of zeros.
-        token_types=max(1, shape.token_types),
+        token_types=max(1, cfg.token_types),
         # Tied parameters share their memory.
         untied=output is not None and output.data_ptr() != tokens.data_ptr(),
     )

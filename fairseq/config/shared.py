@@ -26,3 +26,15 @@ class MeanConfig(Config):
     """What summed gradients are divided by, read by criterions and by logs of training."""
 
     sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens")
+
+
+@dataclass(frozen=True)
+class AdaptiveCriterionConfig(MeanConfig):
+    """Settings of the adaptive loss."""
+
+    adaptive_loss_legacy_padding: bool = flag(False, "fairseq's padding bug: one word of each tail band untrained")
+
+    @property
+    def band_padding(self) -> bool:
+        """Whether one word of each tail band is left out of the loss."""
+        return self.adaptive_loss_legacy_padding

@@ -2,10 +2,8 @@
 
 from fairseq.config.registry import CRITERIONS, register_criterion
 from fairseq.criterions import (
-    adaptive_loss,
     cross_entropy,
     electra,
-    label_smoothed_cross_entropy,
     masked_lm,
     sentence_prediction,
 )
@@ -14,11 +12,9 @@ from fairseq.criterions.fairseq_criterion import FairseqCriterion, build_criteri
 __all__ = [
     "CRITERIONS",
     "FairseqCriterion",
-    "adaptive_loss",
     "build_criterion",
     "cross_entropy",
     "electra",
-    "label_smoothed_cross_entropy",
     "masked_lm",
     "register_criterion",
     "sentence_prediction",

@@ -104,9 +104,7 @@ class FairseqCriterion(nn.Module):
     def step(self, model: TrainedModel, sample: Sample, inputs: Mapping[str, Any]) -> tuple[Loss, Mapping[str, Any]]:
         """Return the loss on *sample*, and the ``extra`` that the model returned.
 
-        Args:
-            sample: a batch; its ``net_input`` are keyword arguments of the model.
-            inputs: further keyword arguments, from the state that steps carry.
+        Further keyword arguments of the model, *inputs*, come from the state that steps carry.
         """
         # A dummy sample, which has not come through the iterator.
         if not sample["nsentences"]:

@@ -52,10 +52,8 @@ class MaskedLMCriterion(FairseqCriterion):
         if "chosen" in sample:
             # fairseq's models return logits of the chosen tokens, [M, V], if they know the argument; else [B, T, V].
             rows = sample["chosen"] if net_output[0].dim() == 2 else slice(None)
-            loss, chosen = (
-                nll(output, sample["target"][rows].reshape(-1), self.padding_idx),
-                int(sample["chosen"].sum()),
-            )
+            loss = nll(output, sample["target"][rows].reshape(-1), self.padding_idx)
+            chosen = int(sample["chosen"].sum())
             return loss, chosen, logging_output(loss, sample, chosen)
         if "partition" in sample:
             chosen = len(sample["partition"][1])
@@ -75,11 +73,7 @@ class MaskedLMCriterion(FairseqCriterion):
 
 
 def mask_prob(criterion: str, task: Any) -> float:
-    """Return the share of tokens that *task* chooses.
-
-    Raises:
-        UserError: the task does not mask tokens.
-    """
+    """Return the share of tokens that *task* chooses; raise UserError if it does not mask tokens."""
     share: float | None = getattr(getattr(task, "cfg", None), "mask_prob", None)
     if share is None:
         raise UserError(f"`criterion` {criterion}: needs a task that masks tokens; use `task` masked_lm")

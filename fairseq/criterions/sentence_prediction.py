@@ -89,13 +89,9 @@ def metric_figures(metrics: tuple[str, ...]) -> dict[str, Figure]:
 
 
 def metric(name: str, predicted: Tensor, target: Tensor) -> float:
-    """A metric in percent, but for accuracy from scikit-learn or scipy.
+    """A metric in percent, ``accuracy`` or a key of :data:`LIBRARIES`, of classes or scores [n]; F1's positive is 1.
 
     A correlation with a constant is 0, as in scikit-learn's Matthews correlation; so is F1 without positive rows.
-
-    Args:
-        name: ``accuracy`` or a key of :data:`LIBRARIES`; of F1 the positive class is 1.
-        predicted, target: classes or scores [n].
     """
     if name == "accuracy":
         return 100 * float((predicted == target).double().mean())
@@ -114,11 +110,7 @@ def metric(name: str, predicted: Tensor, target: Tensor) -> float:
 
 
 def _library(name: str) -> Any:
-    """Return the module of a metric.
-
-    Raises:
-        UserError: its package is not installed.
-    """
+    """Return the module of a metric; raise UserError if its package is not installed."""
     try:
         # Imported by name: scikit-learn and scipy take seconds, and are optional.
         return importlib.import_module(LIBRARIES[name])

@@ -26,8 +26,8 @@ from fairseq.models.decoder import DecoderModel
 from fairseq.models.language_model import language_model
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
 from fairseq.models.transformer_xl import BY_DISTANCE, TransformerXL, TransformerXLDecoder
-from fairseq.modules.attention_biases import AttentionBiases
 from fairseq.modules.memory import KeyValueCache
+from fairseq.modules.relative_attention import AttentionBiases
 from fairseq.modules.transformer_layer import LayerNorm
 
 M = TypeVar("M", bound=BaseFairseqModel)

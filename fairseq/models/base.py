@@ -38,12 +38,7 @@ class ModelConfig(KernelConfig):
         return None
 
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
-        """Settings that change when staged training goes on with blocks of *tokens*.
-
-        Args:
-            tokens: the new length.
-            longest: the length of the longest blocks of any stage.
-        """
+        """Settings that change when staged training goes on with blocks of *tokens*; any stage's *longest* blocks."""
         return {}
 
 

@@ -2,126 +2,90 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq.checkpoint.former_layouts import BUFFERS
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import typed
 from fairseq.config.registry import register_model
-from fairseq.errors import SettingError, UserError
-from fairseq.models.base import MOST_LAYERS, BaseFairseqModel, ModelConfig
-from fairseq.models.heads import MaskedLMHead
-from fairseq.modules.encoder import INIT_STD, EncoderShape, TransformerEncoder
-from fairseq.modules.output_layer import OutputLayer
-from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse
+from fairseq.errors import UserError
+from fairseq.models.base import BaseFairseqModel
+from fairseq.models.encoder import BertConfig, TransformerEncoder, initialize
+from fairseq.modules.linear import Linear
+from fairseq.modules.output_layer import LinearOutput, OutputLayer
+from fairseq.modules.transformer_layer import Infuse, activation, layer_norm
 
 
-@dataclass(frozen=True)
-class BertConfig(ModelConfig):
-    """Settings of an encoder."""
+class MaskedLMHead(LinearOutput):
+    """Dense layer, activation, layer norm, and a projection to all words with a bias (Devlin et al. 2019, §3.1).
 
-    encoder_layers: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)
-    encoder_embed_dim: int = flag(768, "width of the model", low=1)
-    encoder_input_dim: int | None = flag(None, "width of the embeddings (default: `encoder_embed_dim`)", low=1)
-    encoder_ffn_embed_dim: int = flag(3072, "width of the feed-forward networks", low=1)
-    encoder_attention_heads: int = flag(12, "attention heads of each layer", low=1)
-    activation_fn: str = flag("gelu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
-    head_activation_fn: str | None = flag(
-        None, "activation of the output layer (default: `activation_fn`)", choices=tuple(ACTIVATIONS)
-    )
-    dropout: float = flag(0.1, "dropout after embeddings, attention and feed-forward networks", low=0, below=1)
-    attention_dropout: float = flag(0.1, "dropout of attention weights", low=0, below=1)
-    activation_dropout: float = flag(
-        0.0, "dropout inside the feed-forward networks", aliases=("--relu-dropout",), low=0, below=1
-    )
-    encoder_layerdrop: float = flag(0.0, "LayerDrop: probability of skipping a layer in training", low=0, below=1)
-    max_positions: int = flag(512, "maximum tokens per row", low=1)
-    token_types: int = flag(0, "number of token types (0: none)", low=0)
-    layer_norm_eps: float = flag(1e-5, "constant added to the variance in layer norms", above=0)
-    init_std: float = flag(INIT_STD, "standard deviation of initial weights", low=0)
-    untie_weights_roberta: bool = flag(False, "output weights separate from the token embeddings")
+    The *weight* of the projection, [V, E], is usually the token embeddings'.
+    """
 
-    def check(self) -> None:
-        if self.encoder_embed_dim % self.encoder_attention_heads:
-            raise SettingError(
-                f"`encoder_attention_heads` {self.encoder_attention_heads}: "
-                f"must divide `encoder_embed_dim` {self.encoder_embed_dim}"
-            )
+    def __init__(self, cfg: BertConfig, weight: nn.Parameter) -> None:
+        super().__init__(weight, nn.Parameter(torch.zeros(weight.size(0))))
+        self.dense = Linear(cfg.encoder_embed_dim, weight.size(1))
+        self.layer_norm = layer_norm(weight.size(1), not cfg.no_apex, cfg.layer_norm_eps)
+        self.activation = activation(cfg.head_activation)
+        # The projection is the embeddings', which have their initial values already.
+        initialize(self.dense, cfg.init_std)
 
-    def shape(self, vocabulary: int, padding_idx: int, apex: bool = True) -> EncoderShape:
-        """Sizes and rates of the encoder, for a dictionary of *vocabulary* symbols."""
-        return EncoderShape(
-            vocabulary=vocabulary,
-            padding_idx=padding_idx,
-            embed_dim=self.encoder_input_dim or self.encoder_embed_dim,
-            dim=self.encoder_embed_dim,
-            ffn_dim=self.encoder_ffn_embed_dim,
-            layers=self.encoder_layers,
-            heads=self.encoder_attention_heads,
-            max_positions=self.max_positions,
-            token_types=self.token_types,
-            dropout=self.dropout,
-            attention_dropout=self.attention_dropout,
-            activation_dropout=self.activation_dropout,
-            activation_fn=self.activation_fn,
-            head_activation_fn=self.head_activation_fn or self.activation_fn,
-            layer_norm_eps=self.layer_norm_eps,
-            apex=apex,
-            init_std=self.init_std,
-            layerdrop=self.encoder_layerdrop,
-        )
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits: [..., C] → [..., V]."""
+        return self._logits(self._transform(hidden))
+
+    def _transform(self, hidden: Tensor) -> Tensor:
+        return self.layer_norm(self.activation(self.dense(hidden)))
 
 
 class MaskedLMEncoder(nn.Module):
-    """An encoder and its output layer, under fairseq's names ``sentence_encoder`` and ``lm_head``.
+    """An encoder and its output layer, under fairseq's names ``sentence_encoder`` and ``lm_head``."""
 
-    Args:
-        shape: sizes and rates.
-        embeddings: an encoder to share embeddings with; None: new ones.
-        untied: use an output projection separate from the token embeddings.
-    """
-
-    def __init__(self, shape: EncoderShape, embeddings: TransformerEncoder | None = None, untied: bool = False) -> None:
+    def __init__(
+        self, cfg: BertConfig, vocabulary: int, padding_idx: int, embeddings: TransformerEncoder | None = None
+    ) -> None:
         super().__init__()
-        self.sentence_encoder = TransformerEncoder(shape, embeddings)
+        self.sentence_encoder = TransformerEncoder(cfg, vocabulary, padding_idx, embeddings)
         weight: Any = self.sentence_encoder.embed_tokens.weight
-        if untied:
+        if cfg.untie_weights_roberta:
             # A new tensor, not a copy: untied weights begin independent of the embeddings.
-            weight = nn.Parameter(torch.empty_like(weight).normal_(std=shape.init_std))
-        self.lm_head = MaskedLMHead(
-            shape.dim, weight, shape.head_activation_fn, shape.layer_norm_eps, shape.apex, shape.init_std
-        )
+            weight = nn.Parameter(torch.empty_like(weight).normal_(std=cfg.init_std))
+        self.lm_head = MaskedLMHead(cfg, weight)
+
+
+class EncoderModel(BaseFairseqModel):
+    """Base of models with an encoder."""
+
+    predicts_next_token = False
+
+    def __init__(self, cfg: BertConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        self.skips_parameters = cfg.encoder_layerdrop > 0
+
+    def max_positions(self) -> int:
+        return self.cfg.max_positions
 
 
 @register_model("bert", dataclass=BertConfig)
-class BertModel(BaseFairseqModel):
-    """A masked language model (Devlin et al. 2019; Liu et al. 2019), with the parameter names of fairseq's RoBERTa.
-
-    Args:
-        encoder: encoder and output layer.
-        cfg: its settings.
-    """
+class BertModel(EncoderModel):
+    """A masked language model (Devlin et al. 2019; Liu et al. 2019), with the parameter names of fairseq's RoBERTa."""
 
     decisive_settings = (
         *("encoder_attention_heads", "activation_fn", "head_activation_fn", "layer_norm_eps"),
         "untie_weights_roberta",  # a checkpoint has tied parameters under each of their names
     )
-    predicts_next_token = False
 
     def __init__(self, encoder: MaskedLMEncoder, cfg: BertConfig) -> None:
-        super().__init__()
+        super().__init__(cfg)
         self.encoder = encoder
-        self.cfg = cfg
-        self.skips_parameters = cfg.encoder_layerdrop > 0
 
     @classmethod
     def build_model(cls, args: BertConfig, task: Any) -> BertModel:
         cfg = typed(BertConfig, args)
-        shape = cfg.shape(*vocabulary_of(task), apex=not cfg.no_apex)
-        return cls(MaskedLMEncoder(shape, untied=cfg.untie_weights_roberta), cfg)
+        return cls(MaskedLMEncoder(cfg, *vocabulary_of(task)), cfg)
 
     @property
     def masked_lm(self) -> MaskedLMEncoder:
@@ -131,9 +95,6 @@ class BertModel(BaseFairseqModel):
     @property
     def output_layer(self) -> OutputLayer:  # type: ignore[override]
         return self.encoder.lm_head
-
-    def max_positions(self) -> int:
-        return self.cfg.max_positions
 
     def forward(
         self,
@@ -163,11 +124,7 @@ class BertModel(BaseFairseqModel):
 
 
 def vocabulary_of(task: Any) -> tuple[int, int]:
-    """The number of symbols of *task*'s dictionary, and the id of its padding.
-
-    Raises:
-        UserError: the dictionary has no padding symbol.
-    """
+    """The number of symbols of *task*'s dictionary, and the id of its padding; UserError if it has none."""
     dictionary = task.source_dictionary
     if dictionary.pad() < 0:
         raise UserError(

@@ -19,9 +19,6 @@ class Decoder(nn.Module):
 
     A subclass makes the parts, in the order that fixes its initial random numbers and the numbering of its parameters,
     and defines what differs: embeddings, positions, and what happens around the layers.
-
-    Args:
-        cfg: settings, checked.
     """
 
     embed_tokens: nn.Module

@@ -14,12 +14,14 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
 from fairseq.errors import SettingError
-from fairseq.models.base import BaseFairseqModel
-from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
-from fairseq.models.heads import DiscriminatorHead, Masked
-from fairseq.modules.encoder import EncoderShape, TransformerEncoder
-from fairseq.modules.output_layer import OutputLayer, rows_per_chunk
-from fairseq.modules.transformer_layer import Infuse
+from fairseq.models.bert import BertModel, EncoderModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
+from fairseq.models.encoder import INIT_STD, BertConfig, TransformerEncoder, initialize
+from fairseq.modules.linear import Linear
+from fairseq.modules.output_layer import OutputLayer, row_chunks
+from fairseq.modules.transformer_layer import Infuse, activation
+
+Masked = tuple[Tensor, Tensor]
+"""Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64 [M]."""
 
 
 @dataclass(frozen=True)
@@ -45,57 +47,74 @@ class ElectraConfig(BertConfig):
                 "give a fraction such as 0.25 or 0.5"
             )
 
-    def generator_shape(self, discriminator: EncoderShape) -> EncoderShape:
-        """The generator's sizes; its feed-forward networks are the same fraction of the discriminator's."""
+    @property
+    def of_generator(self) -> BertConfig:
+        """The generator's settings; its feed-forward networks are the same fraction of the discriminator's."""
         dim, heads = self.generator_width
-        return replace(discriminator, dim=dim, heads=heads, ffn_dim=round(discriminator.ffn_dim * self.generator_size))
+        return replace(
+            self,
+            encoder_embed_dim=dim,
+            encoder_input_dim=self.embedding_dim,
+            encoder_attention_heads=heads,
+            encoder_ffn_embed_dim=round(self.encoder_ffn_embed_dim * self.generator_size),
+            generator_size=0.0,
+        )
+
+
+class DiscriminatorHead(nn.Module):
+    """Head that detects replaced tokens: dense layer, activation, one logit a token (Clark et al. 2020, §2)."""
+
+    def __init__(self, dim: int, activation_fn: str, init_std: float = INIT_STD) -> None:
+        super().__init__()
+        self.dense = Linear(dim, dim)
+        self.out_proj = Linear(dim, 1)
+        self.activation = activation(activation_fn)
+        initialize(self, init_std)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits of "replaced": [..., C] → [...]."""
+        return self.out_proj(self.activation(self.dense(hidden))).squeeze(-1)
 
 
 class Discriminator(nn.Module):
     """An encoder and the head that detects replaced tokens."""
 
-    def __init__(self, shape: EncoderShape) -> None:
+    def __init__(self, cfg: BertConfig, vocabulary: int, padding_idx: int) -> None:
         super().__init__()
-        self.sentence_encoder = TransformerEncoder(shape)
-        self.discriminator_head = DiscriminatorHead(shape.dim, shape.head_activation_fn, shape.init_std)
+        self.sentence_encoder = TransformerEncoder(cfg, vocabulary, padding_idx)
+        self.discriminator_head = DiscriminatorHead(cfg.encoder_embed_dim, cfg.head_activation, cfg.init_std)
 
 
 @register_model("electra", dataclass=ElectraConfig)
-class ElectraModel(BaseFairseqModel):
+class ElectraModel(EncoderModel):
     """Generator and discriminator, which share their embeddings (Clark et al. 2020, §3.2).
 
     The finished model is the discriminator: without the parameters ``generator.…``, an encoder like BERT.
 
     Args:
-        encoder: the discriminator.
-        generator: the generator; None: a finished discriminator, which cannot be trained further as ELECTRA.
-        cfg: the settings.
+        generator: None: a finished discriminator, which cannot be trained further as ELECTRA.
         special: ids of the symbols that are no text, which the generator never writes.
     """
 
     decisive_settings = (*BertModel.decisive_settings, "generator_size")
-    predicts_next_token = False
+    cfg: ElectraConfig
 
     def __init__(
         self, encoder: Discriminator, generator: MaskedLMEncoder | None, cfg: ElectraConfig, special: Sequence[int]
     ) -> None:
-        super().__init__()
+        super().__init__(cfg)
         self.encoder = encoder
         self.generator = generator
-        self.cfg = cfg
-        self.skips_parameters = cfg.encoder_layerdrop > 0
         self.special = list(special)
 
     @classmethod
     def build_model(cls, args: ElectraConfig, task: Any) -> ElectraModel:
         cfg = typed(ElectraConfig, args)
-        shape = cfg.shape(*vocabulary_of(task), apex=not cfg.no_apex)
-        encoder = Discriminator(shape)
+        vocabulary = vocabulary_of(task)
+        encoder = Discriminator(cfg, *vocabulary)
         generator = None
         if cfg.generator_size:
-            generator = MaskedLMEncoder(
-                cfg.generator_shape(shape), encoder.sentence_encoder, untied=cfg.untie_weights_roberta
-            )
+            generator = MaskedLMEncoder(cfg.of_generator, *vocabulary, encoder.sentence_encoder)
         return cls(encoder, generator, cfg, np.flatnonzero(special_symbols(task.source_dictionary)).tolist())
 
     @property
@@ -107,9 +126,6 @@ class ElectraModel(BaseFairseqModel):
     def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
         """The output layer of the generator, which predicts words."""
         return None if self.generator is None else self.generator.lm_head
-
-    def max_positions(self) -> int:
-        return self.cfg.max_positions
 
     def forward(
         self,
@@ -127,12 +143,8 @@ class ElectraModel(BaseFairseqModel):
         With *masked* the generator first fills the chosen tokens, and the discriminator reads the result.
 
         Args:
-            src_tokens: int64 [B, T]; padding is detected from the ids.
-            token_types: int64 [B, T]; None: all 0.
-            features_only: return hidden states.
-            infuse: applied to the summed embeddings of generator and discriminator.
-            infuse_generator_only: do not apply it to the discriminator's.
-            padded: whether *src_tokens* have padding; None: not known.
+            src_tokens, token_types, features_only, padded: see :meth:`BertModel.forward`.
+            infuse: applied to the summed embeddings of generator and, unless *infuse_generator_only*, discriminator.
             masked: indices in B·T and the original tokens, int64 [M] each.
             noise: [M], uniform on [0, 1): determines the tokens sampled from the generator.
 
@@ -185,10 +197,8 @@ class ElectraModel(BaseFairseqModel):
         head = self.generator.lm_head
         last = head.weight.size(0) - 1
         # All words' probabilities of all chosen tokens would be [M, V]; here they exist a chunk at a time.
-        step = rows_per_chunk(hidden.size(0), head.weight.size(0), hidden.device)
         written = []
-        for start in range(0, hidden.size(0), max(step, 1)):
-            rows = slice(start, start + step)
+        for rows in row_chunks(hidden.size(0), head.weight.size(0), hidden.device):
             probabilities = head(hidden[rows]).float().softmax(-1)  # (n, V)
             for index in self.special:
                 probabilities[:, index] = 0

@@ -8,8 +8,7 @@ gradient for the memory. What a model does beyond that, such as recomputed activ
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax, TiedLinear
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
-from fairseq.modules.output_layer import LinearOutput, OutputLayer
+from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.relative_attention import DistanceAttention, RelativeAttention
 
 OPERATIONS = 6  # per weight and token: 2 forward, 4 backward
@@ -57,76 +56,45 @@ def flops_per_token(model: BaseFairseqModel, reading: Reading) -> float:
     return OPERATIONS * (_weights(model, reading) + predicting)
 
 
-@functools.singledispatch
 def _weights(module: nn.Module, reading: Reading) -> float:
-    """The weights that act on a token in *module*, apart from output layers."""
-    return _sum(module.children(), reading)
+    """The weights that act on a token in *module*, apart from output layers, which :func:`flops_per_token` counts."""
+    if isinstance(module, OutputLayer):
+        return 0.0
+    if isinstance(module, nn.Linear | TiedLinear):
+        return module.weight.numel()
+    if isinstance(module, nn.LSTMCell):
+        return module.weight_ih.numel() + module.weight_hh.numel()
+    if isinstance(module, BandOutput):
+        return module.weight.numel() + (0 if module.projection is None else module.projection.numel())
+    if isinstance(module, AdaptiveInput):
+        bands = zip(module.embeddings, reading.shares(module.bounds), strict=True)
+        return sum(share * _weights(band, reading) for band, share in bands)
+    parts = sum(_weights(part, reading) for part in module.children())
+    return parts + _attending(module, reading) if isinstance(module, SelfAttention) else parts
 
 
-def _sum(modules: Iterable[nn.Module], reading: Reading) -> float:
-    return sum(_weights(module, reading) for module in modules)
-
-
-@_weights.register(nn.Linear)
-@_weights.register(TiedLinear)
-def _(module: nn.Linear | TiedLinear, reading: Reading) -> float:
-    return module.weight.numel()
-
-
-@_weights.register
-def _(module: BandOutput, reading: Reading) -> float:
-    return module.weight.numel() + (0 if module.projection is None else module.projection.numel())
-
-
-@_weights.register
-def _(module: nn.LSTMCell, reading: Reading) -> float:
-    return module.weight_ih.numel() + module.weight_hh.numel()
-
-
-@_weights.register
-def _(module: SelfAttention, reading: Reading) -> float:
+def _attending(module: SelfAttention, reading: Reading) -> float:
+    """The weights that the products of attention count as, and what memory and distances add to its projections."""
     products = 3 if isinstance(module, DistanceAttention) else 2  # scores, sums of values; scores of distances
     attending = products * (reading.segment + reading.memory) * module.num_heads * module.head_dim
     # Each segment projects its memory anew: M / T remembered tokens for each of its own.
     remembered = (module.k_proj.weight.numel() + module.v_proj.weight.numel()) * reading.memory / reading.segment
     # W_R projects the distances of a segment once, whatever the number of rows.
     unused = module.r_proj.weight.numel() if isinstance(module, RelativeAttention) else 0  # acts on distances
-    return _sum(module.children(), reading) - unused + attending + remembered * MEMORY_OPERATIONS / OPERATIONS
+    return attending + remembered * MEMORY_OPERATIONS / OPERATIONS - unused
 
 
-@_weights.register
-def _(module: AdaptiveInput, reading: Reading) -> float:
-    bands = zip(module.embeddings, reading.shares(module.bounds), strict=True)
-    return sum(share * _weights(band, reading) for band, share in bands)
-
-
-@_weights.register
-def _(module: OutputLayer, reading: Reading) -> float:
-    return 0.0  # counted once, by flops_per_token
-
-
-@functools.singledispatch
 def _output_weights(layer: nn.Module, reading: Reading) -> float:
     """The weights that act on a token whose target *layer* predicts."""
-    weight = getattr(layer, "weight", None)  # of the projection to all words, shared with the embeddings or not
-    return _sum(layer.children(), reading) + (0 if weight is None else weight.numel())
-
-
-@_output_weights.register
-def _(layer: LinearOutput, reading: Reading) -> float:
-    return layer.weight.numel()
-
-
-@_output_weights.register
-def _(layer: AdaptiveSoftmax, reading: Reading) -> float:
+    if isinstance(layer, AdaptiveSoftmax):
+        head, tails = _weights(layer.head, reading), [_weights(band, reading) for band in layer.tail]
+    elif isinstance(layer, ClusteredSoftmax):
+        head, *tails = [_weights(band, reading) for band in layer.bands]
+        head += 0 if layer.cluster_weight is None else layer.cluster_weight.numel()
+    else:
+        # The projection to all words, shared with the embeddings or not, and what is before it.
+        weight = getattr(layer, "weight", None)
+        parts = sum(_weights(part, reading) for part in layer.children())
+        return parts + (0 if weight is None else weight.numel())
     _, *shares = reading.shares(layer.bounds)
-    tails = zip(layer.tail, shares, strict=True)
-    return _weights(layer.head, reading) + sum(share * _weights(band, reading) for band, share in tails)
-
-
-@_output_weights.register
-def _(layer: ClusteredSoftmax, reading: Reading) -> float:
-    _, *shares = reading.shares(layer.bounds)
-    sizes = [_weights(band, reading) for band in layer.bands]
-    clusters = 0 if layer.cluster_weight is None else layer.cluster_weight.numel()
-    return sizes[0] + clusters + sum(share * size for share, size in zip(shares, sizes[1:], strict=True))
+    return head + sum(share * size for share, size in zip(shares, tails, strict=True))

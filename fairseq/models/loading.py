@@ -118,11 +118,7 @@ def checkpoint_activations(model: BaseFairseqModel) -> None:
 
 
 def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], source: str) -> None:
-    """Load a checkpoint's *parameters* strictly.
-
-    Raises:
-        UserError: names or shapes differ, which the message lists, or the parameters belong to other data.
-    """
+    """Load a checkpoint's *parameters* strictly; raise UserError if names, shapes or data differ."""
     model.check_parameters(parameters)
     upgraded = model.upgrade_state_dict(dict(parameters))
     problem = describe_mismatch(upgraded, model.state_dict(), source)
@@ -183,11 +179,7 @@ def check_settings(
 
 
 def check_supported(settings: Mapping[str, Any], source: str) -> None:
-    """Check *settings* of a checkpoint for values that change the result but are not implemented.
-
-    Raises:
-        UserError: there is such a value; the message names it and *source*.
-    """
+    """Raise UserError if *settings* of a checkpoint have a value that changes the result and is not implemented."""
     for name, neutral in NEUTRAL.items():
         value = settings.get(name)
         # None stands for "not set" in checkpoints of several versions.

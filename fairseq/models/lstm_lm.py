@@ -45,16 +45,16 @@ class LSTMLMConfig(BlockModelConfig):
         return self.decoder_hidden_size or self.decoder_embed_dim
 
     def check(self) -> None:
-        if self.adaptive_softmax_cutoff is not None:
-            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff)
-        elif self.share_decoder_input_output_embed and self.decoder_embed_dim != self.decoder_out_embed_dim:
+        self.check_vocabulary()
+        differ = self.decoder_embed_dim != self.decoder_out_embed_dim
+        if self.adaptive_softmax_cutoff is None and self.share_decoder_input_output_embed and differ:
             raise SettingError(
                 f"`share_decoder_input_output_embed`: needs `decoder_out_embed_dim` {self.decoder_embed_dim}, the "
                 "width of the embeddings"
             )
 
-    def check_vocabulary(self, vocabulary: int) -> None:
-        """Raise SettingError if the cutoffs leave a band of the *vocabulary* words empty."""
+    def check_vocabulary(self, vocabulary: int | None = None) -> None:
+        """Raise SettingError if a band, where the number of words is known, has none."""
         if self.adaptive_softmax_cutoff is not None:
             check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff, vocabulary)
 
@@ -65,32 +65,16 @@ class RecurrentCache(KeyValueCache):
 
     states: list[State] = field(default_factory=list)
 
-    def next_segment(self) -> None:
-        """Begin a new segment without memory."""
-        self.clear()
-
-    def keep_rows(self, rows: int) -> None:
-        """Drop all but the first *rows* rows."""
-        self.states = [(hidden[:rows], cell[:rows]) for hidden, cell in self.states]
-
-    def select_rows(self, index: Tensor) -> None:
-        """Make row *index[i]* the new row i: [new rows]."""
+    def select_rows(self, index: Tensor | slice) -> None:
         self.states = [(hidden[index], cell[index]) for hidden, cell in self.states]
 
     def clear(self) -> None:
-        """Forget everything."""
         super().clear()
         self.states = []
 
 
 class LSTMDecoder(nn.Module):
-    """Embeddings, layers, and the output layer that criterions and the scorer use.
-
-    Args:
-        cfg: settings, checked.
-        vocabulary: number of words V.
-        padding_idx: index of the padding symbol.
-    """
+    """Embeddings of V words, layers, and the output layer that criterions and the scorer use."""
 
     def __init__(self, cfg: LSTMLMConfig, vocabulary: int, padding_idx: int) -> None:
         super().__init__()
@@ -130,9 +114,7 @@ class LSTMDecoder(nn.Module):
     def forward(self, src_tokens: Tensor, cache: RecurrentCache | None = None) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states of *src_tokens* [B, T], each from the tokens up to it: [B, T, C], for the output layer.
 
-        Args:
-            src_tokens: [B, T].
-            cache: incremental inference: *src_tokens* continue what it holds, and are added to it.
+        In incremental inference they continue what *cache* holds, and are added to it.
         """
         x = dropout(self.embed_tokens(src_tokens), self.dropout_in, self.training)  # (B, T, E)
         before = cache.states if cache is not None and cache.states else [None] * len(self.layers)
@@ -166,10 +148,6 @@ class LSTMDecoder(nn.Module):
         previous = torch.cat([first[:, None].to(hidden.dtype), hidden[:, :-1]], dim=1)
         return hidden, previous, (last[0], last_memory[0])
 
-    def new_cache(self, batch: int, longest: int | None = None) -> RecurrentCache:
-        """An empty cache for token-by-token inference."""
-        return RecurrentCache([], self.max_positions(), 0)
-
 
 @register_model("lstm_lm", dataclass=LSTMLMConfig)
 class LSTMLanguageModel(FairseqLanguageModel):
@@ -191,8 +169,8 @@ class LSTMLanguageModel(FairseqLanguageModel):
         return cls(LSTMDecoder(cfg, len(dictionary), dictionary.pad()))
 
     def new_cache(self, batch: int, longest: int | None = None) -> RecurrentCache:
-        """See :meth:`LSTMDecoder.new_cache`."""
-        return self.decoder.new_cache(batch, longest)  # type: ignore[operator]
+        """An empty cache for token-by-token inference."""
+        return RecurrentCache([], self.decoder.max_positions(), 0)  # type: ignore[operator]
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         # fairseq's early files of this model lack the markers, which carry no information.

@@ -108,24 +108,14 @@ CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine
 
 
 def recommended(arch: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what an architecture recommends, unless the user chose it: its recipe, task and criterion.
-
-    Args:
-        arch: its name.
-        chosen: what the user chose.
-    """
+    """Return what *arch* recommends: recipe, task and criterion, unless the user has *chosen* them."""
     # All or nothing: a rate that suits Adam diverges with another optimizer or schedule.
     recipe = {} if set(CHOICES) & chosen.keys() else recipe_of(arch)
     return {**recipe, **objective_of(arch, {name: chosen[name] for name in AIMS if name in chosen})}
 
 
 def objective_of(arch: str, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """Return the task and the criterion of an architecture; empty where their general defaults apply.
-
-    Args:
-        arch: its name.
-        chosen: the ones of :data:`AIMS` that the user chose.
-    """
+    """Return task and criterion of *arch*, unless general defaults apply; *chosen* are the user's :data:`AIMS`."""
     model = ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
     if model in OBJECTIVES:
         task, criterion = OBJECTIVES[model]

@@ -9,15 +9,34 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.bert import encoder_parameters
-from fairseq.models.heads import ClassificationHead
-from fairseq.modules.encoder import TransformerEncoder
+from fairseq.models.bert import EncoderModel, encoder_parameters
+from fairseq.models.encoder import TransformerEncoder, initialize
+from fairseq.modules.dropout import dropout
+from fairseq.modules.linear import Linear
+from fairseq.modules.transformer_layer import activation
 
 HEADS = "classification_heads."
 ONLY_IN_PRETRAINING = ("generator_size", "untie_weights_roberta")
 
 
-class SentenceModel(BaseFairseqModel):
+class ClassificationHead(nn.Module):
+    """Dropout, dense layer, activation, dropout, projection to n classes (Devlin et al. 2019, §3.2)."""
+
+    def __init__(self, dim: int, outputs: int, dropout: float = 0.0, activation_fn: str = "tanh") -> None:
+        super().__init__()
+        self.dense = Linear(dim, dim)
+        self.out_proj = Linear(dim, outputs)
+        self.activation = activation(activation_fn)
+        self.dropout = dropout
+        initialize(self)
+
+    def forward(self, first: Tensor) -> Tensor:
+        """Logits from the hidden states of the rows' first tokens: [B, C] → [B, n]."""
+        x = self.activation(self.dense(dropout(first, self.dropout, self.training)))
+        return self.out_proj(dropout(x, self.dropout, self.training))
+
+
+class SentenceModel(EncoderModel):
     """The encoder of a pre-training model and a head over the first token, with fairseq's parameter names.
 
     Other parts of the pre-training model, such as the output layer and ELECTRA's generator, are dropped.
@@ -26,27 +45,23 @@ class SentenceModel(BaseFairseqModel):
         pretrained: BERT or ELECTRA; of ELECTRA the discriminator is used.
         name: name of the head.
         outputs: number n of classes; 1 for regression.
-        dropout: dropout rate of the head's input and hidden state.
-        activation_fn: activation of the head.
 
     Raises:
         UserError: *pretrained* is not an encoder.
     """
 
-    predicts_next_token = False
-
     def __init__(
         self, pretrained: BaseFairseqModel, name: str, outputs: int, dropout: float = 0.0, activation_fn: str = "tanh"
     ) -> None:
-        super().__init__()
         encoder = getattr(getattr(pretrained, "encoder", None), "sentence_encoder", None)
         if not isinstance(encoder, TransformerEncoder):
             raise UserError(
                 f"`task` sentence_prediction: {type(pretrained).__name__} is not an encoder; use a bert or electra "
                 "architecture"
             )
+        super().__init__(encoder.cfg)
         self.encoder: Any = nn.ModuleDict({"sentence_encoder": encoder})  # as fairseq's checkpoints name it
-        head = ClassificationHead(encoder.shape.dim, outputs, dropout, activation_fn)
+        head = ClassificationHead(encoder.cfg.encoder_embed_dim, outputs, dropout, activation_fn)
         try:
             self.classification_heads = nn.ModuleDict({name: head})
         # torch rejects names of modules with a dot, or names of a module's own attributes.
@@ -56,12 +71,7 @@ class SentenceModel(BaseFairseqModel):
             ) from None
         self.name = name
         self.config_class = pretrained.config_class
-        self.cfg: Any = pretrained.cfg
-        self.skips_parameters = pretrained.skips_parameters
         self.decisive_settings = tuple(s for s in pretrained.decisive_settings if s not in ONLY_IN_PRETRAINING)
-
-    def max_positions(self) -> int:
-        return self.cfg.max_positions
 
     def forward(
         self,
@@ -73,8 +83,7 @@ class SentenceModel(BaseFairseqModel):
         """Logits of each row's classes, or its score.
 
         Args:
-            src_tokens: int64 [B, T]; padding is detected from the ids.
-            token_types: int64 [B, T], where the model has token types; None: all 0.
+            src_tokens, token_types: see :meth:`BertModel.forward`.
             features_only: return hidden states, unless a head is named: fairseq's criterions ask for both.
             classification_head_name: the head.
 
@@ -99,11 +108,7 @@ class SentenceModel(BaseFairseqModel):
         return any(name not in parameters or parameters[name].shape != value.shape for name, value in head.items())
 
     def check_start(self, parameters: Mapping[str, Tensor], source: str) -> None:
-        """Check that *parameters* of a checkpoint contain the whole encoder.
-
-        Raises:
-            UserError: a parameter is missing or has another shape, e.g. from another dictionary.
-        """
+        """Raise UserError if *parameters* lack a part of the encoder, or have one of another shape."""
         upgraded = self.upgrade_state_dict(dict(parameters))
         for name, initial in self.encoder.state_dict(prefix="encoder.").items():
             if name not in upgraded:

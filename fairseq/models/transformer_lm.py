@@ -25,14 +25,8 @@ from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.output_layer import LinearOutput
-from fairseq.modules.positions import (
-    LearnedPositions,
-    SinusoidalPositions,
-    TokenShift,
-    position_embedding,
-    sinusoids,
-)
-from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer, layer_norm
+from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, TokenShift, sinusoids
+from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer, layer_norm, skips_layer
 
 
 @dataclass(frozen=True)
@@ -89,11 +83,6 @@ class TransformerLMConfig(BlockModelConfig):
         """Tokens of the cache; 0 without one."""
         return self.tokens_from_prev
 
-    @property
-    def layer_count(self) -> int:
-        """Layers of the model, after pruning."""
-        return self.decoder_layers if self.decoder_layers_to_keep is None else len(self.decoder_layers_to_keep)
-
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
         """The cache has the length of a block; a table of learned positions is made for the longest one."""
         changes: dict[str, Any] = {"tokens_from_prev": tokens} if self.tokens_from_prev > 0 else {}
@@ -111,12 +100,7 @@ class TransformerLMConfig(BlockModelConfig):
             raise SettingError("`character_embeddings`: not supported; leave it out")
         if self.position_infused_attention and (self.decoder_learned_pos or self.no_token_positional_embeddings):
             raise SettingError("`position_infused_attention`, `tokens_from_prev`: need sinusoidal positions")
-        if self.adaptive_softmax_cutoff is not None:
-            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff)
-            self._check_widths("softmax", self.decoder_output_dim, self.adaptive_softmax_factor)
-        if self.adaptive_input:
-            check_cutoffs("adaptive_input_cutoff", self.adaptive_input_cutoff or [])
-            self._check_widths("input", self.decoder_input_dim, self.adaptive_input_factor)
+        self.check_vocabulary()
         dim = self.decoder_embed_dim
         differ = (self.decoder_input_dim or dim) != (self.decoder_output_dim or dim)
         if self.tie_adaptive_weights:
@@ -142,30 +126,30 @@ class TransformerLMConfig(BlockModelConfig):
                     "`share_decoder_input_output_embed`: `decoder_input_dim` and `decoder_output_dim` differ"
                 )
 
-    def check_vocabulary(self, vocabulary: int) -> None:
-        """Raise SettingError if the cutoffs leave a band of the *vocabulary* words empty."""
+    def check_vocabulary(self, vocabulary: int | None = None) -> None:
+        """Raise SettingError if a band has no width or, where the number of words is known, no words."""
+        bands: list[tuple[str, list[int], int | None, float]] = []
         if self.adaptive_softmax_cutoff is not None:
-            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff, vocabulary)
-        if self.adaptive_input:
-            check_cutoffs("adaptive_input_cutoff", self.adaptive_input_cutoff or [], vocabulary)
-
-    def _check_widths(self, part: str, dim: int | None, factor: float) -> None:
-        cutoffs = self.adaptive_softmax_cutoff if part == "softmax" else self.adaptive_input_cutoff
-        bands, width = len(cutoffs or []), dim or self.decoder_embed_dim
-        if width < factor**bands:
-            raise SettingError(
-                f"`adaptive_{part}_factor` {factor}: band {bands} of width {width} / {factor}^{bands} is empty"
+            bands.append(
+                ("softmax", self.adaptive_softmax_cutoff, self.decoder_output_dim, self.adaptive_softmax_factor)
             )
+        if self.adaptive_input:
+            cutoffs = self.adaptive_input_cutoff or []
+            bands.append(("input", cutoffs, self.decoder_input_dim, self.adaptive_input_factor))
+        for part, cutoffs, dim, factor in bands:
+            check_cutoffs(f"adaptive_{part}_cutoff", cutoffs, vocabulary)
+            tails, width = len(cutoffs), dim or self.decoder_embed_dim
+            if width < factor**tails:
+                raise SettingError(
+                    f"`adaptive_{part}_factor` {factor}: band {tails} of width {width} / {factor}^{tails} is empty"
+                )
 
 
 class TransformerDecoder(Decoder):
-    """The decoder of the baseline and of the Shortformer.
+    """The decoder of the baseline and of the Shortformer, over V words.
 
     Args:
-        cfg: settings, checked.
-        vocabulary: number of words V.
         padding_idx: index of the padding symbol; -1: there is none.
-        apex: allow apex's fused layer norm.
         embed_tokens: embeddings to use instead of new ones, of a plug-in.
     """
 
@@ -174,15 +158,10 @@ class TransformerDecoder(Decoder):
     output_projection: LinearOutput | None
 
     def __init__(
-        self,
-        cfg: TransformerLMConfig,
-        vocabulary: int,
-        padding_idx: int,
-        apex: bool = True,
-        embed_tokens: nn.Module | None = None,
+        self, cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, embed_tokens: nn.Module | None = None
     ) -> None:
         super().__init__(cfg)
-        dim = cfg.decoder_embed_dim
+        dim, apex = cfg.decoder_embed_dim, not cfg.no_apex
         input_dim = cfg.decoder_input_dim or dim
         output_dim = cfg.decoder_output_dim or dim
         self.infused = cfg.position_infused_attention
@@ -190,19 +169,27 @@ class TransformerDecoder(Decoder):
         # A marker that fairseq's checkpoints have; they load strictly.
         self.register_buffer("version", torch.tensor([3.0]))
 
-        self.embed_tokens = embed_tokens or _embeddings(
-            cfg, vocabulary, padding_idx if padding_idx >= 0 else None, input_dim
-        )
+        padding = padding_idx if padding_idx >= 0 else None
+        if embed_tokens is not None:
+            self.embed_tokens = embed_tokens
+        elif cfg.adaptive_input:
+            cutoffs = cfg.adaptive_input_cutoff or []
+            self.embed_tokens = AdaptiveInput(vocabulary, padding, input_dim, cfg.adaptive_input_factor, dim, cutoffs)
+        else:
+            self.embed_tokens = word_embedding(vocabulary, input_dim, padding)
         # Vaswani et al. 2017, §3.4. Sinusoids have the norm √(C/2), beside which vectors of norm 1 would be lost.
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         widen = input_dim != dim and not cfg.adaptive_input
         self.project_in_dim = bare_linear(input_dim, dim) if widen else None
         self.embed_positions: SinusoidalPositions | LearnedPositions | None = None
-        if not cfg.no_token_positional_embeddings:
-            self.embed_positions = position_embedding(self.max_positions(), dim, padding_idx, cfg.decoder_learned_pos)
+        if cfg.decoder_learned_pos and not cfg.no_token_positional_embeddings:
+            self.embed_positions = LearnedPositions(self.max_positions(), dim, padding_idx)
+        elif not cfg.no_token_positional_embeddings:
+            self.embed_positions = SinusoidalPositions(dim, padding_idx)
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
-        self.layers = nn.ModuleList(_layer(cfg, self.infused, apex) for _ in range(cfg.layer_count))
+        layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)
+        self.layers = nn.ModuleList(_layer(cfg) for _ in range(layers))
         # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a norm.
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
         self.layer_norm = layer_norm(dim, apex) if final_norm else None
@@ -257,8 +244,7 @@ class TransformerDecoder(Decoder):
         return sinusoids(count, self.cfg.decoder_embed_dim, self._device(), self.first_position)
 
     def _skips_layer(self) -> bool:
-        # LayerDrop draws from the CPU's generator: reading a number that a GPU drew would synchronise.
-        return self.training and self.cfg.decoder_layerdrop > 0 and float(torch.rand(())) < self.cfg.decoder_layerdrop
+        return skips_layer(self.cfg.decoder_layerdrop, self.training)
 
     def _output(self, x: Tensor) -> Tensor:
         if self.layer_norm is not None:
@@ -291,7 +277,7 @@ class TransformerLanguageModel(DecoderModel):
         cfg = typed(TransformerLMConfig, args)
         cfg.check_vocabulary(len(task.source_dictionary))
         dictionary = task.source_dictionary
-        return cls(TransformerDecoder(cfg, len(dictionary), dictionary.pad(), not cfg.no_apex))
+        return cls(TransformerDecoder(cfg, len(dictionary), dictionary.pad()))
 
     def check_memory_length(self, length: int) -> None:
         # A cache of any length will do: positions are given to it anew with each segment.
@@ -322,11 +308,7 @@ class TransformerLanguageModel(DecoderModel):
 
 
 def _pruned(state: dict[str, Tensor], keep: list[int]) -> dict[str, Tensor]:
-    """*state* with only the decoder's layers *keep*, renumbered from 0: LayerDrop's pruning (Fan et al. 2020, §3.2).
-
-    Raises:
-        SettingError: *keep* names a layer that *state* lacks.
-    """
+    """*state* with the decoder's layers *keep* only, numbered from 0: LayerDrop's pruning (Fan et al. 2020, §3.2)."""
     layered = [(name, match) for name in state if (match := re.match(r"decoder\.layers\.(\d+)(\..+)", name))]
     layers = {int(match[1]) for _, match in layered}
     # A state with no more layers than are named has been pruned before.
@@ -343,23 +325,8 @@ def _pruned(state: dict[str, Tensor], keep: list[int]) -> dict[str, Tensor]:
     return {names.get(name, name): value for name, value in state.items() if name not in dropped}
 
 
-def _embeddings(cfg: TransformerLMConfig, vocabulary: int, padding_idx: int | None, dim: int) -> nn.Module:
-    """The input embeddings, adaptive or plain, *dim* wide."""
-    if cfg.adaptive_input:
-        return AdaptiveInput(
-            vocabulary,
-            padding_idx,
-            dim,
-            cfg.adaptive_input_factor,
-            cfg.decoder_embed_dim,
-            cfg.adaptive_input_cutoff or [],
-        )
-    return word_embedding(vocabulary, dim, padding_idx)
-
-
-def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLayer:
-    """A layer with its attention."""
-    attention = (PositionInfusedAttention if infused else SelfAttention)(
+def _layer(cfg: TransformerLMConfig) -> TransformerLayer:
+    attention = (PositionInfusedAttention if cfg.position_infused_attention else SelfAttention)(
         cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.attention_dropout, qk_norm=cfg.qk_norm
     )
     layer = TransformerLayer(
@@ -370,7 +337,7 @@ def _layer(cfg: TransformerLMConfig, infused: bool, apex: bool) -> TransformerLa
         activation_dropout=cfg.activation_dropout,
         activation_fn=cfg.activation_fn,
         normalize_before=cfg.decoder_normalize_before,
-        apex=apex,
+        apex=not cfg.no_apex,
     )
     # Each layer begins as the identity (Zhang et al. 2019, "Fixup").
     if cfg.zero_init_residual:

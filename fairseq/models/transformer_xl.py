@@ -22,12 +22,17 @@ from fairseq.models.base import MOST_LAYERS, ModelConfig
 from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.modules.adaptive_input import AdaptiveInput, check_cutoffs
 from fairseq.modules.attention import Causal, SelfAttention
-from fairseq.modules.attention_biases import AttentionBiases, name_as_layers_own
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.dropout import dropout, variational_dropout
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache
 from fairseq.modules.positions import distance_sinusoids
-from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, ShawAttention
+from fairseq.modules.relative_attention import (
+    AttentionBiases,
+    RelativeAttention,
+    RelativePositions,
+    ShawAttention,
+    name_as_layers_own,
+)
 from fairseq.modules.transformer_layer import Infuse, TransformerLayer
 
 LARGEST_TABLE = 1 << 20  # distances that get parameters of their own without being asked for
@@ -93,11 +98,7 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
         return {"max_relative_length": longest + self.memory_length} if self.max_relative_length is None else {}
 
     def tied_projections(self) -> frozenset[int]:
-        """Return the bands of ``tie_projs``.
-
-        Raises:
-            SettingError: a band does not exist.
-        """
+        """Return the bands of ``tie_projs``; raise SettingError if one does not exist."""
         bands = len(self.cutoffs or []) + 1
         bands_by_name = {"none": range(0), "tails": range(1, bands), "all": range(bands)}
         if self.tie_projs in bands_by_name:
@@ -112,16 +113,15 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
     def check(self) -> None:
         if self.d_head is None and self.d_model % self.n_head:
             raise SettingError(f"`n_head` {self.n_head}: must divide `d_model` {self.d_model}, or give `d_head`")
-        if self.cutoffs is not None:
-            check_cutoffs("cutoffs", self.cutoffs)
+        self.check_vocabulary()
         bands = len(self.cutoffs or [])
         if (self.d_embed or self.d_model) < self.div_val**bands:
             raise SettingError(f"`div_val` {self.div_val}: band {bands} would have no width; use a smaller one")
         self.tied_projections()
         self._check_positions()
 
-    def check_vocabulary(self, vocabulary: int) -> None:
-        """Raise SettingError if the cutoffs leave a band of the *vocabulary* words empty."""
+    def check_vocabulary(self, vocabulary: int | None = None) -> None:
+        """Raise SettingError if a band, where the number of words is known, has none."""
         if self.cutoffs is not None:
             check_cutoffs("cutoffs", self.cutoffs, vocabulary)
 
@@ -147,18 +147,12 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
 
 
 class TransformerXLDecoder(Decoder):
-    """The decoder of a Transformer-XL.
-
-    Args:
-        cfg: settings, checked.
-        vocabulary: number of words V.
-        apex: allow apex's fused layer norm.
-    """
+    """The decoder of a Transformer-XL, over V words."""
 
     cfg: TransformerXLConfig
     embed_tokens: AdaptiveInput
 
-    def __init__(self, cfg: TransformerXLConfig, vocabulary: int, apex: bool = True) -> None:
+    def __init__(self, cfg: TransformerXLConfig, vocabulary: int) -> None:
         super().__init__(cfg)
         self.embed_tokens = AdaptiveInput(
             vocabulary,
@@ -174,7 +168,7 @@ class TransformerXLDecoder(Decoder):
         self._drop = variational_dropout if cfg.variational_dropout else dropout
         shares_biases = cfg.position_encoding == "relative" and not cfg.untie_r
         self.attention_biases = AttentionBiases(cfg.n_head, cfg.head_dim) if shares_biases else None
-        self.layers = nn.ModuleList(_layer(cfg, apex) for _ in range(cfg.n_layer))
+        self.layers = nn.ModuleList(_layer(cfg) for _ in range(cfg.n_layer))
         if cfg.position_encoding == "learned":
             self.layer_positions = nn.Parameter(torch.empty(cfg.n_layer, cfg.table_length, cfg.d_model))
         self.adaptive_softmax = ClusteredSoftmax(
@@ -273,7 +267,7 @@ class TransformerXL(DecoderModel):
                     f"`mem_len` {cfg.mem_len}: with `position_encoding` {cfg.position_encoding} every distance has "
                     "learned parameters; give `max_relative_length`, beyond which distances count as the farthest"
                 )
-        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), not cfg.no_apex))
+        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary)))
 
     def check_memory_length(self, length: int) -> None:
         if self.cfg.position_encoding not in BY_DISTANCE:
@@ -282,11 +276,7 @@ class TransformerXL(DecoderModel):
             raise ValueError("memory_length 0: the model's same_length needs memory; use at least 1")
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """*state*, if its tables of positions are as long as this model's.
-
-        Raises:
-            SettingError: they are not; the message says how long they are.
-        """
+        """*state*; raise SettingError if its tables of positions are longer or shorter than this model's."""
         current = self.state_dict()
         for name, axis in (("decoder.layers.0.self_attn.r_emb", 0), ("decoder.layer_positions", 1)):
             if name in current and name in state and state[name].shape[axis] != current[name].shape[axis]:
@@ -316,7 +306,7 @@ def initialise(decoder: TransformerXLDecoder) -> None:
             nn.init.normal_(parameter, 0.0, PROJECTION_STD if id(parameter) in projections else std)
 
 
-def _layer(cfg: TransformerXLConfig, apex: bool) -> TransformerLayer:
+def _layer(cfg: TransformerXLConfig) -> TransformerLayer:
     attention: SelfAttention
     if cfg.position_encoding == "relative":
         attention = RelativeAttention(
@@ -334,7 +324,7 @@ def _layer(cfg: TransformerXLConfig, apex: bool) -> TransformerLayer:
         # The authors have one rate for everything in a layer but the attention weights.
         activation_dropout=cfg.dropout,
         normalize_before=cfg.pre_lnorm,
-        apex=apex,
+        apex=not cfg.no_apex,
         remember_input=True,
         variational=cfg.variational_dropout,
     )

@@ -11,11 +11,7 @@ from fairseq.modules.linear import Linear
 
 
 def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = None) -> None:
-    """Bands must be ascending and, where the size of the *vocabulary* is known, leave something for the last one.
-
-    Raises:
-        SettingError: they do not; the message names the *setting*.
-    """
+    """Raise SettingError unless cutoffs ascend and, in a *vocabulary* of known size, leave words for the last band."""
     text = ",".join(map(str, cutoffs))
     if not cutoffs or cutoffs[0] < 1 or any(a >= b for a, b in zip(cutoffs, cutoffs[1:], strict=False)):
         raise SettingError(f"`{setting}` {text}: cutoffs must be positive and ascending")

@@ -18,7 +18,7 @@ from fairseq.modules.output_layer import (
     OutputLayer,
     linear_cross_entropy,
     move_partition,
-    rows_per_chunk,
+    row_chunks,
     select_rows,
     target_log_probs,
 )
@@ -142,9 +142,7 @@ class BandedSoftmax(OutputLayer):
     def forward(self, hidden: Tensor, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Logits and targets of the head and of each tail band, for plug-ins that compute the loss of them.
 
-        Args:
-            hidden: [..., C].
-            target: as many words; padding is a word of the first band.
+        Hidden states [..., C] have as many targets; padding is a word of the first band.
         """
         _, head, tails = self.partition(target.reshape(-1), padding_idx=-1)
         hidden = dropout(hidden.reshape(-1, hidden.size(-1)), self.dropout, self.training)  # (N, C)
@@ -188,10 +186,9 @@ class BandedSoftmax(OutputLayer):
         words = self.bounds[1]
         # Bands are written into one result: joining them would copy all [N, V] once more.
         result = torch.empty(flat.size(0), self.bounds[-1], dtype=torch.float32, device=flat.device)
-        step = rows_per_chunk(flat.size(0), self.bounds[-1], flat.device)
         first, tails = self._head(), self._tails()
-        for start in range(0, flat.size(0), max(step, 1)):
-            h, out = flat[start : start + step], result[start : start + step]
+        for rows in row_chunks(flat.size(0), self.bounds[-1], flat.device):
+            h, out = flat[rows], result[rows]
             head = first.log_probs(h)  # (n, words + tails)
             out[:, :words] = head[:, :words]
             for band, tail in enumerate(tails, start=1):

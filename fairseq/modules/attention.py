@@ -50,14 +50,12 @@ class Causal(Visibility):
         return keys if self.window is None else min(keys, self.window + queries - 1)
 
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """See :meth:`Visibility.mask`; shape [T, S]."""
         # Every step of generation comes here: no mask is built or added where the one query reads all keys.
         if queries == 1 and self.reach(1, keys) == keys:
             return None
         return _causal_mask(queries, keys, self.window, device)
 
     def bias(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """See :meth:`Visibility.bias`; shape [T, S]."""
         if queries == 1 and self.reach(1, keys) == keys:
             return None
         return _causal_bias(queries, keys, self.window, device, dtype)
@@ -83,24 +81,21 @@ class Bidirectional(Visibility):
             object.__setattr__(self, "read", read[:, None, None])
 
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """See :meth:`Visibility.mask`; shape [B, 1, 1, S]."""
         return self.read
 
 
 CAUSAL = Causal()
 
 
-# All layers of a step ask for one mask; eight hold the lengths that alternate in training and validation.
-@cached_tensor(8)
+# All layers of a step ask for one mask.
+@cached_tensor
 def _causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)  # (T, S)
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
-@cached_tensor(8)
-def _causal_bias(
-    queries: int, keys: int, window: int | None, device: torch.device, dtype: torch.dtype = torch.float32
-) -> Tensor:
+@cached_tensor
+def _causal_bias(queries: int, keys: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
     return _as_bias(_causal_mask(queries, keys, window, device), dtype)
 
 
@@ -160,29 +155,35 @@ class SelfAttention(nn.Module):
         cache: LayerCache | None = None,
         past_length: int = 0,
     ) -> Tensor:
-        """Attend from every position of *x* to the visible ones of *x* and of the memory.
+        """Attend from every position of *x* to the visible ones of *x* and of the memory: [B, T, C].
 
         Args:
             x: [B, T, C].
             memory: [B, M, C], the same kind of values from earlier positions.
             positions: unused here; in subclasses the positions of memory and segment, in the subclass's own form.
-            visible: the keys that each query reads; with a cache causal only.
+            visible: the keys that each query reads; with a cache, or with distances, causal only.
             cache: in incremental inference, what earlier positions were projected to; *x* is added to it.
             past_length: how many positions of *cache* are filled.
 
-        Returns:
-            [B, T, C].
-
         Raises:
-            ValueError: *visible* is not causal, with a cache.
+            ValueError: *positions* are missing, or *visible* is not causal where it must be.
         """
-        if cache is not None:
-            if visible != CAUSAL:
-                raise ValueError("incremental attention is causal, without a window")
-            return self._incremental(x, cache, past_length)
-        query, key, value = self._project(x, memory, positions)
+        if cache is None:
+            query, key, value = self._project(x, memory, positions)
+        else:
+            query, key, value = self._continue(x, cache, past_length)
+        attended = self._attend(query, key, value, positions, visible, cache)
+        return self.out_proj(attended.transpose(1, 2).flatten(2))
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, positions: Any, visible: Visibility, cache: LayerCache | None
+    ) -> Tensor:
+        """Weighted sums of values, [B, H, T, D], for what :meth:`_project` or *cache* gave."""
+        if cache is not None and visible != CAUSAL:
+            raise ValueError("incremental attention is causal, without a window")
+        # The cache has keys before their norm: their positions change when the segment becomes memory.
         query, key = self._normalize(query, key)
-        return self._output(attend(query, key, value, visible, self.dropout if self.training else 0.0))
+        return attend(query, key, value, visible, self.dropout if self.training else 0.0)
 
     @torch.no_grad()
     def weights(
@@ -218,14 +219,20 @@ class SelfAttention(nn.Module):
 
     def _project(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, T, D], keys and values [B, H, M + T, D], before norms."""
-        queries, keys, values = self._heads(self.q_proj(x)), [self.k_proj(x)], [self.v_proj(x)]
+        # A restored memory may be of another precision.
+        memory = None if memory is None else memory.to(x.dtype)
+        infused, infused_memory = self._infuse(x, memory, positions)
+        queries, keys, values = self._heads(self.q_proj(infused)), [self.k_proj(infused)], [self.v_proj(x)]
         if memory is not None:
-            # A restored memory may be of another precision.
-            memory = memory.to(x.dtype)
-            keys, values = [self.k_proj(memory), *keys], [self.v_proj(memory), *values]
-        return queries, self._joined_heads(keys), self._joined_heads(values)
+            keys, values = [self.k_proj(infused_memory), *keys], [self.v_proj(memory), *values]
+        return queries, self._heads(*keys), self._heads(*values)
 
-    def _incremental(self, x: Tensor, cache: LayerCache, past_length: int) -> Tensor:
+    def _infuse(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor | None]:
+        """What queries and keys are computed from: the segment [B, T, C] and the memory [B, M, C]."""
+        return x, memory
+
+    def _continue(self, x: Tensor, cache: LayerCache, past_length: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of *x*, whose keys and values are added to *cache*, and all keys and values in it, before norms."""
         batch, tokens, _ = x.shape
         end = past_length + tokens
         # One position has one bias, which the matrix product adds.
@@ -236,26 +243,23 @@ class SelfAttention(nn.Module):
         query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
         cache.keys[:, :, past_length:end] = key
         cache.values[:, :, past_length:end] = value
-        # The cache has keys before their norm: their positions change when the segment becomes memory.
-        query, key = self._normalize(query, cache.keys[:, :, :end])
-        return self._output(attend(query, key, cache.values[:, :, :end]))
+        return query, cache.keys[:, :, :end], cache.values[:, :, :end]
 
     def _normalize(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys [B, H, …, D] after their norms, if there are any."""
+        """Queries and keys [B, H, …, D] after their norms, if there are any, which are computed in float32."""
         if self.q_norm is None or self.k_norm is None:
             return query, key
-        return _rms_norm(query, self.q_norm), _rms_norm(key, self.k_norm)
+        q, k = (
+            F.rms_norm(x.float(), norm.normalized_shape, norm.weight.float(), norm.eps).to(x.dtype)
+            for x, norm in ((query, self.q_norm), (key, self.k_norm))
+        )
+        return q, k
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, H, T, D)
-
-    def _joined_heads(self, parts: list[Tensor]) -> Tensor:
+    def _heads(self, *parts: Tensor) -> Tensor:
+        """The heads of *parts* [B, T, H·D] that follow each other in time: [B, H, S, D]."""
         # Joined as heads, which one copy makes contiguous for the products; so does one of each part's gradient.
-        heads = [self._heads(part) for part in parts]
-        return heads[0] if len(heads) == 1 else torch.cat(heads, dim=2)  # (B, H, S, D)
-
-    def _output(self, attended: Tensor) -> Tensor:
-        return self.out_proj(attended.transpose(1, 2).flatten(2))
+        heads = [part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts]
+        return heads[0] if len(heads) == 1 else torch.cat(heads, dim=2)
 
 
 class PositionInfusedAttention(SelfAttention):
@@ -277,22 +281,12 @@ class PositionInfusedAttention(SelfAttention):
         cache.position_keys = self._heads(key[None])
         return cache
 
-    def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _infuse(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if positions is None:
             raise ValueError("position-infused attention needs the position table of memory and segment")
         start = positions.size(0) - x.size(1)
-        infused = x + positions[start:].to(x.dtype)
-        queries, keys, values = self._heads(self.q_proj(infused)), [self.k_proj(infused)], [self.v_proj(x)]
-        if memory is not None:
-            memory = memory.to(x.dtype)
-            keys = [self.k_proj(memory + positions[:start].to(memory.dtype)), *keys]
-            values = [self.v_proj(memory), *values]
-        return queries, self._joined_heads(keys), self._joined_heads(values)
-
-
-def _rms_norm(x: Tensor, norm: nn.RMSNorm) -> Tensor:
-    """*norm* of *x*, computed in float32 whatever the precision of *x*."""
-    return F.rms_norm(x.float(), norm.normalized_shape, norm.weight.float(), norm.eps).to(x.dtype)
+        past = None if memory is None else memory + positions[:start].to(memory.dtype)
+        return x + positions[start:].to(x.dtype), past
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:
@@ -312,7 +306,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUS
         if queries == keys:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
         if has_flash(query):
-            return _flash(query, key, value, dropout_p)
+            # The kernel has this alignment. `F.scaled_dot_product_attention` has it as a mask only, which flash
+            # rejects, or as a `CausalBias`, which torch.compile cannot trace.
+            dim = query.size(-1)
+            attended = torch.ops.aten._scaled_dot_product_flash_attention(
+                *pad_heads(query, key, value), dropout_p, True, scale=1 / math.sqrt(dim)
+            )[0]
+            return attended[..., :dim]
     mask = visible.mask(queries, keys, query.device)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
 
@@ -337,20 +337,6 @@ def _flash_channels(device: torch.device) -> int:
 
 # A constant in compiled graphs, as by torch.compiler.assume_constant_result, which would load the compiler at start-up.
 _flash_channels._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float) -> Tensor:
-    """Causal attention whose last query stands at the last key, by the flash kernel.
-
-    The kernel has this alignment. ``F.scaled_dot_product_attention`` has it as a mask only, which flash rejects, or as
-    a ``CausalBias``, which torch.compile cannot trace.
-    """
-    dim = query.size(-1)
-    query, key, value = pad_heads(query, key, value)
-    attended = torch.ops.aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, True, scale=1 / math.sqrt(dim)
-    )[0]
-    return attended[..., :dim]
 
 
 def pad_heads(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -52,8 +52,6 @@ class LayerCache:
 
     def keep_last(self, length: int, count: int) -> None:
         """Move the last *count* of *length* positions to the front, as positions 0 … count − 1."""
-        if not count:
-            return
         first = length - count
         # Copied first, because both ends of the move may overlap.
         keys = self.keys[:, :, first:length].clone()
@@ -63,11 +61,7 @@ class LayerCache:
         self.keys[:, :, :count] = keys
         self.values[:, :, :count] = self.values[:, :, first:length].clone()
 
-    def keep_rows(self, rows: int) -> None:
-        """Drop all but the first *rows* rows."""
-        self.keys, self.values = self.keys[:rows], self.values[:rows]
-
-    def select_rows(self, index: Tensor) -> None:
+    def select_rows(self, index: Tensor | slice) -> None:
         """Make row *index[i]* the new row i: [new rows]; rows may be repeated."""
         self.keys, self.values = self.keys[index], self.values[index]
 
@@ -112,21 +106,20 @@ class KeyValueCache:
 
     def next_segment(self) -> None:
         """Begin a new segment, with the last ``memory_length`` tokens as its memory."""
-        count = min(self.length, self.memory_length)
-        for layer in self.layers:
-            layer.keep_last(self.length, count)
-        self.length = count
-        self.in_segment = 0
-        self.before = None
+        length, count = self.length, min(self.length, self.memory_length)
+        self.clear()
+        if count:
+            for layer in self.layers:
+                layer.keep_last(length, count)
+            self.length = count
 
     def keep_rows(self, rows: int) -> None:
         """Drop all but the first *rows* rows, as at the end of a corpus."""
-        if self.layers and rows < self.layers[0].keys.size(0):
-            for layer in self.layers:
-                layer.keep_rows(rows)
-            self.before = None if self.before is None else self.before[:rows]
+        # While all rows stay, so do the tensors, to which kernels are bound.
+        if not self.layers or rows < self.layers[0].keys.size(0):
+            self.select_rows(slice(rows))
 
-    def select_rows(self, index: Tensor) -> None:
+    def select_rows(self, index: Tensor | slice) -> None:
         """Make row *index[i]* the new row i, as for beams: [new rows]."""
         for layer in self.layers:
             layer.select_rows(index)
@@ -155,21 +148,10 @@ class TokenCache(KeyValueCache):
         self.advance(tokens.size(1))
         return self.tokens
 
-    def next_segment(self) -> None:
-        """Begin a new segment without memory."""
-        self.clear()
-
-    def keep_rows(self, rows: int) -> None:
-        """Forget all but the first *rows* rows."""
-        if self.tokens is not None:
-            self.tokens = self.tokens[:rows]
-
-    def select_rows(self, index: Tensor) -> None:
-        """Make row *index[i]* the new row i: [new rows]."""
+    def select_rows(self, index: Tensor | slice) -> None:
         if self.tokens is not None:
             self.tokens = self.tokens[index]
 
     def clear(self) -> None:
-        """Forget everything."""
         super().clear()
         self.tokens = None

@@ -8,9 +8,8 @@ backward pass only scales them: three matrix products, which is the minimum, and
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -69,15 +68,20 @@ class LinearOutput(OutputLayer):
 
     def loss(self, hidden: Tensor, partition: tuple[Tensor | None, Tensor]) -> Tensor:
         rows, target = partition
+        # Before what precedes the projection: most tokens of a masked language model have no target.
         chosen = hidden if rows is None else select_rows(hidden, rows)
-        return linear_cross_entropy(chosen, self.weight, target, self.bias)
+        return linear_cross_entropy(self._transform(chosen), self.weight, target, self.bias)
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
         target = target.to(hidden.device, non_blocking=True)
-        return target_log_probs(hidden, self._logits, self.weight.size(0), target, chunk)
+        return target_log_probs(self._transform(hidden), self._logits, self.weight.size(0), target, chunk)
 
     def log_probs(self, hidden: Tensor) -> Tensor:
-        return self._logits(hidden).float().log_softmax(-1)
+        return self._logits(self._transform(hidden)).float().log_softmax(-1)
+
+    def _transform(self, hidden: Tensor) -> Tensor:
+        """What the projection is applied to, for hidden states [..., C]; in subclasses layers before it."""
+        return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
         return linear(hidden, self.weight, self.bias)
@@ -127,20 +131,20 @@ def target_log_probs(
 
     *words* logits of at most *chunk* rows exist at once. Shape: hidden [≥ N, C], target [N].
     """
-    step = min(chunk or hidden.size(0), rows_per_chunk(hidden.size(0), words, hidden.device))
     lprobs = []
-    for start in range(0, hidden.size(0), max(step, 1)):
-        rows = slice(start, start + step)
+    for rows in row_chunks(hidden.size(0), words, hidden.device, chunk):
         some = target[rows]
         lprobs.append(-F.cross_entropy(logits_of(hidden[rows])[: len(some)].float(), some, reduction="none"))
     return torch.cat(lprobs or [hidden.new_empty(0, dtype=torch.float32)])
 
 
-def rows_per_chunk(rows: int, columns: int, device: torch.device) -> int:
-    """Number of rows of *columns* logits to compute together: few enough for a CPU's cache, enough to fill a GPU."""
+def row_chunks(rows: int, columns: int, device: torch.device, most: int | None = None) -> Iterator[slice]:
+    """*rows* of *columns* logits, *most* at a time: few enough for a CPU's cache, enough to fill a GPU."""
     # Fewer than 64 rows make a slow matrix product, however large the vocabulary.
     limit = max(64, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
-    return max(1, min(rows, limit))
+    step = min(limit, most or limit)
+    for start in range(0, rows, step):
+        yield slice(start, start + step)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -155,17 +159,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
             h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
             b = None if bias is None else bias.detach().to(dtype)
             columns = w.size(0) // (_GRADIENT_FACTOR.get(h.device.type, 1) if needs_grad else 1)
-            step = rows_per_chunk(h.size(0), columns, h.device)
             # Kept on the device: reading the loss of each chunk would synchronise.
             loss = torch.zeros((), dtype=torch.float32, device=h.device)
-            grads = _Gradients.make(h, w, b) if needs_grad else None
-            for start in range(0, h.size(0), step):
-                rows = slice(start, start + step)
+            grads = None
+            if needs_grad:
+                # The weight's, by far the largest, is written by the first chunk and need not be 0 before.
+                room = torch.empty if h.size(0) else torch.zeros
+                options: Any = {"dtype": torch.float32, "device": h.device}
+                of_bias = None if b is None else torch.zeros(b.shape, **options)
+                grads = _Gradients(torch.empty(h.shape, **options), room(w.shape, **options), of_bias)
+            for rows in row_chunks(h.size(0), columns, h.device):
                 logits = linear(h[rows], w, b)  # (n, V)
                 loss += _chunk(logits, target[rows], h[rows], w, rows, grads)
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         if grads is not None:
-            ctx.save_for_backward(grads.hidden, grads.weight, grads.bias)
+            ctx.save_for_backward(*grads)
         return loss
 
     @staticmethod
@@ -182,22 +190,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (*scaled, None, None)
 
 
-@dataclass(frozen=True)
-class _Gradients:
+class _Gradients(NamedTuple):
     """Gradients of both factors, in float32."""
 
     hidden: Tensor
     weight: Tensor
     bias: Tensor | None
-
-    @classmethod
-    def make(cls, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> _Gradients:
-        """Room for them; the weight's, by far the largest, is written by the first chunk and need not be 0 before."""
-        options: Any = {"dtype": torch.float32, "device": hidden.device}
-        bias_gradient = None if bias is None else torch.zeros(bias.shape, **options)
-        # Without rows there is no first chunk that would write it.
-        room = torch.empty if hidden.size(0) else torch.zeros
-        return cls(torch.empty(hidden.shape, **options), room(weight.shape, **options), bias_gradient)
 
 
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:

@@ -18,29 +18,25 @@ _TABLE_STEP = 256
 F = TypeVar("F", bound=Callable[..., Tensor])
 
 
-def cached_tensor(count: int) -> Callable[[F], F]:
-    """Decorator that caches the tensors of the last *count* different calls, but not inside compiled graphs.
+def cached_tensor(function: F) -> F:
+    """Decorator that caches tensors, which callers must not modify, of as many calls as there are lengths in training.
 
-    Callers must not modify them.
+    A compiled graph computes the tensor where it is read; tracing a cache would tie it to what is in there.
     """
+    # The lengths of segments and memory that alternate in training and validation.
+    remember = functools.lru_cache(maxsize=8)(function)
 
-    def decorate(function: F) -> F:
-        remember = functools.lru_cache(maxsize=count)(function)
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        if torch.compiler.is_compiling():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False):  # a later caller may need gradients
+            return remember(*args, **kwargs)
 
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Tensor:
-            # A graph computes the tensor where it is read; tracing a cache would tie it to what is in there.
-            if torch.compiler.is_compiling():
-                return function(*args, **kwargs)
-            with torch.inference_mode(False):  # a later caller may need gradients
-                return remember(*args, **kwargs)
-
-        return cast(F, call)
-
-    return decorate
+    return cast(F, call)
 
 
-@cached_tensor(16)
+@cached_tensor
 def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Tensor:
     """Sinusoidal embeddings of the positions start … start + count − 1: [count, dim], float32.
 
@@ -61,7 +57,7 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
     return table
 
 
-@cached_tensor(16)
+@cached_tensor
 def distance_sinusoids(count: int, dim: int, device: torch.device, clamp: int | None = None) -> Tensor:
     """Transformer-XL's R for the distances count − 1, …, 0: [count, dim], float32 (Dai et al. 2019, §3.3).
 
@@ -125,11 +121,6 @@ class LearnedPositions(nn.Embedding):
                 "positions; train with more, lower `tokens_per_sample` or leave out `add_bos_token`"
             )
         return self.weight[first : first + count]
-
-
-def position_embedding(count: int, dim: int, padding_idx: int, learned: bool) -> SinusoidalPositions | LearnedPositions:
-    """Learned or sinusoidal positions for rows of up to *count* tokens."""
-    return LearnedPositions(count, dim, padding_idx) if learned else SinusoidalPositions(dim, padding_idx)
 
 
 class TokenShift(nn.Module):

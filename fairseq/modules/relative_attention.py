@@ -31,8 +31,7 @@ class RelativePositions:
 
     Attributes:
         table: embeddings of the distances K − 1, …, 0: [K, C]; None where attention has its own.
-        content_bias: u [H, D]; None where every layer has its own.
-        position_bias: v [H, D]; None where every layer has its own.
+        content_bias, position_bias: u and v [H, D]; None where every layer has its own.
     """
 
     table: Tensor | None = None
@@ -61,32 +60,25 @@ class Distances(NamedTuple):
 class DistanceAttention(SelfAttention):
     """Base of relative attention: queries and keys of content and of distance; linear maps without biases."""
 
-    def forward(
-        self,
-        x: Tensor,
-        memory: Tensor | None = None,
-        positions: RelativePositions | None = None,
-        visible: Visibility = CAUSAL,
-        cache: LayerCache | None = None,
-        past_length: int = 0,
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, positions: Any, visible: Visibility, cache: LayerCache | None
     ) -> Tensor:
-        """See :meth:`SelfAttention.forward`; with a cache, *positions* need no table.
-
-        Raises:
-            ValueError: *positions* are missing, or *visible* is not causal: distances count backwards only.
-        """
         if positions is None:
             raise ValueError("relative attention needs the positions of memory and segment")
         if not isinstance(visible, Causal):
             raise ValueError("relative attention has no distances to keys after the query; it is causal only")
-        if cache is not None:
-            return self._relative_incremental(x, cache, past_length, positions, visible)
-        query, key, value = self._project(x, memory, positions)
-        distances = self._distances(positions, key.size(2), x.dtype)
-        queries = self._content_query(query, positions), self._distance_query(query, positions)
-        bias = visible.bias(query.size(2), key.size(2), x.device, query.dtype)
+        queries, keys = query.size(2), key.size(2)
+        if isinstance(cache, RelativeLayerCache):
+            # A window may hide the oldest keys from all queries, which are then not computed.
+            hidden, keys = keys - visible.reach(queries, keys), visible.reach(queries, keys)
+            key, value = key[:, :, hidden:], value[:, :, hidden:]
+            distances = Distances(cache.distance_keys, cache.distance_scores).nearest(keys)
+        else:
+            distances = self._distances(positions, keys, query.dtype)
+        bias = visible.bias(queries, keys, query.device, query.dtype)
         dropout_p = self.dropout if self.training else 0.0
-        return self._output(attend_by_distance(*queries, key, value, distances, bias, dropout_p))
+        content, distance = self._content_query(query, positions), self._distance_query(query, positions)
+        return attend_by_distance(content, distance, key, value, distances, bias, dropout_p)
 
     def new_cache(self, batch: int, length: int, positions: RelativePositions | None = None) -> RelativeLayerCache:
         """Room for *length* positions; *positions* holds the table of as many distances."""
@@ -126,39 +118,18 @@ class DistanceAttention(SelfAttention):
         """q* / √D for q [B, H, T, D]."""
         raise NotImplementedError
 
-    def _plus(self, query: Tensor, bias: Tensor) -> Tensor:
+    def _plus(self, query: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            raise ValueError("relative attention has no biases u, v of its own and was given none")
         scale = 1 / math.sqrt(self.head_dim)
         # The scale is applied to the queries [T, D], which are smaller than the scores [T, K].
         return torch.add((bias * scale).to(query.dtype)[:, None], query, alpha=scale)
-
-    def _relative_incremental(
-        self, x: Tensor, cache: LayerCache, past_length: int, positions: RelativePositions, visible: Causal
-    ) -> Tensor:
-        assert isinstance(cache, RelativeLayerCache)
-        batch, tokens, _ = x.shape
-        end = past_length + tokens
-        # A window may hide the oldest keys from all queries, which are then not computed.
-        count = visible.reach(tokens, end)
-        projected = F.linear(x, cache.weight)
-        query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
-        cache.keys[:, :, past_length:end] = key
-        cache.values[:, :, past_length:end] = value
-        distances = Distances(cache.distance_keys, cache.distance_scores).nearest(count)
-        keys_and_values = cache.keys[:, :, end - count : end], cache.values[:, :, end - count : end]
-        queries = self._content_query(query, positions), self._distance_query(query, positions)
-        bias = visible.bias(tokens, count, x.device, query.dtype)
-        return self._output(attend_by_distance(*queries, *keys_and_values, distances, bias))
 
 
 class RelativeAttention(DistanceAttention):
     """Transformer-XL's attention: (W_q x_i + u)ᵀ W_k,E x_j + (W_q x_i + v)ᵀ W_k,R R_{i−j} (Dai et al. 2019, §3.3).
 
-    Args:
-        embed_dim: channels C.
-        num_heads: heads H.
-        dropout: probability that an attention weight is dropped in training.
-        head_dim: channels D of a head.
-        own_biases: u and v are parameters of this module; otherwise they come with the positions.
+    With *own_biases* u and v are parameters of this module; otherwise they come with the positions.
     """
 
     def __init__(
@@ -182,10 +153,10 @@ class RelativeAttention(DistanceAttention):
         return Distances(projected.unflatten(-1, (self.num_heads, -1)).transpose(0, 1))
 
     def _content_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
-        return self._plus(query, _either(self.r_w_bias, positions.content_bias))
+        return self._plus(query, positions.content_bias if self.r_w_bias is None else self.r_w_bias)
 
     def _distance_query(self, query: Tensor, positions: RelativePositions) -> Tensor:
-        return self._plus(query, _either(self.r_r_bias, positions.position_bias))
+        return self._plus(query, positions.position_bias if self.r_r_bias is None else self.r_r_bias)
 
     @torch.no_grad()
     def terms(
@@ -215,12 +186,38 @@ class RelativeAttention(DistanceAttention):
         return terms if mask is None else {name: term.masked_fill(~mask, 0.0) for name, term in terms.items()}
 
 
-def _either(of_layer: Tensor | None, shared: Tensor | None) -> Tensor:
-    """A layer's own bias, or the one that all layers share."""
-    bias = shared if of_layer is None else of_layer
-    if bias is None:
-        raise ValueError("relative attention has no biases u, v of its own and was given none")
-    return bias
+class AttentionBiases(nn.Module):
+    """u and v [H, D] where all layers share one pair (§3.3). The decoder owns them and hands them to every layer."""
+
+    def __init__(self, num_heads: int, head_dim: int) -> None:
+        super().__init__()
+        self.r_w_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
+        self.r_r_bias = nn.Parameter(torch.zeros(num_heads, head_dim))
+
+
+def name_as_layers_own(decoder: nn.Module, shared: str, layers: list[str]) -> None:
+    """Let the state dict of *decoder* name the parameters of its submodule *shared* as if each of *layers* had them.
+
+    Checkpoints have u and v with each layer's attention, shared or not, as the authors' do.
+    """
+
+    def spread(_: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        items = list(state.items())
+        state.clear()
+        # In the order of the parameters, by which optimizer states are numbered.
+        for name, value in items:
+            bias = name.removeprefix(f"{prefix}{shared}.")
+            state.update({name: value} if bias == name else {f"{prefix}{layer}.{bias}": value for layer in layers})
+
+    def gather(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+        for bias in dict(module.get_submodule(shared).named_parameters()):
+            names = [f"{prefix}{layer}.{bias}" for layer in layers]
+            if all(name in state for name in names):
+                # Every layer's entry is a copy of the one pair.
+                state[f"{prefix}{shared}.{bias}"] = [state.pop(name) for name in names][0]
+
+    decoder.register_state_dict_post_hook(spread)
+    decoder.register_load_state_dict_pre_hook(gather)
 
 
 class ShawAttention(DistanceAttention):
@@ -272,56 +269,37 @@ def attend_by_distance(
     Shape: queries [B, H, T, D]; key, value [B, H, K, D]; bias [T, K] → [B, H, T, D].
     """
     if not on_cpu(content_query):
-        scores = shift(_by_distance(distance_query, distances), bias)
-        return _fused(content_query, key, value, scores, dropout_p)
-    if torch.is_grad_enabled() or dropout_p:
-        return _attend(content_query, distance_query, key, value, distances, bias, dropout_p)
-    return _attend_in_pieces(content_query, distance_query, key, value, distances, bias)
-
-
-def _fused(query: Tensor, key: Tensor, value: Tensor, scores: Tensor, dropout_p: float) -> Tensor:
-    """torch's fused attention with *scores* [B, H, T, K] as additive bias and scaled queries."""
-    dim = query.size(-1)
-    query, key, value = pad_heads(query, key, value)
-    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0)
-    return attended[..., :dim]
-
-
-def _attend(
-    content_query: Tensor,
-    distance_query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    distances: Distances,
-    bias: Tensor | None,
-    dropout_p: float = 0.0,
-) -> Tensor:
-    batch, heads, queries, dim = content_query.shape
-    scores: Tensor = _Shift.apply(_by_distance(distance_query, distances), bias)  # (B·H, T, K)
-    q, k, v = (x.reshape(batch * heads, -1, dim) for x in (content_query, key, value))
-    # In place: scores [B·H, T, K] are the largest tensor of a layer, and nothing else reads them.
-    probabilities = softmax_dropout(scores.baddbmm_(q, k.transpose(1, 2)), dropout_p)
-    return torch.bmm(probabilities, v).view(batch, heads, queries, dim)
-
-
-def _attend_in_pieces(
-    content_query: Tensor, distance_query: Tensor, key: Tensor, value: Tensor, distances: Distances, bias: Tensor | None
-) -> Tensor:
-    """Attention without gradient, in groups of heads and rows whose scores fit the cache."""
+        dim = content_query.size(-1)
+        scores = shift(_by_distance(distance_query, distances), bias)  # (B, H, T, K)
+        query, key, value = pad_heads(content_query, key, value)
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0)
+        return attended[..., :dim]
     batch, heads, queries, _ = content_query.shape
-    each = queries * key.size(2)
-    rows = max(1, min(batch, _CACHED_SCORES // each))
-    together = max(1, min(heads, _CACHED_SCORES // (each * rows)))
+    rows, together = batch, heads
+    # Without gradient, in groups of rows and heads whose scores fit the cache.
+    if not (torch.is_grad_enabled() or dropout_p):
+        each = queries * key.size(2)
+        rows = max(1, min(batch, _CACHED_SCORES // each))
+        together = max(1, min(heads, _CACHED_SCORES // (each * rows)))
     if rows == batch and together == heads:
-        return _attend(content_query, distance_query, key, value, distances, bias)
+        scores = _Shift.apply(_by_distance(distance_query, distances), bias)  # (B·H, T, K)
+        return _attend(scores, content_query, key, value, dropout_p)
     attended = torch.empty_like(content_query)
     for row in range(0, batch, rows):
         for head in range(0, heads, together):
             some = slice(head, head + together)
             piece = slice(row, row + rows), some
-            both, keys_and_values = (content_query[piece], distance_query[piece]), (key[piece], value[piece])
-            attended[piece] = _attend(*both, *keys_and_values, distances.heads(some), bias)
+            scores = _Shift.apply(_by_distance(distance_query[piece], distances.heads(some)), bias)
+            attended[piece] = _attend(scores, content_query[piece], key[piece], value[piece])
     return attended
+
+
+def _attend(scores: Tensor, query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:
+    """softmax(Q Kᵀ + *scores*) V, whose *scores* [B·H, T, K] are overwritten."""
+    q, k, v = (x.flatten(0, 1) for x in (query, key, value))
+    # In place: the scores are the largest tensor of a layer, and nothing else reads them.
+    probabilities = softmax_dropout(scores.baddbmm_(q, k.transpose(1, 2)), dropout_p)
+    return torch.bmm(probabilities, v).view_as(query)
 
 
 def _by_distance(query: Tensor, distances: Distances) -> Tensor:

@@ -41,11 +41,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """Return the activation function called *name*.
-
-    Raises:
-        UserError: *name* is unknown.
-    """
+    """Return the activation function called *name*; raise UserError if there is none."""
     if name not in ACTIVATIONS:
         raise UserError(f"activation {name}: unknown; {nearest(name, ACTIVATIONS)}")
     return ACTIVATIONS[name]
@@ -68,11 +64,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5) -> nn.Module:
-    """Return layer normalisation over the last *dim* channels.
-
-    It is apex's ``FusedLayerNorm`` if *apex* allows it, the package can be imported and CUDA is available; parameter
-    names are the same. The log names it, once.
-    """
+    """Layer norm over the last *dim* channels: apex's with CUDA, if *apex* allows it and it can be imported."""
     fused = _apex_layer_norm() if apex and torch.cuda.is_available() else None
     return (fused or LayerNorm)(dim, eps=eps)
 
@@ -192,10 +184,15 @@ class TransformerLayer(nn.Module):
         return drop(self.activation(x), self.activation_dropout, self.training)
 
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
-        """*x* plus the dropout of *branch*."""
         if self.variational:
             return x + variational_dropout(branch, self.dropout, self.training)
         return add_dropout(x, branch, self.dropout, self.training)
+
+
+def skips_layer(probability: float, training: bool) -> bool:
+    """Draw whether the next layer is skipped, as LayerDrop does in training (Fan et al. 2020)."""
+    # From the CPU's generator: reading a number that a GPU drew would synchronise.
+    return training and probability > 0 and float(torch.rand(())) < probability
 
 
 TransformerDecoderLayer = TransformerLayer  # the name that plug-ins know

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import flag
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
 from fairseq.errors import SettingError
 from fairseq.optim.elementwise import CountingOptimizer, Group, State, States, Tensors
-from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, check_pair
 
 
 @dataclass(frozen=True)
@@ -31,32 +31,9 @@ class AdafactorConfig(RateConfig):
     weight_decay: float = flag(0.0, "weight decay, decoupled from the gradient", low=0)
 
     def check(self) -> None:
-        if len(self.adafactor_eps) != 2:
-            text = ",".join(map(str, self.adafactor_eps))
-            raise SettingError(f"`adafactor_eps` {text}: expected two numbers, e.g. 1e-30,1e-3")
+        check_pair("adafactor_eps", self.adafactor_eps, "1e-30,1e-3")
         if self.warmup_init and not self.relative_step:
             raise SettingError("`warmup_init`: needs `relative_step`; give both or neither")
-
-
-@register_optimizer("adafactor", dataclass=AdafactorConfig)
-class FairseqAdafactor(FairseqOptimizer):
-    """``--optimizer adafactor``: see :class:`Adafactor`."""
-
-    group_settings = {
-        "eps": "adafactor_eps",
-        "clip_threshold": "clip_threshold",
-        "decay_rate": "decay_rate",
-        "beta1": "beta1",
-        "scale_parameter": "scale_parameter",
-        "relative_step": "relative_step",
-        "warmup_init": "warmup_init",
-        "weight_decay": "weight_decay",
-    }
-
-    def __init__(self, args: AdafactorConfig, params: Iterable[Any]) -> None:
-        super().__init__(args)
-        self.config = typed(AdafactorConfig, args)
-        self._optimizer = Adafactor(params, **self.optimizer_config)
 
 
 class Adafactor(CountingOptimizer):
@@ -88,7 +65,10 @@ class Adafactor(CountingOptimizer):
 
     def update_at(self, step: int, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
         rates = _rates(group, step, params)
-        updates = _normalised(grads, states, 1 - step ** group["decay_rate"], group["eps"][0])
+        squares = torch._foreach_mul(grads, grads)
+        torch._foreach_add_(squares, group["eps"][0])
+        decay = 1 - step ** group["decay_rate"]
+        updates = [_normalised(*each, decay) for each in zip(grads, squares, states, strict=True)]
         # Clipping of the update (section 6): û = u / max(1, RMS(u) / d).
         excess = _rms(updates)
         torch._foreach_div_(excess, group["clip_threshold"])
@@ -118,14 +98,8 @@ def _rates(group: Group, step: int, params: Tensors) -> list[Any]:
     return rates
 
 
-def _normalised(grads: Tensors, states: States, decay: float, eps: float) -> Tensors:
-    """Return the gradients over the roots of their second moments, which are updated."""
-    squares = torch._foreach_mul(grads, grads)
-    torch._foreach_add_(squares, eps)
-    return [_scaled(*each, decay) for each in zip(grads, squares, states, strict=True)]
-
-
-def _scaled(grad: Tensor, squares: Tensor, state: State, decay: float) -> Tensor:
+def _normalised(grad: Tensor, squares: Tensor, state: State, decay: float) -> Tensor:
+    """Return the gradient over the root of its second moment, which is updated."""
     if "exp_avg_sq" in state:
         return state["exp_avg_sq"].lerp_(squares, 1 - decay).rsqrt().mul_(grad)
     rows, columns = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
@@ -141,3 +115,15 @@ def _rms(tensors: Tensors) -> Tensors:
     norms = list(torch._foreach_norm(tensors, 2))
     torch._foreach_div_(norms, [tensor.numel() ** 0.5 for tensor in tensors])
     return norms
+
+
+@register_optimizer("adafactor", dataclass=AdafactorConfig)
+class FairseqAdafactor(FairseqOptimizer):
+    """``--optimizer adafactor``: see :class:`Adafactor`."""
+
+    optimizer_class = Adafactor
+    group_settings = {
+        "eps": "adafactor_eps",
+        **{name: name for name in ("clip_threshold", "decay_rate", "beta1", "scale_parameter", "relative_step")},
+        **{name: name for name in ("warmup_init", "weight_decay")},
+    }

@@ -38,8 +38,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
     Where :attr:`sliceable` is false, an update needs whole parameters, which are widened one at a time.
 
-    Subclasses define :meth:`new_state` and :meth:`update`, or :meth:`scaled_update` where a kernel scales gradients
-    itself, and :meth:`begin_step` and :meth:`end_step` where something changes once a step.
+    Subclasses define :meth:`new_state` and :meth:`update`, and :meth:`begin_step` and :meth:`end_step` where something
+    changes once a step.
     """
 
     sliceable = True
@@ -57,17 +57,13 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     def begin_step(self, group: Group, states: States) -> None:
         """Advance what changes once a step, however many chunks it has; before the update."""
 
-    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         """Update *params* and the tensors of *states* in place, of one group or of a chunk of it, in float32 or more.
 
-        In a chunk the tensors are one-dimensional slices of the parameters and of their states.
+        In a chunk the tensors are one-dimensional slices of the parameters and of their states. Gradients count times
+        *factor*, by which *grads* may be multiplied in place.
         """
         raise NotImplementedError
-
-    def scaled_update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
-        """Multiply *grads* by *factor*, which may be done in place, and update as :meth:`update` does."""
-        scale_(grads, factor)
-        self.update(group, params, grads, states)
 
     def end_step(self, group: Group) -> None:
         """Like :meth:`begin_step`, after the update."""
@@ -94,17 +90,19 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         for p in params:
             # At the first gradient, as torch does: a parameter that is never used takes no memory.
             if not self.state[p]:
-                self.state[p].update(self.new_state(group, lambda p=p: _zeros(p)))  # type: ignore[misc]
+                # Contiguous, as a restored state is.
+                zeros = functools.partial(torch.zeros, p.shape, dtype=_wide(p), device=p.device)
+                self.state[p].update(self.new_state(group, zeros))
         self.begin_step(group, [self.state[p] for p in params])
         full = [p for p in params if not _is_copied(p)]
         if full:
             grads = [p.grad.contiguous() for p in full if p.grad is not None]
-            self.scaled_update(group, [p.detach() for p in full], grads, [self.state[p] for p in full], factor)
+            self.update(group, [p.detach() for p in full], grads, [self.state[p] for p in full], factor)
         pieces = (piece for p in params if _is_copied(p) for piece in _pieces(p, self.state[p], self.sliceable))
         for chunk in together(pieces, lambda piece: piece[0].numel(), CHUNK):
             narrow = [piece[0] for piece in chunk]
             wide, grads = [_widened(p) for p in narrow], [_widened(piece[1]) for piece in chunk]
-            self.scaled_update(group, wide, grads, [piece[2] for piece in chunk], factor)
+            self.update(group, wide, grads, [piece[2] for piece in chunk], factor)
             torch._foreach_copy_(narrow, wide)
         self.end_step(group)
 
@@ -115,12 +113,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             state_dict: torch's layout.
             adopt: use tensors that have device and type already instead of copying them.
         """
-        defaults = dict(self.defaults)  # torch adds names of its own
         self._restore(state_dict)
-        # A state of another version or of fairseq lacks settings that are newer.
-        for group in self.param_groups:
-            for name, value in defaults.items():
-                group.setdefault(name, value)
         self._check_entries()
         stored = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
@@ -169,21 +162,25 @@ def check_number(value: Any, name: str) -> None:
 class CountingOptimizer(ElementwiseOptimizer):
     """A base of optimizers whose arithmetic depends on the number of a parameter's updates, ``step`` in its state.
 
-    Subclasses define :meth:`update_at`.
+    Subclasses define :meth:`update_at`, and :meth:`new_state` unless they keep two moments.
     """
+
+    def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
+        return {"step": 0, "exp_avg": zeros(), "exp_avg_sq": zeros()}
 
     def begin_step(self, group: Group, states: States) -> None:
         for state in states:
             state["step"] = int(state["step"]) + 1
 
-    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
+        scale_(grads, factor)
         for step, indices in buckets(params, states, CHUNK):
             self.update_at(
                 step, group, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
             )
 
     def update_at(self, step: int, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """Update *params* and *states* in place, as :meth:`update` does, in their *step*-th update."""
+        """Update *params* and *states* in place, as :meth:`update` does without a factor, in their *step*-th update."""
         raise NotImplementedError
 
 
@@ -237,11 +234,8 @@ def buckets(params: Tensors, states: States, largest: float) -> Iterator[tuple[i
             yield step, bucket
 
 
-Piece = tuple[Tensor, Tensor, State]
-"""Slices of a parameter, of its gradient, and of its state."""
-
-
-def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[Piece]:
+def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[tuple[Tensor, Tensor, State]]:
+    """Slices of a parameter, of its gradient, and of its state."""
     assert p.grad is not None
     if not (sliceable and p.is_contiguous() and p.grad.is_contiguous()):
         yield p.detach(), p.grad, state
@@ -251,11 +245,6 @@ def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[Piece]:
     sliced = {name: value.view(-1).split(CHUNK) for name, value in of_shape.items()}
     for number, (piece, grad) in enumerate(zip(slices(p.detach()), slices(p.grad), strict=True)):
         yield piece, grad, {**state, **{name: values[number] for name, values in sliced.items()}}
-
-
-def _zeros(p: Tensor) -> Tensor:
-    """Zeros in the dtype of the parameter's state, contiguous as a restored state is."""
-    return torch.zeros(p.shape, dtype=_wide(p), device=p.device)
 
 
 def _is_copied(p: Tensor) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.config.fields import add_flags, shortened
+from fairseq.config.fields import add_flags, shortened, typed
 from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
 from fairseq.errors import SettingError, UserError, nearest
@@ -20,7 +20,7 @@ from fairseq.optim.groups import NO_DECAY
 
 @OPTIMIZERS.extend
 class FairseqOptimizer:
-    """An optimizer with its settings; subclasses set ``self._optimizer`` in their constructor.
+    """An optimizer with its settings; a subclass without :attr:`optimizer_class` sets ``self._optimizer`` itself.
 
     Args:
         params: the parameters to train, or groups of them as dicts.
@@ -28,6 +28,8 @@ class FairseqOptimizer:
 
     config_class: type | None = None
     config: RateConfig | None = None
+    optimizer_class: type[torch.optim.Optimizer] | None = None
+    """The torch optimizer inside, made with :attr:`optimizer_config`."""
     supports_half_parameters = True
     """True if parameters may be float16 (``--memory-efficient-fp16``): the state must be float32."""
 
@@ -40,6 +42,9 @@ class FairseqOptimizer:
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = self.cfg = args
         self._optimizer: torch.optim.Optimizer
+        if self.optimizer_class is not None and self.config_class is not None and params is not None:
+            self.config = typed(self.config_class, args)
+            self._optimizer = self.optimizer_class(params, **self.optimizer_config)
 
     @classmethod
     def from_settings(cls, settings: TrainingSettings, params: Iterable[Any]) -> FairseqOptimizer:
@@ -145,14 +150,20 @@ class FairseqOptimizer:
         _check_shapes(state, self.params)
         _check_groups(state["param_groups"], self.param_groups)
         before = [dict(group) for group in self.param_groups]
+        # A state of another version or of fairseq lacks settings that are newer.
+        groups = [{**mine, **stored} for mine, stored in zip(before, state["param_groups"], strict=True)]
+        state = {**state, "param_groups": groups}
         if isinstance(self.optimizer, ElementwiseOptimizer):
-            self.optimizer.load_state_dict(dict(state), adopt)
+            self.optimizer.load_state_dict(state, adopt)
         else:
-            self.optimizer.load_state_dict(dict(state))
+            self.optimizer.load_state_dict(state)
+        rate = self.get_lr()
+        # The ratios of this run's rates: the state has the saved run's.
         for group, former in zip(self.param_groups, before, strict=True):
-            # fairseq's lack some
-            group.update({name: value for name, value in former.items() if name not in group})
-        self._restore_factors(before)
+            # A group without the factor must not inherit the saved run's.
+            group.pop("lr_factor", None)
+            group.update({name: value for name, value in former.items() if name == "lr_factor"})
+        self.set_lr(rate)
         settings = [name for name in self.param_groups[0] if name not in ("params", "group", "lr_factor")]
         for name, value in (overrides or {}).items():
             if name not in settings:
@@ -161,36 +172,22 @@ class FairseqOptimizer:
                 if name != "weight_decay" or group.get("group") != NO_DECAY:
                     group[name] = value
 
-    def _restore_factors(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Put the ratios of the rates of *groups* in force: a state has the ratios of the run that saved it."""
-        rate = self.get_lr()
-        for group, before in zip(self.param_groups, groups, strict=True):
-            # A group without the factor must not inherit the saved run's.
-            group.pop("lr_factor", None)
-            group.update({name: value for name, value in before.items() if name == "lr_factor"})
-        self.set_lr(rate)
-
 
 def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> FairseqOptimizer:
-    """Return the optimizer that *settings* choose.
-
-    Args:
-        params: parameters, of which those that require a gradient are trained, or groups of them as dicts.
-
-    Raises:
-        UserError: no optimizer has that name, or one of its settings is invalid.
-    """
+    """Return the optimizer that *settings* choose, of the *params* that require a gradient, or of groups as dicts."""
     settings = training_settings(settings)
     cls = OPTIMIZERS[settings.chosen.optimizer]
     return cls.from_settings(settings, [p for p in params if isinstance(p, dict) or p.requires_grad])
 
 
-def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
-    """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as fairseq has it.
+def check_pair(setting: str, numbers: list[float], example: str) -> None:
+    """Raise SettingError unless *setting* has two *numbers*."""
+    if len(numbers) != 2:
+        raise SettingError(f"`{setting}` {','.join(map(str, numbers))}: expected two numbers, e.g. {example}")
 
-    Raises:
-        UserError: such a number is invalid. apex would find that in its first update.
-    """
+
+def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
+    """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as fairseq has it."""
     groups = [dict(group) for group in state["param_groups"]]
     entries = {index: dict(entry) for index, entry in state["state"].items()}
     for number, group in enumerate(groups):

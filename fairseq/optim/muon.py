@@ -109,9 +109,9 @@ class Muon(Adam):
         if group.get("group") != HIDDEN:
             super().begin_step(group, states)
 
-    def scaled_update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         if group.get("group") != HIDDEN:
-            super().scaled_update(group, params, grads, states, factor)
+            super().update(group, params, grads, states, factor)
             return
         scale_(grads, factor)
         buffers = [state["momentum_buffer"] for state in states]

@@ -1,4 +1,4 @@
-"""Stochastic gradient descent with momentum."""
+"""Gradient descent: plain and with momentum, Nesterov's in fairseq's form, and Adagrad, as PyTorch has it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import flag
 from fairseq.config.registry import register_optimizer
 from fairseq.config.settings import RateConfig
-from fairseq.optim.elementwise import ElementwiseOptimizer, Group, State, States, Tensors
+from fairseq.optim.elementwise import ElementwiseOptimizer, Factor, Group, State, States, Tensors, divisor, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+
+# torch rejects factors beyond it, as of 1e-8 raised to 1e38.
+LARGEST = torch.finfo(torch.float32).max
+LARGEST_CHANGE = 1e4
 
 
 @dataclass(frozen=True)
@@ -22,19 +26,6 @@ class SGDConfig(RateConfig):
 
     momentum: float = flag(0.0, "momentum", low=0, below=1)
     weight_decay: float = flag(0.0, "weight decay, added to the gradient", low=0)
-
-
-@register_optimizer("sgd", dataclass=SGDConfig)
-class SGD(FairseqOptimizer):
-    """``--optimizer sgd``: see :class:`MomentumSGD`."""
-
-    updates_parts = True
-    group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
-
-    def __init__(self, args: SGDConfig, params: Iterable[Any]) -> None:
-        super().__init__(args)
-        self.config = typed(SGDConfig, args)
-        self._optimizer = MomentumSGD(params, **self.optimizer_config)
 
 
 class MomentumSGD(ElementwiseOptimizer):
@@ -46,7 +37,8 @@ class MomentumSGD(ElementwiseOptimizer):
     def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
         return {"momentum_buffer": zeros()} if group["momentum"] > 0 else {}
 
-    def update(self, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
+        scale_(grads, factor)
         if group["weight_decay"] != 0:
             grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
         if group["momentum"] > 0:
@@ -55,3 +47,101 @@ class MomentumSGD(ElementwiseOptimizer):
             torch._foreach_add_(buffers, grads)
             grads = buffers
         torch._foreach_add_(params, grads, alpha=-group["lr"])
+
+
+@register_optimizer("sgd", dataclass=SGDConfig)
+class SGD(FairseqOptimizer):
+    """``--optimizer sgd``: see :class:`MomentumSGD`."""
+
+    optimizer_class = MomentumSGD
+    updates_parts = True
+    group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
+
+
+@dataclass(frozen=True)
+class NAGConfig(RateConfig):
+    """Nesterov accelerated gradient."""
+
+    momentum: float = flag(0.99, "momentum", low=0, below=1)
+    weight_decay: float = flag(0.0, "weight decay", low=0)
+
+
+class NAG(ElementwiseOptimizer):
+    """Nesterov's momentum with the learning rate inside the buffer, which follows when the rate changes.
+
+    With gradient g, rate η, momentum μ and c = η / η_old:
+    p ← p + μ²·c·buf − (1 + μ)·η·g; buf ← μ·c·buf − η·g; weight decay λ shrinks p by 1 − η·λ before.
+
+    Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning", eq. 3–4;
+    Bengio et al. 2012, "Advances in optimizing recurrent networks", eq. 7, for the form without a look-ahead.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.99, weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "lr_old": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
+        return {"momentum_buffer": zeros()}
+
+    def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
+        """One call of PyTorch's kernel of SGD with Nesterov's momentum.
+
+        With rate r, momentum m and dampening d it computes buf ← m·buf + (1 − d)·ĝ; p ← p − r·(ĝ + m·buf), which is the
+        update above for ĝ = −c·η·g, r = −1/c, m = μ·c and d = 1 − 1/c. It multiplies gradients itself.
+        """
+        lr, lr_old, momentum = group["lr"], group["lr_old"], group["momentum"]
+        # After a rate of 0 the buffer is 0.
+        change = lr / lr_old if lr_old > 0 else 1.0
+        buffers = [state["momentum_buffer"] for state in states]
+        if group["weight_decay"] != 0:
+            torch._foreach_mul_(params, 1 - lr * group["weight_decay"])
+        if momentum == 0:  # then the kernel takes no buffers
+            scale_(grads, factor)
+            torch._foreach_zero_(buffers)
+            torch._foreach_add_(buffers, grads, alpha=-lr)
+            torch._foreach_add_(params, buffers)
+            return
+        # Beyond it c·η·g may not be a float32.
+        if not 1 / LARGEST_CHANGE <= change <= LARGEST_CHANGE:
+            torch._foreach_mul_(buffers, min(change, LARGEST))
+            change = 1.0
+        torch._fused_sgd_(
+            params,
+            grads,
+            buffers,
+            lr=-1 / change,
+            momentum=momentum * change,
+            dampening=1 - 1 / change,
+            weight_decay=0.0,
+            nesterov=True,
+            maximize=False,
+            is_first_step=False,
+            grad_scale=divisor(factor, -change * lr, params[0].device),
+        )
+
+    def end_step(self, group: Group) -> None:
+        group["lr_old"] = group["lr"]
+
+
+@register_optimizer("nag", dataclass=NAGConfig)
+class FairseqNAG(FairseqOptimizer):
+    """``--optimizer nag``: see :class:`NAG`."""
+
+    optimizer_class = NAG
+    updates_parts = True
+    group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
+
+
+@dataclass(frozen=True)
+class AdagradConfig(RateConfig):
+    """Adagrad."""
+
+    weight_decay: float = flag(0.0, "weight decay, added to the gradient", low=0)
+
+
+@register_optimizer("adagrad", dataclass=AdagradConfig)
+class Adagrad(FairseqOptimizer):
+    """``--optimizer adagrad``: :class:`torch.optim.Adagrad` (Duchi et al. 2011)."""
+
+    optimizer_class = torch.optim.Adagrad
+    supports_half_parameters = False
+    updates_parts = True

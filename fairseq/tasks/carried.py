@@ -69,7 +69,6 @@ class RowMemory:
     name = "memory"
 
     def check(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
-        """Raise UserError for a model with memory under a criterion that does not carry it."""
         if not criterion.carries_state and model.memory_length:
             raise UserError(
                 f"`criterion`: {type(criterion).__name__} overrides forward, so it cannot carry the model's memory "
@@ -83,19 +82,18 @@ class RowMemory:
         return {} if memory is None else {"memory": memory}
 
     def advance(self, value: Memory | None, extra: Mapping[str, Any], sample: Sample) -> Memory | None:
-        """The memory that the model returned."""
         return extra.get("memory")
 
     def commit(self, before: Any, after: Memory | None, model: BaseFairseqModel, world: World) -> Memory | None:
-        """The new memory; ranks have separate rows, so nothing is reduced."""
+        # Ranks have separate rows, so that nothing is reduced.
         return after
 
     def skip(self, before: Any, after: Memory | None) -> Memory | None:
-        """The new memory: the weights did not change, and the next segment follows this one."""
+        # The weights did not change, and the next segment follows this one.
         return after
 
     def restart(self, value: Memory | None) -> None:
-        """An empty memory: rows begin at other positions of the corpus."""
+        # Rows begin at other positions of the corpus.
         return
 
     def save(self, value: Memory | None, world: World) -> list[Tensor]:

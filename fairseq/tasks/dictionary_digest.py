@@ -26,19 +26,9 @@ def dictionary_of(task: FairseqTask) -> Dictionary | None:
 
 
 def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
-    """Return the digest of the dictionary that a checkpoint was trained with.
+    """Return the digest of the dictionary that the checkpoint *state*, read from *path*, was trained with, or None.
 
     Checkpoints of earlier versions and of fairseq have none; theirs is the digest of the ``dict.txt`` beside them.
-
-    Args:
-        state: the checkpoint.
-        path: its file.
-
-    Returns:
-        None if neither is there.
-
-    Raises:
-        UserError: the ``dict.txt`` beside the checkpoint is damaged.
     """
     if state.get(KEY) is not None:
         return str(state[KEY])
@@ -48,11 +38,7 @@ def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
 
 
 def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dictionary | None) -> None:
-    """Check that the checkpoint *state*, read from *path*, was trained with *dictionary*.
-
-    Raises:
-        UserError: it was trained with another one.
-    """
+    """Raise UserError if the checkpoint *state*, read from *path*, was trained with another dictionary."""
     if dictionary is None:
         return
     stored = stored_digest(state, path)
@@ -61,11 +47,7 @@ def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dic
 
 
 def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
-    """Check that the ``dict.txt`` beside the checkpoints in *folder*, if there are any, is *dictionary*.
-
-    Raises:
-        UserError: it is another one, which a run must not replace.
-    """
+    """Raise UserError if *folder* has checkpoints beside another ``dict.txt``, which a run must not replace."""
     path = Path(folder) / DICTIONARY
     # Without checkpoints the file is what an earlier attempt left behind, and may be replaced.
     if dictionary is None or not path.is_file() or not any(Path(folder).glob("checkpoint*.pt")):

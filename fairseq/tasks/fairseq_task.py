@@ -54,12 +54,7 @@ class LossGraph(nn.Module):
         self.update_num = 0
 
     def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> tuple[StepOutput, Mapping[str, Any]]:
-        """Return the criterion's loss on *sample*, and the ``extra`` that the model returned.
-
-        Args:
-            sample: a batch; its ``net_input`` are keyword arguments of the model.
-            inputs: further keyword arguments, from the state that steps carry.
-        """
+        """See :meth:`FairseqCriterion.step`."""
         return self.criterion.step(self.model, sample, inputs)
 
 
@@ -118,8 +113,10 @@ class FairseqTask:
 
     @property
     def source_dictionary(self) -> Dictionary:
-        """The dictionary of the model's input."""
-        raise NotImplementedError
+        """The dictionary of the model's input: the attribute ``dictionary``, unless a task defines another."""
+        if not hasattr(self, "dictionary"):
+            raise NotImplementedError
+        return self.dictionary
 
     @property
     def target_dictionary(self) -> Dictionary:
@@ -158,11 +155,7 @@ class FairseqTask:
         raise NotImplementedError
 
     def check_folder(self, split: str, folder: Path) -> None:
-        """Check, without reading it, that *folder* has *split*; it may be opened after many epochs.
-
-        Raises:
-            UserError: it has not.
-        """
+        """Raise UserError, without reading it, unless *folder* has *split*; it may be opened after many epochs."""
 
     def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
         """Put the examples of *split* into :attr:`datasets`; plug-ins written for fairseq override it."""
@@ -180,10 +173,6 @@ class FairseqTask:
     def valid_step(self, sample: Sample, model: Any, criterion: Any) -> StepOutput:
         """Return loss, sample size and log of *sample*; plug-ins written for fairseq override it."""
         return criterion(model, sample)
-
-    def cut_long(self, dataset: Dataset, longest: int) -> Dataset:
-        """Return *dataset* with examples of more than *longest* tokens cut; by default they are left out or refused."""
-        return dataset
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         """Return the batches of *dataset* for *model*: by default batches of examples of similar size."""
@@ -232,17 +221,18 @@ class FairseqTask:
         return folders if training else folders[:1]
 
     def open_split(self, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
-        """The examples of *split* in *folder*; the task may cut examples of more than *longest* tokens."""
-        dataset = self.dataset(split, training=training, folder=folder)
-        return dataset if longest is None else self.cut_long(dataset, longest)
+        """The examples of *split* in *folder*; a task may cut those that are longer than *longest* tokens."""
+        return self.dataset(split, training=training, folder=folder)
 
     def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
         """The dataset and sampler of each epoch; a single one is open."""
         folders = self.folders(training)
         skip = training or self.settings.data.skip_invalid_size_inputs_valid_test
+        limit = model.max_positions()
+        longest = min((number for number in (limit, batching.max_tokens) if number is not None), default=None)
 
         def open_folder(folder: Path) -> tuple[Dataset, Sampler]:
-            dataset = self._fitting(split, folder, model, training, skip, batching.max_tokens)
+            dataset = _fitting(self.open_split(split, folder, longest, training=training), split, limit, skip)
             # Before the extensions wrap it: tasks look at their own classes of datasets.
             sampler = self.sampler(dataset, model, batching)
             for extension in self.extensions.values():
@@ -255,33 +245,6 @@ class FairseqTask:
         for folder in folders:
             self.check_folder(split, folder)
         return Turns([functools.partial(open_folder, folder) for folder in folders])
-
-    def _fitting(
-        self, split: str, folder: Path, model: BaseFairseqModel, training: bool, skip: bool, max_tokens: int | None
-    ) -> Dataset:
-        """The examples of *split* in *folder* that the model can read, in batches of at most *max_tokens* tokens.
-
-        Longer ones are left out if *skip*, else refused.
-        """
-        limit = model.max_positions()
-        longest = min((number for number in (limit, max_tokens) if number is not None), default=None)
-        dataset = self.open_split(split, folder, longest, training=training)
-        keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
-        omitted = int((~keep).sum())
-        if omitted:
-            if not skip:
-                raise UserError(
-                    f"{split}: {omitted} blocks are longer than the model's {limit} positions; "
-                    "`skip_invalid_size_inputs_valid_test` leaves them out"
-                )
-            logger.warning("%s: left out %d blocks longer than %d positions", split, omitted, limit)
-            dataset = dataset.select(keep)
-        if len(dataset) == 0:
-            raise UserError(
-                f"{split}: nothing is left of this split, all blocks are longer than the model's {limit} positions; "
-                "raise `max_target_positions` or lower `tokens_per_sample`"
-            )
-        return dataset
 
     def batch_settings(self) -> dict[str, Any]:
         """Settings that determine the batches: with other values, a saved memory belongs to other rows."""
@@ -300,11 +263,7 @@ class FairseqTask:
         return {**sample, "positions": torch.full_like(tokens, -1)} if self.gives_positions else sample
 
     def loss_graph(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> LossGraph:
-        """Return the loss graph of *model* and *criterion*.
-
-        Raises:
-            UserError: they are incompatible, or cannot carry the task's state from step to step.
-        """
+        """Return the loss graph; raise UserError if its parts are incompatible or cannot carry the task's state."""
         criterion.check(model)
         for kind in self.kinds:
             kind.check(model, criterion)
@@ -354,6 +313,26 @@ class FairseqTask:
         }
 
 
+def _fitting(dataset: Dataset, split: str, limit: int | None, skip: bool) -> Dataset:
+    """The examples of *split* of at most *limit* tokens; longer ones are left out if *skip*, else refused."""
+    keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
+    omitted = int((~keep).sum())
+    if omitted:
+        if not skip:
+            raise UserError(
+                f"{split}: {omitted} blocks are longer than the model's {limit} positions; "
+                "`skip_invalid_size_inputs_valid_test` leaves them out"
+            )
+        logger.warning("%s: left out %d blocks longer than %d positions", split, omitted, limit)
+        dataset = dataset.select(keep)
+    if len(dataset) == 0:
+        raise UserError(
+            f"{split}: nothing is left of this split, all blocks are longer than the model's {limit} positions; "
+            "raise `max_target_positions` or lower `tokens_per_sample`"
+        )
+    return dataset
+
+
 def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size: int) -> Batching:
     """Batching from the settings *data*, for training or validation."""
     max_tokens, batch_size, limit = data.max_tokens, data.batch_size, "`max_tokens`"
@@ -372,6 +351,16 @@ def _batching(data: DataConfig, seed: int, training: bool, rank: int, world_size
         world_size=world_size,
         limit=limit,
     )
+
+
+def check_symbols(dictionary: Dictionary, task: str, *roles: str) -> None:
+    """Raise UserError if *dictionary* lacks a special symbol that the task called *task* needs."""
+    for role in roles:
+        if getattr(dictionary, f"{role}_index") < 0:
+            raise UserError(
+                f"{dictionary.path or 'dict.txt'}: `task` {task} needs a {role} symbol, which the dictionary lacks; "
+                f"name one as {role}=WORD in its #specials line"
+            )
 
 
 def setup_task(settings: Settings) -> FairseqTask:

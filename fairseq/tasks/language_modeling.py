@@ -66,10 +66,6 @@ class LanguageModelingTask(FairseqTask):
         return cls(args, load_dictionary(typed_settings(args).data_path))
 
     @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
-    @property
     def reads_streams(self) -> bool:
         """Whether rows continue from batch to batch for models without memory, too."""
         return self.cfg.streams
@@ -118,10 +114,9 @@ class LanguageModelingTask(FairseqTask):
         return batching.streams(len(dataset), self.cfg.tokens_per_sample)
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
-        return self._second_half(sample) if training and self.cfg.loss_positions == "half" else sample
-
-    def _second_half(self, sample: Sample) -> Sample:
-        """*sample* with targets only in the second half of each row (Al-Rfou et al. 2018; Dai et al. 2019, §4.2)."""
+        if not training or self.cfg.loss_positions == "full":
+            return sample
+        # Targets in the second half of each row only (Al-Rfou et al. 2018; Dai et al. 2019, §4.2).
         target = sample["target"].clone()
         lengths = (target != self.dictionary.pad()).sum(1, keepdim=True)
         # Of a short last row its own second half, so that the row has targets at all.

@@ -18,7 +18,7 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import SettingError, UserError
 from fairseq.models import BaseFairseqModel
-from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.fairseq_task import FairseqTask, check_symbols
 from fairseq.text.dictionary import Dictionary
 
 
@@ -66,10 +66,6 @@ class MaskedLMTask(FairseqTask):
     def setup_task(cls, args: Settings, **kwargs: Any) -> MaskedLMTask:
         return cls(args, load_dictionary(typed_settings(args).data_path))
 
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
     def batch_settings(self) -> dict[str, Any]:
         return {"tokens_per_sample": self.cfg.tokens_per_sample}
 
@@ -89,24 +85,18 @@ class MaskedLMTask(FairseqTask):
         )
         return MaskedBlocks(blocks, self.masking(), self.dictionary.bos(), fixed=not training)
 
-    def cut_long(self, dataset: Dataset, longest: int) -> Dataset:
-        """Cut lines longer than a row; fairseq leaves them out."""
+    def open_split(self, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
+        """Lines longer than a row are cut; fairseq leaves them out."""
+        dataset = super().open_split(split, folder, longest, training=training)
+        if longest is None:
+            return dataset
         assert isinstance(dataset, MaskedBlocks)
         # Blocks of more than one line that are too long are a mistake in --tokens-per-sample, which is reported.
         return dataset.cut_long(max(longest, self.cfg.tokens_per_sample))
 
     def masking(self) -> Masking:
-        """Return the masking of the settings.
-
-        Raises:
-            UserError: the dictionary lacks a symbol that is needed, or has no words.
-        """
-        for role in ("mask", "bos", "pad"):
-            if getattr(self.dictionary, f"{role}_index") < 0:
-                raise UserError(
-                    f"{self.dictionary.path or 'dict.txt'}: `task` masked_lm needs a {role} symbol, which the "
-                    f"dictionary lacks; name one as {role}=WORD in its #specials line"
-                )
+        """Return the masking of the settings; raise UserError if the dictionary lacks a symbol, or has no words."""
+        check_symbols(self.dictionary, "masked_lm", "mask", "bos", "pad")
         special = special_symbols(self.dictionary)
         if special.all():
             raise UserError(f"{self.dictionary.path or 'dict.txt'}: no words; make the dictionary again")

@@ -2,9 +2,7 @@
 
 Raw TSV files (:mod:`fairseq.data.glue` has the columns, labels and metrics of each GLUE task) are encoded as the
 pre-training text was; fairseq's folders (:mod:`fairseq.data.sentence_folders`) are binarised text. Rows are kept in
-memory. The model is the encoder of a ``bert`` or ``electra`` model with
-a head over the first token, under fairseq's names ``classification_heads.NAME.…``; output layer and generator are
-dropped. Metrics are computed from gathered predictions.
+memory. The model is the encoder of a ``bert`` or ``electra`` model with a head over the first token.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.transformer_layer import ACTIVATIONS
-from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.fairseq_task import FairseqTask, check_symbols
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.choice import chosen_subwords
@@ -84,7 +82,11 @@ class SentencePredictionTaskConfig(Config):
 
     def _layout(self) -> Layout:
         if self.glue_task is not None:
-            self._check_left_to_glue()
+            for name in ("labels", "regression_target", "sentence_pairs"):
+                if getattr(self, name) not in (getattr(SentencePredictionTaskConfig, name), FORMER_LABELS):
+                    raise UserError(
+                        f"`{name}`: `glue_task` {self.glue_task} sets columns and labels; leave one of them out"
+                    )
             return layout_of(self.glue_task)
         if self.regression_target:
             return Layout(self._sentences(), labels=(), metrics=("pearson", "spearman"))
@@ -98,8 +100,7 @@ class SentencePredictionTaskConfig(Config):
         return Layout(self._sentences(), labels=labels)
 
     def completed(self, folder: str | Path) -> SentencePredictionTaskConfig:
-        """These settings with the classes of the training data in *folder*, unless they are known, and whether its
-        folders hold pairs.
+        """These settings with the classes of the training data in *folder*, unless known, and whether it holds pairs.
 
         Raises:
             UserError: the data cannot be read, have no classes, or no pairs where the settings ask for pairs.
@@ -118,13 +119,6 @@ class SentencePredictionTaskConfig(Config):
     def _sentences(self) -> tuple[str, ...]:
         return ("sentence1", "sentence2") if self.sentence_pairs else ("sentence",)
 
-    def _check_left_to_glue(self) -> None:
-        for name in ("labels", "regression_target", "sentence_pairs"):
-            if getattr(self, name) not in (getattr(SentencePredictionTaskConfig, name), FORMER_LABELS):
-                raise UserError(
-                    f"`{name}`: `glue_task` {self.glue_task} sets columns and labels; leave one of them out"
-                )
-
 
 @register_task("sentence_prediction", dataclass=SentencePredictionTaskConfig)
 class SentencePredictionTask(FairseqTask):
@@ -142,12 +136,7 @@ class SentencePredictionTask(FairseqTask):
         self.dictionary = dictionary
         if dictionary.nspecial:
             dictionary.add_mask()
-        for role in ("bos", "pad"):
-            if getattr(dictionary, f"{role}_index") < 0:
-                raise UserError(
-                    f"{dictionary.path or DICTIONARY}: `task` sentence_prediction needs a {role} symbol, which the "
-                    f"dictionary lacks; name one as {role}=WORD in its #specials line"
-                )
+        check_symbols(dictionary, "sentence_prediction", "bos", "pad")
         for name in ("init_token", "separator_token"):
             index = getattr(self.cfg, name) or 0
             if index >= len(dictionary):
@@ -166,7 +155,12 @@ class SentencePredictionTask(FairseqTask):
         inputs = input_folders(data)
         # Each of fairseq's folders has a dictionary, and they must be equal: `load_dictionary` compares the ones of a
         # list.
-        folder = ":".join(map(str, inputs)) or cfg.data_bin or _dictionary_folder(settings)
+        folder = ":".join(map(str, inputs)) or cfg.data_bin or ""
+        if not folder:
+            # DATA if it has a dictionary, else the folder of the checkpoint that weights come from, if that has one.
+            has_one = any((Path(each) / DICTIONARY).exists() for each in data_folders(settings.data_path))
+            beside = None if has_one else folder_beside(settings.flat.get("finetune_from_model"))
+            folder = beside or settings.data_path
         if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, DICTIONARY)):
             if folder == settings.data_path:
                 check_sentences(folder)
@@ -175,10 +169,6 @@ class SentencePredictionTask(FairseqTask):
             )
         dictionary = Dictionary.load(folder) if os.path.isfile(folder) else load_dictionary(folder)
         return cls(settings, dictionary, _tokenizer(dictionary, cfg.bpe_codes))
-
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
 
     @property
     def label_dictionary(self) -> Dictionary:
@@ -215,7 +205,7 @@ class SentencePredictionTask(FairseqTask):
                 labels = read_labels(data, split, self.layout, len(sentences), labelled)
             else:
                 examples = read_examples(path, self.layout, labelled)
-                sentences = [self._encoded(example.sentences) for example in examples]
+                sentences = [tuple(map(self.encode, example.sentences)) for example in examples]
                 labels = [example.label for example in examples]
             if training:
                 check_labels(path, labels)
@@ -228,10 +218,7 @@ class SentencePredictionTask(FairseqTask):
 
         They are cut to what the model reads, whatever the settings do with the rows of a split.
         """
-        return self._of_ids([self._encoded(text) for text in texts], labels, name, cut=True)
-
-    def _encoded(self, sentences: tuple[str, ...]) -> tuple[np.ndarray, ...]:
-        return tuple(map(self.encode, sentences))
+        return self._of_ids([tuple(map(self.encode, text)) for text in texts], labels, name, cut=True)
 
     def _of_ids(
         self, sentences: Sequence[tuple[np.ndarray, ...]], labels: Sequence[Label | None], name: str, cut: bool
@@ -260,30 +247,15 @@ class SentencePredictionTask(FairseqTask):
 
 
 def folder_beside(checkpoint: str | Path | None) -> str | None:
-    """The folder that *checkpoint* is in if it has a dictionary, as the folders of runs and imports have; else None.
-
-    Raises:
-        UserError: *checkpoint* is a folder without one.
-    """
+    """The folder of *checkpoint* if it has a dictionary, as the folders of runs and imports have; else None."""
     if not checkpoint:
         return None
     folder = find_checkpoint(checkpoint).parent
     return str(folder) if (folder / DICTIONARY).is_file() else None
 
 
-def _dictionary_folder(settings: Settings) -> str:
-    """DATA if it has a dictionary, else the folder of the checkpoint that weights come from, if that has one."""
-    if any((Path(folder) / DICTIONARY).exists() for folder in data_folders(settings.data_path)):
-        return settings.data_path
-    return folder_beside(settings.flat.get("finetune_from_model")) or settings.data_path
-
-
 def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
-    """The tokenizer of pre-training, which is beside the *dictionary*, or made from subword-nmt's *codes*.
-
-    Raises:
-        UserError: both are given, or one cannot be read.
-    """
+    """The tokenizer beside the *dictionary*, or of subword-nmt's *codes*; UserError if there are both."""
     assert dictionary.path is not None
     tokenizer = find_tokenizer(dictionary.path, dictionary.symbols)
     if codes is None:

@@ -26,8 +26,8 @@ from fairseq.models.transformer_lm import TransformerLMConfig
 from fairseq.models.transformer_xl import TransformerXLConfig
 from fairseq.optim.adafactor import AdafactorConfig
 from fairseq.optim.adam import AdamConfig
-from fairseq.optim.lr_scheduler.cosine import CosineConfig
-from fairseq.optim.lr_scheduler.wsd import WSDConfig
+from fairseq.optim.lr_scheduler.cycles import CosineConfig
+from fairseq.optim.lr_scheduler.decays import WSDConfig
 from fairseq.system import files, plugins, terminal
 from fairseq.tasks.masked_lm import MaskedLMTaskConfig
 from fairseq.training import stages

@@ -19,7 +19,7 @@ HALF = "--max-tokens 32"  # on each of two processes
 PLUGIN = """
 import torch.distributed as dist
 from fairseq.criterions import register_criterion
-from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveCriterionConfig
+from fairseq.criterions.cross_entropy import AdaptiveCriterionConfig, AdaptiveLoss
 
 @register_criterion("failing", dataclass=AdaptiveCriterionConfig)
 class Failing(AdaptiveLoss):

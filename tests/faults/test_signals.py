@@ -27,13 +27,13 @@ PLUGIN = """
 import atexit, os, signal, sys
 import torch.distributed as dist
 from fairseq.criterions import register_criterion
-from fairseq.criterions import adaptive_loss
+from fairseq.criterions import cross_entropy
 
 # What is left of the group then has threads that may abort the process.
 atexit.register(lambda: dist.is_initialized() and print("ends within the group", file=sys.stderr))
 
-@register_criterion("signalling", dataclass=adaptive_loss.AdaptiveCriterionConfig)
-class AdaptiveLoss(adaptive_loss.AdaptiveLoss):  # its checkpoints fit the original
+@register_criterion("signalling", dataclass=cross_entropy.AdaptiveCriterionConfig)
+class AdaptiveLoss(cross_entropy.AdaptiveLoss):  # its checkpoints fit the original
     calls = 0
 
     def compute_loss(self, model, net_output, sample):

@@ -118,8 +118,8 @@ def load(tmp_path_factory):
     def transformer_xl(**settings):
         sizes = {"n_layer": 2, "d_model": 20, "n_head": 2, "d_head": 7, "d_inner": 24, "mem_len": 8}
         torch.manual_seed(0)
-        cfg = TransformerXLConfig(**{**sizes, "tokens_per_sample": LENGTH, **settings})
-        model = TransformerXL(TransformerXLDecoder(cfg, VOCABULARY, apex=False)).eval()
+        cfg = TransformerXLConfig(**{**sizes, "tokens_per_sample": LENGTH, "no_apex": True, **settings})
+        model = TransformerXL(TransformerXLDecoder(cfg, VOCABULARY)).eval()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)

@@ -13,7 +13,7 @@ from fairseq import data
 from fairseq.data import data_utils, iterators
 from fairseq.data.samplers import Batching
 from fairseq.errors import UserError
-from fairseq.modules.encoder import EncoderShape, TransformerEncoder
+from fairseq.models.encoder import BertConfig, TransformerEncoder
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
 
@@ -168,7 +168,8 @@ def test_the_sentence_encoder_computes_what_our_encoder_does() -> None:
     from fairseq.modules import TransformerSentenceEncoder
 
     torch.manual_seed(1)
-    ours = TransformerEncoder(EncoderShape(20, 1, 8, 8, 16, layers=2, heads=2, max_positions=10, activation_fn="relu"))
+    sizes = {"encoder_embed_dim": 8, "encoder_ffn_embed_dim": 16, "encoder_layers": 2, "encoder_attention_heads": 2}
+    ours = TransformerEncoder(BertConfig(**sizes, max_positions=10, activation_fn="relu"), 20, 1)
     theirs = TransformerSentenceEncoder(
         1, 20, 2, 8, 16, 2, max_seq_len=10, num_segments=0, encoder_normalize_before=True
     )

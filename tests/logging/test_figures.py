@@ -21,7 +21,7 @@ PLUGIN = '''
 import torch
 
 from fairseq.criterions import register_criterion
-from fairseq.criterions.adaptive_loss import AdaptiveLoss, AdaptiveCriterionConfig
+from fairseq.criterions.cross_entropy import AdaptiveLoss, AdaptiveCriterionConfig
 from fairseq.logging.figures import Figure, Gathered, ratio
 
 

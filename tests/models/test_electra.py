@@ -36,7 +36,8 @@ def test_embeddings_are_shared_and_the_generator_is_smaller(trained) -> None:  #
     ours, theirs = model.encoder.sentence_encoder, model.generator.sentence_encoder
     assert ours.embed_tokens.weight is theirs.embed_tokens.weight is model.generator.lm_head.weight
     assert ours.embed_positions is theirs.embed_positions and ours.emb_layer_norm is theirs.emb_layer_norm
-    assert (theirs.shape.dim, theirs.shape.ffn_dim, theirs.shape.heads) == (8, 16, 1)
+    cfg = theirs.cfg
+    assert (cfg.encoder_embed_dim, cfg.encoder_ffn_embed_dim, cfg.encoder_attention_heads) == (8, 16, 1)
 
 
 def test_the_loss_is_that_of_both_halves_written_out(trained) -> None:  # type: ignore[no-untyped-def]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.errors import UserError
-from fairseq.models.lstm_lm import LSTMDecoder, LSTMLMConfig
+from fairseq.models.lstm_lm import LSTMDecoder, LSTMLanguageModel, LSTMLMConfig
 
 SMALL = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --batch-size 4 --arch lstm_lm_tiny
     --optimizer adam --lr 0.01 --log-format json --log-interval 1 --required-batch-size-multiple 1"""
@@ -50,7 +50,7 @@ def test_all_steps_at_once_equal_a_loop_over_them(residuals: bool) -> None:
 @pytest.mark.parametrize("residuals", [False, True])
 def test_token_by_token_equals_all_at_once(residuals: bool) -> None:
     model, tokens = decoder(residuals=residuals), torch.randint(2, 20, (4, 8))
-    cache = model.new_cache(4)
+    cache = LSTMLanguageModel(model).new_cache(4)
     pieces = [model(piece, cache)[0] for piece in tokens.split([3, 1, 4], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, 1), model(tokens)[0])
     cache.select_rows(torch.tensor([2, 2]))

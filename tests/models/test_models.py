@@ -340,7 +340,8 @@ def test_attention_maps_are_of_normalised_queries_and_keys():
     x = torch.randn(1, 6, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         value = attention._heads(attention.v_proj(x))
-        torch.testing.assert_close(attention._output(attention.weights(x) @ value), attention(x))
+        attended = (attention.weights(x) @ value).transpose(1, 2).flatten(2)
+        torch.testing.assert_close(attention.out_proj(attended), attention(x))
 
 
 # --- names

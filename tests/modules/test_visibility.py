@@ -130,7 +130,7 @@ def test_weights_for_analysis_are_those_that_attention_uses(visible: Visibility)
     module = SelfAttention(8, 2).double()
     x = torch.randn(3, 7, 8, dtype=torch.float64)
     weights = module.weights(x, visible=visible)
-    wanted = module._output(weights @ module._heads(module.v_proj(x)))
+    wanted = module.out_proj((weights @ module._heads(module.v_proj(x))).transpose(1, 2).flatten(2))
     torch.testing.assert_close(module(x, visible=visible), wanted)
 
 

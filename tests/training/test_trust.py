@@ -15,7 +15,7 @@ from mistakes import user_error
 from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager
 from fairseq.errors import with_flags
-from fairseq.optim.lr_scheduler import cosine
+from fairseq.optim.lr_scheduler import cycles
 from fairseq.training import log, loop, stop
 from fairseq.training import run as run_module
 from fairseq.training.stop import StopVote
@@ -150,9 +150,9 @@ def test_validation_reads_as_many_batches_and_begins_as_late_as_asked(
 def test_a_changed_period_of_the_cosine_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     flags = [QUICK, "--lr-scheduler cosine --lr 0.01 --max-lr 0.1"]
     runs.train(tmp_path, *flags, "--max-update 2")
-    caplog.set_level(logging.INFO, logger=cosine.__name__)
+    caplog.set_level(logging.INFO, logger=cycles.__name__)
     runs.train(tmp_path, *flags, "--max-update 4")
-    said = [with_flags(record.message) for record in caplog.records if record.name == cosine.__name__]
+    said = [with_flags(record.message) for record in caplog.records if record.name == cycles.__name__]
     assert said == ["--max-update: the cosine's period is 4 updates now and was 2; --lr-period-updates 2 keeps it"]
 
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.registry import is_outside
+from fairseq.criterions.cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, logging_output
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.criterions.masked_lm import MaskedLMCriterion
 from fairseq.errors import UserError
 from fairseq.modules.adaptive_softmax import BandedSoftmax
@@ -72,7 +72,7 @@ class LogitsModel:
         # What is left are arguments that models of this package take.
         output, *rest = self.model(src_tokens, **inputs)
         layer = self.model.output_layer
-        if isinstance(layer, LinearOutput) and not inputs.get("features_only"):
+        if type(layer) is LinearOutput and not inputs.get("features_only"):
             output = F.linear(output, layer.weight, layer.bias)
         return output if masked_tokens is None else output[masked_tokens], *rest
 

@@ -6,22 +6,22 @@ import dataclasses
 import typing
 from typing import Any
 
-from fairseq.criterions.adaptive_loss import AdaptiveCriterionConfig
-from fairseq.criterions.cross_entropy import CrossEntropyConfig
-from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyConfig
+from fairseq.config.shared import AdaptiveCriterionConfig
+from fairseq.criterions.cross_entropy import CrossEntropyConfig, LabelSmoothedCrossEntropyConfig
 from fairseq.interop.fairseq.dataclass import FairseqDataclass
 from fairseq.models.architectures.transformer_lm import PLAIN
 from fairseq.models.lstm_lm import LSTMLMConfig
 from fairseq.models.transformer_lm import TransformerLMConfig
 from fairseq.optim.adam import AdamConfig
-from fairseq.optim.lr_scheduler.cosine import CosineConfig
-from fairseq.optim.lr_scheduler.fixed import FixedConfig
-from fairseq.optim.lr_scheduler.inverse_sqrt import InverseSqrtConfig
-from fairseq.optim.lr_scheduler.polynomial_decay import PolynomialDecayConfig
-from fairseq.optim.lr_scheduler.reduce_lr_on_plateau import ReduceLROnPlateauConfig
-from fairseq.optim.lr_scheduler.tri_stage import TriStageConfig
-from fairseq.optim.lr_scheduler.triangular import TriangularConfig
-from fairseq.optim.nag import NAGConfig
+from fairseq.optim.lr_scheduler.cycles import CosineConfig, TriangularConfig
+from fairseq.optim.lr_scheduler.decays import (
+    FixedConfig,
+    InverseSqrtConfig,
+    PolynomialDecayConfig,
+    ReduceLROnPlateauConfig,
+    TriStageConfig,
+)
+from fairseq.optim.sgd import NAGConfig
 from fairseq.tasks.language_modeling import LanguageModelingTaskConfig
 from fairseq.tasks.masked_lm import MaskedLMTaskConfig
 from fairseq.tasks.sentence_prediction import SentencePredictionTaskConfig

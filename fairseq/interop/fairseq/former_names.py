@@ -49,6 +49,7 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "fairseq.text.dictionary": "data.dictionary",
     "data_utils": "data.data_utils",
     "dataclass": "dataclass dataclass.configs dataclass.constants dataclass.utils",
+    "fairseq.criterions.cross_entropy": "criterions.adaptive_loss criterions.label_smoothed_cross_entropy",
     "datasets": _modules(_DATASETS) + " data.shorten_dataset",
     "block_datasets": _modules(_BLOCK_DATASETS),
     "decoders": "incremental_decoding_utils models.fairseq_encoder models.fairseq_incremental_decoder",
@@ -85,20 +86,26 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "fairseq.modules.attention": "modules.visibility",
     "fairseq.text.tokenizers": "tokenizers",
     "fairseq.training.trainer": "trainer",
-    "fairseq.optim.lr_scheduler.cosine": "optim.lr_scheduler.cosine_lr_scheduler",
-    "fairseq.optim.lr_scheduler.fixed": "optim.lr_scheduler.fixed_schedule",
-    "fairseq.optim.lr_scheduler.inverse_sqrt": "optim.lr_scheduler.inverse_square_root_schedule",
-    "fairseq.optim.lr_scheduler.polynomial_decay": "optim.lr_scheduler.polynomial_decay_schedule",
-    "fairseq.optim.lr_scheduler.tri_stage": "optim.lr_scheduler.tri_stage_lr_scheduler",
-    "fairseq.optim.lr_scheduler.triangular": "optim.lr_scheduler.triangular_lr_scheduler",
+    "fairseq.optim.adam": "optim.lamb",
+    "fairseq.optim.sgd": "optim.adagrad optim.nag",
+    "fairseq.optim.lr_scheduler.cycles": """
+        optim.lr_scheduler.cosine optim.lr_scheduler.cosine_lr_scheduler
+        optim.lr_scheduler.triangular optim.lr_scheduler.triangular_lr_scheduler
+    """,
+    "fairseq.optim.lr_scheduler.decays": """
+        optim.lr_scheduler.fixed optim.lr_scheduler.fixed_schedule
+        optim.lr_scheduler.inverse_sqrt optim.lr_scheduler.inverse_square_root_schedule
+        optim.lr_scheduler.polynomial_decay optim.lr_scheduler.polynomial_decay_schedule
+        optim.lr_scheduler.reduce_lr_on_plateau
+        optim.lr_scheduler.tri_stage optim.lr_scheduler.tri_stage_lr_scheduler
+        optim.lr_scheduler.wsd
+    """,
 }
 _NAMES: dict[str, dict[str, str]] = {  # module: names that it had in fairseq (=here), by the module that has them here
     "criterions": {"parts": "LegacyFairseqCriterion"},
     "criterions.fairseq_criterion": {"parts": "LegacyFairseqCriterion"},
-    "criterions.adaptive_loss": {"extendable": "AdaptiveLossConfig"},
-    "criterions.cross_entropy": {"extendable": "CrossEntropyCriterionConfig"},
-    "criterions.label_smoothed_cross_entropy": {
-        "extendable": "LabelSmoothedCrossEntropyCriterionConfig",
+    "criterions.cross_entropy": {
+        "extendable": "AdaptiveLossConfig CrossEntropyCriterionConfig LabelSmoothedCrossEntropyCriterionConfig",
         "criterions": "label_smoothed_nll_loss",
     },
     "criterions.masked_lm": {"criterions": "MaskedLmLoss", "dataclass": "MaskedLmConfig=FairseqDataclass"},
@@ -161,26 +168,26 @@ _NAMES: dict[str, dict[str, str]] = {  # module: names that it had in fairseq (=
     "optim.fairseq_optimizer": {"parts": "LegacyFairseqOptimizer"},
     "optim.lr_scheduler": {"parts": "LegacyFairseqLRScheduler"},
     "optim.lr_scheduler.fairseq_lr_scheduler": {"parts": "LegacyFairseqLRScheduler"},
-    "optim.nag": {"extendable": "FairseqNAGConfig"},
+    "optim.sgd": {"extendable": "FairseqNAGConfig"},
     "tasks": {"parts": "LegacyFairseqTask", "dataclass": "FairseqDataclass", "utils": "import_tasks"},
     "tasks.fairseq_task": {"parts": "LegacyFairseqTask"},
     "tasks.language_modeling": {"extendable": "LanguageModelingConfig"},
     "tasks.masked_lm": {"extendable": "MaskedLMConfig"},
     "tasks.sentence_prediction": {"extendable": "SentencePredictionConfig"},
 }
-_SCHEDULES = """
-    cosine:CosineLRSchedule=CosineSchedule fixed:FixedLRSchedule=FixedSchedule
-    inverse_sqrt:InverseSquareRootSchedule=InverseSqrtSchedule
-    polynomial_decay:PolynomialDecayLRSchedule=PolynomialDecaySchedule
-    reduce_lr_on_plateau:ReduceLROnPlateauLRSchedule=ReduceLROnPlateau
-    tri_stage:TriStageLRSchedule=TriStageSchedule triangular:TriangularLRSchedule=TriangularSchedule
-"""
-for _schedule in _SCHEDULES.split():
-    _module, _, _alias = _schedule.partition(":")
-    _config = _alias.partition("=")[0].replace("RootSchedule", "RootLRSchedule") + "Config"
+_SCHEDULES = {  # module: names of schedules that it had in fairseq (=here); each has its settings, NAMEConfig there
+    "cycles": "CosineLRSchedule=CosineSchedule TriangularLRSchedule=TriangularSchedule",
+    "decays": """
+        FixedLRSchedule=FixedSchedule InverseSquareRootSchedule=InverseSqrtSchedule
+        PolynomialDecayLRSchedule=PolynomialDecaySchedule ReduceLROnPlateauLRSchedule=ReduceLROnPlateau
+        TriStageLRSchedule=TriStageSchedule
+    """,
+}
+for _module, _schedules in _SCHEDULES.items():
+    _formers = [_alias.partition("=")[0] for _alias in _schedules.split()]
     _NAMES[f"optim.lr_scheduler.{_module}"] = {
-        f"fairseq.optim.lr_scheduler.{_module}": _alias,
-        "extendable": _config,
+        f"fairseq.optim.lr_scheduler.{_module}": _schedules,
+        "extendable": " ".join(f"{_name.replace('RootSchedule', 'RootLRSchedule')}Config" for _name in _formers),
     }
 
 

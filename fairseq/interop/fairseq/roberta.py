@@ -19,9 +19,8 @@ from fairseq.interop.fairseq.encoders import FILES, Numbered
 from fairseq.interop.fairseq.hub_utils import check_splitters, located
 from fairseq.interop.fairseq.layers import init_bert_params as init_bert_params
 from fairseq.interop.fairseq.modules import check_hooks
-from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder
-from fairseq.models.heads import ClassificationHead, MaskedLMHead
-from fairseq.models.sentence import HEADS
+from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, MaskedLMHead
+from fairseq.models.sentence import HEADS, ClassificationHead
 from fairseq.text.text_corpus import log_tokens
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 
@@ -102,7 +101,7 @@ class RobertaHubInterface(nn.Module):
         """Add a new head over the first token."""
         if not hasattr(self.model, "classification_heads"):
             self.model.classification_heads = nn.ModuleDict()
-        dim = self.model.encoder.sentence_encoder.shape.dim
+        dim = self.model.encoder.sentence_encoder.cfg.encoder_embed_dim
         head = ClassificationHead(dim, num_classes, pooler_dropout, pooler_activation_fn)
         self.model.classification_heads[name] = head.to(self.device).train(self.training)
 
@@ -128,8 +127,7 @@ class RobertaEncoder(MaskedLMEncoder):
 
     def __init__(self, args: Any, dictionary: Any) -> None:
         check_hooks(self, "write an encoder of own layers on FairseqEncoder", "build_encoder", "build_lm_head")
-        cfg = typed(BertConfig, args)
-        super().__init__(cfg.shape(len(dictionary), dictionary.pad()), untied=cfg.untie_weights_roberta)
+        super().__init__(typed(BertConfig, args), len(dictionary), dictionary.pad())
         self.args, self.dictionary = args, dictionary
 
     def forward(
@@ -157,7 +155,7 @@ class RobertaEncoder(MaskedLMEncoder):
 
     def max_positions(self) -> int:
         """The most tokens of a row."""
-        return self.sentence_encoder.shape.max_positions
+        return self.sentence_encoder.cfg.max_positions
 
 
 class RobertaModel(BertModel):

@@ -67,7 +67,7 @@ class TransformerDecoder(transformer_lm.TransformerDecoder):
         cfg = typed(transformer_lm.TransformerLMConfig, args)
         # The command's check runs where this package builds a model; a plug-in builds the decoder itself.
         cfg.check_vocabulary(len(dictionary))
-        super().__init__(cfg, len(dictionary), dictionary.pad(), not cfg.no_apex, embed_tokens)
+        super().__init__(cfg, len(dictionary), dictionary.pad(), embed_tokens)
         self.dictionary = dictionary
 
 

@@ -30,6 +30,7 @@ from fairseq.interop.hugging_face.encoder_names import (
 )
 from fairseq.interop.hugging_face.model_folder import CONFIG, read_json, read_tensors
 from fairseq.interop.pickles.named_tensors import Tensors, cut
+from fairseq.models.encoder import BertConfig
 
 FAMILIES = {
     "bert": "bert",
@@ -144,43 +145,43 @@ def write(
     }
 
 
-def configuration(sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[str, int]) -> dict[str, Any]:
+def configuration(sizes: EncoderSizes, cfg: BertConfig, roles: Mapping[str, int]) -> dict[str, Any]:
     """Return ``config.json`` of a model.
 
     Args:
         sizes: its sizes.
-        shape: fields of :class:`fairseq.modules.encoder.EncoderShape`.
+        cfg: its settings.
         roles: ids of ``bos``, ``pad`` and ``eos``.
 
     Raises:
         UserError: the activation of its output layer is not possible in transformers.
     """
-    act, head = shape["activation_fn"], shape["head_activation_fn"]
+    act, head = cfg.activation_fn, cfg.head_activation
     if act not in WRITTEN_ACTIVATIONS or head != ("gelu" if sizes.kind in GELU_HEADS else act):
         raise UserError(
             f"`activation_fn` {act}, `head_activation_fn` {head}: not possible in {CLASSES[sizes.kind]} of transformers"
         )
-    return _configuration(sizes, shape, roles, CLASSES[sizes.kind])
+    return _configuration(sizes, cfg, roles, CLASSES[sizes.kind])
 
 
 def classifier_configuration(
-    sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[str, int], labels: Sequence[str], dropout: float
+    sizes: EncoderSizes, cfg: BertConfig, roles: Mapping[str, int], labels: Sequence[str], dropout: float
 ) -> dict[str, Any]:
     """Return ``config.json`` of a classifier.
 
     Args:
-        sizes, shape, roles: see :func:`configuration`.
+        sizes, cfg, roles: see :func:`configuration`.
         labels: the classes by number; empty in regression.
         dropout: dropout rate of the head.
 
     Raises:
         UserError: the activation of its layers is not possible in transformers.
     """
-    if (act := shape["activation_fn"]) not in WRITTEN_ACTIVATIONS:
+    if (act := cfg.activation_fn) not in WRITTEN_ACTIVATIONS:
         raise UserError(f"`activation_fn` {act}: not possible in {CLASSIFIERS[sizes.kind]} of transformers")
     names = list(labels) or ["score"]
     return {
-        **_configuration(sizes, shape, roles, CLASSIFIERS[sizes.kind]),
+        **_configuration(sizes, cfg, roles, CLASSIFIERS[sizes.kind]),
         "id2label": {str(number): label for number, label in enumerate(names)},
         "label2id": {label: number for number, label in enumerate(names)},
         "problem_type": "single_label_classification" if labels else "regression",
@@ -188,23 +189,21 @@ def classifier_configuration(
     }
 
 
-def _configuration(
-    sizes: EncoderSizes, shape: Mapping[str, Any], roles: Mapping[str, int], architecture: str
-) -> dict[str, Any]:
+def _configuration(sizes: EncoderSizes, cfg: BertConfig, roles: Mapping[str, int], architecture: str) -> dict[str, Any]:
     config: dict[str, Any] = {
         "architectures": [architecture],
         "model_type": "electra" if sizes.kind in ("generator", "discriminator") else sizes.kind,
         "vocab_size": sizes.vocabulary,
         "hidden_size": sizes.dim,
         "num_hidden_layers": sizes.layers,
-        "num_attention_heads": shape["heads"],
+        "num_attention_heads": cfg.encoder_attention_heads,
         "intermediate_size": sizes.ffn_dim,
-        "hidden_act": WRITTEN_ACTIVATIONS[shape["activation_fn"]],
-        "hidden_dropout_prob": shape["dropout"],
-        "attention_probs_dropout_prob": shape["attention_dropout"],
+        "hidden_act": WRITTEN_ACTIVATIONS[cfg.activation_fn],
+        "hidden_dropout_prob": cfg.dropout,
+        "attention_probs_dropout_prob": cfg.attention_dropout,
         "max_position_embeddings": sizes.positions,
         "type_vocab_size": sizes.token_types,
-        "layer_norm_eps": shape["layer_norm_eps"],
+        "layer_norm_eps": cfg.layer_norm_eps,
         "tie_word_embeddings": not sizes.untied,
         "dtype": "float32",
         **{f"{role}_token_id": roles.get(role) for role in ("bos", "pad", "eos")},

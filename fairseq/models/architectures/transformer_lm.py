@@ -18,9 +18,7 @@ PLAIN: Defaults = {"decoder_normalize_before": False, "decoder_input_dim": 512, 
 def resumed(model: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of ``transformer_lm`` up to 0.10.2 with which a run goes on from a checkpoint that has them.
 
-    Args:
-        model: settings of the run's model; those that are not the architecture's defaults stay.
-        stored: settings of the checkpoint.
+    They are among its settings *stored*; settings of *model* that are not the architecture's defaults stay.
     """
     dim = getattr(model, "decoder_embed_dim", None)
     former = {"decoder_normalize_before": (True,), "decoder_input_dim": (dim, None), "decoder_output_dim": (dim, None)}

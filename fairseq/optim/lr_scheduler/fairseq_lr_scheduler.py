@@ -72,6 +72,34 @@ class FairseqLRScheduler:
         self.best = state.get("best")
 
 
+class Schedule(FairseqLRScheduler):
+    """Base of schedules that define :meth:`rate`, which depends on settings, updates, and :attr:`lr`.
+
+    That is the rate which the user gave; in some schedules it changes with epochs or validations.
+    """
+
+    def __init__(self, args: Any, optimizer: FairseqOptimizer) -> None:
+        super().__init__(args, optimizer)
+        assert self.config_class is not None
+        self.config: Any = typed(self.config_class, args)
+        self.lr: float = self.config.lr[0]
+        self.num_updates = 0
+        self.step_begin_epoch(1)
+
+    def rate(self, updates: int) -> float:
+        """The rate after so many *updates*."""
+        raise NotImplementedError
+
+    def step_begin_epoch(self, epoch: int) -> float:
+        return self.step_update(self.num_updates)
+
+    def step_update(self, num_updates: int) -> float:
+        self.num_updates = num_updates
+        lr = self.rate(num_updates)
+        self.optimizer.set_lr(lr)
+        return lr
+
+
 def build_lr_scheduler(settings: TrainingSettings, optimizer: FairseqOptimizer) -> FairseqLRScheduler:
     """The schedule that *settings* choose; it has given *optimizer* the first update's rate.
 
@@ -88,11 +116,7 @@ def rate_of_epoch(rates: list[float], epoch: int) -> float:
 
 
 def single_rate(config: RateConfig, schedule: str) -> float:
-    """The one ``lr`` of a schedule that cannot follow a list.
-
-    Raises:
-        SettingError: ``lr`` is a list.
-    """
+    """The one ``lr`` of a schedule that cannot follow a list; SettingError if it is one."""
     if len(config.lr) != 1:
         text = ",".join(map(str, config.lr))
         raise SettingError(
@@ -102,11 +126,12 @@ def single_rate(config: RateConfig, schedule: str) -> float:
 
 
 def check_warmup(config: Any, schedule: str) -> None:
-    """Check that the warmup of a schedule with one rate does not fall.
-
-    Raises:
-        SettingError: ``lr`` is a list, or less than ``warmup_init_lr``.
-    """
+    """Raise SettingError if ``lr`` of a schedule with a warmup is a list, or less than ``warmup_init_lr``."""
     lr, initial = single_rate(config, schedule), max(config.warmup_init_lr, 0.0)
     if initial > lr:
         raise SettingError(f"`warmup_init_lr` {initial}: must not be greater than `lr` {lr}; change one")
+
+
+def warmed_up(updates: int, warmup: int, initial: float, peak: float) -> float:
+    """The rate after *updates* of a linear *warmup* from *initial* to *peak*."""
+    return initial + updates * (peak - initial) / warmup

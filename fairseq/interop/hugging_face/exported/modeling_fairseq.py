@@ -34,7 +34,7 @@ def decoder_of(config: FairseqConfig) -> Any:
         raise ValueError(f"settings name the model {arch!r}; this code has {', '.join(PARTS)}")
     kind, decoder = PARTS[arch]
     padding = {"padding_idx": config.padding_idx} if arch == "transformer_lm" else {}
-    return decoder(kind(**settings), config.vocab_size, **padding, apex=False)
+    return decoder(kind(**{**settings, "no_apex": True}), config.vocab_size, **padding)
 
 
 class DecoderReader:

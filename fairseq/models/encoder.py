@@ -1,4 +1,4 @@
-"""Bidirectional transformer encoder: embeddings and layers with full attention over each row."""
+"""Bidirectional transformer encoder, and its settings: embeddings and layers with full attention over each row."""
 
 from __future__ import annotations
 
@@ -9,66 +9,74 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fairseq.config.fields import flag
+from fairseq.errors import SettingError
+from fairseq.models.base import MOST_LAYERS, ModelConfig
 from fairseq.modules.attention import Bidirectional, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
-from fairseq.modules.transformer_layer import Infuse, TransformerLayer, layer_norm
+from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer, layer_norm, skips_layer
 
 INIT_STD = 0.02  # of all weights, as in the code of BERT's authors (Devlin et al. 2019, appendix A.2)
 
 
 @dataclass(frozen=True)
-class EncoderShape:
-    """Sizes and rates of a :class:`TransformerEncoder`.
+class BertConfig(ModelConfig):
+    """Settings of an encoder."""
 
-    Attributes:
-        vocabulary: symbols V.
-        padding_idx: id of the padding symbol.
-        embed_dim: width E of the embeddings; projected to *dim* where the two differ.
-        dim: channels C of the layers.
-        max_positions: most tokens of a row.
-        token_types: kinds of tokens with an embedding each (first or second sentence); 0: none.
-        layer_norm_eps: added to the variance in every layer norm.
-        apex: whether apex's fused layer norm is allowed.
-        init_std: standard deviation of all initial weights.
-        layerdrop: probability of skipping a layer in training (Fan et al. 2020).
-    """
+    encoder_layers: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)
+    encoder_embed_dim: int = flag(768, "width of the model", low=1)
+    encoder_input_dim: int | None = flag(None, "width of the embeddings (default: `encoder_embed_dim`)", low=1)
+    encoder_ffn_embed_dim: int = flag(3072, "width of the feed-forward networks", low=1)
+    encoder_attention_heads: int = flag(12, "attention heads of each layer", low=1)
+    activation_fn: str = flag("gelu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
+    head_activation_fn: str | None = flag(
+        None, "activation of the output layer (default: `activation_fn`)", choices=tuple(ACTIVATIONS)
+    )
+    dropout: float = flag(0.1, "dropout after embeddings, attention and feed-forward networks", low=0, below=1)
+    attention_dropout: float = flag(0.1, "dropout of attention weights", low=0, below=1)
+    activation_dropout: float = flag(
+        0.0, "dropout inside the feed-forward networks", aliases=("--relu-dropout",), low=0, below=1
+    )
+    encoder_layerdrop: float = flag(0.0, "LayerDrop: probability of skipping a layer in training", low=0, below=1)
+    max_positions: int = flag(512, "maximum tokens per row", low=1)
+    token_types: int = flag(0, "number of token types (0: none)", low=0)
+    layer_norm_eps: float = flag(1e-5, "constant added to the variance in layer norms", above=0)
+    init_std: float = flag(INIT_STD, "standard deviation of initial weights", low=0)
+    untie_weights_roberta: bool = flag(False, "output weights separate from the token embeddings")
 
-    vocabulary: int
-    padding_idx: int
-    embed_dim: int
-    dim: int
-    ffn_dim: int
-    layers: int
-    heads: int
-    max_positions: int
-    token_types: int = 0
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-    activation_dropout: float = 0.0
-    activation_fn: str = "gelu"
-    head_activation_fn: str = "gelu"
-    layer_norm_eps: float = 1e-5
-    apex: bool = True
-    init_std: float = INIT_STD
-    layerdrop: float = 0.0
+    def check(self) -> None:
+        if self.encoder_embed_dim % self.encoder_attention_heads:
+            raise SettingError(
+                f"`encoder_attention_heads` {self.encoder_attention_heads}: "
+                f"must divide `encoder_embed_dim` {self.encoder_embed_dim}"
+            )
+
+    @property
+    def embedding_dim(self) -> int:
+        """Width of the embeddings; projected to the model's where the two differ."""
+        return self.encoder_input_dim or self.encoder_embed_dim
+
+    @property
+    def head_activation(self) -> str:
+        """Activation of the output layer."""
+        return self.head_activation_fn or self.activation_fn
 
 
 class TransformerEncoder(nn.Module):
     """Token, position and token-type embeddings, a layer norm, and post-norm layers (Devlin et al. 2019, §3).
 
     Parameters are named as in fairseq's RoBERTa. Positions are learned and numbered from ``padding_idx + 1``, padding
-    not counted.
-
-    Args:
-        shape: sizes and rates.
-        embeddings: another encoder of the same *embed_dim*, whose embeddings and layer norm are shared.
+    not counted. Embeddings and their layer norm may be shared with another encoder of the same embedding width.
     """
 
-    def __init__(self, shape: EncoderShape, embeddings: TransformerEncoder | None = None) -> None:
+    def __init__(
+        self, cfg: BertConfig, vocabulary: int, padding_idx: int, embeddings: TransformerEncoder | None = None
+    ) -> None:
         super().__init__()
-        self.shape = shape
-        self.padding_idx = shape.padding_idx
+        self.cfg = cfg
+        self.padding_idx = padding_idx
+        width, apex = cfg.embedding_dim, not cfg.no_apex
         if embeddings is not None:
             self.embed_tokens: nn.Embedding = embeddings.embed_tokens
             self.embed_positions: nn.Embedding = embeddings.embed_positions
@@ -77,26 +85,36 @@ class TransformerEncoder(nn.Module):
         else:
             # Positions are numbered from padding_idx + 1: the rows up to padding are in fairseq's checkpoints, but not
             # read.
-            rows = shape.max_positions + shape.padding_idx + 1
-            self.embed_tokens = nn.Embedding(shape.vocabulary, shape.embed_dim, shape.padding_idx)
-            self.embed_positions = nn.Embedding(rows, shape.embed_dim, shape.padding_idx)
-            self.segment_embeddings = nn.Embedding(shape.token_types, shape.embed_dim) if shape.token_types else None
-            self.emb_layer_norm = layer_norm(shape.embed_dim, shape.apex, shape.layer_norm_eps)
-        self.project_in_dim = Linear(shape.embed_dim, shape.dim) if shape.embed_dim != shape.dim else None
-        self.layers = nn.ModuleList(_layer(shape) for _ in range(shape.layers))
-        initialize(self, shape.init_std)
+            rows = cfg.max_positions + padding_idx + 1
+            self.embed_tokens = nn.Embedding(vocabulary, width, padding_idx)
+            self.embed_positions = nn.Embedding(rows, width, padding_idx)
+            self.segment_embeddings = nn.Embedding(cfg.token_types, width) if cfg.token_types else None
+            self.emb_layer_norm = layer_norm(width, apex, cfg.layer_norm_eps)
+        dim = cfg.encoder_embed_dim
+        self.project_in_dim = Linear(width, dim) if width != dim else None
+        self.layers = nn.ModuleList(
+            TransformerLayer(
+                SelfAttention(dim, cfg.encoder_attention_heads, cfg.attention_dropout),
+                dim,
+                cfg.encoder_ffn_embed_dim,
+                dropout=cfg.dropout,
+                activation_dropout=cfg.activation_dropout,
+                activation_fn=cfg.activation_fn,
+                normalize_before=False,
+                apex=apex,
+                layer_norm_eps=cfg.layer_norm_eps,
+            )
+            for _ in range(cfg.encoder_layers)
+        )
+        initialize(self, cfg.init_std)
 
     def embed(self, src_tokens: Tensor, token_types: Tensor | None = None) -> Tensor:
-        """The summed embeddings, before their layer norm: [B, T] → [B, T, E].
-
-        Args:
-            src_tokens: int64 [B, T].
-            token_types: int64 [B, T], below the shape's ``token_types``; None: all 0.
+        """The summed embeddings, before their layer norm: [B, T] → [B, T, E]; without *token_types* all are 0.
 
         Raises:
             ValueError: a row is longer than the position table, or there are no token types.
         """
-        limit = self.shape.max_positions
+        limit = self.cfg.max_positions
         if src_tokens.size(1) > limit:
             raise ValueError(f"src_tokens {list(src_tokens.shape)}: expected at most {limit} tokens a row")
         # Only real tokens are counted, as in RoBERTa: padding before a row does not move its positions.
@@ -133,8 +151,7 @@ class TransformerEncoder(nn.Module):
         """The input of the first layer, then the output of each: [B, T, C].
 
         Args:
-            src_tokens: int64 [B, T]; padding is not attended to.
-            token_types: see :meth:`embed`.
+            src_tokens, token_types: see :meth:`embed`; padding is not attended to.
             infuse: applied to the result of :meth:`embed`.
             padded: whether *src_tokens* have padding; None: they are looked at where that does not synchronise.
         """
@@ -142,7 +159,7 @@ class TransformerEncoder(nn.Module):
         if infuse is not None:
             x = infuse(x)
         padding = None if padded is False else self._padding(src_tokens)
-        x = dropout(self.emb_layer_norm(x), self.shape.dropout, self.training)
+        x = dropout(self.emb_layer_norm(x), self.cfg.dropout, self.training)
         if padding is not None:
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         if self.project_in_dim is not None:
@@ -150,9 +167,7 @@ class TransformerEncoder(nn.Module):
         yield x
         visible = Bidirectional(padding)
         for layer in self.layers:
-            # LayerDrop draws from the CPU's generator: reading a number that a GPU drew would synchronise.
-            skip = self.training and self.shape.layerdrop > 0 and float(torch.rand(())) < self.shape.layerdrop
-            x, _ = layer(x, visible=visible, skip=skip)
+            x, _ = layer(x, visible=visible, skip=skips_layer(self.cfg.encoder_layerdrop, self.training))
             yield x
 
     def _padding(self, src_tokens: Tensor) -> Tensor | None:
@@ -175,17 +190,3 @@ def initialize(module: nn.Module, std: float = INIT_STD) -> None:
             nn.init.zeros_(part.bias)
         if isinstance(part, nn.Embedding) and part.padding_idx is not None:
             nn.init.zeros_(part.weight[part.padding_idx])
-
-
-def _layer(shape: EncoderShape) -> TransformerLayer:
-    return TransformerLayer(
-        SelfAttention(shape.dim, shape.heads, shape.attention_dropout),
-        shape.dim,
-        shape.ffn_dim,
-        dropout=shape.dropout,
-        activation_dropout=shape.activation_dropout,
-        activation_fn=shape.activation_fn,
-        normalize_before=False,
-        apex=shape.apex,
-        layer_norm_eps=shape.layer_norm_eps,
-    )
