@@ -164,11 +164,7 @@ class CheckpointManager:
         self._remove_old()
 
     def save_as(self, name: str, state: Mapping[str, Any]) -> Path:
-        """Write *state* to the file *name*, which training neither resumes from nor removes; return its path.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Write *state* to the file *name*, which training neither resumes from nor removes; return its path."""
         save(self.folder / name, state)
         return self.folder / name
 
@@ -328,11 +324,7 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 
 def _prepare(folder: Path) -> bool:
-    """Make *folder* ready to be written to; return whether it is new.
-
-    Raises:
-        UserError: it cannot be made or written to.
-    """
+    """Make *folder* ready to be written to, or raise UserError; return whether it is new."""
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -97,9 +97,9 @@ class ParameterNames:
 def convert_state(
     state: State, params: Sequence[nn.Parameter], convert: Callable[[nn.Parameter, Any], Any]
 ) -> dict[str, Any]:
-    """Return *state*, in torch's layout, with *convert* applied to each value of each of *params* and that parameter.
+    """Return *state* with *convert* applied to each of *params* and each value of it.
 
-    One of another layout is returned as it is.
+    One that is not in torch's layout is returned as it is.
     """
     groups = state.get("param_groups")
     if not isinstance(groups, list):

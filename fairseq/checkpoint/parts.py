@@ -193,12 +193,7 @@ class Chunk:
         return self.file
 
     def read(self, folder: Path) -> Tensor:
-        """Return the rows.
-
-        Raises:
-            ValueError: the entry is invalid.
-            UserError: the archive is damaged.
-        """
+        """Return the rows; raise ValueError if the entry is invalid, UserError if the archive is damaged."""
         path = folder / self.checked_file
         with open_regular(path) as file:
             if not 0 <= self.start <= self.start + self.length <= path.stat().st_size:

@@ -39,10 +39,7 @@ class Workers:
     """Processes that run ``target(messages, rank, local_rank, *args)``, inside a ``with`` statement.
 
     SIGINT, SIGTERM and SIGUSR1 are passed on to them, and they decide what to do; a second signal kills them and ends
-    this process. Leaving the statement kills those that are left.
-
-    Args:
-        target: a function of a module, as pickle needs it.
+    this process. Leaving the statement kills those that are left. As pickle needs it, *target* is a module's function.
     """
 
     def __init__(self, target: Callable[..., None], first: int, count: int, args: tuple[Any, ...]) -> None:

@@ -43,9 +43,7 @@ def record(written: Path, folder: Path) -> None:
 class Verification:
     """The checks of a folder's files while they are opened: ``checksums.txt``, read once, and a log of the progress.
 
-    Args:
-        folder: the folder.
-        files: those that will be checked, for the progress; none: no progress is logged.
+    The size of *files*, those that will be checked, is that of the progress; without them none is logged.
     """
 
     def __init__(self, folder: str | Path, files: Iterable[str] = ()) -> None:
@@ -69,14 +67,9 @@ class Verification:
 
 
 def check(path: str | Path, pieces: Iterable[bytes] | None = None) -> None:
-    """Compare a file with its line in ``checksums.txt``, if there is one.
+    """Raise UserError if a file is missing, damaged or changed, by its line in ``checksums.txt``, if there is one.
 
-    Args:
-        path: the file.
-        pieces: its content, where it has been read already.
-
-    Raises:
-        UserError: the file is missing, damaged or was changed.
+    *pieces* are its content, where it has been read already.
     """
     verification = Verification(os.path.dirname(path))
     if verification.expected(path) is None:
@@ -94,15 +87,7 @@ def fingerprint(symbols: Iterable[str]) -> str:
 
 
 class Checksum:
-    """A checksum that is computed while a file is read for another purpose.
-
-    Args:
-        path: the file.
-        verification: of its folder.
-
-    Attributes:
-        crc: the CRC-32 of what was added so far.
-    """
+    """The CRC-32 of a file, ``crc``, computed while it is read for another purpose."""
 
     def __init__(self, path: str | Path, verification: Verification) -> None:
         self.path = path

@@ -36,11 +36,7 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
-    """Return the content of a regular file of at most *largest* bytes; see :func:`open_regular`.
-
-    Raises:
-        OSError: as there, or it is larger.
-    """
+    """Return the content of a regular file of at most *largest* bytes; OSError if it is larger or none."""
     with open_regular(path) as file:
         # By reading and not by the size that the file system tells: the file may grow meanwhile.
         content = file.read(largest + 1)
@@ -64,10 +60,7 @@ def read_named(path: str | Path, advice: str, flag: str = "", largest: int = LAR
 def open_input(path: str | Path) -> BinaryIO:
     """Open a file that a flag names: a regular one, or a pipe of this process (``<(command)`` of a shell).
 
-    A pipe with a name may never be written to, and a device never ends.
-
-    Raises:
-        OSError: it cannot be opened, or is something else.
+    Anything else is an OSError: a pipe with a name may never be written to, and a device never ends.
     """
     # Where `/dev/fd/N` leads, with /proc and without.
     pipes = (f"/proc/{os.getpid()}/fd/pipe:", "/dev/fd/")
@@ -77,11 +70,7 @@ def open_input(path: str | Path) -> BinaryIO:
 
 
 def open_special(path: str | Path) -> BinaryIO:
-    """Open a device or a pipe to write.
-
-    Raises:
-        OSError: it cannot be opened, or is a pipe that no process reads, which would be waited for.
-    """
+    """Open a device or a pipe to write; OSError where no process reads the pipe, which would be waited for."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

@@ -49,11 +49,7 @@ class _OpenFiles:
         self._lock = threading.Lock()
 
     def get(self, path: str, version: Hashable) -> _Descriptor:
-        """Return *path*, open; what has another *version*, such as a replaced file, is another file.
-
-        Raises:
-            OSError: it cannot be opened, or is not a regular file.
-        """
+        """Return *path*, open; what has another *version*, such as a replaced file, is another file."""
         key = path, version
         with self._lock:
             if key in self._files:
@@ -80,10 +76,7 @@ class StoredArray(LazyArray):
     The file is open only while it is among those read last, so that thousands of arrays need few descriptors.
 
     Args:
-        path: the file, at least offset + count · itemsize bytes long.
-        dtype: type of the elements.
-        count: their number.
-        offset: bytes before the first one.
+        offset: bytes before the first element.
 
     Raises:
         OSError: the file cannot be opened.

@@ -15,12 +15,10 @@ _FAILURE = "failure"
 
 
 def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: int) -> None:
-    """Check that all processes are at the same update and read the same batches of the same data, which are opened.
+    """Raise UserError, the same on all processes, unless all are at the same update and read the same batches of data.
 
-    To be called on every process. Processes exchange one number; only if those differ what it was computed from.
-
-    Raises:
-        UserError: they differ, or a process cannot read its data; the same on every process.
+    To be called on every process. The data are opened, and must be readable. Processes exchange one number; only if
+    those differ what it was computed from.
     """
     if world.size == 1:
         return

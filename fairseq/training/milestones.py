@@ -78,11 +78,7 @@ class Milestones:
 
 
 def _ranges(setting: str, text: str) -> list[tuple[int, float]]:
-    """The intervals of a setting, each with the amount up to which it holds.
-
-    Raises:
-        UserError: *text* is malformed, or an interval ends before the one before.
-    """
+    """The intervals of a setting, each with the amount up to which it holds; UserError if *text* is malformed."""
     ranges: list[tuple[int, float]] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

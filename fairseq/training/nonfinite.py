@@ -62,11 +62,7 @@ class NonFiniteUpdates:
         self.count = 0
 
     def skip(self, finding: Finding) -> None:
-        """Count a skipped update.
-
-        Raises:
-            NonFinite: it is one too many.
-        """
+        """Count a skipped update; raise NonFinite if it is one too many."""
         self.count += 1
         if self.count > self.allowed:
             before = f"{self.allowed} were skipped before" if self.allowed else ""
@@ -75,11 +71,7 @@ class NonFiniteUpdates:
 
 
 def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
-    """Check that another loss scale may help after an update that overflowed.
-
-    Raises:
-        NonFinite: none does.
-    """
+    """Raise NonFinite if no other loss scale can help after an update that overflowed."""
     # The passes are repeated only for a message that ends the run: most overflows need no more than a lower scale.
     if (reason := scaler.exhausted()) is not None:
         advice = "resume from an earlier checkpoint with a lower `lr` or `clip_norm`, or train with `bf16`"
@@ -87,15 +79,9 @@ def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
 
 
 def check_weights(parameters: Mapping[str, nn.Parameter], world: World, update: int) -> None:
-    """Check the weights before they are saved: no command loads a checkpoint in which one is infinite or NaN.
+    """Raise UserError if a weight is infinite or NaN on any rank: no command would load a checkpoint with it.
 
-    To be called on every process.
-
-    Args:
-        parameters: the model's by name, or this rank's parts of them.
-
-    Raises:
-        UserError: one is, on any rank.
+    To be called on every process, with the model's *parameters* by name, or this rank's parts of them.
     """
     parts = {name: value.detach() for name, value in parameters.items() if value.numel()}
     largest = torch.stack(list(torch._foreach_norm(list(parts.values()), math.inf))) if parts else torch.zeros(1)
@@ -161,8 +147,7 @@ def _second_pass(
 def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], order: Sequence[str]) -> str | None:
     """The parameter whose gradient the backward pass completes first among those that are not finite.
 
-    Args:
-        order: its modules as the forward pass ends them. A tied parameter belongs to the first that has it.
+    *order* names its modules as the forward pass ends them. A tied parameter belongs to the first that has it.
     """
     names = {id(value): name for name, value in graph.named_parameters()}
     used = [id(value) for name in order for value in graph.get_submodule(name).parameters(recurse=False)]

@@ -46,11 +46,7 @@ def data_parallel(
 
 
 def check_optimizer(optimizer: FairseqOptimizer, cfg: DistributedConfig, world: World) -> None:
-    """Check that *optimizer* can update parts of parameters.
-
-    Raises:
-        UserError: it needs whole ones.
-    """
+    """Raise UserError if *optimizer* needs whole parameters and processes have parts."""
     if is_sharded(cfg, world) and not optimizer.updates_parts:
         raise UserError(
             f"`ddp_backend` {BACKEND}: {type(optimizer).__name__} needs whole parameters; "

@@ -80,7 +80,7 @@ class Saver:
             finish()
 
     def save_as(self, name: str, state: Mapping[str, Any], epoch: int, updates: int) -> None:
-        """Write *state* as *name*, which training neither resumes from nor removes; to be called on every process.
+        """Write *state* at once as *name*, which training neither resumes from nor removes; call it on every process.
 
         Raises:
             UserError: it cannot be written.
@@ -95,11 +95,7 @@ class Saver:
             self.manager.save_as(name, state)
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Wait for the checkpoint that is being written; raise UserError if it cannot be written."""
         if self.pending is not None:
             self.pending.result()
             self.pending = None

@@ -105,11 +105,7 @@ def plan(settings: TrainingSettings) -> list[Stage]:
 
 
 def _check_rates(settings: TrainingSettings) -> None:
-    """Check that ``--lr`` is what a stage's rate can replace.
-
-    Raises:
-        UserError: the schedule goes on from a rate of its own, or --lr is not its peak.
-    """
+    """Raise UserError if a stage's rate cannot replace ``--lr``: the schedule has its own, or it is not the peak."""
     name = settings.chosen.lr_scheduler
     if "lr" in LR_SCHEDULERS[name].restored_settings:
         raise UserError(f"`stages`: `lr_scheduler` {name} goes on from the rate before; leave the stages' LR out")

@@ -200,11 +200,7 @@ class Trainer:
         return not overflow
 
     def _skip(self, samples: Sequence[Sample | None], carried: Carried, sums: NamedSums) -> None:
-        """Leave out the update of *samples*, whose loss or gradients are not finite.
-
-        Raises:
-            NonFinite: no more updates may be left out.
-        """
+        """Leave out the update of *samples*, which is not finite; raise NonFinite if no more may be left out."""
 
         def find() -> Finding:
             parameters = dict(self.reducer.named_parameters())
