@@ -128,7 +128,7 @@ def training_speeds(
 ) -> list[float]:
     """Tokens per second of successive groups of updates, for about *seconds*."""
     criterion = task.build_criterion(args)
-    trainer = Trainer.from_settings(training_settings(args), task, model, criterion, World(device=device))
+    trainer = Trainer(training_settings(args), task, model, criterion, World(device=device))
     batches = task.iterator("train", model, criterion, training=True, device=device)
     speeds: list[float] = []
     steps = 8 if device.type == "cpu" else 20

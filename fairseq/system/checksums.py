@@ -31,10 +31,10 @@ def record(written: Path, folder: Path) -> None:
     entries = _read(folder / NAME) if (folder / NAME).exists() else {}
     for entry in sorted(os.scandir(written), key=lambda entry: entry.name):
         if entry.is_file():
-            size = crc = 0
+            crc = 0
             for piece in _pieces(entry.path):
-                size, crc = size + len(piece), zlib.crc32(piece, crc)
-            entries[entry.name] = size, crc
+                crc = zlib.crc32(piece, crc)
+            entries[entry.name] = entry.stat().st_size, crc
     with atomic_file(written / NAME) as file:
         for name, (size, crc) in sorted(entries.items()):
             file.write(f"{crc:08x} {size} {name}\n".encode())
@@ -104,11 +104,12 @@ class Checksum:
         size, crc = self._verification.expected(self.path) or (self._size, self.crc)
         if (self._size, self.crc) == (size, crc):
             return
-        difference = "its content differs" if self._size == size else f"{self._size} bytes differs"
-        expected = "" if self._size == size else f", {size} expected"
+        difference = f"its content differs from {NAME}"
+        if self._size != size:
+            difference = f"{self._size} bytes differs from {NAME}, {size} expected"
         raise UserError(
-            f"{self.path}: {difference} from {NAME}{expected}: damaged or changed since preprocessing; preprocess the "
-            f"text again, or remove {NAME} if the change is intended"
+            f"{self.path}: {difference}: damaged or changed since preprocessing; preprocess the text again, or remove "
+            f"{NAME} if the change is intended"
         )
 
 

@@ -203,20 +203,16 @@ def remove_leftovers(folder: str | Path) -> None:
         # A list: entries are removed meanwhile.
         for entry in list(os.scandir(folder)):
             match = _TEMPORARY.fullmatch(entry.name)
-            if match and match[1] == _HOST and not entry.is_symlink():
-                _remove_unlocked(Path(entry.path))
-
-
-def _remove_unlocked(path: Path) -> None:
-    """Remove a temporary file or folder unless its writer lives."""
-    with contextlib.suppress(OSError):
-        # A link of such a name, which another user may have made, is not followed.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(path)
-        finally:
-            os.close(descriptor)
+            if match is None or match[1] != _HOST:
+                continue
+            with contextlib.suppress(OSError):
+                # A link of such a name, which another user may have made, is not followed.
+                descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(Path(entry.path))
+                finally:
+                    os.close(descriptor)
 
 
 def _remove(path: Path) -> None:

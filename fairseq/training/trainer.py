@@ -19,7 +19,7 @@ from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
 from fairseq.config.fields import parse_dict
 from fairseq.config.settings import CheckpointConfig, CommonConfig, OptimizationConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
-from fairseq.distributed import DataParallel, World
+from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Meter, NamedSums
 from fairseq.models import BaseFairseqModel
@@ -27,10 +27,10 @@ from fairseq.models.loading import layers_of, load_parameters, stored_parameters
 from fairseq.modules.precision import Precision
 from fairseq.optim import OPTIMIZERS, FairseqOptimizer, build_optimizer, hidden_matrices, parameter_groups
 from fairseq.optim.elementwise import ElementwiseOptimizer
-from fairseq.optim.lr_scheduler import FairseqLRScheduler, build_lr_scheduler
+from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.tasks import dictionary_digest
 from fairseq.tasks.carried import Carried
-from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training import gradients, nonfinite
 from fairseq.training.averaging import restore_weights, weight_average
 from fairseq.training.loss_scaler import LossScaler
@@ -46,87 +46,64 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """Model, criterion, optimizer and schedule of one run, on one process of *world*.
 
-    Args:
-        task: whose memory the steps carry along.
-        reducer: the execution of *graph* on the data of all processes.
-        splitter: repeats batches that exceed memory.
+    The model is placed on the device of *world*.
+
+    Attributes:
+        reducer: the execution of *graph*, model and criterion, on the data of all processes.
         scaler: of the loss; None: it is not scaled.
+
+    Raises:
+        UserError: settings contradict each other, the model or the optimizer.
     """
 
     def __init__(
         self,
-        cfg: OptimizationConfig,
+        settings: TrainingSettings,
         task: FairseqTask,
-        graph: LossGraph,
-        reducer: DataParallel,
-        optimizer: FairseqOptimizer,
-        lr_scheduler: FairseqLRScheduler,
-        splitter: BatchSplitter,
-        precision: Precision,
-        scaler: LossScaler | None,
-        world: World,
+        model: BaseFairseqModel,
+        criterion: FairseqCriterion,
+        world: World | None = None,
     ) -> None:
-        self.cfg = cfg
+        self.cfg = cfg = settings.optimization
+        self.world = world = world or World()
         self.task = task
-        self.graph = graph
-        self.model, self.criterion = graph.model, graph.criterion
-        self.reducer = reducer
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
-        self.splitter = splitter
-        self.precision = precision
-        self.scaler = scaler
-        self.world = world
+        self.graph = task.loss_graph(model, criterion)
+        self.model, self.criterion = self.graph.model, self.graph.criterion
+        self.precision = Precision(settings.common)
+        self.reducer = data_parallel(self.graph, self.precision, settings.distributed, settings.common.compile, world)
+        self.optimizer = self._build_optimizer(settings)
+        self.lr_scheduler = build_lr_scheduler(settings, self.optimizer)
+        repeatable = world.size == 1 or settings.distributed.reduces_after_backward
+        self.splitter = BatchSplitter(cfg.oom_retry, model, repeatable)
+        self.scaler = _loss_scaler(settings.common, cfg, world) if self.precision.needs_scaling else None
         self.names = ParameterNames(self.model, self.criterion, self._source_groups())
-        self.parameters = optimizer.params
+        self.parameters = self.optimizer.params
         self.average = weight_average(cfg, self._trained())
         self.num_updates = 0
         self.figures = task.figures(self.criterion)
         self.meters = {name: Meter(world.device) for name in ("train", "train_inner")}
         self.skipped = NonFiniteUpdates(cfg.skip_nonfinite)
         # A plug-in's schedule may set its first rate here only.
-        lr_scheduler.step_update(0)
+        self.lr_scheduler.step_update(0)
 
-    @classmethod
-    def from_settings(
-        cls,
-        settings: TrainingSettings,
-        task: FairseqTask,
-        model: BaseFairseqModel,
-        criterion: FairseqCriterion,
-        world: World | None = None,
-    ) -> Trainer:
-        """Return the trainer of *model* that *settings* describe; the model is placed on the device of *world*.
-
-        Raises:
-            UserError: settings contradict each other, the model or the optimizer.
-        """
-        world = world or World()
-        cfg, precision, graph = settings.optimization, Precision(settings.common), task.loss_graph(model, criterion)
-        reducer = data_parallel(graph, precision, settings.distributed, settings.common.compile, world)
+    def _build_optimizer(self, settings: TrainingSettings) -> FairseqOptimizer:
+        named = list(self.reducer.named_parameters())
         # Roles are found by identity in the model; the optimizer has this process's shards of it.
-        hidden = {id(p) for p in hidden_matrices(layers_of(model))}
+        hidden = {id(p) for p in hidden_matrices(layers_of(self.model))}
         groups = parameter_groups(
-            [(name.removeprefix("model."), p) for name, p in reducer.named_parameters()],
-            cfg.no_decay_on_norms_and_biases,
-            [p for _, p in reducer.named_parameters() if id(reducer.full_parameter(p)) in hidden],
+            [(name.removeprefix("model."), p) for name, p in named],
+            self.cfg.no_decay_on_norms_and_biases,
+            [p for _, p in named if id(self.reducer.full_parameter(p)) in hidden],
             OPTIMIZERS[settings.chosen.optimizer].group_of,
         )
         optimizer = build_optimizer(settings, groups)
-        check_optimizer(optimizer, settings.distributed, world)
-        if precision.half_parameters and not optimizer.supports_half_parameters:
+        check_optimizer(optimizer, settings.distributed, self.world)
+        if self.precision.half_parameters and not optimizer.supports_half_parameters:
             raise UserError(
                 f"`memory_efficient_fp16`: the state of {type(optimizer).__name__} would be float16, too; "
                 "use `fp16` or another `optimizer`"
             )
-        repeatable = world.size == 1 or settings.distributed.reduces_after_backward
-        return cls(
-            cfg, task, graph, reducer, optimizer, build_lr_scheduler(settings, optimizer),
-            splitter=BatchSplitter(cfg.oom_retry, model, repeatable),
-            precision=precision,
-            scaler=_loss_scaler(settings.common, cfg, world) if precision.needs_scaling else None,
-            world=world,
-        )  # fmt: skip
+        return optimizer
 
     def begin_epoch(self, epoch: int) -> None:
         """Tell the schedule that *epoch* (from 1) begins."""
