@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint.tuples import RepeatedTuple, check_tuples
+from fairseq.checkpoint.bounds import RepeatedTuple, check_tuples
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 from fairseq.system.opening import open_regular
@@ -51,9 +51,7 @@ def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -
     """Compare every record of an archive of ``torch.save``, one a tensor, with its checksum; reads it once.
 
     Args:
-        content: the archive.
-        path: its name in messages.
-        size: its bytes.
+        path: the name of *content*, of *size* bytes, in messages.
 
     Raises:
         UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which could expand

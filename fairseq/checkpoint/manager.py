@@ -39,11 +39,7 @@ FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """Return the checkpoint at *path*, or the best or else the last one in the folder *path*.
-
-    Raises:
-        UserError: the folder has no checkpoint.
-    """
+    """Return the checkpoint at *path*, or the best or else the last one in the folder *path*; UserError without one."""
     path = Path(path)
     if not path.is_dir() or parts.is_folder(path):
         return path
@@ -83,11 +79,7 @@ class SavePoint:
 
 
 class CheckpointManager:
-    """The checkpoints of one run; only the process of rank 0 has one.
-
-    Raises:
-        UserError: ``--save-dir`` cannot be made or written to.
-    """
+    """The checkpoints of one run; only the process of rank 0 has one. UserError if ``--save-dir`` is not writable."""
 
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
@@ -149,8 +141,7 @@ class CheckpointManager:
     def saving_folder(self, paths: Sequence[Path], epoch: int, updates: int) -> Iterator[Path]:
         """A folder for the processes of a sharded run to write a checkpoint in; afterwards *paths* are links to it.
 
-        Raises:
-            UserError: a system error; the checkpoints saved before are untouched.
+        After a UserError for a system error, the checkpoints saved before are untouched.
         """
         name = f"checkpoint_{epoch}_{updates}"
         numbers = itertools.count(2)
@@ -244,12 +235,9 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of ``--save-dir``, so that two runs do not write there; the kernel frees a killed run's.
+        """Hold the lock of ``--save-dir``; UserError if another run does. The kernel frees a killed run's.
 
         A folder that was made for a run that fails before it writes anything is removed.
-
-        Raises:
-            UserError: another run holds it.
         """
         if self.config.no_save:
             yield

@@ -65,8 +65,7 @@ def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPar
 def write(folder: Path, plain: Mapping[str, Any], parts: dict[str, TensorPart], group: dist.ProcessGroup) -> None:
     """Write *parts* into *folder*; to be called by every process of *group*, whose first writes *plain*, too.
 
-    Raises:
-        UserError: a process could not write.
+    A process that cannot write is a UserError of all.
     """
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException

@@ -79,9 +79,9 @@ class GradientReducer(DataParallel):
         self.module = module
         if self.overlapped:
             names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-            no_buffers: dict[str, Any] = {"broadcast_buffers": False}
-            if "forward_sync_buffers" in names:  # the flag's name since torch 2.13
-                no_buffers = {"forward_sync_buffers": False}
+            # The flag's name since torch 2.13.
+            sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+            no_buffers: dict[str, Any] = {sync_buffers: False}
             self.module = nn.parallel.DistributedDataParallel(
                 module,
                 device_ids=[world.device] if world.device.type == "cuda" else None,

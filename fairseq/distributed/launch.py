@@ -83,7 +83,7 @@ def run(job: Job[V, R]) -> R | None:
     if rendezvous.hosts_store(url, launch.first):
         server, url = rendezvous.listen(url, cfg.distributed_timeout)
     world = World(launch.first, launch.size, device, cfg.distributed_timeout)
-    result = _join(job, world, url, _fail_alone(launch.size))
+    result = _join(job, world, url, functools.partial(_fail_alone, launch.size))
     # Only now: the heartbeats of the other processes went through it.
     del server
     return result
@@ -216,14 +216,10 @@ def _worker(
         leave(messages, failure if failure.code == USER_ERROR else Failure(rank, 1, traceback.format_exc()))
 
 
-def _fail_alone(size: int) -> Fail:
-    """The end of a process that has no launcher of ours: its message goes to stderr."""
-
-    def fail(failure: Failure) -> NoReturn:
-        _report(failure, size)
-        os._exit(failure.code)
-
-    return fail
+def _fail_alone(size: int, failure: Failure) -> NoReturn:
+    """End a process that has no launcher of ours: its message goes to stderr."""
+    _report(failure, size)
+    os._exit(failure.code)
 
 
 def _failure(rank: int, error: BaseException) -> Failure:

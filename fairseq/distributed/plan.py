@@ -31,10 +31,7 @@ class Launch:
 
 
 def plan(cfg: DistributedConfig, cpu: bool, gpus: int, environment: Mapping[str, str]) -> Launch:
-    """Return the part of the job that belongs to this process.
-
-    Args:
-        gpus: GPUs that this process sees, 0 with *cpu*.
+    """Return the part of the job that belongs to this process, which sees *gpus* GPUs, 0 with *cpu*.
 
     Raises:
         UserError: the flags contradict each other, the environment, or the number of GPUs.

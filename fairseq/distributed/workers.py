@@ -71,7 +71,12 @@ class Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._kill()
+        started = [process for process in self.processes if process.pid is not None]
+        for process in started:
+            # Not SIGTERM, which a stopped process never sees and a running one takes as a request.
+            process.kill()
+        for process in started:
+            process.join()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -108,15 +113,6 @@ class Workers:
             if process.is_alive() and process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
-
-    def _kill(self) -> None:
-        for process in self.processes:
-            if process.pid is not None:
-                # Not SIGTERM, which a stopped process never sees and a running one takes as a request.
-                process.kill()
-        for process in self.processes:
-            if process.pid is not None:
-                process.join()
 
 
 def leave(messages: SimpleQueue[Failure], failure: Failure) -> NoReturn:

@@ -88,8 +88,10 @@ class World:
         if self.size == 1:
             return tensors
         # Exchanged between the hosts, which know them, the numbers of rows need not be read from a device.
-        counts = self._exchange(tensors[0].size(0))
-        return tuple(self._gather_padded(tensor, counts) for tensor in tensors)
+        count = torch.tensor([tensors[0].size(0)])
+        counts = [torch.empty_like(count) for _ in range(self.size)]
+        dist.all_gather(counts, count, group=self._host_group)
+        return tuple(self._gather_padded(tensor, torch.cat(counts).tolist()) for tensor in tensors)
 
     @functools.cached_property
     def _host_group(self) -> dist.ProcessGroup | None:
@@ -103,13 +105,6 @@ class World:
         # A new group has PyTorch's timeout, not the default group's.
         limit = None if self.timeout is None else timedelta(seconds=self.timeout)
         return dist.new_group(backend="gloo", timeout=limit)
-
-    def _exchange(self, number: int) -> list[int]:
-        """The *number* of every process."""
-        local = torch.tensor([number])
-        numbers = [torch.empty_like(local) for _ in range(self.size)]
-        dist.all_gather(numbers, local, group=self._host_group)
-        return torch.cat(numbers).tolist()
 
     def _gather_padded(self, rows: Tensor, counts: list[int]) -> Tensor:
         if max(counts) == 0:

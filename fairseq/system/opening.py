@@ -15,11 +15,7 @@ LARGEST_TEXT = 1 << 28  # bytes of a file that is read as a whole
 
 
 def open_descriptor(path: str | Path) -> int:
-    """Open a regular file to read; a pipe or device, which may never end, is an error and is not waited for.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
+    """Open a regular file to read; a pipe or device, which may never end, is an OSError and is not waited for."""
     # Without O_NONBLOCK opening a pipe waits for a process that writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode

@@ -39,7 +39,7 @@ class WeightAverage:
             return
         self.count += 1
         if self.count == 1:
-            self.mean = [_float32(p) for p in self.parameters]
+            self.mean = [p.detach().to(torch.float32, copy=True) for p in self.parameters]
         else:
             # The last update's weight in the mean: 1 / (1 + decay + … + decay^(count − 1)).
             share = 1 / self.count if self.decay == 1 else (1 - self.decay) / (1 - self.decay**self.count)
@@ -82,7 +82,7 @@ class WeightAverage:
         # A state without a mean is of a run that had not reached the first update of it.
         pairs = zip(state["mean"], self.parameters, strict=bool(self.count))
         _check_shapes(self.parameters, state["mean"])
-        self.mean = [_float32(mean).to(p.device) for mean, p in pairs]
+        self.mean = [mean.to(p.device, torch.float32, copy=True) for mean, p in pairs]
         restore_weights(self.parameters, state)
 
 
@@ -91,10 +91,6 @@ def weight_average(cfg: OptimizationConfig, parameters: Sequence[torch.nn.Parame
     if cfg.average_weights_from is None and cfg.ema_decay is None:
         return None
     return WeightAverage(parameters, cfg.average_weights_from or 1, 1.0 if cfg.ema_decay is None else cfg.ema_decay)
-
-
-def _float32(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.float32, copy=True)
 
 
 def _check_shapes(parameters: Sequence[torch.nn.Parameter], values: Sequence[Tensor]) -> None:

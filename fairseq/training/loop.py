@@ -44,11 +44,7 @@ def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
 
 
 def run_process(settings: TrainingSettings, world: World) -> None:
-    """Train as one process of *world*, with a log on stderr.
-
-    Raises:
-        SystemExit: a signal stopped the run, with 128 plus its number.
-    """
+    """Train as one process of *world*, with a log on stderr; if a signal stops the run, exit with 128 + its number."""
     log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
     with Interruption() as interruption, log_file(settings.common.log_file if world.is_first else None):
         number = train(settings, world, interruption)

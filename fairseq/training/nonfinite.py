@@ -45,8 +45,7 @@ class Finding:
 class NonFinite(UserError):
     """Training cannot go on: too many updates with a loss or gradients that are not finite.
 
-    Args:
-        reason: why it is one too many; empty if the first one is.
+    *reason* says why it is one too many; empty if the first one is.
     """
 
     def __init__(self, finding: Finding, reason: str, advice: str) -> None:

@@ -21,8 +21,7 @@ def data_parallel(
 ) -> DataParallel:
     """Place *graph* on the device of *world*, and return its execution on the data of all processes.
 
-    Raises:
-        UserError: settings contradict each other.
+    Settings that contradict each other are a UserError.
     """
     model = graph.model
     _check(cfg, compiled)

@@ -38,11 +38,8 @@ class Window:
 def parse_window(text: str | None, max_update: int) -> Window | None:
     """The updates that the value *text* of ``--profile`` asks for, e.g. ``10:13``; None without it.
 
-    Args:
-        max_update: last update of the run; 0: no limit.
-
     Raises:
-        UserError: *text* is malformed, empty or beyond *max_update*.
+        UserError: *text* is malformed, empty or beyond *max_update*, the last update of the run; 0: no limit.
     """
     if text is None:
         return None

@@ -27,9 +27,7 @@ _STAGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}|(?=:))(?::(\S+))?)?")
 class Stage:
     """Train on blocks of *tokens_per_sample* up to *max_update* updates; stages are numbered from 1.
 
-    Attributes:
-        max_tokens: in a batch; None: as in the run.
-        lr: the stage's ``--lr``; None: the run's.
+    Without *max_tokens* in a batch, or *lr*, the run's hold.
     """
 
     number: int

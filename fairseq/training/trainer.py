@@ -87,13 +87,13 @@ class Trainer:
         self.lr_scheduler.step_update(0)
 
     def _build_optimizer(self, settings: TrainingSettings) -> FairseqOptimizer:
-        named = list(self.reducer.named_parameters())
+        parameters = list(self.reducer.named_parameters())
         # Roles are found by identity in the model; the optimizer has this process's shards of it.
         hidden = {id(p) for p in hidden_matrices(layers_of(self.model))}
         groups = parameter_groups(
-            [(name.removeprefix("model."), p) for name, p in named],
+            [(name.removeprefix("model."), p) for name, p in parameters],
             self.cfg.no_decay_on_norms_and_biases,
-            [p for _, p in named if id(self.reducer.full_parameter(p)) in hidden],
+            [p for _, p in parameters if id(self.reducer.full_parameter(p)) in hidden],
             OPTIMIZERS[settings.chosen.optimizer].group_of,
         )
         optimizer = build_optimizer(settings, groups)
