@@ -22,12 +22,11 @@ import torch.distributed as dist
 
 from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq.distributed import rendezvous
-from fairseq.distributed.device import device_of
 from fairseq.distributed.heartbeat import Heartbeat, publish_failure
 from fairseq.distributed.interruption import EXIT_CODES
 from fairseq.distributed.plan import Launch, plan
 from fairseq.distributed.workers import USER_ERROR, Failure, Workers, end_with_launcher, leave
-from fairseq.distributed.world import World
+from fairseq.distributed.world import World, device_of
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message, with_flags
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.plugins import import_user_module

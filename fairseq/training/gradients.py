@@ -1,13 +1,92 @@
-"""Norm and clipping of gradients, without copies of them and without waiting for the device."""
+"""Gradients: dynamic loss scaling for float16, and their norm and clipping without copies or waiting for the device."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fairseq.optim.elementwise import is_half, slices
+
+logger = logging.getLogger(__name__)
+
+# After as many halvings, the largest float32 would be smaller than the smallest: no scale is left that was not tried.
+# Only --threshold-loss-scale and --fp16-scale-tolerance let a run get here.
+LIMIT = 256
+
+_STATE = ("scale", "updates", "last_rescale", "overflows", "last_overflow", "overflows_in_a_row")
+
+
+class LossScaler:
+    """Dynamic loss scaling: halved on overflow, doubled after ``window`` updates in a row without one.
+
+    Args:
+        init_scale: first scale.
+        window: updates without overflow before the scale is doubled.
+        tolerance: share of overflowing updates since the last change at which the scale is halved.
+        lowest: training stops below this.
+        threshold: the scale is never lowered below this, if given.
+    """
+
+    def __init__(
+        self, init_scale: float, window: int, tolerance: float, lowest: float, threshold: float | None
+    ) -> None:
+        self.scale = init_scale
+        self.window = window
+        self.tolerance = tolerance
+        self.lowest = lowest
+        self.threshold = threshold
+        self.updates = self.last_rescale = self.overflows = self.last_overflow = self.overflows_in_a_row = 0
+
+    def update(self, overflow: bool) -> None:
+        """Record one update; an overflow is logged."""
+        self.updates += 1
+        if overflow:
+            self._overflow()
+            return
+        self.overflows_in_a_row = 0
+        # A tolerated overflow leaves the scale as it is, and starts the window anew.
+        if (self.updates - max(self.last_rescale, self.last_overflow)) % self.window == 0:
+            self._rescale(self.scale * 2.0)
+
+    def exhausted(self) -> str | None:
+        """Return which bound says that no scale helps any more, naming its flag; None while training may go on."""
+        if self.scale < self.lowest:
+            return f"the loss scale fell below `min_loss_scale` {self.lowest:g}"
+        if self.overflows_in_a_row < LIMIT:
+            return None
+        bounds = {"`threshold_loss_scale`": self.threshold, "`fp16_scale_tolerance`": self.tolerance}
+        in_force = "".join(f", {flag} {value:g}" for flag, value in bounds.items() if value)
+        return f"{LIMIT} updates in a row overflowed, the last one at loss scale {self.scale:g}{in_force}"
+
+    def state_dict(self) -> dict[str, float | int]:
+        """Return what changes."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state; one of version 0.1 does not have the last two entries."""
+        self.last_overflow = self.overflows_in_a_row = 0
+        for name in _STATE:
+            if name in state:
+                setattr(self, name, state[name])
+
+    def _overflow(self) -> None:
+        self.last_overflow = self.updates
+        self.overflows += 1
+        self.overflows_in_a_row += 1
+        # By the share of overflows since the last change, so that --fp16-scale-tolerance can ignore single ones.
+        if self.overflows / (self.updates - self.last_rescale) >= self.tolerance:
+            lowered = self.scale / 2.0
+            self._rescale(lowered if self.threshold is None else max(lowered, self.threshold))
+        logger.info("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", self.scale)
+
+    def _rescale(self, scale: float) -> None:
+        self.scale = scale
+        self.last_rescale = self.updates
+        self.overflows = 0
 
 
 def norm_and_factor(

@@ -15,7 +15,7 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.modules.precision import Precision
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
-from fairseq.training.loss_scaler import LossScaler
+from fairseq.training.gradients import LossScaler
 
 logger = logging.getLogger(__name__)
 

@@ -31,9 +31,9 @@ from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.tasks import dictionary_digest
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.training import gradients, nonfinite
+from fairseq.training import nonfinite
 from fairseq.training.averaging import restore_weights, weight_average
-from fairseq.training.loss_scaler import LossScaler
+from fairseq.training.gradients import LossScaler, norm_and_factor
 from fairseq.training.nonfinite import Finding, NonFiniteUpdates
 from fairseq.training.oom_retry import BatchSplitter, Rebatch
 from fairseq.training.parallel import check_optimizer, data_parallel
@@ -152,7 +152,7 @@ class Trainer:
         # The global number of targets stays on the device: reading it here would wait for the backward pass. One
         # process knows it on the host. The optimizer applies the factor, so that it need not be rounded to float16.
         size = host_size if self.world.size == 1 else sums[SIZE]
-        gnorm, factor = gradients.norm_and_factor(
+        gnorm, factor = norm_and_factor(
             self.parameters, self._gradient_factor(size), self.cfg.clip_norm, self.world.device, self.reducer.total_norm
         )
         # The only synchronisation of an update: whether it is applied decides what every line below does.

@@ -10,7 +10,7 @@ import runs
 
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
-from fairseq.training.loss_scaler import LossScaler
+from fairseq.training.gradients import LossScaler
 from fairseq.training.trainer import _loss_scaler
 
 
