@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -29,8 +30,8 @@ class ParameterNames:
         params = [p for group in groups for p in group["params"]]
         self.names = [first.get(id(p), f"parameters.{number}") for number, p in enumerate(params)]
         self.shapes = dict(zip(self.names, [p.shape for p in params], strict=True))
-        ends = torch.tensor([len(group["params"]) for group in groups]).cumsum(0).tolist()
-        self.groups = [self.names[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+        names = iter(self.names)
+        self.groups = [list(islice(names, len(group["params"]))) for group in groups]
 
     def by_name(self, state: State) -> dict[str, Any]:
         """Return *state*, in torch's layout, with its parameters named; one of another layout as it is."""

@@ -15,11 +15,7 @@ from fairseq.distributed.world import World
 
 
 class DataParallel:
-    """Execution of a module on the data of several processes, whose gradients are averaged.
-
-    Attributes:
-        module: called for a forward pass.
-    """
+    """Execution of *module*, called for a forward pass, on the data of several processes; gradients are averaged."""
 
     module: nn.Module
 

@@ -43,9 +43,7 @@ R = TypeVar("R")
 class Job(Generic[V, R]):
     """A function that several processes run together: ``main(value, world)``.
 
-    Attributes:
-        main: a function of a module, as pickle needs it.
-        value: anything that can be pickled; a worker unpickles it after importing --user-dir.
+    Pickle needs *main* to be a function of a module; a worker unpickles *value* after importing --user-dir.
     """
 
     main: Callable[[V, World], R]
@@ -69,10 +67,10 @@ def run(job: Job[V, R]) -> R | None:
     """
     cfg, cpu = job.distributed, job.common.cpu
     launch = plan(cfg, cpu, 0 if cpu else torch.cuda.device_count(), os.environ)
+    _check_gpu(job.common, cfg, launch.size)
     if launch.count:
         _spawn(job, launch)
         return None
-    _check_gpu(job, launch.size)
     device = device_of(job.common, launch.local_rank)
     if launch.size == 1:
         return job.main(job.value, World(0, 1, device))
@@ -88,9 +86,8 @@ def run(job: Job[V, R]) -> R | None:
     return result
 
 
-def _check_gpu(job: Job[V, R], size: int) -> None:
+def _check_gpu(common: CommonConfig, cfg: DistributedConfig, size: int) -> None:
     """Refuse settings that need a GPU where there is none, in a job of *size* processes."""
-    common, cfg = job.common, job.distributed
     if common.cpu or not torch.cuda.is_available():
         # Commands written for fairseq name it on every machine; a single process talks to nobody.
         if cfg.distributed_backend == "nccl" and size > 1:
@@ -207,7 +204,6 @@ def _worker(
             import_user_module(user_dir)
         # Pickled by the launcher itself, never read from a file; plug-ins that it names are imported first.
         job: Job[Any, Any] = pickle.loads(pickled)
-        _check_gpu(job, size)
         world = World(rank, size, device_of(job.common, local_rank), job.distributed.distributed_timeout)
         _join(job, world, url, functools.partial(leave, messages))
     except Exception as error:

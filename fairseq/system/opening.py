@@ -32,7 +32,7 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
-    """Return the content of a regular file of at most *largest* bytes; OSError if it is larger or none."""
+    """Return the content of a regular file; OSError if it is none, or larger than *largest* bytes."""
     with open_regular(path) as file:
         # By reading and not by the size that the file system tells: the file may grow meanwhile.
         content = file.read(largest + 1)

@@ -17,12 +17,8 @@ from fairseq.optim.elementwise import slices
 class WeightAverage:
     """The mean of *parameters* after each update from number *start* on, in float32 whatever they are.
 
-    Weights that are n updates old count decay^n. The weighted mean is exact from the first update on, so that
-    initial weights have no part in it; with decay 1 all updates count alike.
-
-    Args:
-        start: the first update that counts.
-        decay: from 0, the last weights alone, to 1.
+    Weights that are n updates old count *decay*^n: with 1 all alike, with 0 the last alone. The weighted mean is exact
+    from the first update on, so that initial weights have no part in it.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], start: int, decay: float = 1.0) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -53,12 +54,12 @@ class NonFinite(UserError):
         self.finding = finding
 
 
+@dataclass
 class NonFiniteUpdates:
     """The updates that were skipped because their loss or gradients are not finite."""
 
-    def __init__(self, allowed: int) -> None:
-        self.allowed = allowed
-        self.count = 0
+    allowed: int
+    count: int = 0
 
     def skip(self, finding: Finding) -> None:
         """Count a skipped update; raise NonFinite if it is one too many."""
@@ -105,10 +106,8 @@ def find(
     """Return where an update that was not applied is not finite, the same on every rank.
 
     The weights are checked, then a second forward pass, without gradients, then the gradients in the order of the
-    backward pass. Dropout draws other random numbers than in the first pass.
-
-    Args:
-        parameters: of *graph* by name, or this rank's parts of them, with their gradients.
+    backward pass. Dropout draws other random numbers than in the first pass. *parameters* are those of *graph* by name,
+    or this rank's parts of them, with their gradients.
     """
     ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
     first = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
@@ -127,7 +126,14 @@ def _second_pass(
     """The first output that is not finite, if one is, and the names of the modules in the order in which they end."""
     order: list[str] = []
     bad: list[str] = []
-    handles = [module.register_forward_hook(_reporter(name, order, bad)) for name, module in graph.named_modules()]
+
+    def report(name: str, module: nn.Module, inputs: object, output: object) -> None:
+        order.append(name)
+        # Only the first counts: what is computed from it is not finite either.
+        if not bad and not all(_is_finite(value) for value in _tensors(output)):
+            bad.append(name)
+
+    handles = [module.register_forward_hook(partial(report, name)) for name, module in graph.named_modules()]
     devices = [world.device] if world.device.type == "cuda" else []
     carried = task.carried
     try:
@@ -155,16 +161,6 @@ def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], orde
     in_order = [names[value] for value in dict.fromkeys(used)]
     bad = [name for name in in_order if name in gradients and not _is_finite(gradients[name])]
     return f"the gradient of {bad[-1]}" if bad else None
-
-
-def _reporter(name: str, order: list[str], bad: list[str]) -> Callable[[nn.Module, object, object], None]:
-    def hook(module: nn.Module, inputs: object, output: object) -> None:
-        order.append(name)
-        # Only the first counts: what is computed from it is not finite either.
-        if not bad and not all(_is_finite(value) for value in _tensors(output)):
-            bad.append(name)
-
-    return hook
 
 
 def _is_finite(value: Tensor) -> bool:

@@ -95,12 +95,7 @@ def _start_copy(votes: Tensor) -> tuple[Tensor, torch.cuda.Event]:
 
 @dataclass(frozen=True)
 class Limit:
-    """A setting that ends training.
-
-    Attributes:
-        setting: flag and value, as messages name them.
-        remedy: what lets training go on.
-    """
+    """A *setting*, flag and value, that ends training, and the *remedy* that lets training go on."""
 
     setting: str
     remedy: str = "raise"
