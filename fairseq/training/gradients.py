@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.config.settings import CommonConfig
 from fairseq.optim.elementwise import is_half, slices
 
 logger = logging.getLogger(__name__)
@@ -23,22 +24,15 @@ _STATE = ("scale", "updates", "last_rescale", "overflows", "last_overflow", "ove
 class LossScaler:
     """Dynamic loss scaling: halved on overflow, doubled after ``window`` updates in a row without one.
 
-    Args:
-        init_scale: first scale.
-        window: updates without overflow before the scale is doubled.
-        tolerance: share of overflowing updates since the last change at which the scale is halved.
-        lowest: training stops below this.
-        threshold: the scale is never lowered below this, if given.
+    Without ``--fp16-scale-window`` the window is 2^14 batches, *update_freq* an update on each of the *processes*.
     """
 
-    def __init__(
-        self, init_scale: float, window: int, tolerance: float, lowest: float, threshold: float | None
-    ) -> None:
-        self.scale = init_scale
-        self.window = window
-        self.tolerance = tolerance
-        self.lowest = lowest
-        self.threshold = threshold
+    def __init__(self, common: CommonConfig, update_freq: Sequence[int], processes: int) -> None:
+        self.scale = common.fp16_init_scale
+        self.window = common.fp16_scale_window or max(1, 2**14 // processes // update_freq[0])
+        self.tolerance = common.fp16_scale_tolerance
+        self.lowest = common.min_loss_scale
+        self.threshold = common.threshold_loss_scale
         self.updates = self.last_rescale = self.overflows = self.last_overflow = self.overflows_in_a_row = 0
 
     def update(self, overflow: bool) -> None:

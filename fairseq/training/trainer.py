@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
 from fairseq.config.fields import parse_dict
-from fairseq.config.settings import CheckpointConfig, CommonConfig, OptimizationConfig, TrainingSettings
+from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -75,7 +75,9 @@ class Trainer:
         self.lr_scheduler = build_lr_scheduler(settings, self.optimizer)
         repeatable = world.size == 1 or settings.distributed.reduces_after_backward
         self.splitter = BatchSplitter(cfg.oom_retry, model, repeatable)
-        self.scaler = _loss_scaler(settings.common, cfg, world) if self.precision.needs_scaling else None
+        self.scaler: LossScaler | None = None
+        if self.precision.needs_scaling:
+            self.scaler = LossScaler(settings.common, cfg.update_freq, world.size)
         self.names = ParameterNames(self.model, self.criterion, self._source_groups())
         self.parameters = self.optimizer.params
         self.average = weight_average(cfg, self._trained())
@@ -401,10 +403,3 @@ class Trainer:
             torch.set_rng_state(state["cpu"].cpu())
             if "cuda" in state and self.world.device.type == "cuda":
                 torch.cuda.set_rng_state(state["cuda"].cpu(), self.world.device)
-
-
-def _loss_scaler(common: CommonConfig, cfg: OptimizationConfig, world: World) -> LossScaler:
-    window = common.fp16_scale_window or max(1, 2**14 // world.size // cfg.update_freq[0])
-    return LossScaler(
-        common.fp16_init_scale, window, common.fp16_scale_tolerance, common.min_loss_scale, common.threshold_loss_scale
-    )
