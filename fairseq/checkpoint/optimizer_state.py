@@ -19,7 +19,7 @@ State = Mapping[str, Any]
 class ParameterNames:
     """Names of an optimizer's parameters: each the first one that a checkpoint has it under.
 
-    The state dict of *model* names them; those of *criterion*, if any, are named ``criterion.…``.
+    The state dict of *model* names them; a *criterion* may have some, too, named ``criterion.…``.
     """
 
     def __init__(self, model: nn.Module, criterion: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:

@@ -43,7 +43,7 @@ def record(written: Path, folder: Path) -> None:
 class Verification:
     """The checks of a folder's files while they are opened: ``checksums.txt``, read once, and a log of the progress.
 
-    The size of *files*, those that will be checked, is that of the progress; without them none is logged.
+    The progress is through *files*, which will be checked; without them none is logged.
     """
 
     def __init__(self, folder: str | Path, files: Iterable[str] = ()) -> None:

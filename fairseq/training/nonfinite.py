@@ -106,7 +106,7 @@ def find(
     """Return where an update that was not applied is not finite, the same on every rank.
 
     The weights are checked, then a second forward pass, without gradients, then the gradients in the order of the
-    backward pass. Dropout draws other random numbers than in the first pass. *parameters* are those of *graph* by name,
+    backward pass. Dropout draws other random numbers than in the first pass. *parameters* of *graph* are given by name,
     or this rank's parts of them, with their gradients.
     """
     ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
