@@ -18,9 +18,9 @@ from typing import Any
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.store import load, save
 from fairseq.config.settings import CheckpointConfig
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, link_or_copy, new_folder, point_to, remove_leftovers
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
 logger = logging.getLogger(__name__)
@@ -168,10 +168,8 @@ class CheckpointManager:
         if self.config.no_save:
             return
         source = Path(dictionary)
-        try:
-            contents: dict[str, bytes | None] = {DICTIONARY: read_regular(source), TOKENIZATION: None}
-        except OSError as error:
-            raise UserError(f"{source}: {read_failure(error)}; make the data folder again") from None
+        contents: dict[str, bytes | None] = {TOKENIZATION: None}
+        contents[DICTIONARY] = read_named(source, "make the data folder again")
         # Read and recognised, not copied: a link in a data folder could lead to any file of this user.
         if os.path.lexists(tokenization := source.with_name(TOKENIZATION)):
             contents[TOKENIZATION], _ = read_tokenization(tokenization)
