@@ -168,8 +168,8 @@ class CheckpointManager:
         if self.config.no_save:
             return
         source = Path(dictionary)
-        contents: dict[str, bytes | None] = {TOKENIZATION: None}
-        contents[DICTIONARY] = read_named(source, "make the data folder again")
+        text = read_named(source, "make the data folder again")
+        contents: dict[str, bytes | None] = {DICTIONARY: text, TOKENIZATION: None}
         # Read and recognised, not copied: a link in a data folder could lead to any file of this user.
         if os.path.lexists(tokenization := source.with_name(TOKENIZATION)):
             contents[TOKENIZATION], _ = read_tokenization(tokenization)
