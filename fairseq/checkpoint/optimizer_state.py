@@ -96,7 +96,7 @@ class ParameterNames:
 def convert_state(
     state: State, params: Sequence[nn.Parameter], convert: Callable[[nn.Parameter, Any], Any]
 ) -> dict[str, Any]:
-    """Return *state* with *convert* applied to each of *params* and each value of it.
+    """Return *state* with ``convert(parameter, value)`` in place of each value of each of *params*.
 
     One that is not in torch's layout is returned as it is.
     """
