@@ -67,9 +67,7 @@ def trainer_of(args: argparse.Namespace, folder: Path, device: torch.device) -> 
     settings = training_settings(options.parse_args_and_arch(get_training_parser(), flags))
     torch.manual_seed(1)
     task = setup_task(settings)
-    return Trainer.from_settings(
-        settings, task, task.build_model(settings), task.build_criterion(settings), World(device=device)
-    )
+    return Trainer(settings, task, task.build_model(settings), task.build_criterion(settings), World(device=device))
 
 
 def theirs(trainer: Trainer, args: argparse.Namespace, device: torch.device) -> Callable[[Any], None]:

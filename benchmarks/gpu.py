@@ -101,7 +101,7 @@ def _one_step(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     settings = training_settings(args)
     task = setup_task(settings)
     model, criterion = task.build_model(settings), task.build_criterion(settings)
-    trainer = Trainer.from_settings(settings, task, model, criterion, World(device=device))
+    trainer = Trainer(settings, task, model, criterion, World(device=device))
     batches = iter(task.iterator("train", model, criterion, training=True, device=device))
     trainer.train_step([next(batches)])
     activities = [torch.profiler.ProfilerActivity.CPU if device.type == "cpu" else torch.profiler.ProfilerActivity.CUDA]

@@ -51,7 +51,7 @@ def speeds(args: argparse.Namespace, rounds: int, updates: int) -> dict[bool, li
     task = setup_task(settings)
     model = task.build_model(settings)
     criterion = task.build_criterion(settings)
-    trainer = Trainer.from_settings(settings, task, model, criterion, World(device=CPU))
+    trainer = Trainer(settings, task, model, criterion, World(device=CPU))
     samples = itertools.cycle(task.iterator("train", model, criterion, training=True, device=CPU))
     measured: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
     for turn, kernels in itertools.product(range(rounds + 1), measured):

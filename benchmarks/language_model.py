@@ -133,7 +133,7 @@ def training_speeds(
     Those of a compiled model are not counted.
     """
     criterion = task.build_criterion(args)
-    trainer = Trainer.from_settings(training_settings(args), task, model, criterion, World(device=device))
+    trainer = Trainer(training_settings(args), task, model, criterion, World(device=device))
     batches = task.iterator("train", model, criterion, training=True, device=device)
     speeds: list[float] = []
     steps = 8 if device.type == "cpu" else 20

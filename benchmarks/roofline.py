@@ -72,7 +72,7 @@ def trace_step(args: argparse.Namespace, compiled: bool = False, steps: int = 3)
     iterator = iter(task.iterator("train", model, criterion, training=True, device=torch.device("cpu")))
     samples = [next(iterator) for _ in range(steps)]
     with fake_gpu.shapes_only():
-        trainer = Trainer.from_settings(settings, task, model, criterion, World(device=device))
+        trainer = Trainer(settings, task, model, criterion, World(device=device))
         layers = _compiled(model) if compiled else None
         for sample in samples:
             on_gpu: Any = tree_map_only(Tensor, lambda tensor: tensor.to(device), sample)

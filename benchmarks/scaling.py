@@ -231,7 +231,7 @@ def _trainer(args: argparse.Namespace, backend: str, world: World) -> Trainer:
     task = setup_task(settings)
     with build_device(settings.distributed, world):
         model = task.build_model(settings)
-    return Trainer.from_settings(settings, task, model, task.build_criterion(settings), world)
+    return Trainer(settings, task, model, task.build_criterion(settings), world)
 
 
 def _median(work: Callable[[], object], world: World, repeats: int = 5) -> float:

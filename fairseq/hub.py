@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
-from fairseq.distributed.device import chosen_device
+from fairseq.distributed.world import chosen_device
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier

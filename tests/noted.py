@@ -67,4 +67,4 @@ def trainer(data: Path, *flags: Any, **changed: Any) -> Trainer:
     vars(args).update(changed)
     torch.manual_seed(1)
     task = setup_task(args)
-    return Trainer.from_settings(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))

@@ -23,7 +23,7 @@ def a_trainer(*flags: Any, base: str = TINY, world: World | None = None) -> Trai
     settings = training_settings(runs.arguments(base, *flags))
     torch.manual_seed(1)
     task = setup_task(settings)
-    return Trainer.from_settings(settings, task, task.build_model(settings), task.build_criterion(settings), world)
+    return Trainer(settings, task, task.build_model(settings), task.build_criterion(settings), world)
 
 
 def batches(trainer: Trainer, count: int = 4) -> list[Any]:

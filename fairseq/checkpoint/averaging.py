@@ -19,14 +19,11 @@ OF_ONE = "give checkpoints of one run"
 
 
 def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = None) -> list[Path]:
-    """The *count* newest checkpoints of a folder, or those with the lowest losses.
+    """The *count* newest checkpoints of a folder, or those with the lowest losses; UserError if there are fewer.
 
     Args:
         kind: ``epoch``, ``update`` or ``best`` (``--keep-best-checkpoints``).
         upper_bound: the highest epoch or update to take.
-
-    Raises:
-        UserError: there are fewer.
     """
     pattern: re.Pattern[str] = PATTERNS[kind]
     names = Path(folder).iterdir() if Path(folder).is_dir() else []

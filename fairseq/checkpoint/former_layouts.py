@@ -50,8 +50,7 @@ OPTIMIZERS = {
 def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint with current names of parameters and settings; a current checkpoint is unchanged.
 
-    Args:
-        state: ``model`` (parameters by name), and ``args`` (a namespace or a dict) or ``cfg`` (a nested dict).
+    *state* has ``model`` (parameters by name), and ``args`` (a namespace or a dict) or ``cfg`` (a nested dict).
     """
     args = upgrade_args(_settings(state))
     upgraded = {key: value for key, value in state.items() if key != "cfg"}
@@ -143,11 +142,8 @@ def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
 def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor], untied: bool) -> Any:
     """The state of a numbered *optimizer* without entries of the *superfluous* among the parameters of *model*.
 
-    fairseq numbers parameters in the order of *model*, tied ones once; under ``--fp16`` all are end to end in a single
-    one.
-
-    Args:
-        untied: whether RoBERTa's output weights are not the token embeddings.
+    fairseq numbers parameters in the order of *model*, tied ones once; RoBERTa's output weights may be *untied*. Under
+    ``--fp16`` all are end to end in a single one.
     """
     names = [name for name in model if name.rpartition(".")[2] not in BUFFERS]
     if not untied:

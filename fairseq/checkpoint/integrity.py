@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint.tuples import RepeatedTuple, check_tuples
+from fairseq.checkpoint.bounds import RepeatedTuple, check_tuples
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 from fairseq.system.opening import open_regular
@@ -33,10 +33,9 @@ def check_records(path: str | Path) -> None:
 
 
 def check_older_format(path: str | Path) -> None:
-    """Check the tuples in a file of ``torch.save``'s older format, pickles before the tensors.
+    """Raise UserError if a tuple in a file of ``torch.save``'s older format, pickles before the tensors, is unbounded.
 
-    Raises:
-        UserError: a tuple repeats its values without bound. Other faults are left to the reader.
+    Other faults are left to the reader.
     """
     with open_regular(path) as file:
         try:
@@ -52,9 +51,7 @@ def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -
     """Compare every record of an archive of ``torch.save``, one a tensor, with its checksum; reads it once.
 
     Args:
-        content: the archive.
-        path: its name in messages.
-        size: its bytes.
+        path: the name of *content*, of *size* bytes, in messages.
 
     Raises:
         UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which could expand
@@ -87,10 +84,7 @@ def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -
 
 
 def tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in *state*, a tree of dicts, lists and objects, with its path.
-
-    A part that is there twice is visited once.
-    """
+    """Every tensor in *state*, a tree of dicts, lists and objects, with its path; a repeated part is visited once."""
     stack, visited = [("", state)], set()
     while stack:
         name, value = stack.pop()

@@ -18,9 +18,9 @@ from typing import Any
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.store import load, save
 from fairseq.config.settings import CheckpointConfig
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, link_or_copy, new_folder, point_to, remove_leftovers
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
 logger = logging.getLogger(__name__)
@@ -39,11 +39,7 @@ FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """Return the checkpoint at *path*, or the best or else the last one in the folder *path*.
-
-    Raises:
-        UserError: the folder has no checkpoint.
-    """
+    """Return the checkpoint at *path*, or the best or else the last one in the folder *path*; UserError without one."""
     path = Path(path)
     if not path.is_dir() or parts.is_folder(path):
         return path
@@ -83,11 +79,7 @@ class SavePoint:
 
 
 class CheckpointManager:
-    """The checkpoints of one run; only the process of rank 0 has one.
-
-    Raises:
-        UserError: ``--save-dir`` cannot be made or written to.
-    """
+    """The checkpoints of one run; only the process of rank 0 has one. UserError if ``--save-dir`` is not writable."""
 
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
@@ -149,8 +141,7 @@ class CheckpointManager:
     def saving_folder(self, paths: Sequence[Path], epoch: int, updates: int) -> Iterator[Path]:
         """A folder for the processes of a sharded run to write a checkpoint in; afterwards *paths* are links to it.
 
-        Raises:
-            UserError: a system error; the checkpoints saved before are untouched.
+        After a UserError for a system error, the checkpoints saved before are untouched.
         """
         name = f"checkpoint_{epoch}_{updates}"
         numbers = itertools.count(2)
@@ -164,11 +155,7 @@ class CheckpointManager:
         self._remove_old()
 
     def save_as(self, name: str, state: Mapping[str, Any]) -> Path:
-        """Write *state* to the file *name*, which training neither resumes from nor removes; return its path.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Write *state* to the file *name*, which training neither resumes from nor removes; return its path."""
         save(self.folder / name, state)
         return self.folder / name
 
@@ -181,10 +168,8 @@ class CheckpointManager:
         if self.config.no_save:
             return
         source = Path(dictionary)
-        try:
-            contents: dict[str, bytes | None] = {DICTIONARY: read_regular(source), TOKENIZATION: None}
-        except OSError as error:
-            raise UserError(f"{source}: {read_failure(error)}; make the data folder again") from None
+        text = read_named(source, "make the data folder again")
+        contents: dict[str, bytes | None] = {DICTIONARY: text, TOKENIZATION: None}
         # Read and recognised, not copied: a link in a data folder could lead to any file of this user.
         if os.path.lexists(tokenization := source.with_name(TOKENIZATION)):
             contents[TOKENIZATION], _ = read_tokenization(tokenization)
@@ -248,12 +233,9 @@ class CheckpointManager:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of ``--save-dir``, so that two runs do not write there; the kernel frees a killed run's.
+        """Hold the lock of ``--save-dir``; UserError if another run does. The kernel frees a killed run's.
 
         A folder that was made for a run that fails before it writes anything is removed.
-
-        Raises:
-            UserError: another run holds it.
         """
         if self.config.no_save:
             yield
@@ -328,11 +310,7 @@ def _lock(descriptor: int, folder: Path) -> None:
 
 
 def _prepare(folder: Path) -> bool:
-    """Make *folder* ready to be written to; return whether it is new.
-
-    Raises:
-        UserError: it cannot be made or written to.
-    """
+    """Make *folder* ready to be written to, or raise UserError; return whether it is new."""
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)

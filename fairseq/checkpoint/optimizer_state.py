@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -18,9 +19,7 @@ State = Mapping[str, Any]
 class ParameterNames:
     """Names of an optimizer's parameters: each the first one that a checkpoint has it under.
 
-    Args:
-        model: whose state dict names its parameters.
-        criterion: whose parameters, if any, are named ``criterion.…``.
+    The state dict of *model* names them; a *criterion* may have some, too, named ``criterion.…``.
     """
 
     def __init__(self, model: nn.Module, criterion: nn.Module, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -31,8 +30,8 @@ class ParameterNames:
         params = [p for group in groups for p in group["params"]]
         self.names = [first.get(id(p), f"parameters.{number}") for number, p in enumerate(params)]
         self.shapes = dict(zip(self.names, [p.shape for p in params], strict=True))
-        ends = torch.tensor([len(group["params"]) for group in groups]).cumsum(0).tolist()
-        self.groups = [self.names[a:b] for a, b in zip([0, *ends[:-1]], ends, strict=True)]
+        names = iter(self.names)
+        self.groups = [list(islice(names, len(group["params"]))) for group in groups]
 
     def by_name(self, state: State) -> dict[str, Any]:
         """Return *state*, in torch's layout, with its parameters named; one of another layout as it is."""
@@ -97,9 +96,9 @@ class ParameterNames:
 def convert_state(
     state: State, params: Sequence[nn.Parameter], convert: Callable[[nn.Parameter, Any], Any]
 ) -> dict[str, Any]:
-    """Return *state*, in torch's layout, with *convert* applied to each value of each of *params* and that parameter.
+    """Return *state* with ``convert(parameter, value)`` in place of each value of each of *params*.
 
-    One of another layout is returned as it is.
+    One that is not in torch's layout is returned as it is.
     """
     groups = state.get("param_groups")
     if not isinstance(groups, list):

@@ -65,8 +65,7 @@ def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPar
 def write(folder: Path, plain: Mapping[str, Any], parts: dict[str, TensorPart], group: dist.ProcessGroup) -> None:
     """Write *parts* into *folder*; to be called by every process of *group*, whose first writes *plain*, too.
 
-    Raises:
-        UserError: a process could not write.
+    A process that cannot write is a UserError of all.
     """
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
@@ -126,7 +125,11 @@ def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -
     if plain.pop("manifest") != zlib.crc32(text):
         raise ValueError(f"{MANIFEST} does not belong to {PLAIN}")
     stored = parse_json(text)["tensors"]
-    _check_sizes(folder, stored)
+    # Of a tensor of its own each: in all, the parts are not larger than the files.
+    chunks = [Chunk(*chunk) for tensor in stored.values() for chunk in tensor["chunks"]]
+    sizes = [(folder / name).stat().st_size for name in {chunk.checked_file for chunk in chunks}]
+    if min([chunk.length for chunk in chunks], default=0) < 0 or sum(chunk.length for chunk in chunks) > sum(sizes):
+        raise ValueError("the parts are larger than their files")
     tensors: dict[str, Any] = {}
     for path, key in plain.pop(PARTS):
         if key not in tensors:
@@ -139,14 +142,6 @@ def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -
             holder = holder[step]
         holder[path[-1]] = tensors[key]
     return plain
-
-
-def _check_sizes(folder: Path, stored: Mapping[str, Any]) -> None:
-    """Check that the parts, each of a tensor of its own, are in all not larger than the files."""
-    chunks = [Chunk(*chunk) for tensor in stored.values() for chunk in tensor["chunks"]]
-    sizes = [(folder / name).stat().st_size for name in {chunk.checked_file for chunk in chunks}]
-    if min([chunk.length for chunk in chunks], default=0) < 0 or sum(chunk.length for chunk in chunks) > sum(sizes):
-        raise ValueError("the parts are larger than their files")
 
 
 def _read(folder: Path, stored: Mapping[str, Any], rows: tuple[int, int] | None) -> Tensor | TensorPart:
@@ -193,12 +188,7 @@ class Chunk:
         return self.file
 
     def read(self, folder: Path) -> Tensor:
-        """Return the rows.
-
-        Raises:
-            ValueError: the entry is invalid.
-            UserError: the archive is damaged.
-        """
+        """Return the rows; raise ValueError if the entry is invalid, UserError if the archive is damaged."""
         path = folder / self.checked_file
         with open_regular(path) as file:
             if not 0 <= self.start <= self.start + self.length <= path.stat().st_size:

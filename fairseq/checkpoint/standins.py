@@ -29,11 +29,7 @@ class DType:
         self.order = state[1]
 
     def numpy(self) -> np.dtype[Any]:
-        """Return the numpy dtype.
-
-        Raises:
-            ValueError: it is not a boolean, an integer or a floating-point number.
-        """
+        """Return the numpy dtype; raise ValueError if it is not a boolean, an integer or a floating-point number."""
         if not _NUMBER.fullmatch(str(self.code)):
             raise ValueError(f"numpy dtype {self.code!r} is not a number type")
         return np.dtype(self.code).newbyteorder("<" if self.order == "<" else ">" if self.order == ">" else "=")

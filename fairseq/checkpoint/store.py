@@ -54,8 +54,7 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
 def copied(value: Any, *, again: bool = True) -> Any:
     """Return *value*, a tree of dicts and lists, with its tensors on the host; a tied one is copied once.
 
-    Args:
-        again: copy tensors that are on the host already, too.
+    With *again* also those that are on the host already are copied.
     """
     copies: dict[Any, Any] = {}
 

@@ -1,9 +1,8 @@
 """Data-parallel processes: launch, rendezvous, heartbeats, gradient reduction."""
 
 from fairseq.distributed.ddp import DataParallel, GradientReducer
-from fairseq.distributed.device import device_of
 from fairseq.distributed.interruption import Interruption, end_at_signals
 from fairseq.distributed.launch import Job, run
-from fairseq.distributed.world import World
+from fairseq.distributed.world import World, device_of
 
 __all__ = ["DataParallel", "GradientReducer", "Interruption", "Job", "World", "device_of", "end_at_signals", "run"]

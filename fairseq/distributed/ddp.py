@@ -15,11 +15,7 @@ from fairseq.distributed.world import World
 
 
 class DataParallel:
-    """Execution of a module on the data of several processes, whose gradients are averaged.
-
-    Attributes:
-        module: called for a forward pass.
-    """
+    """Execution of *module*, called for a forward pass, on the data of several processes; gradients are averaged."""
 
     module: nn.Module
 
@@ -79,9 +75,9 @@ class GradientReducer(DataParallel):
         self.module = module
         if self.overlapped:
             names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-            no_buffers: dict[str, Any] = {"broadcast_buffers": False}
-            if "forward_sync_buffers" in names:  # the flag's name since torch 2.13
-                no_buffers = {"forward_sync_buffers": False}
+            # The flag's name since torch 2.13.
+            sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+            no_buffers: dict[str, Any] = {sync_buffers: False}
             self.module = nn.parallel.DistributedDataParallel(
                 module,
                 device_ids=[world.device] if world.device.type == "cuda" else None,

@@ -34,7 +34,6 @@ class Heartbeat:
 
     Args:
         store: a connection of its own: the thread must not wait for another's request.
-        rank, size: this process and the number of processes.
         timeout: seconds without a heartbeat after which a process counts as stopped.
         fail: called with the failure that ends the job; must not return.
     """

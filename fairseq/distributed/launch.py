@@ -22,12 +22,11 @@ import torch.distributed as dist
 
 from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq.distributed import rendezvous
-from fairseq.distributed.device import device_of
 from fairseq.distributed.heartbeat import Heartbeat, publish_failure
 from fairseq.distributed.interruption import EXIT_CODES
 from fairseq.distributed.plan import Launch, plan
 from fairseq.distributed.workers import USER_ERROR, Failure, Workers, end_with_launcher, leave
-from fairseq.distributed.world import World
+from fairseq.distributed.world import World, device_of
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message, with_flags
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.plugins import import_user_module
@@ -45,9 +44,7 @@ R = TypeVar("R")
 class Job(Generic[V, R]):
     """A function that several processes run together: ``main(value, world)``.
 
-    Attributes:
-        main: a function of a module, as pickle needs it.
-        value: anything that can be pickled; a worker unpickles it after importing --user-dir.
+    Pickle needs *main* to be a function of a module; a worker unpickles *value* after importing --user-dir.
     """
 
     main: Callable[[V, World], R]
@@ -74,7 +71,7 @@ def run(job: Job[V, R]) -> R | None:
     if launch.count:
         _spawn(job, launch)
         return None
-    _check_gpu(job, launch.size)
+    _check_gpu(job.common, cfg, launch.size)
     device = device_of(job.common, launch.local_rank)
     if launch.size == 1:
         return job.main(job.value, World(0, 1, device))
@@ -84,15 +81,14 @@ def run(job: Job[V, R]) -> R | None:
     if rendezvous.hosts_store(url, launch.first):
         server, url = rendezvous.listen(url, cfg.distributed_timeout)
     world = World(launch.first, launch.size, device, cfg.distributed_timeout)
-    result = _join(job, world, url, _fail_alone(launch.size))
+    result = _join(job, world, url, functools.partial(_fail_alone, launch.size))
     # Only now: the heartbeats of the other processes went through it.
     del server
     return result
 
 
-def _check_gpu(job: Job[V, R], size: int) -> None:
+def _check_gpu(common: CommonConfig, cfg: DistributedConfig, size: int) -> None:
     """Refuse settings that need a GPU where there is none, in a job of *size* processes."""
-    common, cfg = job.common, job.distributed
     if common.cpu or not torch.cuda.is_available():
         # Commands written for fairseq name it on every machine; a single process talks to nobody.
         if cfg.distributed_backend == "nccl" and size > 1:
@@ -209,7 +205,7 @@ def _worker(
             import_user_module(user_dir)
         # Pickled by the launcher itself, never read from a file; plug-ins that it names are imported first.
         job: Job[Any, Any] = pickle.loads(pickled)
-        _check_gpu(job, size)
+        _check_gpu(job.common, job.distributed, size)
         world = World(rank, size, device_of(job.common, local_rank), job.distributed.distributed_timeout)
         with short_waits_under_load():
             _join(job, world, url, functools.partial(leave, messages))
@@ -218,14 +214,10 @@ def _worker(
         leave(messages, failure if failure.code == USER_ERROR else Failure(rank, 1, traceback.format_exc()))
 
 
-def _fail_alone(size: int) -> Fail:
-    """The end of a process that has no launcher of ours: its message goes to stderr."""
-
-    def fail(failure: Failure) -> NoReturn:
-        _report(failure, size)
-        os._exit(failure.code)
-
-    return fail
+def _fail_alone(size: int, failure: Failure) -> NoReturn:
+    """End a process that has no launcher of ours: its message goes to stderr."""
+    _report(failure, size)
+    os._exit(failure.code)
 
 
 def _failure(rank: int, error: BaseException) -> Failure:

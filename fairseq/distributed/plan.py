@@ -31,10 +31,7 @@ class Launch:
 
 
 def plan(cfg: DistributedConfig, cpu: bool, gpus: int, environment: Mapping[str, str]) -> Launch:
-    """Return the part of the job that belongs to this process.
-
-    Args:
-        gpus: GPUs that this process sees, 0 with *cpu*.
+    """Return the part of the job that belongs to this process, which sees *gpus* GPUs, 0 with *cpu*.
 
     Raises:
         UserError: the flags contradict each other, the environment, or the number of GPUs.
@@ -42,12 +39,8 @@ def plan(cfg: DistributedConfig, cpu: bool, gpus: int, environment: Mapping[str,
     # torchrun sets both; one alone may be left over from something else.
     if "RANK" in environment and "WORLD_SIZE" in environment:
         rank = _number(environment, "RANK")
-        return Launch(
-            _number(environment, "WORLD_SIZE"),
-            rank,
-            local_rank=_number(environment, "LOCAL_RANK") if "LOCAL_RANK" in environment else rank,
-            url="env://",
-        )
+        local_rank = _number(environment, "LOCAL_RANK", rank)
+        return Launch(_number(environment, "WORLD_SIZE"), rank, local_rank=local_rank, url="env://")
     # Flags that name a rendezvous mean processes started by hand, also inside a SLURM job.
     tasks = 1 if cfg.distributed_init_method else _slurm_tasks(environment)
     if tasks > 1 and cfg.distributed_world_size != 1:
@@ -71,7 +64,7 @@ def _slurm_tasks(environment: Mapping[str, str]) -> int:
     # The batch script itself: SLURM_NTASKS is what srun would start.
     if environment.get("ENVIRONMENT") == "BATCH":
         return 1
-    return _number(environment, "SLURM_NTASKS") if "SLURM_NTASKS" in environment else 1
+    return _number(environment, "SLURM_NTASKS", 1)
 
 
 def _from_slurm(cfg: DistributedConfig, tasks: int, gpus: int, environment: Mapping[str, str]) -> Launch:
@@ -95,7 +88,7 @@ def _from_slurm(cfg: DistributedConfig, tasks: int, gpus: int, environment: Mapp
         )
     if per_task > 1:
         return Launch(size, rank * per_task, per_task, url=url)
-    local = _number(environment, "SLURM_LOCALID") if "SLURM_LOCALID" in environment else rank
+    local = _number(environment, "SLURM_LOCALID", rank)
     # One GPU: srun bound it to this task.
     return Launch(size, rank, local_rank=0 if gpus == 1 else local, url=url)
 
@@ -141,8 +134,8 @@ def _from_flags(cfg: DistributedConfig, cpu: bool, gpus: int) -> Launch:
     return Launch(size, cfg.distributed_rank, count, url=url)
 
 
-def _number(environment: Mapping[str, str], name: str) -> int:
-    text = environment[name]
+def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
+    text = environment.get(name, str(default))
     if not text.isdecimal():
         raise UserError(f"{name}={text}: the variable must be a whole number")
     return int(text)

@@ -87,8 +87,8 @@ def connect(url: str, rank: int, size: int, timeout: float) -> dist.Store:
 def _attempt() -> str:
     """A name of this start of the processes, where torchrun keeps one store for all starts (``--max-restarts``).
 
-    Addresses and failures of processes that were killed would be read by those started in their place. Nodes count
-    restarts each for itself, so that several have no common name.
+    Those started again would read addresses and failures of processes that were killed. Nodes count restarts each for
+    itself, so that several have no common name.
     """
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not shared or os.environ.get("GROUP_WORLD_SIZE") != "1":

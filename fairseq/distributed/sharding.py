@@ -182,11 +182,7 @@ def is_sharded(cfg: DistributedConfig, world: World) -> bool:
 
 
 def shard_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
-    """Return (i, n): this process holds part i of n of each parameter.
-
-    Raises:
-        UserError: --shard-group-size does not divide the number of processes.
-    """
+    """Return (i, n): this process holds part i of n of each parameter; UserError if --shard-group-size does not fit."""
     # Within a machine: layers are gathered in every pass, which a network would slow down.
     size = cfg.shard_group_size or _processes_of_a_node(world)
     if world.size % size:

@@ -14,13 +14,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, eq=False)
 class TensorPart:
-    """Rows of a tensor.
-
-    Attributes:
-        local: the rows.
-        first: number of the first one.
-        shape: of the whole tensor.
-    """
+    """Rows *local* of a tensor of size *shape*; *first* is the number of the first one."""
 
     local: Tensor
     first: int

@@ -39,10 +39,7 @@ class Workers:
     """Processes that run ``target(messages, rank, local_rank, *args)``, inside a ``with`` statement.
 
     SIGINT, SIGTERM and SIGUSR1 are passed on to them, and they decide what to do; a second signal kills them and ends
-    this process. Leaving the statement kills those that are left.
-
-    Args:
-        target: a function of a module, as pickle needs it.
+    this process. Leaving the statement kills those that are left. As pickle needs it, *target* is a module's function.
     """
 
     def __init__(self, target: Callable[..., None], first: int, count: int, args: tuple[Any, ...]) -> None:
@@ -74,7 +71,12 @@ class Workers:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._kill()
+        started = [process for process in self.processes if process.pid is not None]
+        for process in started:
+            # Not SIGTERM, which a stopped process never sees and a running one takes as a request.
+            process.kill()
+        for process in started:
+            process.join()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -111,15 +113,6 @@ class Workers:
             if process.is_alive() and process.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process.pid, number)
-
-    def _kill(self) -> None:
-        for process in self.processes:
-            if process.pid is not None:
-                # Not SIGTERM, which a stopped process never sees and a running one takes as a request.
-                process.kill()
-        for process in self.processes:
-            if process.pid is not None:
-                process.join()
 
 
 def leave(messages: SimpleQueue[Failure], failure: Failure) -> NoReturn:

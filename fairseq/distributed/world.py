@@ -1,8 +1,9 @@
-"""Rank, number of processes, and collectives."""
+"""Rank, number of processes, and collectives; the device of a process, and the arithmetic that it is allowed."""
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,6 +12,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from fairseq.config.settings import CommonConfig
+from fairseq.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -88,8 +94,10 @@ class World:
         if self.size == 1:
             return tensors
         # Exchanged between the hosts, which know them, the numbers of rows need not be read from a device.
-        counts = self._exchange(tensors[0].size(0))
-        return tuple(self._gather_padded(tensor, counts) for tensor in tensors)
+        count = torch.tensor([tensors[0].size(0)])
+        counts = [torch.empty_like(count) for _ in range(self.size)]
+        dist.all_gather(counts, count, group=self._host_group)
+        return tuple(self._gather_padded(tensor, torch.cat(counts).tolist()) for tensor in tensors)
 
     @functools.cached_property
     def _host_group(self) -> dist.ProcessGroup | None:
@@ -103,13 +111,6 @@ class World:
         # A new group has PyTorch's timeout, not the default group's.
         limit = None if self.timeout is None else timedelta(seconds=self.timeout)
         return dist.new_group(backend="gloo", timeout=limit)
-
-    def _exchange(self, number: int) -> list[int]:
-        """The *number* of every process."""
-        local = torch.tensor([number])
-        numbers = [torch.empty_like(local) for _ in range(self.size)]
-        dist.all_gather(numbers, local, group=self._host_group)
-        return torch.cat(numbers).tolist()
 
     def _gather_padded(self, rows: Tensor, counts: list[int]) -> Tensor:
         if max(counts) == 0:
@@ -133,3 +134,34 @@ class World:
         """Wait for every process."""
         if self.size > 1:
             dist.barrier()
+
+
+def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
+    """Select GPU *local_rank*, or the CPU with --cpu or without any GPU, and float32's precision on it.
+
+    Raises:
+        UserError: there is no GPU of that number.
+    """
+    # "highest" keeps float32 exact: PyTorch's own default may change, and a user's environment does.
+    torch.set_float32_matmul_precision("high" if common.tf32 else "highest")
+    if common.cpu or not torch.cuda.is_available():
+        if (common.fp16 or common.memory_efficient_fp16) and not _has_float16_arithmetic():
+            flag = "`fp16`" if common.fp16 else "`memory_efficient_fp16`"
+            logger.warning(f"{flag}: this CPU has no float16 arithmetic, so it is far slower than float32; use `bf16`")
+        return torch.device("cpu")
+    if local_rank >= torch.cuda.device_count():
+        raise UserError(f"`device_id` {local_rank}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def chosen_device(name: torch.device | str) -> torch.device:
+    """Return the device called *name*; ``auto`` is a GPU if there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+
+
+def _has_float16_arithmetic() -> bool:
+    """Return whether CPU matrix products run in float16; True where the build of PyTorch does not report it."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
+    return supported is None or bool(supported())

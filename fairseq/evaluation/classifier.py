@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
-from fairseq.distributed.device import chosen_device
+from fairseq.distributed.world import chosen_device
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.models.sentence import SentenceModel

@@ -31,10 +31,10 @@ def record(written: Path, folder: Path) -> None:
     entries = _read(folder / NAME) if (folder / NAME).exists() else {}
     for entry in sorted(os.scandir(written), key=lambda entry: entry.name):
         if entry.is_file():
-            size = crc = 0
+            crc = 0
             for piece in _pieces(entry.path):
-                size, crc = size + len(piece), zlib.crc32(piece, crc)
-            entries[entry.name] = size, crc
+                crc = zlib.crc32(piece, crc)
+            entries[entry.name] = entry.stat().st_size, crc
     with atomic_file(written / NAME) as file:
         for name, (size, crc) in sorted(entries.items()):
             file.write(f"{crc:08x} {size} {name}\n".encode())
@@ -43,9 +43,7 @@ def record(written: Path, folder: Path) -> None:
 class Verification:
     """The checks of a folder's files while they are opened: ``checksums.txt``, read once, and a log of the progress.
 
-    Args:
-        folder: the folder.
-        files: those that will be checked, for the progress; none: no progress is logged.
+    The progress is through *files*, which will be checked; without them none is logged.
     """
 
     def __init__(self, folder: str | Path, files: Iterable[str] = ()) -> None:
@@ -69,14 +67,9 @@ class Verification:
 
 
 def check(path: str | Path, pieces: Iterable[bytes] | None = None) -> None:
-    """Compare a file with its line in ``checksums.txt``, if there is one.
+    """Raise UserError if a file is missing, damaged or changed, by its line in ``checksums.txt``, if there is one.
 
-    Args:
-        path: the file.
-        pieces: its content, where it has been read already.
-
-    Raises:
-        UserError: the file is missing, damaged or was changed.
+    *pieces* are its content, where it has been read already.
     """
     verification = Verification(os.path.dirname(path))
     if verification.expected(path) is None:
@@ -94,15 +87,7 @@ def fingerprint(symbols: Iterable[str]) -> str:
 
 
 class Checksum:
-    """A checksum that is computed while a file is read for another purpose.
-
-    Args:
-        path: the file.
-        verification: of its folder.
-
-    Attributes:
-        crc: the CRC-32 of what was added so far.
-    """
+    """The CRC-32 of a file, ``crc``, computed while it is read for another purpose."""
 
     def __init__(self, path: str | Path, verification: Verification) -> None:
         self.path = path
@@ -119,11 +104,12 @@ class Checksum:
         size, crc = self._verification.expected(self.path) or (self._size, self.crc)
         if (self._size, self.crc) == (size, crc):
             return
-        difference = "its content differs" if self._size == size else f"{self._size} bytes differs"
-        expected = "" if self._size == size else f", {size} expected"
+        difference = f"its content differs from {NAME}"
+        if self._size != size:
+            difference = f"{self._size} bytes differs from {NAME}, {size} expected"
         raise UserError(
-            f"{self.path}: {difference} from {NAME}{expected}: damaged or changed since preprocessing; preprocess the "
-            f"text again, or remove {NAME} if the change is intended"
+            f"{self.path}: {difference}: damaged or changed since preprocessing; preprocess the text again, or remove "
+            f"{NAME} if the change is intended"
         )
 
 

@@ -36,12 +36,8 @@ class FileGroup:
     def file(self, path: str | Path, flag: str = "") -> Iterator[BinaryIO]:
         """A binary file, readable and writable, for the content of *path*; it is on disk when the ``with`` block ends.
 
-        Args:
-            path: the file to write.
-            flag: the command-line flag that named it, for error messages.
-
         Raises:
-            UserError: a system error (disk full, no permission, …); the message names *flag* and *path*.
+            UserError: a system error, such as a full disk; the message names *path*, and *flag*, which named it.
         """
         with _system_errors(flag, path):
             # Written at the end: the writers of archives seek, which pipes cannot.
@@ -58,11 +54,7 @@ class FileGroup:
             self._written.append((path, flag, temporary))
 
     def move(self) -> None:
-        """Give all files their names. After a failure those moved before are as they were.
-
-        Raises:
-            UserError: a system error; the message names the flag and the file.
-        """
+        """Give all files their names; after a UserError those moved before are as they were."""
         with contextlib.ExitStack() as undo:
             for path, flag, written in self._written:
                 with _system_errors(flag, path):
@@ -171,11 +163,7 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def point_to(path: str | Path, name: str) -> None:
-    """Make *path* a symbolic link to *name* in the same folder, atomically.
-
-    Raises:
-        UserError: a system error; the message names *path*.
-    """
+    """Make *path* a symbolic link to *name* in the same folder, atomically; raise UserError for a system error."""
     with _system_errors("", path):
         _replace(Path(path), lambda temporary: os.symlink(name, temporary))
 
@@ -215,20 +203,16 @@ def remove_leftovers(folder: str | Path) -> None:
         # A list: entries are removed meanwhile.
         for entry in list(os.scandir(folder)):
             match = _TEMPORARY.fullmatch(entry.name)
-            if match and match[1] == _HOST and not entry.is_symlink():
-                _remove_unlocked(Path(entry.path))
-
-
-def _remove_unlocked(path: Path) -> None:
-    """Remove a temporary file or folder unless its writer lives."""
-    with contextlib.suppress(OSError):
-        # A link of such a name, which another user may have made, is not followed.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(path)
-        finally:
-            os.close(descriptor)
+            if match is None or match[1] != _HOST:
+                continue
+            with contextlib.suppress(OSError):
+                # A link of such a name, which another user may have made, is not followed.
+                descriptor = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(Path(entry.path))
+                finally:
+                    os.close(descriptor)
 
 
 def _remove(path: Path) -> None:
@@ -259,8 +243,6 @@ def prepare_file(
     """Check before any work is done that :func:`atomic_file` can write *path*; make its folder if needed.
 
     Args:
-        flag: the flag that named the file.
-        path: the file.
         inputs: the files that the command reads, by flag: none of them is replaced.
         begins: the first bytes of every file of the kind that is written: a file of another kind is not replaced.
 

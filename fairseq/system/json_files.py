@@ -17,15 +17,11 @@ DIGITS = 40  # of a whole number
 
 
 def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any:
-    """Return the value in a JSON file.
-
-    Args:
-        path: the file.
-        advice: what to do about a file that cannot be used, the end of the message.
-        largest: most bytes; a vocabulary of a million words takes some 50 MB.
+    """Return the value in a JSON file of at most *largest* bytes; a vocabulary of a million words takes some 50 MB.
 
     Raises:
         UserError: it cannot be read, is no regular file, is too large, or is not JSON as :func:`parse_json` reads it.
+            The message ends in *advice*.
     """
     content = read_named(path, advice, largest=largest)
     try:
@@ -37,13 +33,9 @@ def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any
 def parse_json(content: bytes | str, any_text: bool = False) -> Any:
     """Return the value of JSON in UTF-8, without a byte order mark.
 
-    Args:
-        content: the JSON.
-        any_text: take text that UTF-8 cannot represent, halves of surrogate pairs.
-
     Raises:
         ValueError: it is not JSON, is nested deeper than :data:`DEPTH`, or has NaN, Infinity, a number beyond float64
-            or of more than :data:`DIGITS` digits, or text that UTF-8 cannot represent.
+            or of more than :data:`DIGITS` digits, or, without *any_text*, halves of surrogate pairs, which UTF-8 lacks.
     """
     try:
         text = content.decode("utf-8") if isinstance(content, bytes) else content

@@ -11,14 +11,10 @@ _PIECE = 1 << 20  # elements read together where all are read
 
 
 class LazyArray:
-    """A one-dimensional array that holds no elements; indexing returns plain arrays.
+    """A one-dimensional array of *count* elements that holds none of them; indexing returns plain arrays.
 
     It has what readers of a corpus use: ``len``, ``dtype``, ``shape``, iteration, ``tolist``, indexing by a number, a
     slice, a mask or an array of numbers, and :func:`numpy.asarray`. Subclasses define :meth:`_run` and :meth:`_gather`.
-
-    Args:
-        dtype: type of the elements.
-        count: their number.
     """
 
     __slots__ = ("_count", "dtype")
@@ -84,11 +80,7 @@ class LazyArray:
 
 
 class JoinedArray(LazyArray):
-    """One-dimensional arrays of one type, such as stored ones, read as their concatenation.
-
-    Args:
-        parts: at least one array; the type is the widest of theirs.
-    """
+    """One-dimensional arrays, at least one, read as their concatenation; its type is the widest of theirs."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = list(parts)

@@ -30,11 +30,7 @@ def memory_bytes() -> int:
 
 
 def check_processes(flag: str, count: int) -> None:
-    """Check that this machine can start *count* processes on its CPUs.
-
-    Raises:
-        UserError: it cannot; the message names *flag*.
-    """
+    """Raise UserError, which names *flag*, if this machine cannot run *count* processes on its CPUs."""
     most = PROCESSES_PER_CORE * (os.cpu_count() or 1)
     if count > most:
         raise UserError(f"{flag} {count}: at most {most} processes run on the {os.cpu_count()} cores of this machine")
@@ -42,13 +38,7 @@ def check_processes(flag: str, count: int) -> None:
 
 @dataclass(frozen=True)
 class ModelLimit:
-    """Most parameters of a model.
-
-    Attributes:
-        elements: numbers in all parameters together.
-        tensors: parameters.
-        advice: the error message of a larger model.
-    """
+    """Most ``elements`` in all parameters of a model, most ``tensors``, and the error message of a larger one."""
 
     elements: int
     tensors: int

@@ -15,11 +15,7 @@ LARGEST_TEXT = 1 << 28  # bytes of a file that is read as a whole
 
 
 def open_descriptor(path: str | Path) -> int:
-    """Open a regular file to read; a pipe or device, which may never end, is an error and is not waited for.
-
-    Raises:
-        OSError: it cannot be opened, or is not a regular file.
-    """
+    """Open a regular file to read; a pipe or device, which may never end, is an OSError and is not waited for."""
     # Without O_NONBLOCK opening a pipe waits for a process that writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
@@ -36,11 +32,7 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
-    """Return the content of a regular file of at most *largest* bytes; see :func:`open_regular`.
-
-    Raises:
-        OSError: as there, or it is larger.
-    """
+    """Return the content of a regular file; OSError if it is none, or larger than *largest* bytes."""
     with open_regular(path) as file:
         # By reading and not by the size that the file system tells: the file may grow meanwhile.
         content = file.read(largest + 1)
@@ -64,10 +56,7 @@ def read_named(path: str | Path, advice: str, flag: str = "", largest: int = LAR
 def open_input(path: str | Path) -> BinaryIO:
     """Open a file that a flag names: a regular one, or a pipe of this process (``<(command)`` of a shell).
 
-    A pipe with a name may never be written to, and a device never ends.
-
-    Raises:
-        OSError: it cannot be opened, or is something else.
+    Anything else is an OSError: a pipe with a name may never be written to, and a device never ends.
     """
     # Where `/dev/fd/N` leads, with /proc and without.
     pipes = (f"/proc/{os.getpid()}/fd/pipe:", "/dev/fd/")
@@ -77,11 +66,7 @@ def open_input(path: str | Path) -> BinaryIO:
 
 
 def open_special(path: str | Path) -> BinaryIO:
-    """Open a device or a pipe to write.
-
-    Raises:
-        OSError: it cannot be opened, or is a pipe that no process reads, which would be waited for.
-    """
+    """Open a device or a pipe to write; OSError where no process reads the pipe, which would be waited for."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

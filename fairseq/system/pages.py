@@ -11,14 +11,7 @@ from fairseq.system.terminal import page_text
 
 
 def page(title: str, facts: Mapping[str, Any], body: str, style: str = "") -> str:
-    """Return one self-contained page.
-
-    Args:
-        title: heading of the page; text.
-        facts: name → value, a list at the head of the page; text.
-        body: HTML.
-        style: additional CSS.
-    """
+    """Return one self-contained page of *body*, HTML, and additional CSS; *facts*, texts by name, stand at its head."""
     listed = "\n".join(f"<dt>{page_text(name)}</dt><dd>{page_text(str(value))}</dd>" for name, value in facts.items())
     return _PAGE.format(title=page_text(title), style=_STYLE + style, facts=listed, body=body)
 

@@ -47,8 +47,7 @@ def processor() -> str:
 def commit(folder: Path = Path(__file__).parents[2]) -> str | None:
     """Return the commit of the checkout *folder*, by default this package's, with ``-dirty`` if files were changed.
 
-    Returns:
-        None if *folder* is not itself the root of a checkout: an installed package may lie inside another project's.
+    None if *folder* is not itself the root of a checkout: an installed package may lie inside another project's.
     """
     root = _git(folder, "rev-parse", "--show-toplevel")
     if root is None or Path(root).resolve() != folder.resolve():

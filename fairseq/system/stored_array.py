@@ -10,7 +10,7 @@ import resource
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -41,37 +41,27 @@ class _Descriptor:
             close(self.number)
 
 
-class _OpenFiles:
-    """Descriptors of the most recently read files."""
-
-    def __init__(self) -> None:
-        self._files: OrderedDict[Hashable, _Descriptor] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, path: str, version: Hashable) -> _Descriptor:
-        """Return *path*, open; what has another *version*, such as a replaced file, is another file.
-
-        Raises:
-            OSError: it cannot be opened, or is not a regular file.
-        """
-        key = path, version
-        with self._lock:
-            if key in self._files:
-                self._files.move_to_end(key)
-                return self._files[key]
-        descriptor = _Descriptor(path)
-        # Half as many as the process may open: sockets and libraries need the others.
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        most = _MOST_OPEN if soft == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, soft // 2))
-        # Opened outside the lock, since a network filesystem may be slow: two threads may open the same file.
-        with self._lock:
-            self._files[key] = descriptor
-            while len(self._files) > most:
-                self._files.popitem(last=False)
-        return descriptor
+_files: OrderedDict[tuple[str, int], _Descriptor] = OrderedDict()  # by path and stamp, the one read last at the end
+_files_lock = threading.Lock()
 
 
-_FILES = _OpenFiles()
+def _opened(path: str, stamp: int) -> _Descriptor:
+    """Return *path*, open; what has another *stamp*, such as a replaced file, is another file."""
+    key = path, stamp
+    with _files_lock:
+        if key in _files:
+            _files.move_to_end(key)
+            return _files[key]
+    # Opened outside the lock, since a network filesystem may be slow: two threads may open the same file.
+    descriptor = _Descriptor(path)
+    # Half as many as the process may open: sockets and libraries need the others.
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = _MOST_OPEN if soft == resource.RLIM_INFINITY else max(1, min(_MOST_OPEN, soft // 2))
+    with _files_lock:
+        _files[key] = descriptor
+        while len(_files) > most:
+            _files.popitem(last=False)
+    return descriptor
 
 
 class StoredArray(LazyArray):
@@ -80,10 +70,7 @@ class StoredArray(LazyArray):
     The file is open only while it is among those read last, so that thousands of arrays need few descriptors.
 
     Args:
-        path: the file, at least offset + count · itemsize bytes long.
-        dtype: type of the elements.
-        count: their number.
-        offset: bytes before the first one.
+        offset: bytes before the first element.
 
     Raises:
         OSError: the file cannot be opened.
@@ -97,7 +84,7 @@ class StoredArray(LazyArray):
         self._offset = offset
         self._crc: int | None = None
         self._stamp = _stamp(os.stat(path))
-        _FILES.get(path, self._stamp)
+        _opened(path, self._stamp)
 
     @property
     def crc(self) -> int:
@@ -141,7 +128,7 @@ class StoredArray(LazyArray):
         buffer, size = np.empty(int(ends[-1]), self.dtype), self.dtype.itemsize
         view, first = buffer.view(np.uint8).data, 0
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            self._fill(view[first * size : end * size], start)
+            self._fill(view[first * size : end * size], self._offset + start * size)
             first = end
         shift = np.concatenate([[0], ends[:-1]]) - starts
         return buffer[flat + np.repeat(shift, np.diff(bounds))]
@@ -159,20 +146,17 @@ class StoredArray(LazyArray):
 
     def _read(self, first: int, last: int) -> np.ndarray:
         elements = np.empty(last - first, self.dtype)
-        self._fill(elements.view(np.uint8).data, first)
+        self._fill(elements.view(np.uint8).data, self._offset + first * self.dtype.itemsize)
         return elements
 
     def _header(self) -> bytes:
         """The bytes before the array."""
         header = bytearray(self._offset)
-        self._fill_bytes(memoryview(header), 0)
+        self._fill(memoryview(header), 0)
         return bytes(header)
 
-    def _fill(self, view: memoryview, first: int) -> None:
-        """Read the elements from *first* on into *view*, bytes."""
-        self._fill_bytes(view, self._offset + first * self.dtype.itemsize)
-
-    def _fill_bytes(self, view: memoryview, at: int) -> None:
+    def _fill(self, view: memoryview, at: int) -> None:
+        """Read into *view*, bytes, what is in the file from byte *at* on."""
         file = self._open()
         try:
             while view:
@@ -186,7 +170,7 @@ class StoredArray(LazyArray):
 
     def _open(self) -> _Descriptor:
         try:
-            return _FILES.get(self.path, self._stamp)
+            return _opened(self.path, self._stamp)
         except OSError as error:
             raise self._unreadable(error) from None
 
@@ -194,11 +178,8 @@ class StoredArray(LazyArray):
         """Raise UserError if another content was read than was checked."""
         # After the read: a change before it would go unnoticed otherwise.
         stamp = _stamp(os.fstat(self._open().number))
-        if stamp != self._stamp:
-            self._check_content()
-            self._stamp = stamp
-
-    def _check_content(self) -> None:
+        if stamp == self._stamp:
+            return
         if self._crc is None:
             raise self._changed()
         # A copy or `touch` changes the stamp, but not the content.
@@ -207,6 +188,7 @@ class StoredArray(LazyArray):
             crc = zlib.crc32(self._read(first, min(first + _PIECE, len(self))).view(np.uint8).data, crc)
         if crc != self._crc:
             raise self._changed()
+        self._stamp = stamp
 
     def _unreadable(self, error: OSError) -> UserError:
         return UserError(f"{self.path}: cannot be read ({error.strerror}); check the disk")

@@ -36,13 +36,9 @@ def page_text(text: str) -> str:
 
 @contextlib.contextmanager
 def byte_bar(total: int, what: str = "") -> Iterator[Callable[[int], Any]]:
-    """Give a function to call with the bytes read since its last call.
+    """Give a function to call with the bytes read since its last call, of *total*; *what* stands before the progress.
 
     On a terminal it moves a bar; elsewhere it writes a line to stderr every :data:`LINE_SECONDS`.
-
-    Args:
-        total: bytes in all.
-        what: text before the bar.
     """
     if not sys.stderr.isatty():
         yield ByteLines(total, what, sys.stderr).update
@@ -55,14 +51,7 @@ def byte_bar(total: int, what: str = "") -> Iterator[Callable[[int], Any]]:
 
 
 class ByteLines:
-    """Progress as lines, with the remaining time.
-
-    Args:
-        total: bytes in all.
-        what: text before the numbers.
-        stream: file to write to.
-        clock: seconds, from any start.
-    """
+    """Progress in *total* bytes as lines on *stream*, with the remaining time; *what* stands before the numbers."""
 
     def __init__(self, total: int, what: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = total
@@ -156,11 +145,7 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 
 class PrintableStream:
-    """A text stream to a terminal that shows control characters as escapes.
-
-    Args:
-        stream: the stream; what is not text goes to it unchanged.
-    """
+    """A text stream to a terminal that shows control characters as escapes; what is not text goes through unchanged."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

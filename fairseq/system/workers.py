@@ -24,12 +24,7 @@ R = TypeVar("R")
 
 
 class Workers(Generic[R]):
-    """Runs one task in this process, or in several; a context manager that keeps the processes between uses.
-
-    Args:
-        task: picklable.
-        count: processes.
-    """
+    """Runs one task, picklable, in this process or in *count*; a context manager that keeps processes between uses."""
 
     def __init__(self, task: Callable[..., R], count: int) -> None:
         self._task = task
@@ -56,11 +51,7 @@ class Workers(Generic[R]):
             self._pool.shutdown(cancel_futures=True)
 
     def map(self, work: Iterable[tuple[Any, ...]]) -> Iterator[R]:
-        """Yield ``task(*arguments)`` for each of *work*, in order.
-
-        Raises:
-            UserError: a process died.
-        """
+        """Yield ``task(*arguments)`` for each of *work*, in order; raise UserError if a process died."""
         if self._pool is None:
             for arguments in work:
                 yield self._task(*arguments)

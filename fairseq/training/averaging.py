@@ -17,12 +17,8 @@ from fairseq.optim.elementwise import slices
 class WeightAverage:
     """The mean of *parameters* after each update from number *start* on, in float32 whatever they are.
 
-    Weights that are n updates old count decay^n. The weighted mean is exact from the first update on, so that
-    initial weights have no part in it; with decay 1 all updates count alike.
-
-    Args:
-        start: the first update that counts.
-        decay: from 0, the last weights alone, to 1.
+    Weights that are n updates old count *decay*^n: with 1 all alike, with 0 the last alone. The weighted mean is exact
+    from the first update on, so that initial weights have no part in it.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], start: int, decay: float = 1.0) -> None:
@@ -39,7 +35,7 @@ class WeightAverage:
             return
         self.count += 1
         if self.count == 1:
-            self.mean = [_float32(p) for p in self.parameters]
+            self.mean = [p.detach().to(torch.float32, copy=True) for p in self.parameters]
         else:
             # The last update's weight in the mean: 1 / (1 + decay + … + decay^(count − 1)).
             share = 1 / self.count if self.decay == 1 else (1 - self.decay) / (1 - self.decay**self.count)
@@ -82,7 +78,7 @@ class WeightAverage:
         # A state without a mean is of a run that had not reached the first update of it.
         pairs = zip(state["mean"], self.parameters, strict=bool(self.count))
         _check_shapes(self.parameters, state["mean"])
-        self.mean = [_float32(mean).to(p.device) for mean, p in pairs]
+        self.mean = [mean.to(p.device, torch.float32, copy=True) for mean, p in pairs]
         restore_weights(self.parameters, state)
 
 
@@ -91,10 +87,6 @@ def weight_average(cfg: OptimizationConfig, parameters: Sequence[torch.nn.Parame
     if cfg.average_weights_from is None and cfg.ema_decay is None:
         return None
     return WeightAverage(parameters, cfg.average_weights_from or 1, 1.0 if cfg.ema_decay is None else cfg.ema_decay)
-
-
-def _float32(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.float32, copy=True)
 
 
 def _check_shapes(parameters: Sequence[torch.nn.Parameter], values: Sequence[Tensor]) -> None:

@@ -37,10 +37,9 @@ def describe(settings: TrainingSettings) -> str:
 
 
 def check_outputs(settings: TrainingSettings) -> None:
-    """Check that a metrics file and TensorBoard logs that exist are this run's, now or before it was last resumed.
+    """Raise UserError if a metrics file or TensorBoard logs are of another run, which this one would cut or hide.
 
-    Raises:
-        UserError: they are of another run, which this one would cut or hide.
+    The run's own are those that it has now, and those that it had before it was last resumed.
     """
     save_dir = settings.checkpoint.save_dir
     former = [for_another_run(outputs, save_dir) for outputs in _outputs(Path(save_dir))]

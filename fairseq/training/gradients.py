@@ -1,13 +1,86 @@
-"""Norm and clipping of gradients, without copies of them and without waiting for the device."""
+"""Gradients: dynamic loss scaling for float16, and their norm and clipping without copies or waiting for the device."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fairseq.config.settings import CommonConfig
 from fairseq.optim.elementwise import is_half, slices
+
+logger = logging.getLogger(__name__)
+
+# After as many halvings, the largest float32 would be smaller than the smallest: no scale is left that was not tried.
+# Only --threshold-loss-scale and --fp16-scale-tolerance let a run get here.
+LIMIT = 256
+
+_STATE = ("scale", "updates", "last_rescale", "overflows", "last_overflow", "overflows_in_a_row")
+
+
+class LossScaler:
+    """Dynamic loss scaling: halved on overflow, doubled after ``window`` updates in a row without one.
+
+    Without ``--fp16-scale-window`` the window is 2^14 batches, *update_freq* an update on each of the *processes*.
+    """
+
+    def __init__(self, common: CommonConfig, update_freq: Sequence[int], processes: int) -> None:
+        self.scale = common.fp16_init_scale
+        self.window = common.fp16_scale_window or max(1, 2**14 // processes // update_freq[0])
+        self.tolerance = common.fp16_scale_tolerance
+        self.lowest = common.min_loss_scale
+        self.threshold = common.threshold_loss_scale
+        self.updates = self.last_rescale = self.overflows = self.last_overflow = self.overflows_in_a_row = 0
+
+    def update(self, overflow: bool) -> None:
+        """Record one update; an overflow is logged."""
+        self.updates += 1
+        if overflow:
+            self._overflow()
+            return
+        self.overflows_in_a_row = 0
+        # A tolerated overflow leaves the scale as it is, and starts the window anew.
+        if (self.updates - max(self.last_rescale, self.last_overflow)) % self.window == 0:
+            self._rescale(self.scale * 2.0)
+
+    def exhausted(self) -> str | None:
+        """Return which bound says that no scale helps any more, naming its flag; None while training may go on."""
+        if self.scale < self.lowest:
+            return f"the loss scale fell below `min_loss_scale` {self.lowest:g}"
+        if self.overflows_in_a_row < LIMIT:
+            return None
+        bounds = {"`threshold_loss_scale`": self.threshold, "`fp16_scale_tolerance`": self.tolerance}
+        in_force = "".join(f", {flag} {value:g}" for flag, value in bounds.items() if value)
+        return f"{LIMIT} updates in a row overflowed, the last one at loss scale {self.scale:g}{in_force}"
+
+    def state_dict(self) -> dict[str, float | int]:
+        """Return what changes."""
+        return {name: getattr(self, name) for name in _STATE}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state; one of version 0.1 does not have the last two entries."""
+        self.last_overflow = self.overflows_in_a_row = 0
+        for name in _STATE:
+            if name in state:
+                setattr(self, name, state[name])
+
+    def _overflow(self) -> None:
+        self.last_overflow = self.updates
+        self.overflows += 1
+        self.overflows_in_a_row += 1
+        # By the share of overflows since the last change, so that --fp16-scale-tolerance can ignore single ones.
+        if self.overflows / (self.updates - self.last_rescale) >= self.tolerance:
+            lowered = self.scale / 2.0
+            self._rescale(lowered if self.threshold is None else max(lowered, self.threshold))
+        logger.info("NOTE: gradient overflow detected, ignoring gradient, setting loss scale to: %s", self.scale)
+
+    def _rescale(self, scale: float) -> None:
+        self.scale = scale
+        self.last_rescale = self.updates
+        self.overflows = 0
 
 
 def norm_and_factor(

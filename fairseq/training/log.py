@@ -46,7 +46,7 @@ class Clock:
         self.last += passed
 
     def speeds(self, name: str, meter: Meter, seconds: float) -> dict[str, float]:
-        """Tokens and updates a second that *meter*, called *name*, counted in *seconds*; restored ones left out.
+        """Tokens and updates a second that *meter*, called *name*, counted in *seconds*, without restored ones.
 
         ``mfu``, the model FLOPs utilisation in percent, is added where it is known.
         """
@@ -93,9 +93,7 @@ def is_due(updates: int, interval: int) -> bool:
 def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochIterator) -> int | None:
     """Return the updates of the whole run, by the limit that comes first; None without one.
 
-    Args:
-        cfg: the limits; ``max_update`` is the last stage's in a run with stages.
-        batches: of training, at the position that these updates have reached.
+    *batches* of training stand at the position that *num_updates* have reached; ``max_update`` is the last stage's.
     """
     limits = [cfg.max_update] if cfg.max_update else []
     if cfg.max_epoch:
@@ -109,14 +107,14 @@ def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochItera
 
 def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: EpochIterator, wall: float) -> float | None:
     """Return the seconds to the end of the run at the speed of *line*; see :func:`total_updates`."""
-    limits = []
+    if line["ups"] <= 0:
+        return None
     total = total_updates(cfg, line["num_updates"], batches)
-    if total is not None and line["ups"] > 0:
-        limits.append((total - line["num_updates"]) / line["ups"])
+    limits = [] if total is None else [(total - line["num_updates"]) / line["ups"]]
     # The clock of the run goes on where the restored run stopped it.
     if cfg.stop_time_hours:
         limits.append(cfg.stop_time_hours * 3600 - wall)
-    return max(min(limits), 0.0) if limits and line["ups"] > 0 else None
+    return max(min(limits), 0.0) if limits else None
 
 
 def stage_line(stage: Stage | None) -> dict[str, int]:
@@ -128,7 +126,7 @@ def _line(
     trainer: Trainer, batches: EpochIterator, stage: Stage | None, report: dict[str, float], speeds: dict[str, float]
 ) -> dict[str, Any]:
     # fairseq's order, which scripts that read its logs rely on.
-    line: dict[str, Any] = {
+    return {
         "epoch": batches.epoch,
         "update": batches.epoch - 1 + batches.iterations_in_epoch / max(len(batches), 1),
         **stage_line(stage),
@@ -138,7 +136,5 @@ def _line(
         "num_updates": trainer.num_updates,
         "lr": trainer.get_lr(),
         **{name: report[name] for name in ("gnorm", "clip") if name in report},
+        **({"loss_scale": trainer.scaler.scale} if trainer.scaler is not None else {}),
     }
-    if trainer.scaler is not None:
-        line["loss_scale"] = trainer.scaler.scale
-    return line

@@ -9,8 +9,10 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from typing import Any
 
 import torch
 
@@ -20,11 +22,11 @@ from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import Interruption, Job, World
+from fairseq.errors import UserError
 from fairseq.logging.progress import ProgressBar, RunProgress
 from fairseq.logging.recorders import log_file, recording
 from fairseq.system.terminal import log_to_stderr
 from fairseq.training import log, resumption, stages
-from fairseq.training.agreement import check_agreement
 from fairseq.training.effective import check_outputs
 from fairseq.training.log import Clock
 from fairseq.training.nonfinite import NonFinite
@@ -36,6 +38,7 @@ from fairseq.training.utilisation import token_share
 logger = logging.getLogger(__name__)
 
 RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.name.startswith("reset_")}
+_FAILURE = "failure"
 
 
 def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
@@ -44,11 +47,7 @@ def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
 
 
 def run_process(settings: TrainingSettings, world: World) -> None:
-    """Train as one process of *world*, with a log on stderr.
-
-    Raises:
-        SystemExit: a signal stopped the run, with 128 plus its number.
-    """
+    """Train as one process of *world*, with a log on stderr; if a signal stops the run, exit with 128 + its number."""
     log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
     with Interruption() as interruption, log_file(settings.common.log_file if world.is_first else None):
         number = train(settings, world, interruption)
@@ -132,6 +131,36 @@ def train_stage(run: Run) -> None:
                 check_agreement(run.world, read, run.trainer.num_updates)
             train_epoch(run, observed)
     run.saver.wait()
+
+
+def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: int) -> None:
+    """Raise UserError, the same on all processes, unless all are at the same update and read the same batches of data.
+
+    To be called on every process. The data are opened, and must be readable. Processes exchange one number; only if
+    those differ what it was computed from.
+    """
+    if world.size == 1:
+        return
+    facts: dict[str, Any]
+    try:
+        facts = {f"{split}: {name}": v for split, batches in splits.items() for name, v in batches.facts().items()}
+        facts["updates so far"] = updates
+    # Raised below on all processes: raised here, it would leave the others waiting.
+    except UserError as error:
+        facts = {_FAILURE: error.args[0]}
+    # crc32, not hash(), which gives text another value in each process.
+    if len(set(world.gather(zlib.crc32(repr(facts).encode()), everywhere=True))) == 1 and _FAILURE not in facts:
+        return
+    first, *others = everyone = world.gather(facts, everywhere=True)
+    # Unreadable data explain every other difference.
+    for rank, one in enumerate(everyone):
+        if _FAILURE in one:
+            raise UserError(facts.get(_FAILURE, f"rank {rank}: {one[_FAILURE]}"))
+    for rank, other in enumerate(others, start=1):
+        for name in {**first, **other}:
+            if first.get(name) != other.get(name):
+                values = f"{other.get(name, 'missing')} on rank {rank}, {first.get(name, 'missing')} on rank 0"
+                raise UserError(f"{name}: {values}; give all processes the same data and flags")
 
 
 def train_epoch(run: Run, observed: Observer) -> None:

@@ -27,12 +27,12 @@ _FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 class Milestones:
     """The amounts of text at which a run saves a checkpoint of its own name, and the amount that it has read.
 
-    Raises:
-        UserError: a setting is malformed, or the data do not know their words.
-
     Attributes:
         amount: words or tokens read so far; 0 where no checkpoint is saved by them.
         name: of the checkpoint that is due here, after the last milestone reached; None: none is.
+
+    Raises:
+        UserError: a setting is malformed, or the data do not know their words.
     """
 
     def __init__(self, saving: CheckpointConfig, data_path: str, split: str) -> None:
@@ -78,11 +78,7 @@ class Milestones:
 
 
 def _ranges(setting: str, text: str) -> list[tuple[int, float]]:
-    """The intervals of a setting, each with the amount up to which it holds.
-
-    Raises:
-        UserError: *text* is malformed, or an interval ends before the one before.
-    """
+    """The intervals of a setting, each with the amount up to which it holds; UserError if *text* is malformed."""
     ranges: list[tuple[int, float]] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

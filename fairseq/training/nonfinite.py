@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.modules.precision import Precision
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
-from fairseq.training.loss_scaler import LossScaler
+from fairseq.training.gradients import LossScaler
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +46,7 @@ class Finding:
 class NonFinite(UserError):
     """Training cannot go on: too many updates with a loss or gradients that are not finite.
 
-    Args:
-        reason: why it is one too many; empty if the first one is.
+    *reason* says why it is one too many; empty if the first one is.
     """
 
     def __init__(self, finding: Finding, reason: str, advice: str) -> None:
@@ -54,19 +54,15 @@ class NonFinite(UserError):
         self.finding = finding
 
 
+@dataclass
 class NonFiniteUpdates:
     """The updates that were skipped because their loss or gradients are not finite."""
 
-    def __init__(self, allowed: int) -> None:
-        self.allowed = allowed
-        self.count = 0
+    allowed: int
+    count: int = 0
 
     def skip(self, finding: Finding) -> None:
-        """Count a skipped update.
-
-        Raises:
-            NonFinite: it is one too many.
-        """
+        """Count a skipped update; raise NonFinite if it is one too many."""
         self.count += 1
         if self.count > self.allowed:
             before = f"{self.allowed} were skipped before" if self.allowed else ""
@@ -75,11 +71,7 @@ class NonFiniteUpdates:
 
 
 def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
-    """Check that another loss scale may help after an update that overflowed.
-
-    Raises:
-        NonFinite: none does.
-    """
+    """Raise NonFinite if no other loss scale can help after an update that overflowed."""
     # The passes are repeated only for a message that ends the run: most overflows need no more than a lower scale.
     if (reason := scaler.exhausted()) is not None:
         advice = "resume from an earlier checkpoint with a lower `lr` or `clip_norm`, or train with `bf16`"
@@ -87,15 +79,9 @@ def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
 
 
 def check_weights(parameters: Mapping[str, nn.Parameter], world: World, update: int) -> None:
-    """Check the weights before they are saved: no command loads a checkpoint in which one is infinite or NaN.
+    """Raise UserError if a weight is infinite or NaN on any rank: no command would load a checkpoint with it.
 
-    To be called on every process.
-
-    Args:
-        parameters: the model's by name, or this rank's parts of them.
-
-    Raises:
-        UserError: one is, on any rank.
+    To be called on every process, with the model's *parameters* by name, or this rank's parts of them.
     """
     parts = {name: value.detach() for name, value in parameters.items() if value.numel()}
     largest = torch.stack(list(torch._foreach_norm(list(parts.values()), math.inf))) if parts else torch.zeros(1)
@@ -120,10 +106,8 @@ def find(
     """Return where an update that was not applied is not finite, the same on every rank.
 
     The weights are checked, then a second forward pass, without gradients, then the gradients in the order of the
-    backward pass. Dropout draws other random numbers than in the first pass.
-
-    Args:
-        parameters: of *graph* by name, or this rank's parts of them, with their gradients.
+    backward pass. Dropout draws other random numbers than in the first pass. *parameters* of *graph* are given by name,
+    or this rank's parts of them, with their gradients.
     """
     ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
     first = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
@@ -142,7 +126,14 @@ def _second_pass(
     """The first output that is not finite, if one is, and the names of the modules in the order in which they end."""
     order: list[str] = []
     bad: list[str] = []
-    handles = [module.register_forward_hook(_reporter(name, order, bad)) for name, module in graph.named_modules()]
+
+    def report(name: str, module: nn.Module, inputs: object, output: object) -> None:
+        order.append(name)
+        # Only the first counts: what is computed from it is not finite either.
+        if not bad and not all(_is_finite(value) for value in _tensors(output)):
+            bad.append(name)
+
+    handles = [module.register_forward_hook(partial(report, name)) for name, module in graph.named_modules()]
     devices = [world.device] if world.device.type == "cuda" else []
     carried = task.carried
     try:
@@ -161,8 +152,7 @@ def _second_pass(
 def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], order: Sequence[str]) -> str | None:
     """The parameter whose gradient the backward pass completes first among those that are not finite.
 
-    Args:
-        order: its modules as the forward pass ends them. A tied parameter belongs to the first that has it.
+    *order* names its modules as the forward pass ends them. A tied parameter belongs to the first that has it.
     """
     names = {id(value): name for name, value in graph.named_parameters()}
     used = [id(value) for name in order for value in graph.get_submodule(name).parameters(recurse=False)]
@@ -171,16 +161,6 @@ def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], orde
     in_order = [names[value] for value in dict.fromkeys(used)]
     bad = [name for name in in_order if name in gradients and not _is_finite(gradients[name])]
     return f"the gradient of {bad[-1]}" if bad else None
-
-
-def _reporter(name: str, order: list[str], bad: list[str]) -> Callable[[nn.Module, object, object], None]:
-    def hook(module: nn.Module, inputs: object, output: object) -> None:
-        order.append(name)
-        # Only the first counts: what is computed from it is not finite either.
-        if not bad and not all(_is_finite(value) for value in _tensors(output)):
-            bad.append(name)
-
-    return hook
 
 
 def _is_finite(value: Tensor) -> bool:

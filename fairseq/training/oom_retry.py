@@ -55,10 +55,9 @@ class BatchSplitter:
         return out_of_memory_message(error, f"in update {update} on {_shapes(samples)}")
 
     def halves(self, samples: Samples, rebatch: Rebatch | None, message: str) -> Samples:
-        """Return the examples of *samples* in batches of half their rows.
+        """Return *samples* in batches of half their rows.
 
-        Raises:
-            UserError: *message*, because batches are not split or have one row each.
+        Batches that are not split, or have one row each, are a UserError with *message*.
         """
         if not self.enabled or rebatch is None:
             raise UserError(message)

@@ -21,14 +21,17 @@ def data_parallel(
 ) -> DataParallel:
     """Place *graph* on the device of *world*, and return its execution on the data of all processes.
 
-    Raises:
-        UserError: settings contradict each other.
+    Settings that contradict each other are a UserError.
     """
+    if cfg.ddp_backend == BACKEND and compiled:
+        raise UserError(f"`compile`: cannot be combined with `ddp_backend` {BACKEND}; leave one of them out")
+    for name in ("cpu_offload", "shard_group_size"):
+        if cfg.ddp_backend != BACKEND and getattr(cfg, name):
+            raise UserError(f"`{name}`: needs `ddp_backend` {BACKEND}; add it or leave this out")
     model = graph.model
-    _check(cfg, compiled)
     sharded = is_sharded(cfg, world)
     # Sharded, it may never be whole on a device.
-    precision.move(graph.model, None if sharded else world.device)
+    precision.move(model, None if sharded else world.device)
     if not sharded:
         graph.criterion.to(world.device)
     if compiled:
@@ -46,23 +49,9 @@ def data_parallel(
 
 
 def check_optimizer(optimizer: FairseqOptimizer, cfg: DistributedConfig, world: World) -> None:
-    """Check that *optimizer* can update parts of parameters.
-
-    Raises:
-        UserError: it needs whole ones.
-    """
+    """Raise UserError if *optimizer* needs whole parameters and processes have parts."""
     if is_sharded(cfg, world) and not optimizer.updates_parts:
         raise UserError(
             f"`ddp_backend` {BACKEND}: {type(optimizer).__name__} needs whole parameters; "
             "use `optimizer` adam, nag, sgd or adagrad, or another backend"
         )
-
-
-def _check(cfg: DistributedConfig, compiled: bool) -> None:
-    if cfg.ddp_backend == BACKEND:
-        if compiled:
-            raise UserError(f"`compile`: cannot be combined with `ddp_backend` {BACKEND}; leave one of them out")
-        return
-    for name in ("cpu_offload", "shard_group_size"):
-        if getattr(cfg, name):
-            raise UserError(f"`{name}`: needs `ddp_backend` {BACKEND}; add it or leave this out")

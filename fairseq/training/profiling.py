@@ -38,11 +38,8 @@ class Window:
 def parse_window(text: str | None, max_update: int) -> Window | None:
     """The updates that the value *text* of ``--profile`` asks for, e.g. ``10:13``; None without it.
 
-    Args:
-        max_update: last update of the run; 0: no limit.
-
     Raises:
-        UserError: *text* is malformed, empty or beyond *max_update*.
+        UserError: *text* is malformed, empty or beyond *max_update*, the last update of the run; 0: no limit.
     """
     if text is None:
         return None
@@ -69,7 +66,9 @@ def profiling(window: Window | None, save_dir: str, world: World) -> Iterator[Ob
     if window is None or not world.is_first:
         yield contextlib.nullcontext
         return
-    profiler = _Profiler(window, Path(save_dir) / FOLDER, world.device)
+    folder = Path(save_dir) / FOLDER
+    prepare_folder("`profile`", folder)
+    profiler = _Profiler(window, folder, world.device)
     try:
         yield profiler.update
         profiler.finish()
@@ -77,17 +76,17 @@ def profiling(window: Window | None, save_dir: str, world: World) -> Iterator[Ob
         profiler.abandon()
 
 
+@dataclass
 class _Profiler:
     """Profiles a window of updates once."""
 
-    def __init__(self, window: Window, folder: Path, device: torch.device) -> None:
-        prepare_folder("`profile`", folder)
-        self.window = window
-        self.folder = folder
-        self.device = device
-        self.first = self.updates = 0
-        self.finished = False
-        self.running: profile | None = None
+    window: Window
+    folder: Path
+    device: torch.device
+    first: int = 0
+    updates: int = 0
+    finished: bool = False
+    running: profile | None = None
 
     @contextlib.contextmanager
     def update(self, done: int) -> Iterator[None]:

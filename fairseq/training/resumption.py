@@ -129,11 +129,9 @@ def restoring(path: str) -> Iterator[None]:
 
 
 def log_differences(run: Run, requested: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:
-    """Log one warning with the settings that differ from the checkpoint's; nothing where none does.
+    """Log one warning with the settings of *run*, restored, that differ from the checkpoint's; nothing where none does.
 
-    Args:
-        run: restored from the checkpoint; it has the settings in force.
-        stored: those in the checkpoint, which may be of another version or of fairseq.
+    Those *stored* in the checkpoint may be of another version or of fairseq.
     """
     now, restored = run.stored_settings(), run.restored
     names = sorted(now.keys() & stored.keys() - _APART - _of_stages(requested))

@@ -98,7 +98,7 @@ class Run:
             torch.manual_seed(self.common.seed + world.rank)
         self.manager = manager
         self.saver = Saver(settings.checkpoint, settings.distributed, world, manager)
-        self.trainer = Trainer.from_settings(settings, self.task, model, criterion, world)
+        self.trainer = Trainer(settings, self.task, model, criterion, world)
         self.batches = self._iterator(data.train_subset, training=True)
         self.validation: dict[str, EpochIterator] = {}
         if not self.saving.disable_validation:

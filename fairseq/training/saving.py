@@ -25,13 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 class Saver:
-    """Writes the checkpoints of a run; every process has one.
+    """Writes the checkpoints of a run; every process has one, and the first one their *manager*.
 
     With ``--async-save`` a checkpoint is copied to the host, and written while training goes on; the next one, and the
     end of the run, wait for it.
-
-    Args:
-        manager: the checkpoints; None except on the first process.
     """
 
     def __init__(
@@ -58,12 +55,11 @@ class Saver:
         paths = self.manager.due(point) if self.manager is not None else []
         if self.cfg.no_save_optimizer_state:
             state = {key: value for key, value in state.items() if key != "last_optimizer_state"}
+        work: Callable[[], None] | None = None
         if self.group is not None:
             work = self._parts(state, paths, self.group, point.epoch, point.updates, self.cfg.async_save)
         elif self.manager is not None and paths:
             work = functools.partial(self.manager.save, copied(state) if self.cfg.async_save else state, paths)
-        else:
-            return
         if work is None:
             return
 
@@ -80,11 +76,7 @@ class Saver:
             finish()
 
     def save_as(self, name: str, state: Mapping[str, Any], epoch: int, updates: int) -> None:
-        """Write *state* as *name*, which training neither resumes from nor removes; to be called on every process.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Write *state* at once, on every process, as *name*, which training neither resumes from nor removes."""
         self.wait()
         if self.group is not None:
             paths = [self.manager.folder / name] if self.manager is not None else []
@@ -95,11 +87,7 @@ class Saver:
             self.manager.save_as(name, state)
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written.
-
-        Raises:
-            UserError: it cannot be written.
-        """
+        """Wait for the checkpoint that is being written; raise UserError if it cannot be written."""
         if self.pending is not None:
             self.pending.result()
             self.pending = None

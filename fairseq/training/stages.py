@@ -27,9 +27,7 @@ _STAGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}|(?=:))(?::(\S+))?)?")
 class Stage:
     """Train on blocks of *tokens_per_sample* up to *max_update* updates; stages are numbered from 1.
 
-    Attributes:
-        max_tokens: in a batch; None: as in the run.
-        lr: the stage's ``--lr``; None: the run's.
+    Without *max_tokens* in a batch, or *lr*, the run's hold.
     """
 
     number: int
@@ -105,11 +103,7 @@ def plan(settings: TrainingSettings) -> list[Stage]:
 
 
 def _check_rates(settings: TrainingSettings) -> None:
-    """Check that ``--lr`` is what a stage's rate can replace.
-
-    Raises:
-        UserError: the schedule goes on from a rate of its own, or --lr is not its peak.
-    """
+    """Raise UserError if a stage's rate cannot replace ``--lr``: the schedule has its own, or it is not the peak."""
     name = settings.chosen.lr_scheduler
     if "lr" in LR_SCHEDULERS[name].restored_settings:
         raise UserError(f"`stages`: `lr_scheduler` {name} goes on from the rate before; leave the stages' LR out")

@@ -37,9 +37,7 @@ class StopVote:
     def __init__(self, world: World, wishes: Callable[[], tuple[bool, bool, bool]]) -> None:
         self.world = world
         self.wishes = wishes
-        self.late = False
-        self.interrupted = False
-        self.save_due = False
+        self.late = self.interrupted = self.save_due = False
         self.on_host = world.size == 1
         self.delayed = world.device.type == "cuda"
         self._pending: tuple[Tensor, torch.cuda.Event] | None = None
@@ -97,12 +95,7 @@ def _start_copy(votes: Tensor) -> tuple[Tensor, torch.cuda.Event]:
 
 @dataclass(frozen=True)
 class Limit:
-    """A setting that ends training.
-
-    Attributes:
-        setting: flag and value, as messages name them.
-        remedy: what lets training go on.
-    """
+    """A *setting*, flag and value, that ends training, and the *remedy* that lets training go on."""
 
     setting: str
     remedy: str = "raise"
@@ -115,10 +108,9 @@ class Limit:
 def describe_end(
     limit: Limit, updates: int, seconds: float, best: tuple[str, float] | None, following: str | None
 ) -> str:
-    """Return the last message of a run that *limit* ended.
+    """Return the last message of a run that *limit* ended after *seconds*.
 
     Args:
-        seconds: that this process trained.
         best: name and value of the best validation metric; None without a validation.
         following: the command to use next; None where nothing was saved.
     """
@@ -133,8 +125,7 @@ def describe_end(
 def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) -> str | None:
     """Return the command that evaluates the best checkpoint of a run, or else the last; None if there is none.
 
-    Args:
-        command: module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
+    *command* is the module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
     """
     folder, data = Path(settings.checkpoint.save_dir), settings.data
     path = next((folder / name for name in (BEST, LAST) if (folder / name).exists()), None)
@@ -155,10 +146,8 @@ def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
 
 def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -> str:
     """Return what the log says of a run that the signal *number* stopped after *updates*: how to go on."""
-    for flag in ("no_save", "no_last_checkpoints"):
-        if getattr(saving, flag):
-            then = f"nothing to go on from was saved (`{flag}`)"
-            break
+    if saving.no_save or saving.no_last_checkpoints:
+        then = f"nothing to go on from was saved (`{'no_save' if saving.no_save else 'no_last_checkpoints'}`)"
     else:
         then = f"saved {Path(saving.save_dir) / LAST}; to go on: {continuation(sys.argv)}"
     return f"stopped by {signal.Signals(number).name} after update {updates}; {then}"
@@ -169,19 +158,16 @@ def continuation(argv: Sequence[str]) -> str:
     program, *words = argv
     path = Path(program)
     if path.parent.name == "fairseq_cli":
-        start = ["python", "-m", f"fairseq_cli.{path.stem}"]
+        command = ["python", "-m", f"fairseq_cli.{path.stem}"]
     else:
-        start = ["python", program] if path.suffix == ".py" else [path.name]
-    arguments: list[str] = []
-    skip = False
-    for word in words:
-        if skip:
-            skip = False
-        elif word in _ELSEWHERE:
-            skip = True
+        command = ["python", program] if path.suffix == ".py" else [path.name]
+    remaining = iter(words)
+    for word in remaining:
+        if word in _ELSEWHERE:
+            next(remaining, None)  # its value
         elif not word.startswith(("--reset-", *(f"{flag}=" for flag in _ELSEWHERE))):
-            arguments.append(word)
-    return shlex.join([*start, *arguments])
+            command.append(word)
+    return shlex.join(command)
 
 
 def _program(program: str, command: str) -> list[str]:

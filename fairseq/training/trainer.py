@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
 from fairseq.config.fields import parse_dict
-from fairseq.config.settings import CheckpointConfig, CommonConfig, OptimizationConfig, TrainingSettings
+from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
-from fairseq.distributed import DataParallel, World
+from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Meter, NamedSums
 from fairseq.models import BaseFairseqModel
@@ -27,13 +27,13 @@ from fairseq.models.loading import layers_of, load_parameters, stored_parameters
 from fairseq.modules.precision import Precision
 from fairseq.optim import OPTIMIZERS, FairseqOptimizer, build_optimizer, hidden_matrices, parameter_groups
 from fairseq.optim.elementwise import ElementwiseOptimizer
-from fairseq.optim.lr_scheduler import FairseqLRScheduler, build_lr_scheduler
+from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.tasks import dictionary_digest
 from fairseq.tasks.carried import Carried
-from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
-from fairseq.training import gradients, nonfinite
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.training import nonfinite
 from fairseq.training.averaging import restore_weights, weight_average
-from fairseq.training.loss_scaler import LossScaler
+from fairseq.training.gradients import LossScaler, norm_and_factor
 from fairseq.training.nonfinite import Finding, NonFiniteUpdates
 from fairseq.training.oom_retry import BatchSplitter, Rebatch
 from fairseq.training.parallel import check_optimizer, data_parallel
@@ -46,87 +46,66 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """Model, criterion, optimizer and schedule of one run, on one process of *world*.
 
-    Args:
-        task: whose memory the steps carry along.
-        reducer: the execution of *graph* on the data of all processes.
-        splitter: repeats batches that exceed memory.
+    The model is placed on the device of *world*.
+
+    Attributes:
+        reducer: the execution of *graph*, model and criterion, on the data of all processes.
         scaler: of the loss; None: it is not scaled.
+
+    Raises:
+        UserError: settings contradict each other, the model or the optimizer.
     """
 
     def __init__(
         self,
-        cfg: OptimizationConfig,
+        settings: TrainingSettings,
         task: FairseqTask,
-        graph: LossGraph,
-        reducer: DataParallel,
-        optimizer: FairseqOptimizer,
-        lr_scheduler: FairseqLRScheduler,
-        splitter: BatchSplitter,
-        precision: Precision,
-        scaler: LossScaler | None,
-        world: World,
+        model: BaseFairseqModel,
+        criterion: FairseqCriterion,
+        world: World | None = None,
     ) -> None:
-        self.cfg = cfg
+        self.cfg = cfg = settings.optimization
+        self.world = world = world or World()
         self.task = task
-        self.graph = graph
-        self.model, self.criterion = graph.model, graph.criterion
-        self.reducer = reducer
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
-        self.splitter = splitter
-        self.precision = precision
-        self.scaler = scaler
-        self.world = world
+        self.graph = task.loss_graph(model, criterion)
+        self.model, self.criterion = self.graph.model, self.graph.criterion
+        self.precision = Precision(settings.common)
+        self.reducer = data_parallel(self.graph, self.precision, settings.distributed, settings.common.compile, world)
+        self.optimizer = self._build_optimizer(settings)
+        self.lr_scheduler = build_lr_scheduler(settings, self.optimizer)
+        repeatable = world.size == 1 or settings.distributed.reduces_after_backward
+        self.splitter = BatchSplitter(cfg.oom_retry, model, repeatable)
+        self.scaler: LossScaler | None = None
+        if self.precision.needs_scaling:
+            self.scaler = LossScaler(settings.common, cfg.update_freq, world.size)
         self.names = ParameterNames(self.model, self.criterion, self._source_groups())
-        self.parameters = optimizer.params
+        self.parameters = self.optimizer.params
         self.average = weight_average(cfg, self._trained())
         self.num_updates = 0
         self.figures = task.figures(self.criterion)
         self.meters = {name: Meter(world.device) for name in ("train", "train_inner")}
         self.skipped = NonFiniteUpdates(cfg.skip_nonfinite)
         # A plug-in's schedule may set its first rate here only.
-        lr_scheduler.step_update(0)
+        self.lr_scheduler.step_update(0)
 
-    @classmethod
-    def from_settings(
-        cls,
-        settings: TrainingSettings,
-        task: FairseqTask,
-        model: BaseFairseqModel,
-        criterion: FairseqCriterion,
-        world: World | None = None,
-    ) -> Trainer:
-        """Return the trainer of *model* that *settings* describe; the model is placed on the device of *world*.
-
-        Raises:
-            UserError: settings contradict each other, the model or the optimizer.
-        """
-        world = world or World()
-        cfg, precision, graph = settings.optimization, Precision(settings.common), task.loss_graph(model, criterion)
-        reducer = data_parallel(graph, precision, settings.distributed, settings.common.compile, world)
+    def _build_optimizer(self, settings: TrainingSettings) -> FairseqOptimizer:
+        parameters = list(self.reducer.named_parameters())
         # Roles are found by identity in the model; the optimizer has this process's shards of it.
-        hidden = {id(p) for p in hidden_matrices(layers_of(model))}
+        hidden = {id(p) for p in hidden_matrices(layers_of(self.model))}
         groups = parameter_groups(
-            [(name.removeprefix("model."), p) for name, p in reducer.named_parameters()],
-            cfg.no_decay_on_norms_and_biases,
-            [p for _, p in reducer.named_parameters() if id(reducer.full_parameter(p)) in hidden],
+            [(name.removeprefix("model."), p) for name, p in parameters],
+            self.cfg.no_decay_on_norms_and_biases,
+            [p for _, p in parameters if id(self.reducer.full_parameter(p)) in hidden],
             OPTIMIZERS[settings.chosen.optimizer].group_of,
         )
         optimizer = build_optimizer(settings, groups)
-        check_optimizer(optimizer, settings.distributed, world)
-        if precision.half_parameters and not optimizer.supports_half_parameters:
+        check_optimizer(optimizer, settings.distributed, self.world)
+        if self.precision.half_parameters and not optimizer.supports_half_parameters:
             raise UserError(
                 f"`memory_efficient_fp16`: the state of {type(optimizer).__name__} would be float16, too; "
                 "use `fp16` or another `optimizer`"
             )
-        repeatable = world.size == 1 or settings.distributed.reduces_after_backward
-        return cls(
-            cfg, task, graph, reducer, optimizer, build_lr_scheduler(settings, optimizer),
-            splitter=BatchSplitter(cfg.oom_retry, model, repeatable),
-            precision=precision,
-            scaler=_loss_scaler(settings.common, cfg, world) if precision.needs_scaling else None,
-            world=world,
-        )  # fmt: skip
+        return optimizer
 
     def begin_epoch(self, epoch: int) -> None:
         """Tell the schedule that *epoch* (from 1) begins."""
@@ -175,7 +154,7 @@ class Trainer:
         # The global number of targets stays on the device: reading it here would wait for the backward pass. One
         # process knows it on the host. The optimizer applies the factor, so that it need not be rounded to float16.
         size = host_size if self.world.size == 1 else sums[SIZE]
-        gnorm, factor = gradients.norm_and_factor(
+        gnorm, factor = norm_and_factor(
             self.parameters, self._gradient_factor(size), self.cfg.clip_norm, self.world.device, self.reducer.total_norm
         )
         # The only synchronisation of an update: whether it is applied decides what every line below does.
@@ -200,11 +179,7 @@ class Trainer:
         return not overflow
 
     def _skip(self, samples: Sequence[Sample | None], carried: Carried, sums: NamedSums) -> None:
-        """Leave out the update of *samples*, whose loss or gradients are not finite.
-
-        Raises:
-            NonFinite: no more updates may be left out.
-        """
+        """Leave out the update of *samples*, which is not finite; raise NonFinite if no more may be left out."""
 
         def find() -> Finding:
             parameters = dict(self.reducer.named_parameters())
@@ -428,10 +403,3 @@ class Trainer:
             torch.set_rng_state(state["cpu"].cpu())
             if "cuda" in state and self.world.device.type == "cuda":
                 torch.cuda.set_rng_state(state["cuda"].cpu(), self.world.device)
-
-
-def _loss_scaler(common: CommonConfig, cfg: OptimizationConfig, world: World) -> LossScaler:
-    window = common.fp16_scale_window or max(1, 2**14 // world.size // cfg.update_freq[0])
-    return LossScaler(
-        common.fp16_init_scale, window, common.fp16_scale_tolerance, common.min_loss_scale, common.threshold_loss_scale
-    )

@@ -33,9 +33,7 @@ PEAKS: dict[str, tuple[float | None, ...]] = {
 def peak_flops(device: str, precision: str) -> float | None:
     """Return the operations per second of dense matrix products; None if not known, as for a part of a GPU (MIG).
 
-    Args:
-        device: name of the GPU, as ``torch.cuda.get_device_name`` returns it.
-        precision: one of :data:`PRECISIONS`.
+    *device* is the name that ``torch.cuda.get_device_name`` returns, *precision* one of :data:`PRECISIONS`.
     """
     # A part of a GPU reports the name of the whole one, with MIG in it.
     for pattern, peaks in PEAKS.items():

@@ -20,8 +20,7 @@ def validate(
 ) -> Meter:
     """Return the sums over *batches* of one split, reduced over ranks.
 
-    The state that training steps carry stays as it is: a validation begins with a state of its own and drops it at the
-    end.
+    The state that training steps carry stays as it is: a validation begins with its own and drops it at the end.
 
     Args:
         graph: model and criterion; left in evaluation mode.

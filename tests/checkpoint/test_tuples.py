@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairseq import checkpoint
-from fairseq.checkpoint import tuples
-from fairseq.checkpoint.tuples import RepeatedTuple, check_tuples
+from fairseq.checkpoint import bounds
+from fairseq.checkpoint.bounds import RepeatedTuple, check_tuples
 from fairseq.errors import UserError
 
 LEAVES = st.none() | st.integers() | st.text(max_size=3) | st.floats()  # bytes are made by a call in old protocols
@@ -41,9 +41,9 @@ def largest(value: Any) -> int:
 def check_limit(pickled: bytes, limit: int) -> None:
     """Assert that the tuples of *pickled* have *limit* values at most, and one of them so many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuples, "LARGEST", limit)
+        patch.setattr(bounds, "LARGEST_TUPLE", limit)
         check_tuples(io.BytesIO(pickled))
-        patch.setattr(tuples, "LARGEST", limit - 1)
+        patch.setattr(bounds, "LARGEST_TUPLE", limit - 1)
         with pytest.raises(RepeatedTuple):
             check_tuples(io.BytesIO(pickled))
 
@@ -72,7 +72,7 @@ def test_values_that_no_pickler_repeats_so_are_counted(pickled: bytes) -> None:
 @given(st.recursive(LEAVES | st.binary(max_size=3), nested, max_leaves=30))
 def test_the_limit_is_exact_where_bytes_are_values(value: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuples, "LARGEST", largest(value))
+        patch.setattr(bounds, "LARGEST_TUPLE", largest(value))
         check_tuples(io.BytesIO(pickle.dumps(value, 3)))
 
 

@@ -272,10 +272,7 @@ def test_parameters_of_a_criterion_are_saved_and_restored(tmp_path):
 
     args = runs.arguments(runs.BASELINE)
     task = setup_task(args)
-    trainers = [
-        Trainer.from_settings(training_settings(args), task, task.build_model(args), Offset(task, False))
-        for _ in range(2)
-    ]
+    trainers = [Trainer(training_settings(args), task, task.build_model(args), Offset(task, False)) for _ in range(2)]
     trainers[0].criterion.offset.data.fill_(0.25)
     trainers[1].load_state_dict(trainers[0].state_dict(), "the first")
     assert trainers[1].criterion.offset.item() == 0.25

@@ -14,7 +14,7 @@ from mistakes import logged, user_error
 
 from fairseq import distributed
 from fairseq.config.settings import CommonConfig, training_settings
-from fairseq.distributed import device
+from fairseq.distributed import world
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def test_auto_is_a_gpu_where_there_is_one_and_other_names_are_devices(
     monkeypatch: pytest.MonkeyPatch, gpus: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
-    assert device.chosen_device("auto") == torch.device("cuda" if gpus else "cpu")
-    assert device.chosen_device("cpu") == torch.device("cpu")
-    assert device.chosen_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert world.chosen_device("auto") == torch.device("cuda" if gpus else "cpu")
+    assert world.chosen_device("cpu") == torch.device("cpu")
+    assert world.chosen_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
 
 
 def test_float32_is_exact_unless_tf32_is_asked_for() -> None:
@@ -82,7 +82,7 @@ def test_float32_is_exact_unless_tf32_is_asked_for() -> None:
 def test_float16_on_a_cpu_without_its_arithmetic_names_bf16(
     flag: str, supported: bool, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(device, "_has_float16_arithmetic", lambda: supported)
+    monkeypatch.setattr(world, "_has_float16_arithmetic", lambda: supported)
     with caplog.at_level(logging.WARNING):
         distributed.device_of(CommonConfig(cpu=True, **{flag: True}))
         distributed.device_of(CommonConfig(cpu=True, bf16=True))
@@ -97,4 +97,4 @@ def test_the_build_of_pytorch_reports_float16_arithmetic(
 ) -> None:
     build = SimpleNamespace() if reported is None else SimpleNamespace(_is_mkldnn_fp16_supported=lambda: reported)
     monkeypatch.setattr(torch.ops, "mkldnn", build)
-    assert device._has_float16_arithmetic() is supported
+    assert world._has_float16_arithmetic() is supported

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import socket
@@ -92,7 +93,8 @@ def test_gpus_talk_over_nccl_and_processors_over_gloo(
     monkeypatch.setattr(dist, "init_process_group", refuse)
     _, url = rendezvous.listen(None, 60)
     with pytest.raises(UserError, match=f"^asked for {backend}$"):
-        launch._join(job(described), World(0, 1, torch.device(device), 60.0), url, launch._fail_alone(1))
+        fail = functools.partial(launch._fail_alone, 1)
+        launch._join(job(described), World(0, 1, torch.device(device), 60.0), url, fail)
 
 
 # ---- processes started by hand ---------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def trainer_of(folder: Path) -> Trainer:
     model.load_state_dict(state["model"])
     criterion = task.build_criterion(args)
     criterion.padding_idx = -1  # every id is a word here
-    return Trainer.from_settings(training_settings(args), task, model, criterion)
+    return Trainer(training_settings(args), task, model, criterion)
 
 
 @pytest.mark.parametrize("name", imports.NAMES)

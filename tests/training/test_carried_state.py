@@ -16,7 +16,7 @@ def a_trainer(*flags):
     args = runs.arguments(runs.SHORTFORMER, runs.NO_DROPOUT, *flags)
     torch.manual_seed(1)
     task = setup_task(args)
-    return Trainer.from_settings(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
 
 
 def batches(trainer, split="train", training=True):

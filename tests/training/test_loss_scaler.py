@@ -10,14 +10,13 @@ import runs
 
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
-from fairseq.training.loss_scaler import LossScaler
-from fairseq.training.trainer import _loss_scaler
+from fairseq.training.gradients import LossScaler
 
 
 def a_scaler(flags: str = "", world: World | None = None) -> LossScaler:
     """The scaler of a run with *flags*."""
     settings = training_settings(runs.arguments(runs.BASELINE, "--fp16", flags))
-    return _loss_scaler(settings.common, settings.optimization, world or World())
+    return LossScaler(settings.common, settings.optimization.update_freq, (world or World()).size)
 
 
 def scales(scaler: LossScaler, history: Sequence[bool]) -> list[float]:

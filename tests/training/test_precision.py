@@ -14,7 +14,7 @@ from mistakes import logged
 from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.modules import precision
-from fairseq.training import loss_scaler
+from fairseq.training import gradients
 from fairseq.training.trainer import Trainer
 
 
@@ -84,7 +84,7 @@ def test_an_epoch_without_updates_has_no_figures_and_validates_what_it_has(tmp_p
 
 
 def test_a_run_whose_scale_cannot_be_lowered_ends_after_overflows_in_a_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(loss_scaler, "LIMIT", 12)  # more than an epoch
+    monkeypatch.setattr(gradients, "LIMIT", 12)  # more than an epoch
     flags = "--threshold-loss-scale 128 --optimizer nag --lr 1e30 --clip-norm 0 --save-interval 9"
     with pytest.raises(UserError) as error:
         runs.train(tmp_path, EPOCHS, flags, "--disable-validation")

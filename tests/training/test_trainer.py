@@ -18,6 +18,7 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import NamedSums
 from fairseq.training import trainer as trainer_module
+from fairseq.training.gradients import LossScaler
 from fairseq.training.nonfinite import NonFinite
 
 # --- an update
@@ -231,7 +232,7 @@ def test_an_overflow_lowers_the_scale_and_no_update_is_skipped_for_it() -> None:
 )
 def test_the_window_of_the_loss_scale_counts_batches(flags: str, size: int, window: int) -> None:
     settings = training_settings(runs.arguments(TINY, "--fp16 --fp16-init-scale 4", flags))
-    scaler = trainer_module._loss_scaler(settings.common, settings.optimization, World(0, size))
+    scaler = LossScaler(settings.common, settings.optimization.update_freq, size)
     assert (scaler.window, scaler.scale) == (window, 4.0) and isinstance(scaler.window, int)
 
 

@@ -35,7 +35,7 @@ def trainer(*flags: Any) -> Trainer:
     settings = training_settings(runs.arguments(*flags))
     task = setup_task(settings)
     model = task.build_model(settings)
-    return Trainer.from_settings(settings, task, model, task.build_criterion(settings))
+    return Trainer(settings, task, model, task.build_criterion(settings))
 
 
 def products(total: Any, left: torch.Size, right: torch.Size, **_: Any) -> int:
