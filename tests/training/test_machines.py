@@ -13,8 +13,8 @@ from fairseq import checkpoint
 MODELS = {
     "Shortformer": f"{runs.SHORTFORMER} {runs.DROPOUT} --optimizer nag",
     "Transformer-XL": """--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test
-        --tokens-per-sample 16 --mem-len 16 --batch-size 4 --criterion cross_entropy --optimizer adam --lr 0.002 --seed 3
-        --dropout 0.2""",
+        --tokens-per-sample 16 --mem-len 16 --batch-size 4 --criterion cross_entropy --optimizer adam
+        --lr 0.002 --seed 3 --dropout 0.2""",
 }
 # The vector instructions of torch's own kernels, oneDNN's and MKL's; those of this package's kernels follow CFLAGS.
 AVX2 = {
