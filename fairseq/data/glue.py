@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Sequence
@@ -70,11 +71,7 @@ GLUE = {
 
 
 def layout_of(name: str) -> Layout:
-    """The layout of a GLUE task; upper and lower case are the same.
-
-    Raises:
-        UserError: no task has that name.
-    """
+    """The layout of a GLUE task, or UserError; upper and lower case are the same."""
     for known, layout in GLUE.items():
         if known.lower() == name.lower():
             return layout
@@ -116,14 +113,16 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
     lines = read_lines(path)
     header, first = _header(path, lines, layout)
     sentence_columns = [_column(path, header, name) for name in layout.sentences]
-    label = header.index(layout.label) if layout.label in header else None
-    if label is None and labelled:
-        raise UserError(f"{path}: no column {layout.label!r}; the columns are {', '.join(header)}")
-    columns = [*sentence_columns, *([] if label is None else [label])]
+    label = _column(path, header, layout.label) if labelled or layout.label in header else None
+    last = max(*sentence_columns, -1 if label is None else label)
     examples, incomplete = [], 0
     for number, line in enumerate(lines[first:], first + 1):
         fields = line.split("\t")
-        problem = _problem(fields, columns, sentence_columns, header)
+        problem = None
+        if len(fields) <= last:
+            problem = f"{len(fields)} columns where the header has {len(header)}"
+        elif empty := [header[column] for column in sentence_columns if not fields[column].strip()]:
+            problem = f"empty {empty[0]}"
         if problem is None:
             value = None if label is None else label_of(f"{path}: line {number}", fields[label].strip(), layout)
             examples.append(Example(number, tuple(fields[column].strip() for column in sentence_columns), value))
@@ -139,11 +138,7 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
 
 
 def check_labels(path: Path, labels: Sequence[Label | None]) -> None:
-    """See that there is something to learn.
-
-    Raises:
-        UserError: all *labels* are the same.
-    """
+    """Raise UserError if all *labels* are the same, so that there is nothing to learn."""
     if len(set(labels)) < 2:
         raise UserError(
             f"{path}: all {len(labels)} examples have the same label; training needs at least two different ones"
@@ -183,11 +178,7 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file.
-
-    Raises:
-        UserError: it cannot be read, is empty or not UTF-8.
-    """
+    """The lines of a file; UserError if it cannot be read, is empty or not UTF-8."""
     try:
         content = read_regular(path)
     except OSError as error:
@@ -223,29 +214,14 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
     raise UserError(f"{path}: no column {name!r}; the columns are {', '.join(header)[:200]}")
 
 
-def _problem(fields: list[str], columns: list[int], sentences: list[int], header: list[str]) -> str | None:
-    """Error of an invalid row; None if the row is valid."""
-    if len(fields) <= max(columns):
-        return f"{len(fields)} columns where the header has {len(header)}"
-    empty = [header[column] for column in sentences if not fields[column].strip()]
-    return f"empty {empty[0]}" if empty else None
-
-
 def label_of(where: str, text: str, layout: Layout) -> Label:
-    """The number of the class *text*, or the score.
-
-    Raises:
-        UserError: it is neither; the message begins with *where*.
-    """
-    if layout.is_regression:
-        try:
-            value = float(text)
-        except ValueError:
-            # `float` reads "nan" and "inf", too; both are rejected below.
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(f"{where}: label {text!r}: expected a number")
-        return value
-    if text not in layout.labels:
-        raise UserError(f"{where}: label {text[:80]!r}: not one of {', '.join(layout.labels)}")
-    return float(layout.labels.index(text))
+    """The number of the class *text*, or the score; UserError, which begins with *where*, if it is neither."""
+    if not layout.is_regression:
+        if text not in layout.labels:
+            raise UserError(f"{where}: label {text[:80]!r}: not one of {', '.join(layout.labels)}")
+        return float(layout.labels.index(text))
+    # `float` reads "nan" and "inf", too.
+    with contextlib.suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise UserError(f"{where}: label {text!r}: expected a number")

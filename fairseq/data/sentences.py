@@ -6,6 +6,7 @@ import copy
 import logging
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,22 +20,22 @@ from fairseq.text.tokenizers import Tokenizer
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
 class SentenceEncoder:
     """Ids of raw text, made in the steps of the pre-training corpus.
 
-    Args:
+    Attributes:
         dictionary: of pre-training.
         tokenizer: of pre-training; None: text is split at white space.
     """
 
-    def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
-        self.dictionary = dictionary
-        self.tokenizer = tokenizer
+    dictionary: Dictionary
+    tokenizer: Tokenizer | None = None
 
     def __call__(self, text: str) -> np.ndarray:
         """The ids of *text*, without special symbols: int32 [tokens]."""
         symbols = text if self.tokenizer is None else self.tokenizer.encode(text)
-        return np.array([self.dictionary.index(symbol) for symbol in symbols.split()], dtype=np.int32)
+        return self.dictionary.encode_line(symbols, append_eos=False)
 
 
 class SentenceRows:
