@@ -149,11 +149,7 @@ def record_calls(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
 
 
 def attention_modules(model: BaseFairseqModel) -> list[Any]:
-    """The attention modules of *model*, one a layer.
-
-    Raises:
-        UserError: they do not expose their weights.
-    """
+    """The attention modules of *model*, one a layer; UserError if they do not expose their weights."""
     layers = getattr(getattr(model, "decoder", None), "layers", [])
     modules = [getattr(layer, "self_attn", None) for layer in layers]
     if not modules or not all(hasattr(m, "weights") and hasattr(m, "num_heads") for m in modules):
@@ -229,11 +225,7 @@ class AttentionReader:
 
     @torch.inference_mode()
     def read(self, positions: Sequence[int], progress: Progress | None = None) -> AttentionMaps:
-        """Read the corpus; *positions* are indices of the tokens whose predictions are shown separately.
-
-        Raises:
-            UserError: a position is out of range.
-        """
+        """Read the corpus; *positions*, UserError if out of range, are those of tokens to be shown separately."""
         tokens = len(self.blocks.corpus.tokens)
         for position in positions:
             if not 0 <= position < tokens:

@@ -73,11 +73,7 @@ def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[st
 
 
 def check_split(folder: str | Path, split: str) -> None:
-    """Check without reading it that a folder has a split.
-
-    Raises:
-        UserError: it has not, or the index is not one.
-    """
+    """Raise UserError if a folder has no such split or its index is not one; the tokens are not read."""
     there = sorted(path.stem for path in Path(folder).glob("*.idx"))
     if there and split not in there:
         raise UserError(f"{folder}/{split}.idx: file not found; the splits in this folder are {', '.join(there)}")
@@ -104,11 +100,7 @@ def open_corpus(
 def reopen_corpus(
     folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
 ) -> IndexedCorpus | JoinedCorpus:
-    """Return the same; files that an earlier epoch or stage of this process has checked are not checked again.
-
-    Raises:
-        UserError: see :func:`open_corpus`.
-    """
+    """As :func:`open_corpus`, but files that an earlier epoch or stage has checked are not checked again."""
     # The number of files is part of the key: one may be added from epoch to epoch.
     key = os.path.abspath(folder), split, len(corpus_prefixes(folder, split, combine=combine))
     corpus = CORPORA.get(key, lambda: open_corpus(folder, split, dictionary, combine=combine))

@@ -57,11 +57,7 @@ class EpochIterator:
         self.read = 0
 
     def open(self) -> None:
-        """Open the data of the epoch, where that is not done yet, so that errors in them come now.
-
-        Raises:
-            UserError: they are missing or damaged.
-        """
+        """Open the data of the epoch, where that is not done yet; UserError if they are missing or damaged."""
         self._turns.of(self.epoch)
 
     def close(self) -> None:

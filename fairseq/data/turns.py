@@ -38,11 +38,7 @@ class Turns:
         return len(self._openers)
 
     def of(self, epoch: int) -> Turn:
-        """Return dataset and sampler of *epoch* (from 1), opened now if they were not opened before.
-
-        Raises:
-            UserError: the data are missing or damaged.
-        """
+        """Return dataset and sampler of *epoch* (from 1), opened now if not before; UserError if damaged."""
         # fairseq's rule: folder (epoch − 1) mod n.
         number = (epoch - 1) % len(self._openers)
         if self._current is None or self._current[0] != number:

@@ -117,11 +117,7 @@ def with_positions(samples: Iterable[Sample | None], blocks: TokenBlocks) -> Ite
 
 
 def word_counts(path: str | None, data: str | Path, dictionary: Dictionary) -> Counter[str]:
-    """Return the counts of words in a file or a data folder, *path*, or else in the training split of *data*.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """Return the counts of words in a file or a data folder, *path*, or else in the training split of *data*."""
     if path is None:
         return training_counts(data, dictionary)
     return training_counts(path, load_dictionary(path)) if Path(path).is_dir() else read_counts(path)

@@ -202,11 +202,7 @@ def word_table(words: Words) -> Iterator[str]:
 
 
 def write_results(folder: Path, report: Mapping[str, Any], create: Create = atomic_file) -> None:
-    """Write *report* to ``results.json`` in *folder* atomically, alone or in the group of *create*.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write *report* to ``results.json`` in *folder* atomically, alone or in the group of *create*."""
     text = json.dumps(finite(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with create(folder / "results.json", "`results_path`") as file:
         # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.

@@ -16,11 +16,7 @@ PIECE = 1 << 22  # tokens grouped at once
 
 
 class WordGroups:
-    """Groups the tokens of a dictionary into words.
-
-    Raises:
-        UserError: the tokenizer beside the dictionary cannot be read.
-    """
+    """Groups the tokens of a dictionary into words; UserError if the tokenizer beside it cannot be read."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.symbols, self.unknown = dictionary.symbols, dictionary.unk()

@@ -99,11 +99,7 @@ class Dictionary:
         return self.bos_index
 
     def begin(self) -> int:
-        """The id of the begin-of-sentence symbol, for ``--add-bos-token``.
-
-        Raises:
-            UserError: the dictionary has none.
-        """
+        """The id of the begin-of-sentence symbol, for ``--add-bos-token``; UserError if there is none."""
         if self.bos_index == NONE:
             raise UserError(f"`add_bos_token`: {self.path or 'the dictionary'} has no bos symbol; leave it out")
         return self.bos_index
@@ -145,11 +141,7 @@ class Dictionary:
         return f"Dictionary({len(self)} symbols)"
 
     def index(self, word: str) -> int:
-        """The id of *word*, or the unknown symbol's.
-
-        Raises:
-            UserError: the dictionary has neither.
-        """
+        """The id of *word*, or the unknown symbol's; UserError if the dictionary has neither."""
         index = self.indices.get(word, self.unk_index)
         if index == NONE:
             raise UserError(f"{word[:80]!r}: {self.lack()}")
@@ -217,11 +209,7 @@ class Dictionary:
 
     @classmethod
     def load(cls, path: str | Path) -> Dictionary:
-        """Read a ``dict.txt``.
-
-        Raises:
-            UserError: the file is missing, or see :meth:`parse`.
-        """
+        """Read a ``dict.txt``; UserError if it is missing, or see :meth:`parse`."""
         return cls.parse(read_dictionary(path), path)
 
     @classmethod

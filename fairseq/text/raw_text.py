@@ -149,11 +149,7 @@ def lines_of(block: Block, form: TextFormat) -> list[str]:
 
 
 def documents_of(block: Block, form: TextFormat) -> list[list[str]]:
-    """Return the lines of each document of a block: a row of JSON lines, or else a line.
-
-    Raises:
-        UserError: as :func:`lines_of`.
-    """
+    """Return the lines of each document of a block: a row of JSON lines, or else a line; see :func:`lines_of`."""
     if form.field is None:
         return [[line] for line in lines_of(block, form)]
     return list(_documents(_decoded(block), block, form.field))
@@ -282,11 +278,7 @@ def decode_line(line: bytes, number: int, errors: str = "strict") -> str:
 
 
 def text_line(line: bytes, number: int, name: str) -> str:
-    """Return line *number* of the text *name*, see :func:`decode_line`.
-
-    Raises:
-        UserError: it is not UTF-8.
-    """
+    """Return line *number* of the text *name*, see :func:`decode_line`; UserError if it is not UTF-8."""
     try:
         return decode_line(line, number)
     except UnicodeDecodeError as error:
@@ -373,11 +365,7 @@ def _paragraphs(lines: list[str]) -> list[str]:
 
 
 def check_raw(path: str) -> int:
-    """Return the size on disk of a file of text.
-
-    Raises:
-        UserError: it cannot be read, is no regular file, or is empty.
-    """
+    """Return the size on disk of a text; UserError if it cannot be read, is no regular file, or is empty."""
     if Path(path).is_dir():
         return sum(map(check_raw, table_files(path)))
     try:

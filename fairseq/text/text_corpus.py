@@ -115,19 +115,11 @@ class TextReader:
         return "\n".join(join(line) for line in lines)
 
     def read(self, path: str, form: TextFormat) -> TextCorpus:
-        """Return the tokens of a file of text; ``-`` is stdin.
-
-        Raises:
-            UserError: the file cannot be read, has no words or is not UTF-8.
-        """
+        """Return the tokens of a text, ``-`` for stdin; UserError if it cannot be read or has no words."""
         return self._with_words(path, (lines_of(block, form) for block in _blocks(path, form)))
 
     def read_documents(self, path: str, form: TextFormat) -> TextCorpus:
-        """Return the tokens of a file of text with the sizes of documents, rows of JSON lines or else lines.
-
-        Raises:
-            UserError: as :meth:`read`.
-        """
+        """As :meth:`read`, with the sizes of documents, which are rows of JSON lines or else lines."""
         lengths: list[int] = []
 
         def lines() -> Iterator[list[str]]:

@@ -189,11 +189,7 @@ def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, Raw
 
 
 def check_alphabet(tokenizer: Tokenizer | None, lines: Sequence[str]) -> None:
-    """See that a tokenizer's codes, unless they are learned in this run, were learned on text like *lines*.
-
-    Raises:
-        UserError: they know fewer than half of its characters.
-    """
+    """Raise UserError if codes that were not learned in this run know fewer than half of the characters of *lines*."""
     subwords = tokenizer.subwords if tokenizer is not None else None
     text = " ".join(lines)[:10_000]
     # Learned on this very text, they know it.
@@ -214,11 +210,7 @@ def save_counts(prefix: str | Path, counts: RawCounts) -> None:
 
 
 def load_counts(prefix: str | Path) -> RawCounts | None:
-    """Return the size of a split's raw text; None if it was not recorded.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Return the size of a split's raw text, None if it was not recorded; UserError if the file is damaged."""
     path = f"{prefix}.raw.json"
     if not os.path.exists(path):
         return None

@@ -52,11 +52,7 @@ class WordTokenizer(Value):
         return aligned(line, self.split(line))
 
     def check(self) -> None:
-        """Check the settings.
-
-        Raises:
-            UserError: one is invalid; the message begins with its name.
-        """
+        """Raise UserError, whose message begins with its name, if a setting is invalid."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +101,7 @@ class Subwords(Value):
         return ()
 
     def check(self) -> None:
-        """Load the content.
-
-        Raises:
-            UserError: it is damaged or of another kind, or a package is missing.
-        """
+        """Load the content; UserError if it is damaged or of another kind, or a package is missing."""
         raise NotImplementedError
 
     def encode(self, lines: Sequence[str]) -> list[str]:

@@ -11,11 +11,7 @@ from fairseq.text.tokenizers.moses import Moses
 
 
 def chosen_words(config: TextConfig) -> WordTokenizer | None:
-    """Return the word tokenizer of ``--tokenizer``.
-
-    Raises:
-        UserError: there is none of that name, or its settings are invalid, as an unknown language is.
-    """
+    """Return the word tokenizer of ``--tokenizer``; UserError if it or a setting, as the language, is unknown."""
     if config.moses_source_lang != "en" and config.tokenizer != "moses":
         raise UserError("`moses_source_lang`: has an effect with `tokenizer` moses only; leave it out")
     if config.tokenizer is None:
@@ -31,11 +27,7 @@ def chosen_words(config: TextConfig) -> WordTokenizer | None:
 
 
 def chosen_subwords(config: TextConfig) -> Subwords | None:
-    """Return the encoding of ``--bpe`` with the content of ``--bpe-codes``; None without that file.
-
-    Raises:
-        UserError: there is none of that name, or the file cannot be used.
-    """
+    """Return the encoding of ``--bpe`` with the file ``--bpe-codes``, None without; UserError if it is invalid."""
     if config.bpe is None:
         if config.bpe_codes is not None:
             raise UserError("`bpe_codes`: needs the kind of the codes; add `bpe` subword_nmt, or another")

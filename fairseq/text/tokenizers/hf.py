@@ -81,11 +81,7 @@ class HuggingFace(LibrarySubwords):
 
     @property
     def words(self) -> WordRule:
-        """The rule of the file's decoder.
-
-        Raises:
-            UserError: the decoder marks neither beginnings nor ends of words.
-        """
+        """The rule of the file's decoder; UserError if that marks neither beginnings nor ends of words."""
         for kind, rule in _RULES.items():
             if kind in self._names:
                 return rule
@@ -155,11 +151,7 @@ _RULES: dict[str, WordRule] = {
 
 
 def import_tokenizers(kind: str) -> Any:
-    """Return the package ``tokenizers``.
-
-    Raises:
-        UserError: it is missing.
-    """
+    """Return the package ``tokenizers``; UserError if it is missing."""
     try:
         import tokenizers
     except ImportError:
