@@ -294,7 +294,7 @@ class _Sums:
         self.queries = 0
         self.reached = torch.zeros(span, dtype=torch.float64)
         self.counted = torch.empty(0)
-        self.sums: dict[str, list[Tensor | None]] = {}
+        self.sums: dict[str, list[Tensor]] = {}
 
     def count(self, counted: Tensor, calls: Sequence[Call]) -> None:
         """Begin a new segment with its counted positions, bool [B, T]."""
@@ -308,13 +308,12 @@ class _Sums:
 
     def add(self, name: str, layer: int, weights: Tensor) -> None:
         """Add the weights [B, H, T, S] of a layer in this segment."""
-        layers = self.sums.setdefault(name, [None] * self.layers)
-        added, before = sum_by_distance(weights, self.counted, self.span), layers[layer]
-        layers[layer] = added if before is None else before + added
+        layers = self.sums.setdefault(name, [torch.zeros(())] * self.layers)
+        layers[layer] = layers[layer] + sum_by_distance(weights, self.counted, self.span)
 
     def mean(self, name: str) -> np.ndarray:
         """Mean of a named sum over the counted positions: float64 [L, H, D]."""
-        return torch.stack([layer for layer in self.sums[name] if layer is not None]).cpu().numpy() / self.queries
+        return torch.stack(self.sums[name]).cpu().numpy() / self.queries
 
 
 def _weights_at(modules: Sequence[Any], calls: Sequence[Call], row: int, offset: int) -> np.ndarray:

@@ -200,7 +200,7 @@ def load_reader(
 
     Args:
         whole_windows: models with memory also read windows at once.
-        data, overrides, settings: see :func:`~fairseq.evaluation.ensemble.load_language_models`.
+        data, overrides, settings: see :func:`~fairseq.inference.loading.load_language_models`.
 
     Returns:
         The reader, and the task that the checkpoint was loaded with.
@@ -312,15 +312,14 @@ def _mark(rises: bool) -> str:
 
 def results(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> dict[str, Any]:
     """The results and every gain as values for JSON; lists of gains are by neighbouring pairs of ``contexts``."""
+    models = zip(measured.names, measured.perplexities(), measured.risen_from(), strict=True)
     return {
         "contexts": measured.contexts.tolist(),
         "positions": measured.losses.shape[2],
         "threshold": threshold,
         "models": [
             {"name": name, "perplexity": perplexity.tolist(), "perplexity_rises_from": lowest}
-            for name, perplexity, lowest in zip(
-                measured.names, measured.perplexities(), measured.risen_from(), strict=True
-            )
+            for name, perplexity, lowest in models
         ],
         "groups": [
             {

@@ -191,10 +191,9 @@ class Binarizer:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a text: its different words in the order of their first appearance, and its tokens.
+    """A part of a text: its different words in the order of their first appearance, and its tokens, as numbers.
 
-    Attributes:
-        numbers: unsigned [N], 1 + the index of a token's word, 0 for the ``</s>`` of a line.
+    A number, unsigned [N], is 1 + the index of a token's word, 0 for the ``</s>`` of a line.
     """
 
     words: list[str]

@@ -1,9 +1,8 @@
 """Data folders: one dictionary; splits in one or several files, in one or several folders.
 
 Training reads ``train``, ``train1``, ``train2``, … as one corpus, without a copy in memory
-(:mod:`fairseq.system.stored_array`); every file is read once by a process, to check it. ``DATA1:DATA2`` reads
-folder (epoch − 1) mod n, opened when its epoch begins, the next one in the background (:mod:`fairseq.data.turns`);
-validation and evaluation read the first.
+(:mod:`fairseq.system.stored_array`); every file is read once by a process, to check it. ``DATA1:DATA2`` reads folder
+(epoch − 1) mod n (:class:`fairseq.data.iterator.Turns`); validation and evaluation read the first.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ def load_dictionary(data: str | Path) -> Dictionary:
 def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[str]:
     """Return the paths of a split's files without ``.bin`` and ``.idx``.
 
-    Args:
-        folder: data folder.
-        split: e.g. ``train``.
-        combine: also ``train1``, ``train2``, …, up to the first missing number.
+    With *combine*, of ``train`` also ``train1``, ``train2``, …, up to the first missing number.
     """
     prefix = os.path.join(folder, split)
     if not combine:

@@ -80,13 +80,7 @@ def layout_of(name: str) -> Layout:
 
 @dataclass(frozen=True)
 class Example:
-    """A row of a file.
-
-    Attributes:
-        line: its number in the file, from 1.
-        sentences: one or two texts.
-        label: None where the file has none.
-    """
+    """A row of a file, *line* from 1: one or two sentences, and a label where the file has one."""
 
     line: int
     sentences: tuple[str, ...]
@@ -102,8 +96,6 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
     """The rows of a TSV file; tabs divide columns, quotes have no meaning.
 
     Args:
-        path: the file.
-        layout: its columns.
         labelled: whether every row must have a label; otherwise the column may be missing.
 
     Raises:

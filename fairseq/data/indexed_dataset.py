@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 import struct
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
@@ -110,10 +110,8 @@ class IndexedCorpus:
             )
         if total == 0:
             raise UserError(f"{data}: no tokens in it; preprocess a text that is not empty")
-        try:
+        with _named(data):
             self.tokens: Any = StoredArray(data, dtype, total)
-        except OSError as error:
-            raise UserError(f"{data}: {read_failure(error)}; make it with fairseq-preprocess") from None
         self._symbols = 0  # dictionaries of at least so many symbols have all tokens; 0: unknown
 
     def __len__(self) -> int:
@@ -196,20 +194,24 @@ def _offsets(sizes: Any) -> np.ndarray:
     return offsets
 
 
-def _file_size(path: str) -> int:
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Raise UserError where *path* cannot be read."""
     try:
-        return os.path.getsize(path)
+        yield
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
+
+
+def _file_size(path: str) -> int:
+    with _named(path):
+        return os.path.getsize(path)
 
 
 def _read_header(path: str) -> tuple[np.dtype, int]:
     """(type of the tokens, number of lines), once the file has the right length for them."""
-    try:
-        with open_regular(path) as file:
-            size, header = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
+    with _named(path), open_regular(path) as file:
+        size, header = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{path}: not a corpus index in the mmap format; preprocess the text again")
     _, version, code, lines = _HEADER.unpack(header)

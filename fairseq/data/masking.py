@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -14,7 +14,6 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import find_tokenizer
 from fairseq.text.tokenizers.rules import (
-    SPACE,
     BeginMarks,
     ByteLevelWords,
     ContinuationMarks,
@@ -145,7 +144,7 @@ def word_rule(dictionary: Dictionary) -> WordRule | None:
     symbols = dictionary.symbols
     guesses: list[tuple[WordRule, int]] = [
         (BeginMarks(), sum(symbol.startswith(BeginMarks.mark) for symbol in symbols)),
-        (ByteLevelWords(), sum(symbol.startswith(SPACE) for symbol in symbols)),
+        (ByteLevelWords(), sum(symbol.startswith(ByteLevelWords.mark) for symbol in symbols)),
         (EndMarks(), sum(symbol.endswith(EndMarks.mark) for symbol in symbols)),
     ]
     rule, marked = max(guesses, key=lambda guess: guess[1])
@@ -164,24 +163,25 @@ def word_parts(dictionary: Dictionary, rule: WordRule | None = None) -> tuple[np
     return continues, joins
 
 
+@dataclass(frozen=True, eq=False)
 class MaskedBlocks:
     """Blocks of a corpus, each after a begin symbol, with some tokens chosen for prediction.
 
     The choice depends on the seed, the epoch and the position of the token in the corpus only.
 
-    Args:
+    Attributes:
         blocks: the blocks, each at least one token shorter than the model's rows.
         masking: settings.
         bos: id of the symbol before each block.
         fixed: use the same choice in every epoch, for validation.
+        epoch: of the choice.
     """
 
-    def __init__(self, blocks: TokenBlocks, masking: Masking, bos: int, fixed: bool = False) -> None:
-        self.blocks = blocks
-        self.masking = masking
-        self.bos = bos
-        self.fixed = fixed
-        self.epoch = 0
+    blocks: TokenBlocks
+    masking: Masking
+    bos: int
+    fixed: bool = False
+    epoch: int = 0
 
     @property
     def sizes(self) -> np.ndarray:
@@ -197,23 +197,15 @@ class MaskedBlocks:
 
     def at_epoch(self, epoch: int) -> MaskedBlocks:
         """The blocks with the choice of *epoch* (from 1)."""
-        if self.fixed:
-            return self
-        view = copy.copy(self)
-        view.epoch, view.blocks = epoch, self.blocks.at_epoch(epoch)
-        return view
+        return self if self.fixed else dataclasses.replace(self, blocks=self.blocks.at_epoch(epoch), epoch=epoch)
 
     def select(self, keep: np.ndarray) -> MaskedBlocks:
         """The blocks for which *keep*, bool [n], is true, renumbered."""
-        view = copy.copy(self)
-        view.blocks = self.blocks.select(keep)
-        return view
+        return dataclasses.replace(self, blocks=self.blocks.select(keep))
 
     def cut_long(self, longest: int) -> MaskedBlocks:
         """These rows, cut into several of at most *longest* tokens, the begin symbol counted."""
-        view = copy.copy(self)
-        view.blocks = self.blocks.cut_long(longest - 1)
-        return view
+        return dataclasses.replace(self, blocks=self.blocks.cut_long(longest - 1))
 
     def batch(self, indices: np.ndarray) -> Sample:
         """Blocks *indices* [B] as rows padded on the right.

@@ -91,7 +91,7 @@ class SavedBy:
 
 @dataclass(frozen=True)
 class Position:
-    """A position found in a layout.
+    """A position in a layout.
 
     Attributes:
         read: units.
@@ -108,7 +108,6 @@ def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Posit
     """Return the position of a checkpoint's ``train_iterator`` within its epoch, in the layout *ours*.
 
     Args:
-        ours: of the run that continues.
         state: with ``iterations_in_epoch``, and with ``read`` where a run of ours saved it.
         saved: who saved a state without ``read``; None: this run, so that batches are what they were.
 

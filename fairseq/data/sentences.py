@@ -1,4 +1,4 @@
-"""Sentences as rows of tokens: encoded as the pre-training text was, with labels for each row."""
+"""Sentences as rows of tokens, with labels for each row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import logging
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,27 +14,8 @@ import torch
 from fairseq.data.dataset import Sample
 from fairseq.data.glue import Label
 from fairseq.text.dictionary import Dictionary
-from fairseq.text.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SentenceEncoder:
-    """Ids of raw text, made in the steps of the pre-training corpus.
-
-    Attributes:
-        dictionary: of pre-training.
-        tokenizer: of pre-training; None: text is split at white space.
-    """
-
-    dictionary: Dictionary
-    tokenizer: Tokenizer | None = None
-
-    def __call__(self, text: str) -> np.ndarray:
-        """The ids of *text*, without special symbols: int32 [tokens]."""
-        symbols = text if self.tokenizer is None else self.tokenizer.encode(text)
-        return self.dictionary.encode_line(symbols, append_eos=False)
 
 
 class SentenceRows:
@@ -97,14 +77,18 @@ class SentenceRows:
         """Tokens of each row: int64 [n]."""
         return self._sizes[self._numbers]
 
+    @property
+    def labels(self) -> list[Label | None]:
+        """The label of each row."""
+        return [self._labels[number] for number in self._numbers]
+
     def __len__(self) -> int:
         return len(self._numbers)
 
     def checksums(self) -> dict[str, int]:
         """CRC-32 of the rows and labels, which are in memory."""
-        numbers = self._numbers.tolist()
-        rows = zlib.crc32(b"".join(np.asarray(self._rows[number], np.int64).tobytes() for number in numbers))
-        return {"rows": rows, "labels": zlib.crc32(repr([self._labels[number] for number in numbers]).encode())}
+        rows = zlib.crc32(b"".join(self._rows[number].astype(np.int64).tobytes() for number in self._numbers))
+        return {"rows": rows, "labels": zlib.crc32(repr(self.labels).encode())}
 
     def at_epoch(self, epoch: int) -> SentenceRows:
         """The rows themselves: nothing in them is random."""

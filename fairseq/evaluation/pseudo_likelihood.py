@@ -13,8 +13,8 @@ from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
+from fairseq.evaluation.by_frequency import WordGroups
 from fairseq.evaluation.scorer import Progress, Scores
-from fairseq.evaluation.word_groups import WordGroups
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel

@@ -243,20 +243,16 @@ class Scorer:
             sample = blocks.batch(indices)
             tokens = self._to_device(sample["net_input"]["src_tokens"])
             if reader.model.can_generate:
-                cache = self._cache(reader, cache, len(indices), segments)
+                if cache is None:
+                    cache = reader.new_cache(len(indices), segments * scoring.tokens_per_sample)
+                else:
+                    cache.keep_rows(len(indices))
+                    cache.next_segment()
                 hidden = (reader.read_each if scoring.token_by_token else reader.read)(tokens, cache)
             else:
                 hidden, extra = reader.model(tokens, memory=keep_rows(memory, len(indices)))
                 memory = extra["memory"]
             collector.add(hidden, sample["target"], *_positions(blocks, indices))
-
-    def _cache(self, reader: Reader, cache: KeyValueCache | None, rows: int, segments: int) -> KeyValueCache:
-        """The cache for the next of *segments* segments of *rows* rows; None: for the first."""
-        if cache is None:
-            return reader.new_cache(rows, segments * self.scoring.tokens_per_sample)
-        cache.keep_rows(rows)
-        cache.next_segment()
-        return cache
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         # From pinned memory the copy runs beside the computation of the batch before.

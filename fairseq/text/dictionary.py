@@ -11,7 +11,7 @@ import numpy as np
 
 from fairseq.errors import UserError
 from fairseq.system import checksums
-from fairseq.system.files import atomic_file
+from fairseq.system.files import Create, atomic_file
 from fairseq.system.opening import read_named
 
 ROLES = ("bos", "pad", "eos", "unk")
@@ -267,20 +267,20 @@ class Dictionary:
             self.indices.pop(word, None)
         self.add_symbol(word, int(count))
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, create: Create = atomic_file) -> None:
         """Write the symbols that are not special (or all, after a header) as ``word count``, whole or not at all."""
         words = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
         before = set(self.symbols[: self.nspecial])
-        with atomic_file(path) as file:
-            if not self.nspecial:
-                indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}
-                roles = [f"{role}={self.symbols[index]}" for role, index in indices.items() if index != NONE]
-                file.write(f"{HEADER} {' '.join(roles)}\n".encode())
-            lines = []
-            for index, (word, n) in enumerate(words, self.nspecial):
-                mark = f" {OVERWRITE}" if word in before and self.indices[word] == index else ""
-                lines.append(f"{word} {n}{mark}\n")
-                before.add(word)
+        lines = []
+        if not self.nspecial:
+            indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}
+            roles = [f"{role}={self.symbols[index]}" for role, index in indices.items() if index != NONE]
+            lines.append(f"{HEADER} {' '.join(roles)}\n")
+        for index, (word, n) in enumerate(words, self.nspecial):
+            mark = f" {OVERWRITE}" if word in before and self.indices[word] == index else ""
+            lines.append(f"{word} {n}{mark}\n")
+            before.add(word)
+        with create(path, "") as file:
             file.write("".join(lines).encode())
 
     def encode_line(self, text: str, append_eos: bool = True) -> np.ndarray:
@@ -305,11 +305,7 @@ class Dictionary:
 
 
 def read_dictionary(path: str | Path) -> bytes:
-    """Return the content of a ``dict.txt``.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the content of a ``dict.txt``; UserError if it cannot be read."""
     return read_named(path, "give a dict.txt made by fairseq-preprocess")
 
 

@@ -20,7 +20,7 @@ from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import open_input, open_regular
 from fairseq.text.text_tables import is_table, table_files, table_rows
-from fairseq.text.tokenizers.base import EXTRA
+from fairseq.text.tokenizers.base import EXTRA, import_package
 
 BLOCK_BYTES = 1 << 20  # read at once
 COMPRESSED_BYTES = 1 << 10  # decompressed at once
@@ -179,7 +179,9 @@ def _decompressed(raw: BinaryIO, path: str) -> Iterator[BinaryIO]:
     elif suffix == ".xz":
         yield cast(BinaryIO, io.BufferedReader(_Frames(raw, path, lzma.LZMADecompressor, b"\0"), BLOCK_BYTES))
     elif suffix == ".zst":
-        yield cast(BinaryIO, io.BufferedReader(_zstandard(raw, path), BLOCK_BYTES))
+        library = import_package("zstandard", f"{path}: needs the package zstandard; {EXTRA}")
+        frames = _Frames(raw, path, lambda: library.ZstdDecompressor().decompressobj())
+        yield cast(BinaryIO, io.BufferedReader(frames, BLOCK_BYTES))
     else:
         yield raw
 
@@ -234,14 +236,6 @@ class _Frames(io.RawIOBase):
             data = self._frame.unused_data if self._frame.eof else b""
             self._frame = None if self._frame.eof else self._frame
         self._ready = memoryview(b"".join(ready))
-
-
-def _zstandard(raw: BinaryIO, path: str) -> io.RawIOBase:
-    try:
-        import zstandard
-    except ImportError:
-        raise UserError(f"{path}: needs the package zstandard; {EXTRA}") from None
-    return _Frames(raw, path, lambda: zstandard.ZstdDecompressor().decompressobj())
 
 
 def _damaged(path: str, error: object) -> UserError:

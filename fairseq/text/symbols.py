@@ -62,7 +62,13 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
             for name, size in split_sizes(total).items():
                 out = files.enter_context(group.file(destdir / f"{name}.txt"))
                 tokens[name] = _write_split(text, out, size, kind, counts, report)
-            _write_dictionary(files.enter_context(group.file(destdir / "dict.txt")), counts, kind)
+            dictionary = Dictionary()
+            # From all three splits: of 256 possible symbols none must be unknown in a test of bits per character.
+            for byte in np.flatnonzero(counts).tolist():
+                if byte != LINE_ENDS[kind]:
+                    dictionary.add_symbol(symbol(byte, kind), int(counts[byte]))
+            dictionary.finalize()
+            dictionary.save(destdir / "dict.txt", group.file)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename or source}: file not found; check the path") from None
     except OSError as error:
@@ -101,14 +107,3 @@ def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
             raise UserError(f"{file.name}: became shorter while reading; run again when it is complete")
         size -= len(chunk)
         yield chunk
-
-
-def _write_dictionary(file: BinaryIO, counts: np.ndarray, kind: str) -> None:
-    dictionary = Dictionary()
-    # From all three splits: of 256 possible symbols none must be unknown in a test of bits per character.
-    for byte in np.flatnonzero(counts).tolist():
-        if byte != LINE_ENDS[kind]:
-            dictionary.add_symbol(symbol(byte, kind), int(counts[byte]))
-    dictionary.finalize()
-    words = zip(dictionary.symbols[dictionary.nspecial :], dictionary.count[dictionary.nspecial :], strict=True)
-    file.writelines(f"{word} {count}\n".encode() for word, count in words)

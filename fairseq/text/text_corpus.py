@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -45,20 +46,15 @@ class TextCorpus:
     tokens: np.ndarray
     sizes: np.ndarray
     counts: RawCounts | None = None
-    offsets: np.ndarray = field(init=False)
 
-    def __post_init__(self) -> None:
-        offsets = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
-        object.__setattr__(self, "offsets", offsets)
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        """Tokens before each line, and at the end all: int64 [lines + 1]."""
+        return np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
 
 
 def report_unknown(tokens: Iterable[int], dictionary: Dictionary, symbols: Iterable[str]) -> None:
-    """Log the share of *tokens* that are the unknown symbol, if there are any.
-
-    Args:
-        tokens: ids of a text; ends of lines do not count.
-        symbols: symbols of the text that the dictionary lacks.
-    """
+    """Log the share of *tokens* that are the unknown symbol, if any, and *symbols* that *dictionary* lacks."""
     counts = Counter(tokens)
     # Ends of lines are always known and would make the share look smaller.
     unknown, total = counts[dictionary.unk()], counts.total() - counts[dictionary.eos()]
@@ -75,17 +71,17 @@ def log_tokens(dictionary: Dictionary) -> None:
     logger.info("no tokenizer beside %s: text is read as tokens between white space", path)
 
 
+@dataclass(frozen=True)
 class TextReader:
-    """Reader of text for a model: raw text where its data has a tokenizer, else tokens between white space.
+    """Reader of text for a model: raw text where its data has a *tokenizer*, else tokens between white space."""
 
-    Args:
-        dictionary: of the model.
-        tokenizer: None: text is tokens.
-    """
+    dictionary: Dictionary
+    tokenizer: Tokenizer | None = None
 
-    def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer | None) -> None:
-        self.dictionary = dictionary
-        self.tokenizer = tokenizer
+    def __call__(self, line: str) -> np.ndarray:
+        """Return the ids of one line of text, without special symbols: int32 [tokens]."""
+        symbols = line if self.tokenizer is None else self.tokenizer.encode(line)
+        return self.dictionary.encode_line(symbols, append_eos=False)
 
     @classmethod
     def of(cls, data: str | Path, dictionary: Dictionary) -> TextReader:

@@ -6,8 +6,6 @@ for each split. Rows are read a few at a time. pyarrow, an optional dependency, 
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +13,7 @@ from typing import Any, BinaryIO
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import open_regular, read_regular
+from fairseq.text.tokenizers.base import import_package
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 SUFFIXES = (".parquet", ".arrow")
@@ -69,12 +68,10 @@ def table_rows(path: str, field: str) -> Iterator[tuple[list[str | None], int]]:
     Raises:
         UserError: pyarrow is missing, the file cannot be read or is damaged, or has no such column of text.
     """
-    try:
-        arrow: Any = importlib.import_module("pyarrow")
-        # Not imported with the package.
-        importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise UserError(f"{path}: needs the package pyarrow; {EXTRA}") from None
+    missing = f"{path}: needs the package pyarrow; {EXTRA}"
+    arrow = import_package("pyarrow", missing)
+    # Not imported with the package.
+    import_package("pyarrow.parquet", missing)
     read = _parquet_batches if path.endswith(".parquet") else _arrow_batches
     try:
         with open_regular(path) as file:
@@ -103,14 +100,10 @@ def _parquet_batches(arrow: Any, file: BinaryIO, path: str, field: str) -> Itera
 
 def _arrow_batches(arrow: Any, file: BinaryIO, path: str, field: str) -> Iterator[tuple[Any, int]]:
     """As :func:`_parquet_batches`, of an Arrow file or stream."""
-    magic, _ = file.read(6), file.seek(0)
-    with contextlib.ExitStack() as stack:
-        if magic == b"ARROW1":
-            table = stack.enter_context(arrow.ipc.open_file(file))
-            batches = map(table.get_batch, range(table.num_record_batches))
-        else:
-            table = stack.enter_context(arrow.ipc.open_stream(file))
-            batches = iter(table)
+    is_file = file.read(6) == b"ARROW1"
+    file.seek(0)
+    with arrow.ipc.open_file(file) if is_file else arrow.ipc.open_stream(file) as table:
+        batches = map(table.get_batch, range(table.num_record_batches)) if is_file else iter(table)
         _check(arrow, table.schema, path, field)
         before = 0
         for batch in batches:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from fairseq.config.command_settings import TextFormatConfig
 from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
@@ -58,7 +59,7 @@ class TokenizedText:
 
 @contextlib.contextmanager
 def tokenized_texts(
-    splits: Mapping[str, str], tokenizer: Tokenizer | None, options: TextOptions, folder: str | Path
+    splits: Mapping[str, str], tokenizer: Tokenizer | None, form: TextFormatConfig, workers: int, folder: str | Path
 ) -> Iterator[dict[str, TokenizedText]]:
     """Tokenise the text of each split into temporary files of *folder*, which are removed at the end.
 
@@ -70,16 +71,15 @@ def tokenized_texts(
     texts = {}
     with (
         tempfile.TemporaryDirectory(dir=folder) as temporary,
-        Workers(TokenizeBlock(tokenizer), options.workers) as workers,
+        Workers(TokenizeBlock(tokenizer), workers) as pool,
     ):
         for name, source in splits.items():
-            form = options.format_of(source)
             if tokenizer is None and is_plain(source) and not form.join_lines:
                 texts[name] = TokenizedText(source, source)
                 continue
             path = os.path.join(temporary, name)
             with open(path, "wb") as file:
-                counts = tokenize_file(source, form, workers, file)
+                counts = tokenize_file(source, format_of(source, form.text_field, form.join_lines), pool, file)
             texts[name] = TokenizedText(source, path, counts if tokenizer is not None else None)
         yield texts
 
@@ -89,50 +89,33 @@ def learn_subwords(
     size: int,
     words: WordTokenizer | None,
     sources: Sequence[str],
-    options: TextOptions,
+    form: TextFormatConfig,
+    workers: int,
     folder: str | Path,
 ) -> Subwords:
     """Learn *size* merges, pieces or symbols of the words of *sources*; temporary files are made in *folder*.
 
     Raises:
         UserError: see :func:`tokenize_file`; or nothing can be learned.
-    """  # fmt: skip
+    """
     tokenizer = Tokenizer(words=words) if words is not None else None
     # Byte-level symbols hold the space before a word, so that counts of words without their spaces do not suffice.
     if kind.learns_lines:
-        lines = (batch for source in sources for batch in _batches(source, options.format_of(source), tokenizer))
+        lines = (batch for source in sources for batch in _batches(source, form, tokenizer))
         return kind(kind.learn_lines(lines, size), LEARNED)
     splits = {str(number): source for number, source in enumerate(sources)}
-    with tokenized_texts(splits, tokenizer, options, folder) as texts:
-        counts = count_words([text.path for text in texts.values()], options.workers)
+    with tokenized_texts(splits, tokenizer, form, workers, folder) as texts:
+        counts = count_words([text.path for text in texts.values()], workers)
     return kind(kind.learn(counts, size), LEARNED)
 
 
-def _batches(path: str, form: TextFormat, tokenizer: Tokenizer | None) -> Iterator[list[str]]:
+def _batches(source: str, form: TextFormatConfig, tokenizer: Tokenizer | None) -> Iterator[list[str]]:
     """The lines of each block of a text, tokenised, with a progress bar."""
-    with byte_bar(check_raw(path), f"learning from {os.path.basename(path)}") as report:
-        for block in read_blocks(path, form, report):
-            lines = lines_of(block, form)
+    source_form = format_of(source, form.text_field, form.join_lines)
+    with byte_bar(check_raw(source), f"learning from {os.path.basename(source)}") as report:
+        for block in read_blocks(source, source_form, report):
+            lines = lines_of(block, source_form)
             yield lines if tokenizer is None else tokenizer.encode_lines(lines)
-
-
-@dataclass(frozen=True)
-class TextOptions:
-    """How files of text are read.
-
-    Attributes:
-        field: field with the text in JSON lines.
-        join_lines: see :class:`TextFormat`.
-        workers: processes.
-    """
-
-    field: str = "text"
-    join_lines: bool = False
-    workers: int = 1
-
-    def format_of(self, path: str) -> TextFormat:
-        """The format of a file by its name."""
-        return format_of(path, self.field, self.join_lines)
 
 
 @dataclass(frozen=True)

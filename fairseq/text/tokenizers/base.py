@@ -9,30 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from fairseq.config.registry import register_tokenizer
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
 from fairseq.text.tokenizers.spans import Span, aligned
 
 UNKNOWN = "<unk>"
 EXTRA = "pip install 'fairseq-short[tokenizers]'"
+HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which is no character
 
 
 @dataclass(frozen=True)
 class Value:
     """A frozen dataclass that may cache what it computes from its fields; only the fields are compared and pickled."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # `cached_property` stores libraries' objects in the same `__dict__`; many cannot be pickled, and workers make
         # their own.
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,18 @@ class WordTokenizer(Value):
 
     def check(self) -> None:
         """Raise UserError, whose message begins with its name, if a setting is invalid."""
+
+
+@register_tokenizer("space")
+@dataclass(frozen=True)
+class Space(WordTokenizer):
+    """Words that white space separates, unchanged."""
+
+    def split(self, line: str) -> list[str]:
+        return line.split()
+
+    def join(self, words: Sequence[str]) -> str:
+        return " ".join(words)
 
 
 @dataclass(frozen=True)
@@ -135,7 +148,12 @@ class Subwords(Value):
             raise
         # The panic of a library written in Rust is no Exception.
         except BaseException as error:
-            _check_characters(lines)
+            for line in lines:
+                if half := HALF.search(line):
+                    raise UserError(
+                        f"text {line[:40]!a}: {half[0]!a} is half of a surrogate pair, which UTF-8 cannot represent; "
+                        "remove it"
+                    ) from None
             raise self.invalid(f"{type(error).__name__}: {error}") from None
 
     def invalid(self, reason: object) -> UserError:
@@ -144,16 +162,12 @@ class Subwords(Value):
         return UserError(f"{self.source or '`bpe_codes`'}: cannot be read ({text}); give the file of the right kind")
 
 
-def _check_characters(lines: Sequence[str]) -> None:
-    """Raise UserError if one of *lines* has half of a surrogate pair, which is no character."""
-    for line in lines:
-        try:
-            line.encode()
-        except UnicodeEncodeError as error:
-            half = line[error.start]
-            raise UserError(
-                f"text {line[:40]!a}: {half!a} is half of a surrogate pair, which UTF-8 cannot represent; remove it"
-            ) from None
+def import_package(name: str, message: str) -> Any:
+    """Return an optional package, or raise UserError with *message* where it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(message) from None
 
 
 class Vocabulary:

@@ -24,11 +24,7 @@ LOWER, DIGIT, OTHER = "a0A"  # kinds of the chunk after a full stop, each with a
 @register_tokenizer("moses")
 @dataclass(frozen=True)
 class Moses(WordTokenizer):
-    """Words and punctuation, hyphens inside words as ``@-@``; no XML escapes. The words are sacremoses'.
-
-    Attributes:
-        language: code of the language, for its apostrophes and abbreviations.
-    """
+    """Words and punctuation of sacremoses for *language*; hyphens inside words as ``@-@``, no XML escapes."""
 
     language: str = "en"
 

@@ -127,13 +127,10 @@ SPACE = next(letter for letter, byte in BYTES.items() if byte == ord(" "))  # Ġ
 
 
 @dataclass(frozen=True)
-class ByteLevelWords(_Marks):
+class ByteLevelWords(BeginMarks):
     """Words of byte-level symbols, in which ``Ġ`` stands for a space: ``Ġwo r ds``."""
 
-    ends_known: bool = False
-
-    def continues(self, symbol: str) -> bool:
-        return not symbol.startswith(SPACE)
+    mark: str = SPACE
 
     def _word(self, tokens: list[str]) -> str:
         text = bytes_text("".join(tokens))
