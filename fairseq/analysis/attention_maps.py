@@ -35,42 +35,28 @@ Call = tuple[Tensor, Tensor | None, Any, Visibility]
 
 @dataclass(frozen=True)
 class AtPosition:
-    """Attention when one token is predicted; L layers, H heads, S tokens that are attended to.
+    """Attention when one token is predicted; L layers, H heads, S tokens that are attended to."""
 
-    Attributes:
-        position: index in the split of the predicted token.
-        weights: float32 [L, H, S], at distances 0 … S − 1.
-        words: the S tokens by distance; "" for the zeros of an initial memory.
-        target: the predicted token.
-    """
-
-    position: int
-    weights: np.ndarray
-    words: list[str]
+    position: int  # index in the split of the predicted token
+    weights: np.ndarray  # float32 [L, H, S], at distances 0 … S − 1
+    words: list[str]  # the S tokens by distance; "" for the zeros of an initial memory
     target: str
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Mean attention over distance, and attention at single positions; L layers, H heads, D distances.
+    """Mean attention over distance, and attention at single positions; L layers, H heads, D distances."""
 
-    Attributes:
-        attention: float64 [L, H, D]: mean weight at each distance over all counted positions; each head's row sums to
-            one.
-        reach: float64 [D]: share of the counted positions that have a token at this distance: 1 up to the length of the
-            memory, less beyond it and in models without memory.
-        queries: number of counted positions.
-        terms: float64 [L, H, D] each: the same for the softmax of one term of the score alone: (a)
-            content, (b) content-dependent position, (c) global content bias, (d) global position bias (§3.3). Empty
-            if not requested.
-        at_positions: attention at the chosen positions, in the order in which they were chosen.
-    """
-
+    # Mean weight at each distance over all counted positions, float64 [L, H, D]; each head's row sums to one.
     attention: np.ndarray
+    # Share of the counted positions that have a token at this distance, float64 [D]: 1 up to the length of the memory,
+    # less beyond it and in models without memory.
     reach: np.ndarray
-    queries: int
+    queries: int  # number of counted positions
+    # As attention, for the softmax of one term of the score alone: (a) content, (b) content-dependent position, (c)
+    # global content bias, (d) global position bias (§3.3). Empty if not requested.
     terms: dict[str, np.ndarray]
-    at_positions: list[AtPosition]
+    at_positions: list[AtPosition]  # in the order in which the positions were chosen
 
     def given_reach(self, values: np.ndarray) -> np.ndarray:
         """*values*, ``attention`` or a term, as means over only the positions that have a token at the distance."""

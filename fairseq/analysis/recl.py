@@ -37,17 +37,11 @@ RISING = "↑"  # marks a model whose perplexity rises with the context
 
 @dataclass(frozen=True)
 class ContextLosses:
-    """Losses of a group of models on the same positions with contexts of several lengths.
+    """Losses of a group of models on the same positions with contexts of several lengths."""
 
-    Attributes:
-        names: of the M models.
-        contexts: context lengths in tokens, int64 [K], rising.
-        losses: float64 [M, K, N] in nats, at N positions.
-    """
-
-    names: list[str]
-    contexts: np.ndarray
-    losses: np.ndarray
+    names: list[str]  # of the M models
+    contexts: np.ndarray  # context lengths in tokens, int64 [K], rising
+    losses: np.ndarray  # float64 [M, K, N] in nats, at N positions
 
     def perplexities(self) -> np.ndarray:
         """Perplexity over all positions, without a baseline: float64 [M, K] (Figure 4)."""
@@ -71,21 +65,13 @@ class ContextLosses:
 
 @dataclass(frozen=True)
 class Gains:
-    """Gains of each step from a context c to the next longer one, on the hardest positions.
+    """Gains of each step from a context c to the next longer one, on the hardest positions."""
 
-    Attributes:
-        top_r: the share r of counted positions.
-        positions: their number.
-        baseline: float64 [K − 1], exp f(c, c), the perplexity of the group's best with the short context.
-        relative: float64 [M, K − 1], g_i(c, c′).
-        errors: float64 [M, K − 1], standard errors of *relative*, from the sample of positions.
-    """
-
-    top_r: float
-    positions: int
-    baseline: np.ndarray
-    relative: np.ndarray
-    errors: np.ndarray
+    top_r: float  # the share r of counted positions
+    positions: int  # their number
+    baseline: np.ndarray  # float64 [K − 1], exp f(c, c), the perplexity of the group's best with the short context
+    relative: np.ndarray  # float64 [M, K − 1], g_i(c, c′)
+    errors: np.ndarray  # float64 [M, K − 1], standard errors of *relative*, from the sample of positions
 
     @property
     def absolute(self) -> np.ndarray:

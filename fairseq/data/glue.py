@@ -22,25 +22,15 @@ Label = float
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns, labels and metrics of a task.
+    """Columns, labels and metrics of a task."""
 
-    Attributes:
-        sentences: columns of the sentences, one or two.
-        label: column of the label.
-        labels: the classes by number; empty for regression.
-        metrics: figures that GLUE reports; their mean is the score.
-        header: columns of the files that have no header line; empty where all have one.
-        dev: name of the development file, without ``.tsv``.
-        ragged: whether the published files have incomplete lines, which are left out.
-    """
-
-    sentences: tuple[str, ...]
-    label: str = "label"
-    labels: tuple[str, ...] = ("0", "1")
-    metrics: tuple[str, ...] = ("accuracy",)
-    header: tuple[str, ...] = ()
-    dev: str = "dev"
-    ragged: bool = False
+    sentences: tuple[str, ...]  # columns, one or two
+    label: str = "label"  # column
+    labels: tuple[str, ...] = ("0", "1")  # the classes by number; empty for regression
+    metrics: tuple[str, ...] = ("accuracy",)  # figures that GLUE reports; their mean is the score
+    header: tuple[str, ...] = ()  # columns of the files that have no header line; empty where all have one
+    dev: str = "dev"  # name of the development file, without ``.tsv``
+    ragged: bool = False  # whether the published files have incomplete lines, which are left out
 
     @property
     def is_regression(self) -> bool:

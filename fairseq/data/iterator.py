@@ -323,32 +323,29 @@ class Turns:
     def _take(self, number: int) -> Turn | None:
         """What was opened in the background, if it is *number*; None if that failed: the caller tries again."""
         opening, self._next = self._next, None
-        turn = opening.result() if opening is not None else None
-        return turn if opening is not None and opening.number == number else None
+        if opening is None:
+            return None
+        opening.join()
+        return opening.turn if opening.number == number else None
 
     def _ordered(self, turn: Turn) -> Turn:
         return (turn[0], turn[1].in_fairseq_order()) if self._fairseq else turn
 
 
-class _Opening:
-    """One dataset on its way."""
+class _Opening(threading.Thread):
+    """The thread that opens one dataset; *turn* stays None if it cannot be opened."""
 
     def __init__(self, number: int, opener: Callable[[], Turn]) -> None:
-        self.number = number
-        self._opener = opener
-        self._turn: Turn | None = None
         # A daemon: a run that ends does not wait for data that it will not read.
-        self._thread = threading.Thread(target=self._open, name="next data folder", daemon=True)
-        self._thread.start()
+        super().__init__(name="next data folder", daemon=True)
+        self.number = number
+        self.opener = opener
+        self.turn: Turn | None = None
+        self.start()
 
-    def result(self) -> Turn | None:
-        """Wait for the dataset; None if it could not be opened."""
-        self._thread.join()
-        return self._turn
-
-    def _open(self) -> None:
+    def run(self) -> None:
         try:
-            self._turn = self._opener()
+            self.turn = self.opener()
         except UserError as error:
             logger.warning("the next epoch's data cannot be read yet: %s", error.args[0])
         # Reported with its traceback where it is tried again.

@@ -29,29 +29,18 @@ _WORDS, _ROWS, _ACTIONS, _SYMBOLS, _NOISE = range(5)  # independent random numbe
 
 @dataclass(frozen=True)
 class Masking:
-    """Settings of masking: the share of chosen tokens and their replacements.
+    """Settings of masking: the share of chosen tokens and their replacements."""
 
-    Attributes:
-        seed: seed of all random choices.
-        prob: share of the words of a row to choose.
-        leave_prob: share of the chosen tokens that are left unchanged.
-        random_prob: share of the chosen tokens that become a random symbol; all others become the mask symbol.
-        mask: id of the mask symbol.
-        special: bool [V], symbols that are never chosen and never used as random replacements.
-        continues: bool [V], symbols that continue the word before them; None: every token is a word.
-        joins: bool [V], symbols that the next token continues; None as *continues*.
-        counts: float64 [V], by which random symbols are drawn; None: all are equally probable.
-    """
-
-    seed: int
-    prob: float
-    leave_prob: float
-    random_prob: float
-    mask: int
-    special: np.ndarray
+    seed: int  # of all random choices
+    prob: float  # share of the words of a row to choose
+    leave_prob: float  # share of the chosen tokens that are left unchanged
+    random_prob: float  # share of the chosen tokens that become a random symbol; all others become the mask symbol
+    mask: int  # id of the symbol
+    special: np.ndarray  # bool [V], symbols that are never chosen and never used as random replacements
+    # Symbols that continue the word before them, bool [V]; None: every token is a word.
     continues: np.ndarray | None = None
-    joins: np.ndarray | None = None
-    counts: np.ndarray | None = None
+    joins: np.ndarray | None = None  # bool [V], symbols that the next token continues; None as *continues*
+    counts: np.ndarray | None = None  # float64 [V], by which random symbols are drawn; None: all are equally probable
 
     def apply(
         self, tokens: np.ndarray, positions: np.ndarray, starts: np.ndarray, epoch: int
@@ -168,20 +157,13 @@ class MaskedBlocks:
     """Blocks of a corpus, each after a begin symbol, with some tokens chosen for prediction.
 
     The choice depends on the seed, the epoch and the position of the token in the corpus only.
-
-    Attributes:
-        blocks: the blocks, each at least one token shorter than the model's rows.
-        masking: settings.
-        bos: id of the symbol before each block.
-        fixed: use the same choice in every epoch, for validation.
-        epoch: of the choice.
     """
 
-    blocks: TokenBlocks
+    blocks: TokenBlocks  # each at least one token shorter than the model's rows
     masking: Masking
-    bos: int
-    fixed: bool = False
-    epoch: int = 0
+    bos: int  # id of the symbol before each block
+    fixed: bool = False  # the same choice in every epoch, for validation
+    epoch: int = 0  # of the choice
 
     @property
     def sizes(self) -> np.ndarray:

@@ -49,22 +49,16 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Batching:
-    """Limits and order of the batches of a split, on one of several processes.
+    """Limits and order of the batches of a split, on one of several processes."""
 
-    Attributes:
-        max_tokens, batch_size, multiple, limit: see :func:`rows_per_batch`.
-        seed: of the order.
-        curriculum: up to this epoch the order is the same in every epoch; batches that are cut once go by size.
-        shuffle: whether the order is random; otherwise it is the corpus's.
-        rank, world_size: this process, of how many.
-    """
-
+    # With *multiple* and *limit* the arguments of :func:`rows_per_batch`.
     max_tokens: int | None
     batch_size: int | None
     multiple: int = 1
-    seed: int = 1
-    curriculum: int = 0
-    shuffle: bool = True
+    seed: int = 1  # of the order
+    curriculum: int = 0  # up to this epoch the order is the same in every epoch; batches that are cut once go by size
+    shuffle: bool = True  # whether the order is random; otherwise it is the corpus's
+    # This process, of how many.
     rank: int = 0
     world_size: int = 1
     limit: str = "`max_tokens`"

@@ -227,15 +227,10 @@ class TokenBlocks:
 
 @dataclass(frozen=True)
 class _Context:
-    """The tokens of blocks as one sequence, for a corpus of which some are in no block.
+    """The tokens of blocks as one sequence, for a corpus of which some are in no block."""
 
-    Attributes:
-        starts: position of each block's first token in the corpus, int64 [n].
-        first: number of tokens in the blocks before each, int64 [n].
-    """
-
-    starts: np.ndarray
-    first: np.ndarray
+    starts: np.ndarray  # position of each block's first token in the corpus, int64 [n]
+    first: np.ndarray  # number of tokens in the blocks before each, int64 [n]
 
     def positions(self, starts: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Replace *positions* [B, T] before the blocks at *starts* [B] by the positions of their context.

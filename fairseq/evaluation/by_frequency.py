@@ -94,19 +94,12 @@ class WordGroups:
 
 @dataclass(frozen=True)
 class WordLosses:
-    """The scored words of a text, in its order.
+    """The scored words of a text, in its order."""
 
-    Attributes:
-        words: their text.
-        is_unknown: whether the unknown symbol is part of a word, whose count is not known then; bool [n].
-        tokens: scored tokens of each, int64 [n].
-        losses: their sum in bits, float64 [n].
-    """
-
-    words: list[str]
-    is_unknown: np.ndarray
-    tokens: np.ndarray
-    losses: np.ndarray
+    words: list[str]  # their text
+    is_unknown: np.ndarray  # whether the unknown symbol is part of a word, whose count is not known then; bool [n]
+    tokens: np.ndarray  # scored tokens of each, int64 [n]
+    losses: np.ndarray  # their sum in bits, float64 [n]
 
     @classmethod
     def of(

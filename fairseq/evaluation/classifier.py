@@ -147,17 +147,11 @@ class SentenceClassifier:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Predictions for the rows of a split, in the order of the file.
+    """Predictions for the rows of a split, in the order of the file."""
 
-    Attributes:
-        predicted: classes or scores, float64 [n].
-        target: the labels, float64 [n]; None where the file has none.
-        layout: of the task.
-    """
-
-    predicted: Tensor
-    target: Tensor | None
-    layout: Layout
+    predicted: Tensor  # classes or scores, float64 [n]
+    target: Tensor | None  # the labels, float64 [n]; None where the file has none
+    layout: Layout  # of the task
 
     def metrics(self) -> dict[str, float]:
         """The task's metrics and ``score``, in percent; empty without labels."""

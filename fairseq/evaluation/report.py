@@ -29,22 +29,14 @@ BYTES = frozenset(map(str, range(256)))
 
 @dataclass(frozen=True)
 class Words:
-    """Words and their log-probabilities in the corpus's order; subwords are joined, their log-probabilities summed.
+    """Words and their log-probabilities in the corpus's order; subwords are joined, their log-probabilities summed."""
 
-    Attributes:
-        scores: of the tokens.
-        first: int64 [words]: index of each word's first token.
-        lprobs: float64 [words], natural logarithms.
-        lines: int64 [lines + 1]: line i is words ``lines[i]`` … ``lines[i + 1] − 1``.
-        mark: suffix of continued subwords, None if tokens are words.
-    """
-
-    scores: Scores
+    scores: Scores  # of the tokens
     dictionary: Dictionary
-    first: np.ndarray
-    lprobs: np.ndarray
-    lines: np.ndarray
-    mark: str | None = None
+    first: np.ndarray  # int64 [words]: index of each word's first token
+    lprobs: np.ndarray  # float64 [words], natural logarithms
+    lines: np.ndarray  # int64 [lines + 1]: line i is words ``lines[i]`` … ``lines[i + 1] − 1``
+    mark: str | None = None  # suffix of continued subwords, None if tokens are words
 
     def __len__(self) -> int:
         return len(self.first)

@@ -43,17 +43,11 @@ Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Scores:
-    """Tokens of a corpus and their log-probabilities, in the corpus's order.
+    """Tokens of a corpus and their log-probabilities, in the corpus's order."""
 
-    Attributes:
-        tokens: int64 [N].
-        lprobs: natural logarithms, float32 [N].
-        lines: int64 [lines + 1]: line i is ``tokens[lines[i] : lines[i + 1]]``.
-    """
-
-    tokens: np.ndarray
-    lprobs: np.ndarray
-    lines: np.ndarray
+    tokens: np.ndarray  # int64 [N]
+    lprobs: np.ndarray  # natural logarithms, float32 [N]
+    lines: np.ndarray  # int64 [lines + 1]: line i is ``tokens[lines[i] : lines[i + 1]]``
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -61,33 +55,21 @@ class Scores:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Settings of scoring.
+    """Settings of scoring."""
 
-    Attributes:
-        tokens_per_sample: tokens L of a block, or of a segment with memory.
-        break_mode: rule for block boundaries.
-        context_window: W: blocks have L − W tokens, each with up to W tokens before it as context, so many that
-            the row has at most L; longer lines have less, up to the model's positions.
-        token_by_token: one token at a time, as in generation; needs a model with a cache.
-        batch_size: rows; with memory, contiguous parts of the corpus read in parallel.
-        max_tokens: most tokens in a batch (default without *batch_size*: 36,000; with memory: one row).
-        multiple: without memory, larger batches are cut to a multiple of this number of rows.
-        softmax_batch: most tokens whose output distribution is in memory at once.
-        add_bos_token: each block begins with ``<s>``, whose own probability is not reported.
-        texts: each line of the corpus is a text of its own, in blocks of its own; rows of a batch are texts.
-        shard, shards: only part *shard*, from 0, of *shards* contiguous parts of the blocks is scored.
-    """
-
-    tokens_per_sample: int
-    break_mode: str = "none"
+    tokens_per_sample: int  # tokens L of a block, or of a segment with memory
+    break_mode: str = "none"  # rule for block boundaries
+    # W: blocks have L − W tokens, each with up to W tokens before it as context, so many that the row has at most
+    # L; longer lines have less, up to the model's positions.
     context_window: int = 0
-    token_by_token: bool = False
-    batch_size: int | None = None
-    max_tokens: int | None = None
-    multiple: int = 1
-    softmax_batch: int | None = None
-    add_bos_token: bool = False
-    texts: bool = False
+    token_by_token: bool = False  # one token at a time, as in generation; needs a model with a cache
+    batch_size: int | None = None  # rows; with memory, contiguous parts of the corpus read in parallel
+    max_tokens: int | None = None  # most tokens in a batch (default without *batch_size*: 36,000; with memory: one row)
+    multiple: int = 1  # without memory, larger batches are cut to a multiple of this number of rows
+    softmax_batch: int | None = None  # most tokens whose output distribution is in memory at once
+    add_bos_token: bool = False  # each block begins with ``<s>``, whose own probability is not reported
+    texts: bool = False  # each line of the corpus is a text of its own, in blocks of its own; rows of a batch are texts
+    # Only part *shard*, from 0, of *shards* contiguous parts of the blocks is scored.
     shard: int = 0
     shards: int = 1
 

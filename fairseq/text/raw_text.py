@@ -33,32 +33,20 @@ BLANKS = b" \t\r\n"
 
 @dataclass(frozen=True)
 class TextFormat:
-    """What the lines of a file are.
+    """What the lines of a file are."""
 
-    Attributes:
-        field: of JSON lines or a table, whose text has lines of its own; None: a line is a paragraph.
-        join_lines: whether lines up to a blank one make a paragraph, as in hard-wrapped books.
-    """
-
-    field: str | None = None
-    join_lines: bool = False
+    field: str | None = None  # of JSON lines or a table, whose text has lines of its own; None: a line is a paragraph
+    join_lines: bool = False  # whether lines up to a blank one make a paragraph, as in hard-wrapped books
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive bytes of a file.
+    """Consecutive bytes of a file."""
 
-    Attributes:
-        path: the file.
-        first: number of its first line, from 1.
-        data: whole lines but for the ends of a line that is too long; of a table, its rows as JSON lines.
-        unfinished: whether the last line goes on in the next block.
-    """
-
-    path: str
-    first: int
-    data: bytes
-    unfinished: bool
+    path: str  # the file
+    first: int  # number of its first line, from 1
+    data: bytes  # whole lines but for the ends of a line that is too long; of a table, its rows as JSON lines
+    unfinished: bool  # whether the last line goes on in the next block
 
 
 @dataclass(frozen=True)

@@ -35,17 +35,11 @@ MOST_NAMED = 10  # unknown symbols in a message
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """Tokens of a text.
+    """Tokens of a text."""
 
-    Attributes:
-        tokens: int32 [N], ``</s>`` at the end of each line.
-        sizes: int32 [lines].
-        counts: size of the raw text; None where the text was tokens already.
-    """
-
-    tokens: np.ndarray
-    sizes: np.ndarray
-    counts: RawCounts | None = None
+    tokens: np.ndarray  # int32 [N], ``</s>`` at the end of each line
+    sizes: np.ndarray  # int32 [lines]
+    counts: RawCounts | None = None  # size of the raw text; None where the text was tokens already
 
     @functools.cached_property
     def offsets(self) -> np.ndarray:

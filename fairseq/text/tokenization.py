@@ -44,17 +44,11 @@ FEWEST_KNOWN = 0.5  # share of a text's characters that its codes must know
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """A text of a split.
+    """A text of a split."""
 
-    Attributes:
-        source: the file that the user named.
-        path: its symbols, separated by white space; the source itself if that holds symbols.
-        counts: size of the raw text; None if the source holds symbols.
-    """
-
-    source: str
-    path: str
-    counts: RawCounts | None = None
+    source: str  # the file that the user named
+    path: str  # its symbols, separated by white space; the source itself if that holds symbols
+    counts: RawCounts | None = None  # size of the raw text; None if the source holds symbols
 
 
 @contextlib.contextmanager
@@ -120,15 +114,10 @@ def _batches(source: str, form: TextFormatConfig, tokenizer: Tokenizer | None) -
 
 @dataclass(frozen=True)
 class TokenizeBlock:
-    """Tokenises a block: bytes of its lines, each with symbols separated by spaces, and the size of what is read.
+    """Tokenises a block: bytes of its lines, each with symbols separated by spaces, and the size of what is read."""
 
-    Attributes:
-        tokenizer: None leaves lines as they are.
-        undo: make text of lines of symbols.
-    """
-
-    tokenizer: Tokenizer | None
-    undo: bool = False
+    tokenizer: Tokenizer | None  # None leaves lines as they are
+    undo: bool = False  # make text of lines of symbols
 
     def __call__(self, block: Block, form: TextFormat) -> tuple[bytes, RawCounts]:
         lines, tokenizer = lines_of(block, form), self.tokenizer

@@ -88,7 +88,7 @@ class _Chunks:
             return []
         if "'" in line and "' '" in " ".join(chunks):
             return self._tokenize(line)
-        words = list(self._of(chunks[0], True, self._kind(chunks, 1)))
+        words = list(self._of(chunks[0], True, self._kind(chunks[1]) if len(chunks) > 1 else ""))
         get = self._words.get
         for index in range(1, len(chunks) - 1):
             chunk = chunks[index]
@@ -99,7 +99,7 @@ class _Chunks:
 
     def _inside(self, chunk: str, after: str) -> list[str]:
         if chunk.endswith("."):
-            return self._of(chunk, False, self._kind([after], 0))
+            return self._of(chunk, False, self._kind(after))
         words = self._of(chunk, False, OTHER)
         # Emptied at once: frequent chunks are back soon, and an order of use would cost more than it saves.
         if len(self._words) >= CACHED:
@@ -107,15 +107,11 @@ class _Chunks:
         self._words[chunk] = words
         return words
 
-    def _kind(self, chunks: list[str], index: int) -> str:
-        """The kind of the chunk at *index*; empty behind the last."""
-        if index >= len(chunks):
-            return ""
-        first = chunks[index][0]
-        return LOWER if first in self._lower else DIGIT if "0" <= first <= "9" else OTHER
+    def _kind(self, chunk: str) -> str:
+        return LOWER if chunk[0] in self._lower else DIGIT if "0" <= chunk[0] <= "9" else OTHER
 
     def _of(self, chunk: str, is_first: bool, after: str) -> list[str]:
-        """The words of *chunk* at the beginning of a line or not, before a chunk of the kind *after*."""
+        """The words of *chunk* at the beginning of a line or not, before a chunk of the kind *after*, if not empty."""
         simple = SIMPLE.fullmatch(chunk)
         if simple and not simple[4]:
             return [*simple[1], simple[2], *simple[3]]

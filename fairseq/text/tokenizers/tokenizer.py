@@ -36,14 +36,10 @@ class Steps(Value):
     """Text to symbols and back: words, then subwords.
 
     ``<unk>`` in text is the unknown symbol.
-
-    Attributes:
-        words: the word tokenizer; None: subwords are made of the text as it is.
-        subwords: the subword encoding; None: words are symbols.
     """
 
-    words: WordTokenizer | None = None
-    subwords: Subwords | None = None
+    words: WordTokenizer | None = None  # the word tokenizer; None: subwords are made of the text as it is
+    subwords: Subwords | None = None  # the subword encoding; None: words are symbols
 
     def encode_lines(self, lines: Sequence[str]) -> list[str]:
         """Return the symbols of each of *lines*, separated by spaces."""
