@@ -154,7 +154,6 @@ class AttentionReader:
     Args:
         model: moved to *device* and put in evaluation mode.
         blocks: the corpus in segments, cut with break mode ``none``.
-        dictionary: of the corpus.
         rows: number of contiguous parts of the corpus read in parallel, each with its own memory.
         terms: also accumulate the terms of the scores.
         precision, device: of the forward pass; attention weights are computed from the inputs of the layers in it.

@@ -63,7 +63,6 @@ def read_curve(name: str, paths: Sequence[str], split: str, metric: str, axis: s
         name: its label (default: the name of the first file).
         paths: files of ``--metrics-file``, one per seed.
         split: tag of the entries: a validation split, ``train_inner`` for intervals or ``train`` for epochs.
-        metric: its name.
         axis: one of :data:`AXES`. Of several runs, the mean x of each entry is taken.
 
     Raises:

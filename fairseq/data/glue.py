@@ -92,14 +92,12 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
         UserError: the file is missing, empty or not UTF-8, or lacks a column; a row lacks a field, has an empty
             sentence or an unknown label.
     """
-    lines = read_lines(path)
-    header, first = _header(path, lines, layout)
+    header, rows = _table(path, layout)
     sentence_columns = [_column(path, header, name) for name in layout.sentences]
     label = _column(path, header, layout.label) if labelled or layout.label in header else None
     last = max(*sentence_columns, -1 if label is None else label)
     examples, incomplete = [], 0
-    for number, line in enumerate(lines[first:], first + 1):
-        fields = line.split("\t")
+    for number, fields in rows:
         problem = None
         if len(fields) <= last:
             problem = f"{len(fields)} columns where the header has {len(header)}"
@@ -134,12 +132,10 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
         UserError: the table cannot be read, has fewer than two classes or more than :data:`MOST_CLASSES`, or a label
             is empty or has a comma, which separates ``--labels``.
     """
-    lines = read_lines(path)
-    header, first = _header(path, lines, layout)
+    header, rows = _table(path, layout)
     column = _column(path, header, layout.label)
     labels: set[str] = set()
-    for number, line in enumerate(lines[first:], first + 1):
-        fields = line.split("\t")
+    for number, fields in rows:
         label = fields[column].strip() if len(fields) > column else ""
         if not label or "," in label:
             problem = f"label {label[:80]!r} has a comma" if label else "no label"
@@ -177,17 +173,18 @@ def read_lines(path: Path) -> list[str]:
     return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
-def _header(path: Path, lines: Sequence[str], layout: Layout) -> tuple[list[str], int]:
-    """The names of the columns, and the number of lines before the first example."""
-    first = [field.strip() for field in lines[0].split("\t")]
+def _table(path: Path, layout: Layout) -> tuple[Sequence[str], list[tuple[int, list[str]]]]:
+    """The names of the columns, and the number of the line, from 1, and the fields of each row."""
+    rows = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1)]
+    first = [field.strip() for field in rows[0][1]]
     # CoLA is published without a header line; copies of it may have one.
-    if layout.header and not set(layout.sentences) <= set(first):
-        if len(first) < len(layout.header):
-            raise UserError(
-                f"{path}: line 1: {len(first)} columns; expected {len(layout.header)} ({', '.join(layout.header)})"
-            )
-        return list(layout.header), 0
-    return first, 1
+    if not layout.header or set(layout.sentences) <= set(first):
+        return first, rows[1:]
+    if len(first) < len(layout.header):
+        raise UserError(
+            f"{path}: line 1: {len(first)} columns; expected {len(layout.header)} ({', '.join(layout.header)})"
+        )
+    return layout.header, rows
 
 
 def _column(path: Path, header: Sequence[str], name: str) -> int:

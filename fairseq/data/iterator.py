@@ -188,7 +188,7 @@ class EpochIterator:
             return True
         layout = self.sampler.layout
         # Only in the middle of an epoch: at its start any layout fits.
-        here = position.find(layout, state, saved)
+        here = position.find(layout, iterations, state.get("read"), saved)
         self.read = here.read
         if here.read >= layout.units:
             self.epoch, self.read = self.epoch + 1, 0

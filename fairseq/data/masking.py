@@ -174,15 +174,12 @@ class MaskedBlocks:
         return len(self.blocks)
 
     def checksums(self) -> dict[str, int]:
-        """CRC-32 of each file of the corpus, by its name."""
         return self.blocks.checksums()
 
     def at_epoch(self, epoch: int) -> MaskedBlocks:
-        """The blocks with the choice of *epoch* (from 1)."""
         return self if self.fixed else dataclasses.replace(self, blocks=self.blocks.at_epoch(epoch), epoch=epoch)
 
     def select(self, keep: np.ndarray) -> MaskedBlocks:
-        """The blocks for which *keep*, bool [n], is true, renumbered."""
         return dataclasses.replace(self, blocks=self.blocks.select(keep))
 
     def cut_long(self, longest: int) -> MaskedBlocks:

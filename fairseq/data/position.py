@@ -83,20 +83,17 @@ class Position:
     remark: str = ""  # for the log; empty if the position is as it was saved
 
 
-def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Position:
+def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved: SavedBy | None) -> Position:
     """Return the position of a checkpoint's ``train_iterator`` within its epoch, in the layout *ours*.
 
     Args:
-        state: with ``iterations_in_epoch``, and with ``read`` where a run of ours saved it.
+        iterations: its ``iterations_in_epoch``.
+        stored: its ``read``; None where none of our runs saved it.
         saved: who saved a state without ``read``; None: this run, so that batches are what they were.
 
     Raises:
         UserError: the position is in the middle of an epoch that *ours* cannot continue.
     """
-    iterations = state.get("iterations_in_epoch", 0)
-    stored = state.get("read")
-    if iterations == 0:
-        return Position(0, same_rows=True)
     if stored is not None:
         theirs = Layout(**{key: stored[key] for key in stored if key != "count"})
         return _convert(ours, theirs, stored["count"], saved is None or saved.same_length)

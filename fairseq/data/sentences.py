@@ -95,7 +95,6 @@ class SentenceRows:
         return self
 
     def select(self, keep: np.ndarray) -> SentenceRows:
-        """Those rows for which *keep*, bool [n], is true, numbered anew."""
         view = copy.copy(self)
         view._numbers = self._numbers[keep]
         return view

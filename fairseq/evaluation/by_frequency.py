@@ -113,7 +113,6 @@ class WordLosses:
         """Return the words of a text.
 
         Args:
-            groups: of the dictionary.
             tokens: ids of the text, [N].
             lprobs: natural logarithms, of all tokens or those at *positions*.
             positions: indices of the scored tokens, [S]; None: all.

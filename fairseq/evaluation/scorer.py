@@ -89,10 +89,7 @@ class Scorer:
 
     Args:
         models: over one dictionary; they are moved to *device*.
-        dictionary: of the models and the corpora.
-        scoring: settings.
         precision: of weights and forward pass (default: float32); softmax and logarithms are always float32.
-        device: of the models.
         int8: round weight matrices to int8, with one scale per output.
         world: processes that share the batches, or with memory the rows; all of them get all scores.
 
@@ -259,11 +256,9 @@ class _Collector:
         self.positions: list[np.ndarray] = []
 
     def add(self, hidden: Tensor, target: Tensor, index: Tensor | None, positions: np.ndarray) -> None:
-        """Add a batch.
+        """Add a batch: *hidden* states [B, T, C] and targets [B, T], which are on the CPU.
 
         Args:
-            hidden: of the model, [B, T, C].
-            target: [B, T], on the CPU.
             index: indices of the scored targets among B·T; None: all.
             positions: their indices in the corpus.
         """

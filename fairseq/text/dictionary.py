@@ -219,10 +219,6 @@ class Dictionary:
         A line is ``word count``. One that ends in ``#fairseq:overwrite`` gives a word that is already there, such as
         ``<pad>``, a new id as a word of the text; the special symbol keeps its own.
 
-        Args:
-            content: of the file.
-            path: where it was read.
-
         Raises:
             UserError: the content is empty, not UTF-8 or differs from ``checksums.txt``, a line has no count, a word
                 is there twice, or the header names a word that is not there.

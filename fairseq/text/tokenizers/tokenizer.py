@@ -1,4 +1,4 @@
-"""A tokenizer, which makes words of text and then subwords of them, and its file ``tokenization.json``."""
+"""A tokenizer, which makes words of text and then subwords of them; its file ``tokenization.json``, and its flags."""
 
 from __future__ import annotations
 
@@ -171,10 +171,7 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
 
 
 def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None:
-    """Return the tokenizer beside the dictionary of *data*, a folder or a ``dict.txt``; None if there is none.
-
-    Args:
-        symbols: of the dictionary.
+    """Return the tokenizer beside the dictionary with *symbols* of *data*, a folder or a ``dict.txt``, or None.
 
     Raises:
         UserError: see :meth:`Tokenizer.load`.
