@@ -8,6 +8,7 @@ Shortformer's original leaves it out.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -131,7 +132,7 @@ class Scorer:
         """
         blocks = self._blocks(corpus)
         progress = progress or (lambda items, length: items)
-        total: np.ndarray | None = None
+        lprobs: list[np.ndarray] = []  # of each model
         for reader in self.readers:
             model = reader.model
             collector = _Collector(model.output_layer, len(corpus.tokens), self.scoring.softmax_batch, self.device)
@@ -140,13 +141,10 @@ class Scorer:
                     self._read_streams(reader, blocks, collector, progress)
                 else:
                     self._read_blocks(model, blocks, collector, progress)
-                lprobs = collector.result(self.world)
-            # Probabilities of models are averaged, not their logarithms, as in fairseq.
-            total = lprobs if total is None else np.logaddexp(total, lprobs)
-        assert total is not None
-        if len(self.readers) > 1:
-            total = total - np.float32(np.log(len(self.readers)))
-        return _in_order(corpus, blocks, total)
+                lprobs.append(collector.result(self.world))
+        # Probabilities of models are averaged, not their logarithms, as in fairseq.
+        average = functools.reduce(np.logaddexp, lprobs) - np.float32(np.log(len(lprobs)))
+        return _in_order(corpus, blocks, average)
 
     def _blocks(self, corpus: Corpus) -> TokenBlocks:
         scoring, dictionary = self.scoring, self.dictionary
@@ -263,12 +261,9 @@ class _Collector:
             positions: their indices in the corpus.
         """
         self.positions.append(positions)
-        target = target.flatten()
+        hidden, target = hidden.flatten(0, -2), target.flatten()
         if index is not None:
-            target = target[index]
-        hidden = hidden.flatten(0, -2)
-        if index is not None:
-            hidden = hidden[index.to(hidden.device)]
+            hidden, target = hidden[index.to(hidden.device)], target[index]
         self.waiting.append((hidden, target))
         self.rows += len(target)
         # Batches wait for one another: for a few rows the whole output matrix would be read, too.
