@@ -210,7 +210,7 @@ class AttentionReader:
 
     @torch.inference_mode()
     def read(self, positions: Sequence[int], progress: Progress | None = None) -> AttentionMaps:
-        """Read the corpus; *positions*, UserError if out of range, are those of tokens to be shown separately."""
+        """Read the corpus; *positions*, UserError if out of range, are predicted tokens that are shown separately."""
         tokens = len(self.blocks.corpus.tokens)
         for position in positions:
             if not 0 <= position < tokens:

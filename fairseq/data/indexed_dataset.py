@@ -110,7 +110,7 @@ class IndexedCorpus:
             )
         if total == 0:
             raise UserError(f"{data}: no tokens in it; preprocess a text that is not empty")
-        with _named(data):
+        with _read_errors(data):
             self.tokens: Any = StoredArray(data, dtype, total)
         self._symbols = 0  # dictionaries of at least so many symbols have all tokens; 0: unknown
 
@@ -195,7 +195,7 @@ def _offsets(sizes: Any) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
+def _read_errors(path: str) -> Iterator[None]:
     """Raise UserError where *path* cannot be read."""
     try:
         yield
@@ -204,13 +204,13 @@ def _named(path: str) -> Iterator[None]:
 
 
 def _file_size(path: str) -> int:
-    with _named(path):
+    with _read_errors(path):
         return os.path.getsize(path)
 
 
 def _read_header(path: str) -> tuple[np.dtype, int]:
     """(type of the tokens, number of lines), once the file has the right length for them."""
-    with _named(path), open_regular(path) as file:
+    with _read_errors(path), open_regular(path) as file:
         size, header = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{path}: not a corpus index in the mmap format; preprocess the text again")

@@ -80,7 +80,7 @@ class SentenceRows:
     @property
     def labels(self) -> list[Label | None]:
         """The label of each row."""
-        return [self._labels[number] for number in self._numbers]
+        return [self._labels[number] for number in self._numbers.tolist()]
 
     def __len__(self) -> int:
         return len(self._numbers)

@@ -106,7 +106,7 @@ class Tokenizer(Steps):
     @property
     def rule(self) -> WordRule:
         """The rule that groups symbols into words."""
-        return self.subwords.words if self.subwords is not None else SubwordMarks()
+        return self.subwords.rule if self.subwords is not None else SubwordMarks()
 
     def __str__(self) -> str:
         names = [_name(self.words, TOKENIZERS)] if self.words is not None else []
