@@ -76,9 +76,6 @@ class AttentionMaps:
         """Write the arrays under these names, terms as ``term_a`` …, to the NPZ file *path* atomically.
 
         Of P chosen ``positions``, ``at_position`` is [P, L, H, S] and ``words`` [P, S], padded with zeros and "".
-
-        Raises:
-            UserError: the file cannot be written.
         """
         terms: dict[str, Any] = {f"term_{name}": value for name, value in self.terms.items()}
         span = max(len(at.words) for at in self.at_positions)

@@ -57,10 +57,7 @@ def tokenized_texts(
 ) -> Iterator[dict[str, TokenizedText]]:
     """Tokenise the text of each split into temporary files of *folder*, which are removed at the end.
 
-    Without a tokenizer, plain text is symbols and is left where it is.
-
-    Raises:
-        UserError: see :func:`tokenize_file`.
+    Without a tokenizer, plain text is symbols and is left where it is. See :func:`tokenize_file`.
     """
     texts = {}
     with (

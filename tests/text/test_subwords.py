@@ -37,7 +37,7 @@ def test_words_come_back_from_symbols(name: str, made: dict[str, Subwords]) -> N
     line = "the lowest river , the newest low riverbed"
     [symbols] = made[name].encode([line])
     assert "".join(made[name].decode(symbols.split()).split()) == "".join(line.split())
-    words, sizes = made[name].rule.group(symbols.split())
+    words, sizes = made[name].words.group(symbols.split())
     assert words == line.split() and sum(sizes) == len(symbols.split()) and min(sizes) > 0
     assert len(symbols.split()) > len(line.split())
 

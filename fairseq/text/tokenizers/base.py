@@ -80,15 +80,16 @@ class Subwords(Value):
     content: bytes = dataclasses.field(repr=False)
     source: str = dataclasses.field(default="", compare=False)
 
+    rule: ClassVar[WordRule] = SubwordMarks()
     glue: ClassVar[str] = " "
     """What separates the texts around an unknown symbol."""
     learns_lines: ClassVar[bool] = False
     """Whether :meth:`learn_lines` learns, not :meth:`learn`: where white space is part of symbols."""
 
     @property
-    def rule(self) -> WordRule:
+    def words(self) -> WordRule:
         """The rule that groups symbols into the words they were made of."""
-        return SubwordMarks()
+        return self.rule
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], size: int) -> bytes:

@@ -97,7 +97,7 @@ class HuggingFace(LibrarySubwords):
         return self._vocabulary.line(range(self._tokenizer.get_vocab_size())).split() if self.byte_level else ()
 
     @property
-    def rule(self) -> WordRule:
+    def words(self) -> WordRule:
         """The rule of the file's decoder; UserError if that marks neither beginnings nor ends of words."""
         for kind, rule in _RULES.items():
             if kind in self._names:
@@ -155,7 +155,7 @@ class HuggingFace(LibrarySubwords):
 class GPT2(LibrarySubwords):
     """GPT-2's byte-level merges (``vocab.bpe`` or ``merges.txt``; Radford et al. 2019). ``Ġ`` stands for a space."""
 
-    rule = ByteLevelWords()
+    rule: ClassVar[WordRule] = ByteLevelWords()
     glue: ClassVar[str] = ""
 
     def check(self) -> None:

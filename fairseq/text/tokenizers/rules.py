@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 
-class WordRule(Protocol):
+class WordRule:
     """Rule that groups the symbols of a line into words; picklable, because worker processes receive it.
 
-    Attributes:
-        ends_known: whether the last symbol of a word shows that the word ends.
+    A subclass knows by marks in symbols where words begin (:meth:`continues`) or end (:meth:`joins`).
     """
 
-    @property
-    def ends_known(self) -> bool: ...
+    ends_known: ClassVar[bool] = False  # whether the last symbol of a word shows that the word ends
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
         """Return the words of a line's *tokens*, in order, and the number of tokens of each; every token counts."""
-
-    def continues(self, symbol: str) -> bool:
-        """Return whether *symbol* belongs to the word of the symbol before it."""
-
-    def joins(self, symbol: str) -> bool:
-        """Return whether the symbol after *symbol* belongs to its word."""
-
-
-class _Marks:
-    """Words of symbols with marks where they begin (:meth:`continues`) or end (:meth:`joins`)."""
-
-    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
         inner = [n > 0 and (self.joins(tokens[n - 1]) or self.continues(token)) for n, token in enumerate(tokens)]
         starts = [n for n, is_inner in enumerate(inner) if not is_inner]
         groups = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
         return [self._word(group) for group in groups], [len(group) for group in groups]
 
     def continues(self, symbol: str) -> bool:
+        """Return whether *symbol* belongs to the word of the symbol before it."""
         return False
 
     def joins(self, symbol: str) -> bool:
+        """Return whether the symbol after *symbol* belongs to its word."""
         return False
 
     def _word(self, tokens: list[str]) -> str:
@@ -47,14 +35,14 @@ class _Marks:
 
 
 @dataclass(frozen=True)
-class SubwordMarks(_Marks):
+class SubwordMarks(WordRule):
     """Words whose subwords, but for the last, end in a mark, as subword-nmt writes them: ``wo@@ r@@ ds``.
 
     A mark on the last token of a line is dropped: the end of the line ends the word.
     """
 
     mark: str = "@@"
-    ends_known: bool = True
+    ends_known: ClassVar[bool] = True
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
         line = " ".join(tokens)
@@ -72,11 +60,10 @@ class SubwordMarks(_Marks):
 
 
 @dataclass(frozen=True)
-class BeginMarks(_Marks):
+class BeginMarks(WordRule):
     """Words whose first symbol begins with a mark that stands for the space before: ``▁wo r ds``."""
 
     mark: str = "▁"
-    ends_known: bool = False
 
     def continues(self, symbol: str) -> bool:
         return not symbol.startswith(self.mark)
@@ -86,11 +73,10 @@ class BeginMarks(_Marks):
 
 
 @dataclass(frozen=True)
-class ContinuationMarks(_Marks):
+class ContinuationMarks(WordRule):
     """Words whose symbols, but for the first, begin with a mark: ``wo ##r ##ds``."""
 
     mark: str = "##"
-    ends_known: bool = False
 
     def continues(self, symbol: str) -> bool:
         return len(symbol) > len(self.mark) and symbol.startswith(self.mark)
@@ -101,11 +87,11 @@ class ContinuationMarks(_Marks):
 
 
 @dataclass(frozen=True)
-class EndMarks(_Marks):
+class EndMarks(WordRule):
     """Words whose last symbol ends in a mark: ``wo r ds</w>``."""
 
     mark: str = "</w>"
-    ends_known: bool = True
+    ends_known: ClassVar[bool] = True
 
     def joins(self, symbol: str) -> bool:
         return not symbol.endswith(self.mark)

@@ -8,12 +8,12 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.base import EXTRA, Subwords, Vocabulary, import_package
-from fairseq.text.tokenizers.rules import BeginMarks
+from fairseq.text.tokenizers.rules import BeginMarks, WordRule
 from fairseq.text.tokenizers.spans import Span
 
 SPACE = "▁"
@@ -24,7 +24,7 @@ SPACE = "▁"
 class SentencePiece(Subwords):
     """Pieces of a SentencePiece model; ``▁`` stands for a space."""
 
-    rule = BeginMarks(SPACE)
+    rule: ClassVar[WordRule] = BeginMarks(SPACE)
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], size: int) -> bytes:

@@ -106,7 +106,7 @@ class Tokenizer(Steps):
     @property
     def rule(self) -> WordRule:
         """The rule that groups symbols into words."""
-        return self.subwords.rule if self.subwords is not None else SubwordMarks()
+        return self.subwords.words if self.subwords is not None else SubwordMarks()
 
     def __str__(self) -> str:
         names = [_name(self.words, TOKENIZERS)] if self.words is not None else []
@@ -171,11 +171,7 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
 
 
 def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None:
-    """Return the tokenizer beside the dictionary with *symbols* of *data*, a folder or a ``dict.txt``, or None.
-
-    Raises:
-        UserError: see :meth:`Tokenizer.load`.
-    """
+    """Return what :meth:`Tokenizer.load` reads beside the dictionary of *data*, a folder or a ``dict.txt``, or None."""
     folder = Path(data) if Path(data).is_dir() else Path(data).parent
     path = folder / TOKENIZATION
     # A link that leads nowhere is an error, not a missing tokenizer.
