@@ -111,12 +111,7 @@ def hardest(baseline: np.ndarray, top_r: float) -> np.ndarray:
 
 
 def relative_gains(losses: np.ndarray, top_r: float) -> Gains:
-    """The gains of all steps between neighbouring contexts.
-
-    Args:
-        losses: float64 [M, K, N], see :class:`ContextLosses`.
-        top_r: the share of hardest positions to count, in (0, 1].
-    """
+    """The gains of all steps between neighbouring contexts, on the share *top_r* of hardest positions, in (0, 1]."""
     baselines, means, deviations = [], [], []
     for short, long in zip(losses.swapaxes(0, 1)[:-1], losses.swapaxes(0, 1)[1:], strict=True):  # each (M, N)
         best = short.min(axis=0)
@@ -182,14 +177,11 @@ def load_reader(
     settings: Mapping[str, Any],
     whole_windows: bool = False,
 ) -> tuple[WindowReader, Any]:
-    """Load a checkpoint's model for windows of up to *longest* tokens.
+    """Load a checkpoint's model, and its task, for windows of up to *longest* tokens.
 
     Args:
         whole_windows: models with memory also read windows at once.
         data, overrides, settings: see :func:`~fairseq.inference.loading.load_language_models`.
-
-    Returns:
-        The reader, and the task that the checkpoint was loaded with.
 
     Raises:
         UserError: the checkpoint cannot be used, has no positions for *longest* tokens, or was trained with ``<s>``.

@@ -121,8 +121,7 @@ def special_symbols(dictionary: Dictionary) -> np.ndarray:
 def word_rule(dictionary: Dictionary) -> WordRule | None:
     """The rule that groups the symbols of *dictionary* into words: of the tokenizer beside it, or guessed by its marks.
 
-    Returns:
-        None where no mark is frequent enough; see :func:`word_parts`.
+    None where no mark is frequent enough; see :func:`word_parts`.
 
     Raises:
         UserError: the tokenizer cannot be read, or belongs to another dictionary.

@@ -37,12 +37,9 @@ def split_sizes(total: int) -> dict[str, int]:
 
 
 def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
-    """Write the splits of *source* and their dictionary to *destdir*: all four files, or none.
+    """Write the splits of *source* and their dictionary to *destdir*, all four files or none; return tokens by split.
 
     Memory is constant in the length of the text.
-
-    Returns:
-        The tokens of each split.
 
     Raises:
         UserError: the text cannot be read, is too short to split or has other characters than letters; the files cannot

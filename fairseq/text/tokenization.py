@@ -136,13 +136,7 @@ def tokenize_stream(file: BinaryIO, form: TextFormat, workers: Workers[tuple[byt
 
 
 def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]], out: BinaryIO) -> RawCounts:
-    """Write the symbols of each line of a text to *out*, with a progress bar.
-
-    Args:
-        workers: of a :class:`TokenizeBlock`.
-
-    Returns:
-        The size of the raw text.
+    """Write the symbols of each line of a text to *out*, with a progress bar; return the size of the raw text.
 
     Raises:
         UserError: the text cannot be read, has no words or is not UTF-8.

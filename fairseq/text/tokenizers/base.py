@@ -93,10 +93,7 @@ class Subwords(Value):
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], size: int) -> bytes:
-        """Return the content learned from words and their counts.
-
-        Args:
-            size: merges or symbols to learn.
+        """Return the content of *size* merges or symbols that are learned from words and their counts.
 
         Raises:
             UserError: this kind cannot be learned here, or not from these words.

@@ -130,10 +130,7 @@ class Tokenizer(Steps):
 
     @classmethod
     def load(cls, path: str | Path, symbols: Sequence[str] | None = None) -> Tokenizer:
-        """Read a ``tokenization.json``.
-
-        Args:
-            symbols: of the dictionary that it must have been made with; None: any.
+        """Read a ``tokenization.json``; see :func:`read_tokenization`.
 
         Raises:
             UserError: it is missing or damaged, or was made with another dictionary, or a package is missing.
