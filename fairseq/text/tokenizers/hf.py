@@ -12,7 +12,7 @@ from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.system.json_files import parse_json
 from fairseq.system.terminal import silent_stderr
-from fairseq.text.tokenizers.base import Subwords, Vocabulary, import_package
+from fairseq.text.tokenizers.base import Span, Subwords, Vocabulary, import_package
 from fairseq.text.tokenizers.rules import (
     BYTES,
     BeginMarks,
@@ -22,7 +22,6 @@ from fairseq.text.tokenizers.rules import (
     WordRule,
     bytes_text,
 )
-from fairseq.text.tokenizers.spans import Span
 
 PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 """Text that uses what a tokenizer has for unknown characters, none at all, and long words."""

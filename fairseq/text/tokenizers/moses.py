@@ -10,8 +10,7 @@ from typing import Any
 
 from fairseq.config.registry import register_tokenizer
 from fairseq.errors import UserError
-from fairseq.text.tokenizers.base import WordTokenizer
-from fairseq.text.tokenizers.spans import Span, aligned
+from fairseq.text.tokenizers.base import Span, WordTokenizer, aligned
 
 CACHED = 1 << 18  # chunks, at most
 JUNK = dict.fromkeys(range(32))  # sacremoses deletes control characters

@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
-from fairseq.text.tokenizers.base import EXTRA, Subwords, Vocabulary, import_package
+from fairseq.text.tokenizers.base import EXTRA, Span, Subwords, Vocabulary, import_package
 from fairseq.text.tokenizers.rules import BeginMarks, WordRule
-from fairseq.text.tokenizers.spans import Span
 
 SPACE = "▁"
 

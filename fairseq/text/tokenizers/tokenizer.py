@@ -19,10 +19,9 @@ from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_named
-from fairseq.text.tokenizers.base import UNKNOWN, Subwords, Value, WordTokenizer
+from fairseq.text.tokenizers.base import UNKNOWN, Span, Subwords, Value, WordTokenizer, composed
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
-from fairseq.text.tokenizers.spans import Span, composed
 
 TOKENIZATION = "tokenization.json"
 ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
