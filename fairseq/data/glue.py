@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq.errors import UserError, nearest, read_failure
-from fairseq.system.opening import read_regular
+from fairseq.errors import UserError, nearest
+from fairseq.system.opening import read_named
 
 logger = logging.getLogger(__name__)
 
@@ -157,10 +157,7 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a file; UserError if it cannot be read, is empty or not UTF-8."""
-    try:
-        content = read_regular(path)
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; check DATA and the name of the split") from None
+    content = read_named(path, "check DATA and the name of the split")
     try:
         # Spreadsheets begin a file with a byte-order mark.
         text = content.decode("utf-8-sig")

@@ -44,9 +44,7 @@ class Words:
     def word(self, number: int) -> str:
         end = self.first[number + 1] if number + 1 < len(self.first) else len(self.scores)
         pieces = [self.dictionary[token] for token in self.scores.tokens[self.first[number] : end]]
-        if self.mark is None:
-            return pieces[0]
-        return "".join(piece.removesuffix(self.mark) for piece in pieces[:-1]) + pieces[-1]
+        return "".join(piece.removesuffix(self.mark or "") for piece in pieces[:-1]) + pieces[-1]
 
 
 def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = None) -> Words:

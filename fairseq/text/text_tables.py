@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import open_regular, read_regular
+from fairseq.system.opening import open_regular, read_named
 from fairseq.text.tokenizers.base import import_package
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -42,14 +42,13 @@ def table_files(path: str) -> list[str]:
         raise UserError(f"{path}: has several splits ({splits}); give the folder of one of them")
     if not (folder / STATE).is_file():
         raise UserError(f"{path}: is a folder; give a text file, or a folder that save_to_disk of datasets wrote")
+    content = read_named(folder / STATE, "save the dataset again")
     try:
-        state: Any = parse_json(read_regular(folder / STATE))
+        state: Any = parse_json(content)
         names = [entry["filename"] for entry in state["_data_files"]]
         # Files of this folder only: a name could lead to any other.
         is_valid = all(isinstance(name, str) and name == Path(name).name for name in names)
         indices = state.get("_indices_files") or state.get("_indices_data_files")
-    except OSError as error:
-        raise UserError(f"{folder / STATE}: {read_failure(error)}; save the dataset again") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         is_valid, indices = False, None
     if not is_valid:

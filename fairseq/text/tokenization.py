@@ -60,10 +60,7 @@ def tokenized_texts(
     Without a tokenizer, plain text is symbols and is left where it is. See :func:`tokenize_file`.
     """
     texts = {}
-    with (
-        tempfile.TemporaryDirectory(dir=folder) as temporary,
-        Workers(TokenizeBlock(tokenizer), workers) as pool,
-    ):
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, Workers(TokenizeBlock(tokenizer), workers) as pool:
         for name, source in splits.items():
             if tokenizer is None and is_plain(source) and not form.join_lines:
                 texts[name] = TokenizedText(source, source)

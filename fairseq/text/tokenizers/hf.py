@@ -33,7 +33,7 @@ class LibrarySubwords(Subwords):
 
     @property
     def byte_level(self) -> bool:
-        """Whether symbols are sequences of bytes."""
+        """Whether symbols are sequences of bytes, as in GPT-2."""
         return True
 
     def encode(self, lines: Sequence[str]) -> list[str]:
