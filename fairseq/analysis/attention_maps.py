@@ -229,8 +229,7 @@ class AttentionReader:
                     if block in indices:
                         row = int(np.flatnonzero(indices == block)[0])
                         offset = position - int(self.blocks.starts[block])
-                        weights = _weights_at(self.modules, calls, row, offset)
-                        at_positions[position] = self._at_position(position, weights)
+                        at_positions[position] = self._at_position(position, calls, row, offset)
         return AttentionMaps(
             attention=sums.mean("attention"),
             reach=sums.reached.numpy() / sums.queries,
@@ -257,7 +256,14 @@ class AttentionReader:
                     bias = call[3].bias(term.size(2), term.size(3), term.device)
                     sums.add(name, layer, (term if bias is None else term + bias).softmax(-1))  # over the visible keys
 
-    def _at_position(self, position: int, weights: np.ndarray) -> AtPosition:
+    def _at_position(self, position: int, calls: Sequence[Call], row: int, offset: int) -> AtPosition:
+        """The attention of all layers at one position, *row* and *offset* in a segment."""
+        by_distance = []
+        for module, call in zip(self.modules, calls, strict=True):
+            visible = module.weights(*call)[row, :, offset]  # (H, S)
+            behind = distances(call[0].size(1), visible.size(1), visible.device)[offset] >= 0
+            by_distance.append(visible[:, behind].flip(1).float().cpu())
+        weights = torch.stack(by_distance).numpy()
         tokens = self.blocks.corpus.tokens
         # The query is the token before the predicted one: distance 0 is position − 1.
         indices = position - 1 - np.arange(weights.shape[2])
@@ -296,13 +302,3 @@ class _Sums:
     def mean(self, name: str) -> np.ndarray:
         """Mean of a named sum over the counted positions: float64 [L, H, D]."""
         return torch.stack(self.sums[name]).cpu().numpy() / self.queries
-
-
-def _weights_at(modules: Sequence[Any], calls: Sequence[Call], row: int, offset: int) -> np.ndarray:
-    """The weights of every layer at one position of a segment, by distance: float32 [L, H, S]."""
-    by_distance = []
-    for module, call in zip(modules, calls, strict=True):
-        weights = module.weights(*call)[row, :, offset]  # (H, S)
-        behind = distances(call[0].size(1), weights.size(1), weights.device)[offset] >= 0
-        by_distance.append(weights[:, behind].flip(1).float().cpu())
-    return torch.stack(by_distance).numpy()

@@ -160,14 +160,19 @@ class BlockSampler:
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
         """The blocks of each of this rank's batches of an epoch, once *read* blocks or batches were read."""
-        if self._sorted is not None:
-            yield from self._batches_by_size(self._sorted, epoch, read)
+        if self._sorted is None:
+            order = self._permutation(len(self._sizes), epoch)
+            for first in range(read, len(order), self._rows * self.batching.world_size):
+                # The ranks' parts of one global batch lie side by side: rank order is the order of one large batch.
+                first += self.rank * self._rows
+                yield order[first : first + self._rows].astype(np.int64)
             return
-        order = self._permutation(len(self._sizes), epoch)
-        for first in range(read, len(order), self._rows * self.batching.world_size):
-            # The ranks' parts of one global batch lie side by side: rank order is the order of one large batch.
-            first += self.rank * self._rows
-            yield order[first : first + self._rows].astype(np.int64)
+        count = len(self._cuts) - 1
+        order = self._permutation(count, epoch) if epoch > self.batching.curriculum else np.arange(count)
+        for start in range(read, count, self.batching.world_size):
+            number = start + self.rank
+            first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
+            yield self._sorted[first:last].astype(np.int64)
 
     def in_fairseq_order(self) -> BlockSampler:
         """Return the same batches' limits with fairseq's order."""
@@ -192,14 +197,6 @@ class BlockSampler:
             # By this number a resumed run knows whether its batches are cut as the saved ones were.
             cut=zlib.crc32(self._cuts.tobytes()),
         )
-
-    def _batches_by_size(self, blocks: np.ndarray, epoch: int, read: int) -> Iterator[np.ndarray]:
-        count = len(self._cuts) - 1
-        order = self._permutation(count, epoch) if epoch > self.batching.curriculum else np.arange(count)
-        for start in range(read, count, self.batching.world_size):
-            number = start + self.rank
-            first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
-            yield blocks[first:last].astype(np.int64)
 
     def _permutation(self, count: int, epoch: int) -> np.ndarray:
         # 4 bytes a block where they suffice: large corpora have many millions.

@@ -130,20 +130,18 @@ class TextReader:
         return corpus
 
     def _corpus(self, blocks: Iterable[Sequence[str]]) -> TextCorpus:
-        tokens, sizes = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
+        encoded: list[np.ndarray] = []  # of each line
         unknown: dict[str, None] = {}
         counts = RawCounts()
         for lines in blocks:
-            symbols = self.tokenizer.encode_lines(lines) if self.tokenizer is not None else lines
-            encoded = [self.dictionary.encode_line(line) for line in symbols]
-            tokens += encoded
-            sizes.append(np.array([len(line) for line in encoded], np.int32))
             counts += RawCounts.of(lines)
-            for line in symbols:
+            for line in self.tokenizer.encode_lines(lines) if self.tokenizer is not None else lines:
+                encoded.append(self.dictionary.encode_line(line))
                 # Not a set: the first ones in the text are named.
                 unknown |= dict.fromkeys(symbol for symbol in line.split() if symbol not in self.dictionary)
-        size = counts if self.tokenizer is not None else None
-        corpus = TextCorpus(np.concatenate(tokens), np.concatenate(sizes), size)
+        tokens = np.concatenate([np.empty(0, np.int32), *encoded])
+        sizes = np.array([len(line) for line in encoded], np.int32)
+        corpus = TextCorpus(tokens, sizes, counts if self.tokenizer is not None else None)
         report_unknown(corpus.tokens.tolist(), self.dictionary, unknown)
         return corpus
 

@@ -64,11 +64,19 @@ class Steps(Value):
 
     def decode(self, symbols: Iterable[str]) -> str:
         """Return the text of the symbols of one line."""
-        symbols = list(symbols)
         if self.subwords is None:
             assert self.words is not None
-            return self.words.join(symbols)
-        text = self._decode(symbols, self.subwords)
+            return self.words.join(list(symbols))
+        # Unknown symbols stand for themselves.
+        parts: list[list[str]] = [[]]
+        for symbol in symbols:
+            if symbol == UNKNOWN:
+                parts.append([])
+            else:
+                parts[-1].append(symbol)
+        glue = self.subwords.glue
+        decoded = [self.subwords.decode(part) if part else "" for part in parts]
+        text = f"{glue}{UNKNOWN}{glue}".join(decoded).strip(glue)
         return self.words.join(text.split()) if self.words is not None else text
 
     def _encode(self, lines: Sequence[str]) -> list[str]:
@@ -85,17 +93,6 @@ class Steps(Value):
         if self.subwords is None:
             return words
         return composed(line, words, self.subwords.spans(" ".join(word.symbol for word in words)))
-
-    def _decode(self, symbols: Sequence[str], subwords: Subwords) -> str:
-        """The words of *symbols*; unknown ones stand for themselves."""
-        parts: list[list[str]] = [[]]
-        for symbol in symbols:
-            if symbol == UNKNOWN:
-                parts.append([])
-            else:
-                parts[-1].append(symbol)
-        mark = f"{subwords.glue}{UNKNOWN}{subwords.glue}"
-        return mark.join(subwords.decode(part) if part else "" for part in parts).strip(subwords.glue)
 
 
 @dataclass(frozen=True)
