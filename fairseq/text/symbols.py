@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -79,8 +79,12 @@ def _write_split(
     """Write the next *size* bytes of *text* as symbols, and count them; return the number of tokens."""
     end = LINE_ENDS[kind]
     table = [b"\n" if byte == end else f"{symbol(byte, kind)} ".encode("latin-1") for byte in range(256)]
-    tokens, last = size, end
-    for chunk in _chunks(text, size):
+    tokens, last, left = size, end, size
+    while left:
+        chunk = text.read(min(left, CHUNK))
+        if not chunk:
+            raise UserError(f"{text.name}: became shorter while reading; run again when it is complete")
+        left -= len(chunk)
         if kind == "letters" and not LETTERS.issuperset(chunk):
             at = next(i for i, byte in enumerate(chunk) if byte not in LETTERS)
             raise UserError(
@@ -95,12 +99,3 @@ def _write_split(
         out.write(b"\n")
         tokens += 1
     return tokens
-
-
-def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    while size:
-        chunk = file.read(min(size, CHUNK))
-        if not chunk:
-            raise UserError(f"{file.name}: became shorter while reading; run again when it is complete")
-        size -= len(chunk)
-        yield chunk

@@ -100,15 +100,11 @@ class EndMarks(WordRule):
         return "".join(tokens).removesuffix(self.mark) or self.mark
 
 
-def _byte_table() -> dict[str, int]:
-    """The character of each byte in byte-level encodings (Radford et al. 2019): printable ones stand for themselves."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    # Blanks and control characters get letters from U+0100 on: no symbol may hold white space.
-    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-BYTES = _byte_table()
+# The character of each byte in byte-level encodings (Radford et al. 2019): printable ones stand for themselves, blanks
+# and control characters get letters from U+0100 on, since no symbol may hold white space.
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + index): byte for index, byte in enumerate(_OTHERS)}
 SPACE = next(letter for letter, byte in BYTES.items() if byte == ord(" "))  # Ġ
 
 
