@@ -51,7 +51,7 @@ class Sampler(Protocol):
 class Batching:
     """Limits and order of the batches of a split, on one of several processes."""
 
-    # With *multiple* and *limit* the arguments of :func:`rows_per_batch`.
+    # See :func:`rows_per_batch`, for *multiple* and *limit*, too.
     max_tokens: int | None
     batch_size: int | None
     multiple: int = 1

@@ -32,7 +32,7 @@ AGAIN = "run fairseq-preprocess again"
 
 @dataclass(frozen=True)
 class Steps(Value):
-    """Text to symbols and back: words, then subwords.
+    """Text to symbols and back: words, then subwords; all that exported folders have of a :class:`Tokenizer`.
 
     ``<unk>`` in text is the unknown symbol.
     """
