@@ -22,7 +22,7 @@ from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.evaluation import report
-from fairseq.evaluation.tables import markdown
+from fairseq.evaluation.report import markdown
 from fairseq.inference.loading import check_no_begin, load_language_models
 from fairseq.modules.precision import Precision
 from fairseq.system import pages

@@ -26,7 +26,7 @@ from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import CommonConfig, DistributedConfig, Settings, training_settings, typed_settings
 from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
-from fairseq.evaluation.sentences import FinetunedRun, as_table, best_rate, predict, summarize
+from fairseq.evaluation.classifier import FinetunedRun, as_table, best_rate, predict, summarize
 from fairseq.inference.loading import load_models
 from fairseq.models.loading import finished
 from fairseq.models.sentence import SentenceModel
@@ -295,11 +295,10 @@ def _digest(path: Path) -> str:
 def _predict(settings: Settings, task: SentencePredictionTask, folder: Path) -> dict[str, float]:
     """Return the metrics of the best checkpoint on the development file, and write ``predictions.SPLIT.tsv``."""
     models, _, _ = load_models([folder / BEST], settings.data_path)
-    device = distributed.device_of(settings.common)
-    Precision(settings.common).move(models[0], device)
+    Precision(settings.common).move(models[0], distributed.device_of(settings.common))
     metrics: dict[str, float] = {}
     for split in _splits(settings.command):
-        predictions = predict(models[0], task, split, settings.command.batch_size, device)
+        predictions = predict(models[0], task, split, settings.command.batch_size)
         predictions.write(folder / f"predictions.{split}.tsv")
         # Of the first split, the development file: only its score may choose the learning rate.
         metrics = metrics or predictions.metrics()

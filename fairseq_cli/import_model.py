@@ -25,8 +25,7 @@ from fairseq.system.opening import read_named
 from fairseq.tasks import dictionary_digest
 from fairseq.text.dictionary import Dictionary, placeholder
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
-from fairseq.text.tokenizers.byte_level import GPT2
-from fairseq.text.tokenizers.hf import HuggingFace
+from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq_cli import command
 
 CHECKPOINT = "checkpoint.pt"

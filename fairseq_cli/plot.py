@@ -16,7 +16,7 @@ from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
-from fairseq.evaluation.tables import markdown
+from fairseq.evaluation.report import markdown
 from fairseq.system.files import prepare_file
 from fairseq_cli import command
 

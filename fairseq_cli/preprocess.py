@@ -28,14 +28,14 @@ from fairseq.system.limits import check_processes
 from fairseq.system.opening import read_regular
 from fairseq.system.terminal import printable
 from fairseq.system.workers import Workers
-from fairseq.text.counting import count_whole_words, count_words
+from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
-from fairseq.text.raw_text import check_raw, lines_of, read_blocks
+from fairseq.text.raw_text import check_raw, format_of, lines_of, read_blocks
 from fairseq.text.text_hints import raw_text, wrapped_at
-from fairseq.text.tokenization import TextOptions, TokenizedText, learn_subwords, save_counts, tokenized_texts
+from fairseq.text.tokenization import TokenizedText, learn_subwords, save_counts, tokenized_texts
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
-from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
 from fairseq.text.tokenizers.rules import SubwordMarks
+from fairseq.text.tokenizers.tokenizer import chosen_subwords, chosen_words
 from fairseq_cli import command
 
 LOG = "preprocess.log"
@@ -89,20 +89,19 @@ def main(args: argparse.Namespace) -> None:
     config = typed(PreprocessConfig, args)
     splits = _splits(config)
     _check(config, splits)
-    options = TextOptions(config.text_field, config.join_lines, config.workers)
-    for hint in _hints(config, next(iter(splits.values()), None), options):
+    for hint in _hints(config, next(iter(splits.values()), None)):
         print(f"note: {printable(hint)}", file=sys.stderr)
     with (
         atomic_folder(config.destdir, flag="--destdir") as folder,
         contextlib.redirect_stdout(_Recorder(sys.stdout)) as output,
     ):
         former = _former_log(Path(config.destdir))
-        tokenizer = _tokenizer(config, splits, options, folder)
+        tokenizer = _tokenizer(config, splits, folder)
         # A dictionary is learned from the training text alone.
         read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
         # The operating system removes a file without a name, however this process ends.
         with (
-            tokenized_texts(read, tokenizer, options, folder) as texts,
+            tokenized_texts(read, tokenizer, config, config.workers, folder) as texts,
             tempfile.TemporaryFile(dir=folder) as file,
             splitters(config.workers) as pool,
         ):
@@ -159,11 +158,11 @@ def _former_log(folder: Path) -> bytes:
         raise UserError(f"--destdir {folder / LOG}: {read_failure(error)}; remove it") from None
 
 
-def _hints(config: PreprocessConfig, path: str | None, options: TextOptions) -> Iterator[str]:
+def _hints(config: PreprocessConfig, path: str | None) -> Iterator[str]:
     """Hints on the text *path*, from its beginning, that flags are missing."""
     if path is None:
         return
-    form = options.format_of(path)
+    form = format_of(path, config.text_field, config.join_lines)
     try:
         lines = next((lines_of(block, form) for block in read_blocks(path, form)), [])
     # Reported where the text is read.
@@ -257,15 +256,14 @@ def _check_subwords(config: PreprocessConfig) -> None:
         raise UserError("--learn-bpe: codes and dictionary are of the training text; give --trainpref, not --srcdict")
 
 
-def _tokenizer(
-    config: PreprocessConfig, splits: Mapping[str, str], options: TextOptions, folder: Path
-) -> Tokenizer | None:
+def _tokenizer(config: PreprocessConfig, splits: Mapping[str, str], folder: Path) -> Tokenizer | None:
     """The tokenizer of the flags, its codes learned if need be, or ``--srcdict``'s; None: the text is tokens."""
     words, subwords = chosen_words(config), chosen_subwords(config)
     if config.bpe is not None and config.learn_bpe is not None:
         training = [path for name, path in splits.items() if name.startswith("train")]
         print(f"{_language(config)}Learning {config.learn_bpe} subwords", flush=True)
-        subwords = learn_subwords(BPES[config.bpe], config.learn_bpe, words, training, options, folder)
+        kind = BPES[config.bpe]
+        subwords = learn_subwords(kind, config.learn_bpe, words, training, config, config.workers, folder)
         subwords.check()
     chosen = Tokenizer(words, subwords) if words is not None or subwords is not None else None
     if config.srcdict is None:
@@ -314,7 +312,7 @@ def _binarizer(
     if config.notes:
         rule = tokenizer.rule if tokenizer is not None else SubwordMarks()
         # Counted again, in words: the dictionary counts subwords, and a rare word is several of these.
-        counter = count_whole_words(_training_texts(texts), rule, config.workers)
+        counter = count_words(_training_texts(texts), config.workers, rule)
         notes = NoteWords.choose(counter, config.note_min_count, config.note_max_count, dictionary)
         notes.save(folder)
         print(f"{_language(config)}Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")

@@ -19,7 +19,7 @@ from fairseq.config.parser import Parser
 from fairseq.config.settings import Settings, StreamConfig, typed_settings
 from fairseq.errors import SettingError
 from fairseq.evaluation import report
-from fairseq.evaluation.tables import markdown
+from fairseq.evaluation.report import markdown
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system import pages

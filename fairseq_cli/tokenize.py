@@ -21,7 +21,7 @@ from fairseq.system.workers import Workers
 from fairseq.text.raw_text import STDIN, TextFormat, format_of
 from fairseq.text.tokenization import TokenizeBlock, tokenize_file, tokenize_stream
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
-from fairseq.text.tokenizers.choice import chosen_subwords, chosen_words
+from fairseq.text.tokenizers.tokenizer import chosen_subwords, chosen_words
 from fairseq_cli import command
 
 

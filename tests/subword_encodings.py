@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from fairseq.text.tokenizers import Subwords
-from fairseq.text.tokenizers.byte_level import GPT2
-from fairseq.text.tokenizers.hf import HuggingFace
+from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 

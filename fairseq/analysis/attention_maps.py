@@ -35,42 +35,28 @@ Call = tuple[Tensor, Tensor | None, Any, Visibility]
 
 @dataclass(frozen=True)
 class AtPosition:
-    """Attention when one token is predicted; L layers, H heads, S tokens that are attended to.
+    """Attention when one token is predicted; L layers, H heads, S tokens that are attended to."""
 
-    Attributes:
-        position: index in the split of the predicted token.
-        weights: float32 [L, H, S], at distances 0 … S − 1.
-        words: the S tokens by distance; "" for the zeros of an initial memory.
-        target: the predicted token.
-    """
-
-    position: int
-    weights: np.ndarray
-    words: list[str]
+    position: int  # index in the split of the predicted token
+    weights: np.ndarray  # float32 [L, H, S], at distances 0 … S − 1
+    words: list[str]  # the S tokens by distance; "" for the zeros of an initial memory
     target: str
 
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Mean attention over distance, and attention at single positions; L layers, H heads, D distances.
+    """Mean attention over distance, and attention at single positions; L layers, H heads, D distances."""
 
-    Attributes:
-        attention: float64 [L, H, D]: mean weight at each distance over all counted positions; each head's row sums to
-            one.
-        reach: float64 [D]: share of the counted positions that have a token at this distance: 1 up to the length of the
-            memory, less beyond it and in models without memory.
-        queries: number of counted positions.
-        terms: float64 [L, H, D] each: the same for the softmax of one term of the score alone: (a)
-            content, (b) content-dependent position, (c) global content bias, (d) global position bias (§3.3). Empty
-            if not requested.
-        at_positions: attention at the chosen positions, in the order in which they were chosen.
-    """
-
+    # Mean weight at each distance over all counted positions, float64 [L, H, D]; each head's row sums to one.
     attention: np.ndarray
+    # Share of the counted positions that have a token at this distance, float64 [D]: 1 up to the length of the memory,
+    # less beyond it and in models without memory.
     reach: np.ndarray
-    queries: int
+    queries: int  # number of counted positions
+    # As attention, for the softmax of one term of the score alone: (a) content, (b) content-dependent position, (c)
+    # global content bias, (d) global position bias (§3.3). Empty if not requested.
     terms: dict[str, np.ndarray]
-    at_positions: list[AtPosition]
+    at_positions: list[AtPosition]  # in the order in which the positions were chosen
 
     def given_reach(self, values: np.ndarray) -> np.ndarray:
         """*values*, ``attention`` or a term, as means over only the positions that have a token at the distance."""
@@ -90,9 +76,6 @@ class AttentionMaps:
         """Write the arrays under these names, terms as ``term_a`` …, to the NPZ file *path* atomically.
 
         Of P chosen ``positions``, ``at_position`` is [P, L, H, S] and ``words`` [P, S], padded with zeros and "".
-
-        Raises:
-            UserError: the file cannot be written.
         """
         terms: dict[str, Any] = {f"term_{name}": value for name, value in self.terms.items()}
         span = max(len(at.words) for at in self.at_positions)
@@ -149,11 +132,7 @@ def record_calls(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
 
 
 def attention_modules(model: BaseFairseqModel) -> list[Any]:
-    """The attention modules of *model*, one a layer.
-
-    Raises:
-        UserError: they do not expose their weights.
-    """
+    """The attention modules of *model*, one a layer; UserError if they do not expose their weights."""
     layers = getattr(getattr(model, "decoder", None), "layers", [])
     modules = [getattr(layer, "self_attn", None) for layer in layers]
     if not modules or not all(hasattr(m, "weights") and hasattr(m, "num_heads") for m in modules):
@@ -172,7 +151,6 @@ class AttentionReader:
     Args:
         model: moved to *device* and put in evaluation mode.
         blocks: the corpus in segments, cut with break mode ``none``.
-        dictionary: of the corpus.
         rows: number of contiguous parts of the corpus read in parallel, each with its own memory.
         terms: also accumulate the terms of the scores.
         precision, device: of the forward pass; attention weights are computed from the inputs of the layers in it.
@@ -229,11 +207,7 @@ class AttentionReader:
 
     @torch.inference_mode()
     def read(self, positions: Sequence[int], progress: Progress | None = None) -> AttentionMaps:
-        """Read the corpus; *positions* are indices of the tokens whose predictions are shown separately.
-
-        Raises:
-            UserError: a position is out of range.
-        """
+        """Read the corpus; *positions*, UserError if out of range, are predicted tokens that are shown separately."""
         tokens = len(self.blocks.corpus.tokens)
         for position in positions:
             if not 0 <= position < tokens:
@@ -255,8 +229,7 @@ class AttentionReader:
                     if block in indices:
                         row = int(np.flatnonzero(indices == block)[0])
                         offset = position - int(self.blocks.starts[block])
-                        weights = _weights_at(self.modules, calls, row, offset)
-                        at_positions[position] = self._at_position(position, weights)
+                        at_positions[position] = self._at_position(position, calls, row, offset)
         return AttentionMaps(
             attention=sums.mean("attention"),
             reach=sums.reached.numpy() / sums.queries,
@@ -283,7 +256,14 @@ class AttentionReader:
                     bias = call[3].bias(term.size(2), term.size(3), term.device)
                     sums.add(name, layer, (term if bias is None else term + bias).softmax(-1))  # over the visible keys
 
-    def _at_position(self, position: int, weights: np.ndarray) -> AtPosition:
+    def _at_position(self, position: int, calls: Sequence[Call], row: int, offset: int) -> AtPosition:
+        """The attention of all layers at one position, *row* and *offset* in a segment."""
+        by_distance = []
+        for module, call in zip(self.modules, calls, strict=True):
+            visible = module.weights(*call)[row, :, offset]  # (H, S)
+            behind = distances(call[0].size(1), visible.size(1), visible.device)[offset] >= 0
+            by_distance.append(visible[:, behind].flip(1).float().cpu())
+        weights = torch.stack(by_distance).numpy()
         tokens = self.blocks.corpus.tokens
         # The query is the token before the predicted one: distance 0 is position − 1.
         indices = position - 1 - np.arange(weights.shape[2])
@@ -302,7 +282,7 @@ class _Sums:
         self.queries = 0
         self.reached = torch.zeros(span, dtype=torch.float64)
         self.counted = torch.empty(0)
-        self.sums: dict[str, list[Tensor | None]] = {}
+        self.sums: dict[str, list[Tensor]] = {}
 
     def count(self, counted: Tensor, calls: Sequence[Call]) -> None:
         """Begin a new segment with its counted positions, bool [B, T]."""
@@ -316,20 +296,9 @@ class _Sums:
 
     def add(self, name: str, layer: int, weights: Tensor) -> None:
         """Add the weights [B, H, T, S] of a layer in this segment."""
-        layers = self.sums.setdefault(name, [None] * self.layers)
-        added, before = sum_by_distance(weights, self.counted, self.span), layers[layer]
-        layers[layer] = added if before is None else before + added
+        layers = self.sums.setdefault(name, [torch.zeros(())] * self.layers)
+        layers[layer] = layers[layer] + sum_by_distance(weights, self.counted, self.span)
 
     def mean(self, name: str) -> np.ndarray:
         """Mean of a named sum over the counted positions: float64 [L, H, D]."""
-        return torch.stack([layer for layer in self.sums[name] if layer is not None]).cpu().numpy() / self.queries
-
-
-def _weights_at(modules: Sequence[Any], calls: Sequence[Call], row: int, offset: int) -> np.ndarray:
-    """The weights of every layer at one position of a segment, by distance: float32 [L, H, S]."""
-    by_distance = []
-    for module, call in zip(modules, calls, strict=True):
-        weights = module.weights(*call)[row, :, offset]  # (H, S)
-        behind = distances(call[0].size(1), weights.size(1), weights.device)[offset] >= 0
-        by_distance.append(weights[:, behind].flip(1).float().cpu())
-    return torch.stack(by_distance).numpy()
+        return torch.stack(self.sums[name]).cpu().numpy() / self.queries

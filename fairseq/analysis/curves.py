@@ -33,21 +33,13 @@ Entry = dict[str, Any]
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of a run, or the mean of several runs that differ in their seeds only.
-
-    Attributes:
-        name: the label.
-        x: positions, ascending, [n].
-        values: metric of each run at each x, [runs, n].
-        stages: positions at which a stage of staged training began, without the first.
-        is_training: the metric is of training, not of a validation.
-    """
+    """A metric of a run, or the mean of several runs that differ in their seeds only."""
 
     name: str
-    x: np.ndarray
-    values: np.ndarray
-    stages: tuple[float, ...] = ()
-    is_training: bool = False
+    x: np.ndarray  # positions, ascending, [n]
+    values: np.ndarray  # metric of each run at each x, [runs, n]
+    stages: tuple[float, ...] = ()  # positions at which a stage of staged training began, without the first
+    is_training: bool = False  # not of a validation
 
     @property
     def mean(self) -> np.ndarray:
@@ -71,7 +63,6 @@ def read_curve(name: str, paths: Sequence[str], split: str, metric: str, axis: s
         name: its label (default: the name of the first file).
         paths: files of ``--metrics-file``, one per seed.
         split: tag of the entries: a validation split, ``train_inner`` for intervals or ``train`` for epochs.
-        metric: its name.
         axis: one of :data:`AXES`. Of several runs, the mean x of each entry is taken.
 
     Raises:

@@ -5,7 +5,10 @@ All functions that draw raise UserError where the file cannot be written.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,6 @@ import numpy as np
 
 from fairseq.analysis.attention_maps import AtPosition, AttentionMaps
 from fairseq.analysis.curves import Curve
-from fairseq.analysis.fonts import choose_fonts
 from fairseq.analysis.recl import ContextLosses, Gains
 from fairseq.errors import UserError
 from fairseq.evaluation.labels import without_overlap
@@ -34,11 +36,7 @@ FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest wei
 
 
 def require(flag: str) -> None:
-    """Check that matplotlib is installed, before any work is done.
-
-    Raises:
-        UserError: matplotlib is missing; the message names *flag*.
-    """
+    """Raise UserError, which names *flag*, if matplotlib is missing, before any work is done."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(f"{flag}: plots need matplotlib; install the [plots] extra: pip install 'fairseq-short[plots]'")
 
@@ -97,9 +95,8 @@ def draw_distances(path: Path, maps: AttentionMaps) -> None:
     panel = figure.subplots()
     image = _draw_map(panel, _visible(maps.given_reach(maps.attention)))
     figure.colorbar(image, ax=panel, label="mean weight (log scale)", fraction=0.05, pad=0.02)
-    panel.set_title(
-        f"attention of {heads} heads a layer, head 0 on top; mean of {maps.queries:,} positions", fontsize=10
-    )
+    title = f"attention of {heads} heads a layer, head 0 on top; mean of {maps.queries:,} positions"
+    panel.set_title(title, fontsize=10)
     _save(figure, path)
 
 
@@ -191,8 +188,7 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: floa
     Args:
         path: a file of one of :data:`CURVE_FORMATS`.
         curves: one line each; validations have markers, training is pale.
-        x: label of the axis.
-        y: label of the axis.
+        x, y: labels of the axes.
         reach: value of a horizontal line; None: no line.
         splits: neighbouring curves that are of one run, and of one colour.
     """
@@ -204,9 +200,8 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: floa
             line |= {"marker": None, "alpha": 0.55 if splits > 1 else 1.0}
         panel.plot(curve.x, curve.mean, label=_escaped(curve.name), **line)
         if len(curve.values) > 1:
-            panel.fill_between(
-                curve.x, curve.values.min(0), curve.values.max(0), color=line["color"], alpha=0.2, linewidth=0
-            )
+            lowest, highest = curve.values.min(0), curve.values.max(0)
+            panel.fill_between(curve.x, lowest, highest, color=line["color"], alpha=0.2, linewidth=0)
     for number, boundary in enumerate(sorted({boundary for curve in curves for boundary in curve.stages})):
         panel.axvline(boundary, color="#666666", linestyle=":", label="" if number else "next stage")
     if reach is not None:
@@ -222,10 +217,7 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: floa
 def draw_bands(path: Path, report: Mapping[str, Any], create: Create = atomic_file) -> None:
     """Plot the losses of words by their counts in training, with standard errors; one line a model.
 
-    Args:
-        path: a PNG file.
-        report: of :func:`fairseq.evaluation.by_frequency.by_frequency`.
-        create: of the group that the file belongs to.
+    *report* is of :func:`fairseq.evaluation.by_frequency.by_frequency`; *path*, a PNG file, of the group of *create*.
     """
     figure = _figure(7, 4.5)
     panel = figure.subplots()
@@ -262,12 +254,8 @@ def _label_axes(panel: Any, x: str, y: str) -> None:
 
 def _line(i: int) -> dict[str, Any]:
     style = ("-", "--", "-.", ":")[i // len(COLOURS) % 4]
-    return {
-        "color": COLOURS[i % len(COLOURS)],
-        "marker": MARKERS[i % len(MARKERS)],
-        "linestyle": style,
-        "markersize": 4,
-    }
+    colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
+    return {"color": colour, "marker": marker, "linestyle": style, "markersize": 4}
 
 
 def _map_height(rows: int, each: float = 0.13) -> float:
@@ -311,14 +299,8 @@ def _name_strongest(panel: Any, weights: np.ndarray, words: Sequence[str]) -> No
             return
         if all(abs(index - other) > len(weights) / 9 for other in labels):
             labels.append(int(index))
-            panel.annotate(
-                _label(words[index]),
-                (index, weights[index]),
-                (0, 2),
-                textcoords="offset points",
-                fontsize=8,
-                ha="center",
-            )
+            point = index, weights[index]
+            panel.annotate(_label(words[index]), point, (0, 2), textcoords="offset points", fontsize=8, ha="center")
 
 
 def _label(word: str, longest: int = 14) -> str:
@@ -329,3 +311,65 @@ def _label(word: str, longest: int = 14) -> str:
 def _escaped(text: str) -> str:
     """*text* with dollar signs escaped, which matplotlib reads as mathematics."""
     return text.replace("$", r"\$")
+
+
+logger = logging.getLogger(__name__)
+
+
+def choose_fonts(figure: Any) -> None:
+    """Set fonts behind matplotlib's own for what it lacks in the texts of *figure*; log characters no font has."""
+    from matplotlib.text import Text
+
+    texts = figure.findobj(Text)
+    characters = {char for text in texts for char in text.get_text() if char.isprintable() and not char.isspace()}
+    missing = frozenset(map(ord, characters)) - _characters(_default_file())
+    if not missing:
+        return
+    names, missing = _substitutes(missing)
+    for text in texts:
+        text.set_fontfamily([*text.get_fontfamily(), *names])
+    if missing:
+        sample = " ".join(map(chr, sorted(missing)[:8]))
+        logger.warning(
+            "pictures: no installed font has %s%s, boxes are drawn; install a font of that script, such as Noto",
+            sample, " …" if len(missing) > 8 else "",
+        )  # fmt: skip
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")  # said once, above
+
+
+def _default_file() -> str:
+    from matplotlib import font_manager
+
+    return str(font_manager.findfont(font_manager.FontProperties()))
+
+
+def _substitutes(missing: frozenset[int]) -> tuple[list[str], frozenset[int]]:
+    """Families of installed fonts that have *missing* characters, each the one with most of them; and what is left."""
+    from matplotlib import font_manager
+
+    # The upright fonts of normal weight; sans serif ones first, as matplotlib's own. A last-resort font draws boxes.
+    fonts = [
+        font for font in font_manager.fontManager.ttflist if font.style == "normal" and font.weight in (400, "normal")
+    ]
+    fonts = [font for font in fonts if not font.name.startswith("Last Resort")]
+    fonts.sort(key=lambda font: ("Sans" not in font.name, font.name))
+    names: list[str] = []
+    while missing and fonts:
+        best = max(fonts, key=lambda font: len(missing & _characters(font.fname)))
+        if not missing & _characters(best.fname):
+            break
+        # Greedily the font with most of what is missing: few fonts in one picture.
+        names.append(best.name)
+        missing -= _characters(best.fname)
+    return names, missing
+
+
+@functools.cache
+def _characters(file: str) -> frozenset[int]:
+    """Code points of the characters in a font's *file*; none if it cannot be read."""
+    from matplotlib.ft2font import FT2Font
+
+    try:
+        return frozenset(FT2Font(file).get_charmap())
+    except (OSError, RuntimeError):
+        return frozenset()

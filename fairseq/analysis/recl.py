@@ -37,17 +37,11 @@ RISING = "↑"  # marks a model whose perplexity rises with the context
 
 @dataclass(frozen=True)
 class ContextLosses:
-    """Losses of a group of models on the same positions with contexts of several lengths.
+    """Losses of a group of models on the same positions with contexts of several lengths."""
 
-    Attributes:
-        names: of the M models.
-        contexts: context lengths in tokens, int64 [K], rising.
-        losses: float64 [M, K, N] in nats, at N positions.
-    """
-
-    names: list[str]
-    contexts: np.ndarray
-    losses: np.ndarray
+    names: list[str]  # of the M models
+    contexts: np.ndarray  # context lengths in tokens, int64 [K], rising
+    losses: np.ndarray  # float64 [M, K, N] in nats, at N positions
 
     def perplexities(self) -> np.ndarray:
         """Perplexity over all positions, without a baseline: float64 [M, K] (Figure 4)."""
@@ -71,21 +65,13 @@ class ContextLosses:
 
 @dataclass(frozen=True)
 class Gains:
-    """Gains of each step from a context c to the next longer one, on the hardest positions.
+    """Gains of each step from a context c to the next longer one, on the hardest positions."""
 
-    Attributes:
-        top_r: the share r of counted positions.
-        positions: their number.
-        baseline: float64 [K − 1], exp f(c, c), the perplexity of the group's best with the short context.
-        relative: float64 [M, K − 1], g_i(c, c′).
-        errors: float64 [M, K − 1], standard errors of *relative*, from the sample of positions.
-    """
-
-    top_r: float
-    positions: int
-    baseline: np.ndarray
-    relative: np.ndarray
-    errors: np.ndarray
+    top_r: float  # the share r of counted positions
+    positions: int  # their number
+    baseline: np.ndarray  # float64 [K − 1], exp f(c, c), the perplexity of the group's best with the short context
+    relative: np.ndarray  # float64 [M, K − 1], g_i(c, c′)
+    errors: np.ndarray  # float64 [M, K − 1], standard errors of *relative*, from the sample of positions
 
     @property
     def absolute(self) -> np.ndarray:
@@ -125,12 +111,7 @@ def hardest(baseline: np.ndarray, top_r: float) -> np.ndarray:
 
 
 def relative_gains(losses: np.ndarray, top_r: float) -> Gains:
-    """The gains of all steps between neighbouring contexts.
-
-    Args:
-        losses: float64 [M, K, N], see :class:`ContextLosses`.
-        top_r: the share of hardest positions to count, in (0, 1].
-    """
+    """The gains of all steps between neighbouring contexts, on the share *top_r* of hardest positions, in (0, 1]."""
     baselines, means, deviations = [], [], []
     for short, long in zip(losses.swapaxes(0, 1)[:-1], losses.swapaxes(0, 1)[1:], strict=True):  # each (M, N)
         best = short.min(axis=0)
@@ -196,14 +177,11 @@ def load_reader(
     settings: Mapping[str, Any],
     whole_windows: bool = False,
 ) -> tuple[WindowReader, Any]:
-    """Load a checkpoint's model for windows of up to *longest* tokens.
+    """Load a checkpoint's model, and its task, for windows of up to *longest* tokens.
 
     Args:
         whole_windows: models with memory also read windows at once.
-        data, overrides, settings: see :func:`~fairseq.evaluation.ensemble.load_language_models`.
-
-    Returns:
-        The reader, and the task that the checkpoint was loaded with.
+        data, overrides, settings: see :func:`~fairseq.inference.loading.load_language_models`.
 
     Raises:
         UserError: the checkpoint cannot be used, has no positions for *longest* tokens, or was trained with ``<s>``.
@@ -312,15 +290,14 @@ def _mark(rises: bool) -> str:
 
 def results(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> dict[str, Any]:
     """The results and every gain as values for JSON; lists of gains are by neighbouring pairs of ``contexts``."""
+    models = zip(measured.names, measured.perplexities(), measured.risen_from(), strict=True)
     return {
         "contexts": measured.contexts.tolist(),
         "positions": measured.losses.shape[2],
         "threshold": threshold,
         "models": [
             {"name": name, "perplexity": perplexity.tolist(), "perplexity_rises_from": lowest}
-            for name, perplexity, lowest in zip(
-                measured.names, measured.perplexities(), measured.risen_from(), strict=True
-            )
+            for name, perplexity, lowest in models
         ],
         "groups": [
             {

@@ -58,7 +58,6 @@ class LearnedTexts:
     There a token is 1 + the index of its word in ``words``, 0 the ``</s>`` of a line. Only words are kept in memory.
 
     Args:
-        paths: the texts.
         pool: of :func:`splitters`.
         file: for the tokens; binary, empty, readable and writable.
 
@@ -108,7 +107,6 @@ class Binarizer:
     A line ends at ``\\n``, ``\\r`` or ``\\r\\n``; its words are what Unicode white space separates; ``</s>`` is added.
 
     Args:
-        dictionary: gives the ids.
         pool: of :func:`splitters` (default: this process); what is written beside has as many processes of its own.
         beside: what is written beside each corpus; None: nothing is.
         replaced_before: whether unknown symbols in the text count as replaced, as a tokenizer's do.
@@ -191,14 +189,10 @@ class Binarizer:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a text: its different words in the order of their first appearance, and its tokens.
-
-    Attributes:
-        numbers: unsigned [N], 1 + the index of a token's word, 0 for the ``</s>`` of a line.
-    """
+    """A part of a text: its different words in the order of their first appearance, and its tokens, as numbers."""
 
     words: list[str]
-    numbers: np.ndarray
+    numbers: np.ndarray  # unsigned [N], 1 + the index of a token's word, 0 for the ``</s>`` of a line
 
 
 def splitters(workers: int) -> Workers[_Part]:

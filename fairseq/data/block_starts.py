@@ -49,15 +49,15 @@ class BlockStarts(LazyArray):
         return self._skip(np.arange(first, last), starts[first - group * _STRIDE :])
 
     def _gather(self, flat: np.ndarray) -> np.ndarray:
+        starts = np.empty(len(flat), np.int64)
         # In pieces: each start sums up to 64 sizes, and all of them at once would be [n, 64].
-        starts = [self._some(flat[first : first + _PIECE]) for first in range(0, len(flat), _PIECE)]
-        return self._skip(flat, np.concatenate(starts))
-
-    def _some(self, flat: np.ndarray) -> np.ndarray:
-        group = flat // _STRIDE
-        number = (group * _STRIDE)[:, None] + np.arange(_STRIDE)
-        sizes = self._sizes[np.minimum(number, len(self) - 1)]
-        return self._before[group] + np.where(number < flat[:, None], sizes, 0).sum(axis=1, dtype=np.int64)
+        for first in range(0, len(flat), _PIECE):
+            piece = flat[first : first + _PIECE]
+            group = piece // _STRIDE
+            number = (group * _STRIDE)[:, None] + np.arange(_STRIDE)
+            sizes = np.where(number < piece[:, None], self._sizes[np.minimum(number, len(self) - 1)], 0)
+            starts[first : first + _PIECE] = self._before[group] + sizes.sum(axis=1, dtype=np.int64)
+        return self._skip(flat, starts)
 
     def _skip(self, numbers: np.ndarray, starts: np.ndarray) -> np.ndarray:
         """*starts* with the gaps before blocks *numbers*."""

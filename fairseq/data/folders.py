@@ -1,9 +1,8 @@
 """Data folders: one dictionary; splits in one or several files, in one or several folders.
 
 Training reads ``train``, ``train1``, ``train2``, … as one corpus, without a copy in memory
-(:mod:`fairseq.system.stored_array`); every file is read once by a process, to check it. ``DATA1:DATA2`` reads
-folder (epoch − 1) mod n, opened when its epoch begins, the next one in the background (:mod:`fairseq.data.turns`);
-validation and evaluation read the first.
+(:mod:`fairseq.system.stored_array`); every file is read once by a process, to check it. ``DATA1:DATA2`` reads folder
+(epoch − 1) mod n (:class:`fairseq.data.iterator.Turns`); validation and evaluation read the first.
 """
 
 from __future__ import annotations
@@ -60,10 +59,7 @@ def load_dictionary(data: str | Path) -> Dictionary:
 def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[str]:
     """Return the paths of a split's files without ``.bin`` and ``.idx``.
 
-    Args:
-        folder: data folder.
-        split: e.g. ``train``.
-        combine: also ``train1``, ``train2``, …, up to the first missing number.
+    With *combine*, of ``train`` also ``train1``, ``train2``, …, up to the first missing number.
     """
     prefix = os.path.join(folder, split)
     if not combine:
@@ -73,11 +69,7 @@ def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[st
 
 
 def check_split(folder: str | Path, split: str) -> None:
-    """Check without reading it that a folder has a split.
-
-    Raises:
-        UserError: it has not, or the index is not one.
-    """
+    """Raise UserError if a folder has no such split or its index is not one; the tokens are not read."""
     there = sorted(path.stem for path in Path(folder).glob("*.idx"))
     if there and split not in there:
         raise UserError(f"{folder}/{split}.idx: file not found; the splits in this folder are {', '.join(there)}")
@@ -104,11 +96,7 @@ def open_corpus(
 def reopen_corpus(
     folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
 ) -> IndexedCorpus | JoinedCorpus:
-    """Return the same; files that an earlier epoch or stage of this process has checked are not checked again.
-
-    Raises:
-        UserError: see :func:`open_corpus`.
-    """
+    """As :func:`open_corpus`, but files that an earlier epoch or stage has checked are not checked again."""
     # The number of files is part of the key: one may be added from epoch to epoch.
     key = os.path.abspath(folder), split, len(corpus_prefixes(folder, split, combine=combine))
     corpus = CORPORA.get(key, lambda: open_corpus(folder, split, dictionary, combine=combine))

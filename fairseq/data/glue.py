@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fairseq.errors import UserError, nearest, read_failure
-from fairseq.system.opening import read_regular
+from fairseq.errors import UserError, nearest
+from fairseq.system.opening import read_named
 
 logger = logging.getLogger(__name__)
 
@@ -21,25 +22,15 @@ Label = float
 
 @dataclass(frozen=True)
 class Layout:
-    """Columns, labels and metrics of a task.
+    """Columns, labels and metrics of a task."""
 
-    Attributes:
-        sentences: columns of the sentences, one or two.
-        label: column of the label.
-        labels: the classes by number; empty for regression.
-        metrics: figures that GLUE reports; their mean is the score.
-        header: columns of the files that have no header line; empty where all have one.
-        dev: name of the development file, without ``.tsv``.
-        ragged: whether the published files have incomplete lines, which are left out.
-    """
-
-    sentences: tuple[str, ...]
-    label: str = "label"
-    labels: tuple[str, ...] = ("0", "1")
-    metrics: tuple[str, ...] = ("accuracy",)
-    header: tuple[str, ...] = ()
-    dev: str = "dev"
-    ragged: bool = False
+    sentences: tuple[str, ...]  # columns, one or two
+    label: str = "label"  # column
+    labels: tuple[str, ...] = ("0", "1")  # the classes by number; empty for regression
+    metrics: tuple[str, ...] = ("accuracy",)  # figures that GLUE reports; their mean is the score
+    header: tuple[str, ...] = ()  # columns of the files that have no header line; empty where all have one
+    dev: str = "dev"  # name of the development file, without ``.tsv``
+    ragged: bool = False  # whether the published files have incomplete lines, which are left out
 
     @property
     def is_regression(self) -> bool:
@@ -70,11 +61,7 @@ GLUE = {
 
 
 def layout_of(name: str) -> Layout:
-    """The layout of a GLUE task; upper and lower case are the same.
-
-    Raises:
-        UserError: no task has that name.
-    """
+    """The layout of a GLUE task, or UserError; upper and lower case are the same."""
     for known, layout in GLUE.items():
         if known.lower() == name.lower():
             return layout
@@ -83,13 +70,7 @@ def layout_of(name: str) -> Layout:
 
 @dataclass(frozen=True)
 class Example:
-    """A row of a file.
-
-    Attributes:
-        line: its number in the file, from 1.
-        sentences: one or two texts.
-        label: None where the file has none.
-    """
+    """A row of a file, *line* from 1: one or two sentences, and a label where the file has one."""
 
     line: int
     sentences: tuple[str, ...]
@@ -105,25 +86,23 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
     """The rows of a TSV file; tabs divide columns, quotes have no meaning.
 
     Args:
-        path: the file.
-        layout: its columns.
         labelled: whether every row must have a label; otherwise the column may be missing.
 
     Raises:
         UserError: the file is missing, empty or not UTF-8, or lacks a column; a row lacks a field, has an empty
             sentence or an unknown label.
     """
-    lines = read_lines(path)
-    header, first = _header(path, lines, layout)
+    header, rows = _table(path, layout)
     sentence_columns = [_column(path, header, name) for name in layout.sentences]
-    label = header.index(layout.label) if layout.label in header else None
-    if label is None and labelled:
-        raise UserError(f"{path}: no column {layout.label!r}; the columns are {', '.join(header)}")
-    columns = [*sentence_columns, *([] if label is None else [label])]
+    label = _column(path, header, layout.label) if labelled or layout.label in header else None
+    last = max(*sentence_columns, -1 if label is None else label)
     examples, incomplete = [], 0
-    for number, line in enumerate(lines[first:], first + 1):
-        fields = line.split("\t")
-        problem = _problem(fields, columns, sentence_columns, header)
+    for number, fields in rows:
+        problem = None
+        if len(fields) <= last:
+            problem = f"{len(fields)} columns where the header has {len(header)}"
+        elif empty := [header[column] for column in sentence_columns if not fields[column].strip()]:
+            problem = f"empty {empty[0]}"
         if problem is None:
             value = None if label is None else label_of(f"{path}: line {number}", fields[label].strip(), layout)
             examples.append(Example(number, tuple(fields[column].strip() for column in sentence_columns), value))
@@ -139,11 +118,7 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
 
 
 def check_labels(path: Path, labels: Sequence[Label | None]) -> None:
-    """See that there is something to learn.
-
-    Raises:
-        UserError: all *labels* are the same.
-    """
+    """Raise UserError if all *labels* are the same, so that there is nothing to learn."""
     if len(set(labels)) < 2:
         raise UserError(
             f"{path}: all {len(labels)} examples have the same label; training needs at least two different ones"
@@ -157,12 +132,10 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
         UserError: the table cannot be read, has fewer than two classes or more than :data:`MOST_CLASSES`, or a label
             is empty or has a comma, which separates ``--labels``.
     """
-    lines = read_lines(path)
-    header, first = _header(path, lines, layout)
+    header, rows = _table(path, layout)
     column = _column(path, header, layout.label)
     labels: set[str] = set()
-    for number, line in enumerate(lines[first:], first + 1):
-        fields = line.split("\t")
+    for number, fields in rows:
         label = fields[column].strip() if len(fields) > column else ""
         if not label or "," in label:
             problem = f"label {label[:80]!r} has a comma" if label else "no label"
@@ -183,15 +156,8 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file.
-
-    Raises:
-        UserError: it cannot be read, is empty or not UTF-8.
-    """
-    try:
-        content = read_regular(path)
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; check DATA and the name of the split") from None
+    """The lines of a file; UserError if it cannot be read, is empty or not UTF-8."""
+    content = read_named(path, "check DATA and the name of the split")
     try:
         # Spreadsheets begin a file with a byte-order mark.
         text = content.decode("utf-8-sig")
@@ -204,17 +170,18 @@ def read_lines(path: Path) -> list[str]:
     return text.replace("\r\n", "\n").rstrip("\n").split("\n")
 
 
-def _header(path: Path, lines: Sequence[str], layout: Layout) -> tuple[list[str], int]:
-    """The names of the columns, and the number of lines before the first example."""
-    first = [field.strip() for field in lines[0].split("\t")]
+def _table(path: Path, layout: Layout) -> tuple[Sequence[str], list[tuple[int, list[str]]]]:
+    """The names of the columns, and the number of the line, from 1, and the fields of each row."""
+    rows = [(number, line.split("\t")) for number, line in enumerate(read_lines(path), 1)]
+    first = [field.strip() for field in rows[0][1]]
     # CoLA is published without a header line; copies of it may have one.
-    if layout.header and not set(layout.sentences) <= set(first):
-        if len(first) < len(layout.header):
-            raise UserError(
-                f"{path}: line 1: {len(first)} columns; expected {len(layout.header)} ({', '.join(layout.header)})"
-            )
-        return list(layout.header), 0
-    return first, 1
+    if not layout.header or set(layout.sentences) <= set(first):
+        return first, rows[1:]
+    if len(first) < len(layout.header):
+        raise UserError(
+            f"{path}: line 1: {len(first)} columns; expected {len(layout.header)} ({', '.join(layout.header)})"
+        )
+    return layout.header, rows
 
 
 def _column(path: Path, header: Sequence[str], name: str) -> int:
@@ -223,29 +190,14 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
     raise UserError(f"{path}: no column {name!r}; the columns are {', '.join(header)[:200]}")
 
 
-def _problem(fields: list[str], columns: list[int], sentences: list[int], header: list[str]) -> str | None:
-    """Error of an invalid row; None if the row is valid."""
-    if len(fields) <= max(columns):
-        return f"{len(fields)} columns where the header has {len(header)}"
-    empty = [header[column] for column in sentences if not fields[column].strip()]
-    return f"empty {empty[0]}" if empty else None
-
-
 def label_of(where: str, text: str, layout: Layout) -> Label:
-    """The number of the class *text*, or the score.
-
-    Raises:
-        UserError: it is neither; the message begins with *where*.
-    """
-    if layout.is_regression:
-        try:
-            value = float(text)
-        except ValueError:
-            # `float` reads "nan" and "inf", too; both are rejected below.
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(f"{where}: label {text!r}: expected a number")
-        return value
-    if text not in layout.labels:
-        raise UserError(f"{where}: label {text[:80]!r}: not one of {', '.join(layout.labels)}")
-    return float(layout.labels.index(text))
+    """The number of the class *text*, or the score; UserError, which begins with *where*, if it is neither."""
+    if not layout.is_regression:
+        if text not in layout.labels:
+            raise UserError(f"{where}: label {text[:80]!r}: not one of {', '.join(layout.labels)}")
+        return float(layout.labels.index(text))
+    # `float` reads "nan" and "inf", too.
+    with contextlib.suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    raise UserError(f"{where}: label {text!r}: expected a number")

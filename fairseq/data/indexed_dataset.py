@@ -11,9 +11,8 @@ import contextlib
 import functools
 import os
 import struct
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -111,10 +110,8 @@ class IndexedCorpus:
             )
         if total == 0:
             raise UserError(f"{data}: no tokens in it; preprocess a text that is not empty")
-        try:
+        with _read_errors(data):
             self.tokens: Any = StoredArray(data, dtype, total)
-        except OSError as error:
-            raise UserError(f"{data}: {read_failure(error)}; make it with fairseq-preprocess") from None
         self._symbols = 0  # dictionaries of at least so many symbols have all tokens; 0: unknown
 
     def __len__(self) -> int:
@@ -161,14 +158,7 @@ class IndexedCorpus:
 
 
 class JoinedCorpus:
-    """Corpora read one after the other; tokens and lines stay in their files.
-
-    Args:
-        parts: at least one.
-
-    Attributes:
-        tokens, sizes, offsets: see :class:`IndexedCorpus`; indexed like arrays, see :class:`JoinedArray`.
-    """
+    """Corpora, at least one, read one after the other: an :class:`IndexedCorpus` of several pairs of files."""
 
     def __init__(self, parts: Sequence[IndexedCorpus]) -> None:
         self.parts = list(parts)
@@ -183,25 +173,18 @@ class JoinedCorpus:
         return _offsets(self.sizes)
 
     def check(self, dictionary: Dictionary, verification: Verification | None = None) -> None:
-        """Read the tokens of each part once; see :meth:`IndexedCorpus.check`."""
         for part in self.parts:
             part.check(dictionary, verification)
 
     def checksums(self) -> dict[str, int]:
-        """See :meth:`IndexedCorpus.checksums`."""
         return {name: crc for part in self.parts for name, crc in part.checksums().items()}
 
     def is_unchanged(self) -> bool:
-        """Return whether the files are still those that were checked."""
         return all(part.is_unchanged() for part in self.parts)
 
 
 def token_count(prefix: str) -> int:
-    """Return the number of tokens of a corpus by the length of its file.
-
-    Raises:
-        UserError: a file is missing, or the index is not one.
-    """
+    """Return the number of tokens of a corpus by the length of its file; UserError if it is missing or no corpus."""
     return _file_size(f"{prefix}.bin") // _read_header(f"{prefix}.idx")[0].itemsize
 
 
@@ -211,21 +194,24 @@ def _offsets(sizes: Any) -> np.ndarray:
     return offsets
 
 
-def _file_size(path: str) -> int:
+@contextlib.contextmanager
+def _read_errors(path: str) -> Iterator[None]:
+    """Raise UserError where *path* cannot be read."""
     try:
-        return os.path.getsize(path)
+        yield
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
+
+
+def _file_size(path: str) -> int:
+    with _read_errors(path):
+        return os.path.getsize(path)
 
 
 def _read_header(path: str) -> tuple[np.dtype, int]:
     """(type of the tokens, number of lines), once the file has the right length for them."""
-    size = _file_size(path)
-    try:
-        with open_regular(path) as file:
-            header = file.read(_HEADER.size)
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
+    with _read_errors(path), open_regular(path) as file:
+        size, header = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{path}: not a corpus index in the mmap format; preprocess the text again")
     _, version, code, lines = _HEADER.unpack(header)
@@ -288,6 +274,8 @@ class IndexedWriter:
         self._data = self._files.enter_context(atomic_file(f"{self.prefix}.bin"))
         # Room for the header, which has the number of lines and is written last.
         self._index.write(bytes(_HEADER.size))
+        # A failure there must leave neither file, as one inside the with block does.
+        self._files.push(lambda kind, *_: self._finish_index() if kind is None else None)
         return self
 
     def add(self, tokens: np.ndarray, sizes: np.ndarray) -> None:
@@ -304,17 +292,8 @@ class IndexedWriter:
         self._index.write(np.ascontiguousarray(sizes, dtype="<i4").data)
         self._lines += len(sizes)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._finish_index()
-        # A failure here must leave neither file, as one inside the with block does.
-        except BaseException as failure:
-            self._files.__exit__(type(failure), failure, failure.__traceback__)
-            raise
-        self._files.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._files.__exit__(*error)
 
     def _finish_index(self) -> None:
         """Add where each line starts, from the sizes read back, and the header."""

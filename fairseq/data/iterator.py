@@ -9,7 +9,7 @@ import logging
 import queue
 import threading
 import zlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +18,6 @@ import torch
 from fairseq.data import position
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.samplers import Sampler
-from fairseq.data.turns import Turns
 from fairseq.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -57,11 +56,7 @@ class EpochIterator:
         self.read = 0
 
     def open(self) -> None:
-        """Open the data of the epoch, where that is not done yet, so that errors in them come now.
-
-        Raises:
-            UserError: they are missing or damaged.
-        """
+        """Open the data of the epoch, where that is not done yet; UserError if they are missing or damaged."""
         self._turns.of(self.epoch)
 
     def close(self) -> None:
@@ -193,7 +188,7 @@ class EpochIterator:
             return True
         layout = self.sampler.layout
         # Only in the middle of an epoch: at its start any layout fits.
-        here = position.find(layout, state, saved)
+        here = position.find(layout, iterations, state.get("read"), saved)
         self.read = here.read
         if here.read >= layout.units:
             self.epoch, self.read = self.epoch + 1, 0
@@ -219,11 +214,11 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
     return value
 
 
+@dataclasses.dataclass
 class _Failure:
     """An exception on its way from the background thread to the consumer."""
 
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
+    error: BaseException
 
 
 _END = object()
@@ -271,3 +266,88 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
             with contextlib.suppress(queue.Empty):
                 ready.get_nowait()
             thread.join(timeout=0.01)
+
+
+Turn = tuple[Dataset, Sampler]
+
+
+class Turns:
+    """The dataset and sampler of each epoch; at most two are in memory, the epoch's and the next.
+
+    Args:
+        openers: functions that open them, all taken in turn. Each may run in a thread of its own.
+    """
+
+    def __init__(self, openers: Sequence[Callable[[], Turn]]) -> None:
+        self._openers = openers
+        self._current: tuple[int, Turn] | None = None
+        self._next: _Opening | None = None
+        self._fairseq = False
+
+    @classmethod
+    def of_one(cls, dataset: Dataset, sampler: Sampler) -> Turns:
+        """Return the turns of epochs that all read one dataset."""
+        return cls([lambda: (dataset, sampler)])
+
+    def __len__(self) -> int:
+        """Datasets that are read in turn."""
+        return len(self._openers)
+
+    def of(self, epoch: int) -> Turn:
+        """Return dataset and sampler of *epoch* (from 1), opened now if not before; UserError if damaged."""
+        # fairseq's rule: folder (epoch − 1) mod n.
+        number = (epoch - 1) % len(self._openers)
+        if self._current is None or self._current[0] != number:
+            # Its memory is free before the next one is opened.
+            self._current = None
+            opened = self._take(number) or self._openers[number]()
+            self._current = number, self._ordered(opened)
+        return self._current[1]
+
+    def open_next(self, epoch: int) -> None:
+        """Open the dataset of the epoch after *epoch* in the background, unless it is also *epoch*'s."""
+        number = epoch % len(self._openers)
+        if len(self._openers) > 1 and (self._next is None or self._next.number != number):
+            self._next = _Opening(number, self._openers[number])
+
+    def close(self) -> None:
+        """Wait for what is being opened and drop it; the openers may refer to a model."""
+        self._take(-1)
+
+    def in_fairseq_order(self) -> None:
+        """Read all of them in the order of a run that fairseq began."""
+        self._fairseq = True
+        if self._current is not None:
+            self._current = self._current[0], self._ordered(self._current[1])
+
+    def _take(self, number: int) -> Turn | None:
+        """What was opened in the background, if it is *number*; None if that failed: the caller tries again."""
+        opening, self._next = self._next, None
+        if opening is None:
+            return None
+        opening.join()
+        return opening.turn if opening.number == number else None
+
+    def _ordered(self, turn: Turn) -> Turn:
+        return (turn[0], turn[1].in_fairseq_order()) if self._fairseq else turn
+
+
+class _Opening(threading.Thread):
+    """The thread that opens one dataset; *turn* stays None if it cannot be opened."""
+
+    def __init__(self, number: int, opener: Callable[[], Turn]) -> None:
+        # A daemon: a run that ends does not wait for data that it will not read.
+        super().__init__(name="next data folder", daemon=True)
+        self.number = number
+        self.opener = opener
+        self.turn: Turn | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.turn = self.opener()
+        except UserError as error:
+            logger.warning("the next epoch's data cannot be read yet: %s", error.args[0])
+        # Reported with its traceback where it is tried again.
+        except Exception as error:
+            logger.warning("the next epoch's data cannot be read yet: %s: %s", type(error).__name__, error)

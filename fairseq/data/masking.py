@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -14,7 +14,6 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import find_tokenizer
 from fairseq.text.tokenizers.rules import (
-    SPACE,
     BeginMarks,
     ByteLevelWords,
     ContinuationMarks,
@@ -30,29 +29,18 @@ _WORDS, _ROWS, _ACTIONS, _SYMBOLS, _NOISE = range(5)  # independent random numbe
 
 @dataclass(frozen=True)
 class Masking:
-    """Settings of masking: the share of chosen tokens and their replacements.
+    """Settings of masking: the share of chosen tokens and their replacements."""
 
-    Attributes:
-        seed: seed of all random choices.
-        prob: share of the words of a row to choose.
-        leave_prob: share of the chosen tokens that are left unchanged.
-        random_prob: share of the chosen tokens that become a random symbol; all others become the mask symbol.
-        mask: id of the mask symbol.
-        special: bool [V], symbols that are never chosen and never used as random replacements.
-        continues: bool [V], symbols that continue the word before them; None: every token is a word.
-        joins: bool [V], symbols that the next token continues; None as *continues*.
-        counts: float64 [V], by which random symbols are drawn; None: all are equally probable.
-    """
-
-    seed: int
-    prob: float
-    leave_prob: float
-    random_prob: float
-    mask: int
-    special: np.ndarray
+    seed: int  # of all random choices
+    prob: float  # share of the words of a row to choose
+    leave_prob: float  # share of the chosen tokens that are left unchanged
+    random_prob: float  # share of the chosen tokens that become a random symbol; all others become the mask symbol
+    mask: int  # id of the symbol
+    special: np.ndarray  # bool [V], symbols that are never chosen and never used as random replacements
+    # Symbols that continue the word before them, bool [V]; None: every token is a word.
     continues: np.ndarray | None = None
-    joins: np.ndarray | None = None
-    counts: np.ndarray | None = None
+    joins: np.ndarray | None = None  # bool [V], symbols that the next token continues; None as *continues*
+    counts: np.ndarray | None = None  # float64 [V], by which random symbols are drawn; None: all are equally probable
 
     def apply(
         self, tokens: np.ndarray, positions: np.ndarray, starts: np.ndarray, epoch: int
@@ -133,8 +121,7 @@ def special_symbols(dictionary: Dictionary) -> np.ndarray:
 def word_rule(dictionary: Dictionary) -> WordRule | None:
     """The rule that groups the symbols of *dictionary* into words: of the tokenizer beside it, or guessed by its marks.
 
-    Returns:
-        None where no mark is frequent enough; see :func:`word_parts`.
+    None where no mark is frequent enough; see :func:`word_parts`.
 
     Raises:
         UserError: the tokenizer cannot be read, or belongs to another dictionary.
@@ -145,7 +132,7 @@ def word_rule(dictionary: Dictionary) -> WordRule | None:
     symbols = dictionary.symbols
     guesses: list[tuple[WordRule, int]] = [
         (BeginMarks(), sum(symbol.startswith(BeginMarks.mark) for symbol in symbols)),
-        (ByteLevelWords(), sum(symbol.startswith(SPACE) for symbol in symbols)),
+        (ByteLevelWords(), sum(symbol.startswith(ByteLevelWords.mark) for symbol in symbols)),
         (EndMarks(), sum(symbol.endswith(EndMarks.mark) for symbol in symbols)),
     ]
     rule, marked = max(guesses, key=lambda guess: guess[1])
@@ -164,24 +151,18 @@ def word_parts(dictionary: Dictionary, rule: WordRule | None = None) -> tuple[np
     return continues, joins
 
 
+@dataclass(frozen=True, eq=False)
 class MaskedBlocks:
     """Blocks of a corpus, each after a begin symbol, with some tokens chosen for prediction.
 
     The choice depends on the seed, the epoch and the position of the token in the corpus only.
-
-    Args:
-        blocks: the blocks, each at least one token shorter than the model's rows.
-        masking: settings.
-        bos: id of the symbol before each block.
-        fixed: use the same choice in every epoch, for validation.
     """
 
-    def __init__(self, blocks: TokenBlocks, masking: Masking, bos: int, fixed: bool = False) -> None:
-        self.blocks = blocks
-        self.masking = masking
-        self.bos = bos
-        self.fixed = fixed
-        self.epoch = 0
+    blocks: TokenBlocks  # each at least one token shorter than the model's rows
+    masking: Masking
+    bos: int  # id of the symbol before each block
+    fixed: bool = False  # the same choice in every epoch, for validation
+    epoch: int = 0  # of the choice
 
     @property
     def sizes(self) -> np.ndarray:
@@ -192,28 +173,17 @@ class MaskedBlocks:
         return len(self.blocks)
 
     def checksums(self) -> dict[str, int]:
-        """CRC-32 of each file of the corpus, by its name."""
         return self.blocks.checksums()
 
     def at_epoch(self, epoch: int) -> MaskedBlocks:
-        """The blocks with the choice of *epoch* (from 1)."""
-        if self.fixed:
-            return self
-        view = copy.copy(self)
-        view.epoch, view.blocks = epoch, self.blocks.at_epoch(epoch)
-        return view
+        return self if self.fixed else dataclasses.replace(self, blocks=self.blocks.at_epoch(epoch), epoch=epoch)
 
     def select(self, keep: np.ndarray) -> MaskedBlocks:
-        """The blocks for which *keep*, bool [n], is true, renumbered."""
-        view = copy.copy(self)
-        view.blocks = self.blocks.select(keep)
-        return view
+        return dataclasses.replace(self, blocks=self.blocks.select(keep))
 
     def cut_long(self, longest: int) -> MaskedBlocks:
         """These rows, cut into several of at most *longest* tokens, the begin symbol counted."""
-        view = copy.copy(self)
-        view.blocks = self.blocks.cut_long(longest - 1)
-        return view
+        return dataclasses.replace(self, blocks=self.blocks.cut_long(longest - 1))
 
     def batch(self, indices: np.ndarray) -> Sample:
         """Blocks *indices* [B] as rows padded on the right.

@@ -25,26 +25,17 @@ RESET = "or give `reset_dataloader` to start at the first batch"
 
 @dataclass(frozen=True)
 class Layout:
-    """Units of an epoch, and the way processes read them.
+    """Units of an epoch, and the way processes read them."""
 
-    Attributes:
-        order: ``blocks``: of one size, in a random order; ``batches``: cut by size; ``fairseq``: cut by size, in
-            fairseq's order; ``streams``: rows that continue each other.
-        units: units an epoch.
-        step: units that all processes read in one iteration.
-        processes: that read.
-        block_size: tokens of the longest block.
-        cut: what must be equal for units to be the same: rows in all of streams, a checksum of batches by size.
-        seed: of a random order; 0 where there is none.
-    """
-
+    # ``blocks``: of one size, in a random order; ``batches``: cut by size; ``fairseq``: cut by size, in fairseq's
+    # order; ``streams``: rows that continue each other.
     order: str
-    units: int
-    step: int
+    units: int  # an epoch
+    step: int  # units that all processes read in one iteration
     processes: int
-    block_size: int
-    cut: int = 0
-    seed: int = 0
+    block_size: int  # tokens of the longest block
+    cut: int = 0  # what must be equal for units to be the same: rows in all of streams, a checksum of batches by size
+    seed: int = 0  # of a random order; 0 where there is none
 
     @property
     def batches(self) -> int:
@@ -60,18 +51,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class SavedBy:
-    """Facts about the run that saved a checkpoint without a layout.
-
-    Attributes:
-        fairseq: whether that was fairseq.
-        processes: of the run.
-        batches: an epoch on each process; None if unknown.
-        same_length: whether ``--tokens-per-sample`` was what it is now, and no other stage of ``--stages`` saved it.
-    """
+    """Facts about the run that saved a checkpoint without a layout."""
 
     fairseq: bool
     processes: int = 1
-    batches: int | None = None
+    batches: int | None = None  # an epoch on each process; None if unknown
+    # Whether ``--tokens-per-sample`` was what it is now, and no other stage of ``--stages`` saved it.
     same_length: bool = True
 
     @classmethod
@@ -91,34 +76,24 @@ class SavedBy:
 
 @dataclass(frozen=True)
 class Position:
-    """A position found in a layout.
+    """A position in a layout."""
 
-    Attributes:
-        read: units.
-        same_rows: whether each row continues where it stopped, so that its memory fits.
-        remark: for the log; empty if the position is as it was saved.
-    """
-
-    read: int
-    same_rows: bool
-    remark: str = ""
+    read: int  # units
+    same_rows: bool  # whether each row continues where it stopped, so that its memory fits
+    remark: str = ""  # for the log; empty if the position is as it was saved
 
 
-def find(ours: Layout, state: Mapping[str, Any], saved: SavedBy | None) -> Position:
+def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved: SavedBy | None) -> Position:
     """Return the position of a checkpoint's ``train_iterator`` within its epoch, in the layout *ours*.
 
     Args:
-        ours: of the run that continues.
-        state: with ``iterations_in_epoch``, and with ``read`` where a run of ours saved it.
+        iterations: its ``iterations_in_epoch``.
+        stored: its ``read``; None where none of our runs saved it.
         saved: who saved a state without ``read``; None: this run, so that batches are what they were.
 
     Raises:
         UserError: the position is in the middle of an epoch that *ours* cannot continue.
     """
-    iterations = state.get("iterations_in_epoch", 0)
-    stored = state.get("read")
-    if iterations == 0:
-        return Position(0, same_rows=True)
     if stored is not None:
         theirs = Layout(**{key: stored[key] for key in stored if key != "count"})
         return _convert(ours, theirs, stored["count"], saved is None or saved.same_length)

@@ -1,17 +1,7 @@
 """The examples of each batch, on each process.
 
 Samplers hold numbers only. An epoch's batches follow from the epoch's number, so that any of them can be had again.
-Positions in an epoch are counted over all processes, see :mod:`fairseq.data.position`.
-
-``BlockSampler``: the global batch of a step is a run of the epoch's permutation, so that N processes with B rows, one
-with N·B, and one with ``--update-freq N`` read the same. ``StreamSampler``: row r of R·N reads blocks r·m, r·m + 1,
-…; exhausted rows are dropped from the end of the batch, and the memory's rows with them. Every block is read once an
-epoch.
-
-A fresh run draws a new permutation of equal blocks each epoch. fairseq draws one from the seed, sorts blocks by size
-and the permutation's values, cuts batches once and shuffles those with seed + epoch (not up to ``--curriculum``). A
-run that fairseq began goes on in fairseq's order, so that its next losses are fairseq's; ``--reset-dataloader``
-begins in ours.
+Every block is read once an epoch. Positions in it are counted over all processes, see :mod:`fairseq.data.position`.
 """
 
 from __future__ import annotations
@@ -59,58 +49,44 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Batching:
-    """Limits and order of the batches of a split, on one of several processes.
+    """Limits and order of the batches of a split, on one of several processes."""
 
-    Attributes:
-        max_tokens, batch_size, multiple: see :func:`rows_per_batch`.
-        seed: of the order.
-        curriculum: up to this epoch the order is the same in every epoch; batches that are cut once go by size.
-        shuffle: whether the order is random; otherwise it is the corpus's.
-        rank, world_size: this process, of how many.
-        limit: flag that *max_tokens* was given by, for error messages.
-    """
-
+    # See :func:`rows_per_batch`, for *multiple* and *limit*, too.
     max_tokens: int | None
     batch_size: int | None
     multiple: int = 1
-    seed: int = 1
-    curriculum: int = 0
-    shuffle: bool = True
+    seed: int = 1  # of the order
+    curriculum: int = 0  # up to this epoch the order is the same in every epoch; batches that are cut once go by size
+    shuffle: bool = True  # whether the order is random; otherwise it is the corpus's
+    # This process, of how many.
     rank: int = 0
     world_size: int = 1
     limit: str = "`max_tokens`"
 
     def blocks(self, sizes: np.ndarray, *, by_size: bool, selection: np.ndarray | None = None) -> BlockSampler:
-        """Return the sampler of independent examples of *sizes* [n], see :class:`BlockSampler`.
-
-        Raises:
-            UserError: an example has more tokens than a batch, or batches have no limit.
-        """
-        self._check(int(sizes.max(initial=0)))
+        """Return the sampler of independent examples of *sizes* [n], see :class:`BlockSampler`."""
         return BlockSampler(sizes, self, by_size=by_size, selection=selection)
 
     def streams(self, num_blocks: int, block_size: int) -> StreamSampler:
-        """Return the sampler of *num_blocks* blocks of *block_size* tokens whose rows continue from batch to batch.
-
-        Raises:
-            UserError: a block has more tokens than a batch, or batches have no limit.
-        """
-        self._check(block_size)
-        rows = rows_per_batch(self.max_tokens, self.batch_size, block_size, self.multiple)
+        """Return the sampler of *num_blocks* blocks of *block_size* tokens whose rows continue from batch to batch."""
+        rows = self.rows(block_size)
         return StreamSampler(num_blocks, rows, block_size=block_size, rank=self.rank, world_size=self.world_size)
 
-    def _check(self, longest: int) -> None:
-        if self.max_tokens is not None and longest > self.max_tokens:
-            raise _too_long(longest, self.max_tokens, self.limit)
+    def rows(self, block_size: int) -> int:
+        """Rows of *block_size* tokens that fit in a batch; see :func:`rows_per_batch`."""
+        return rows_per_batch(self.max_tokens, self.batch_size, block_size, self.multiple, self.limit)
 
 
-def rows_per_batch(max_tokens: int | None, batch_size: int | None, block_size: int, multiple: int = 1) -> int:
+def rows_per_batch(
+    max_tokens: int | None, batch_size: int | None, block_size: int, multiple: int = 1, limit: str = "`max_tokens`"
+) -> int:
     """Rows of *block_size* tokens that fit in a batch.
 
     Args:
         max_tokens: most tokens, padding counted; None: no limit.
         batch_size: most rows; None: no limit.
         multiple: from this many rows on, the number is rounded down to a multiple of it.
+        limit: flag that *max_tokens* was given by.
 
     Raises:
         UserError: no limit is given, or a single row does not fit.
@@ -118,16 +94,14 @@ def rows_per_batch(max_tokens: int | None, batch_size: int | None, block_size: i
     limits = [batch_size] if batch_size is not None else []
     if max_tokens is not None:
         if block_size > max_tokens:
-            raise _too_long(block_size, max_tokens)
+            raise UserError(
+                f"{limit} {max_tokens}: a block has {block_size} tokens; raise {limit} or lower `tokens_per_sample`"
+            )
         limits.append(max_tokens // max(1, block_size))
     if not limits:
         raise UserError("`max_tokens` or `batch_size`: one of them is needed")
     rows = min(limits)
     return rows - rows % multiple if rows >= multiple else rows
-
-
-def _too_long(size: int, max_tokens: int, limit: str = "`max_tokens`") -> UserError:
-    return UserError(f"{limit} {max_tokens}: a block has {size} tokens; raise {limit} or lower `tokens_per_sample`")
 
 
 class BlockSampler:
@@ -141,9 +115,10 @@ class BlockSampler:
     hold at most *max_tokens* with padding. Each epoch takes the batches in a new order, and rank k every
     *world_size*-th of them, from the k-th on.
 
-    A run that fairseq began continues in *fairseq's order* (:meth:`in_fairseq_order`): one permutation of all blocks,
-    drawn from the seed; too long ones leave it; sorting by size, ties by the permutation's values; batches are cut
-    once, whether blocks have one size or not, and shuffled with seed + epoch.
+    A run that fairseq began continues in *fairseq's order* (:meth:`in_fairseq_order`), so that its next losses are
+    fairseq's: one permutation of all blocks, drawn from the seed; too long ones leave it; sorting by size, ties by the
+    permutation's values; batches are cut once, whether blocks have one size or not, and shuffled with seed + epoch (not
+    up to ``--curriculum``).
 
     Args:
         sizes: tokens of each block.
@@ -166,7 +141,7 @@ class BlockSampler:
         self.rank = batching.rank
         self._sizes = sizes
         self._selection = selection
-        self._rows = rows_per_batch(batching.max_tokens, batching.batch_size, longest, batching.multiple)
+        self._rows = batching.rows(longest)
         self._sorted: np.ndarray | None = None
         self._cuts = np.zeros(1, np.int64)
         self.layout = Layout(
@@ -185,14 +160,19 @@ class BlockSampler:
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
         """The blocks of each of this rank's batches of an epoch, once *read* blocks or batches were read."""
-        if self._sorted is not None:
-            yield from self._batches_by_size(self._sorted, epoch, read)
+        if self._sorted is None:
+            order = self._permutation(len(self._sizes), epoch)
+            for first in range(read, len(order), self._rows * self.batching.world_size):
+                # The ranks' parts of one global batch lie side by side: rank order is the order of one large batch.
+                first += self.rank * self._rows
+                yield order[first : first + self._rows].astype(np.int64)
             return
-        order = self._permutation(len(self._sizes), epoch)
-        for first in range(read, len(order), self._rows * self.batching.world_size):
-            # The ranks' parts of one global batch lie side by side: rank order is the order of one large batch.
-            first += self.rank * self._rows
-            yield order[first : first + self._rows].astype(np.int64)
+        count = len(self._cuts) - 1
+        order = self._permutation(count, epoch) if epoch > self.batching.curriculum else np.arange(count)
+        for start in range(read, count, self.batching.world_size):
+            number = start + self.rank
+            first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
+            yield self._sorted[first:last].astype(np.int64)
 
     def in_fairseq_order(self) -> BlockSampler:
         """Return the same batches' limits with fairseq's order."""
@@ -208,9 +188,7 @@ class BlockSampler:
     def _cut(self, order: str, blocks: np.ndarray) -> None:
         """Cut *blocks*, in an order of rising sizes, into batches."""
         self._sorted = blocks
-        self._cuts = _cut_by_size(
-            self._sizes, blocks, self.batching.max_tokens, self.batching.batch_size, self.batching.multiple
-        )
+        self._cuts = _cut_by_size(self._sizes, blocks, self.batching)
         self.layout = dataclasses.replace(
             self.layout,
             order=order,
@@ -219,14 +197,6 @@ class BlockSampler:
             # By this number a resumed run knows whether its batches are cut as the saved ones were.
             cut=zlib.crc32(self._cuts.tobytes()),
         )
-
-    def _batches_by_size(self, blocks: np.ndarray, epoch: int, read: int) -> Iterator[np.ndarray]:
-        count = len(self._cuts) - 1
-        order = self._permutation(count, epoch) if epoch > self.batching.curriculum else np.arange(count)
-        for start in range(read, count, self.batching.world_size):
-            number = start + self.rank
-            first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
-            yield blocks[first:last].astype(np.int64)
 
     def _permutation(self, count: int, epoch: int) -> np.ndarray:
         # 4 bytes a block where they suffice: large corpora have many millions.
@@ -261,9 +231,7 @@ def sorted_by_size(order: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return blocks
 
 
-def _cut_by_size(
-    sizes: np.ndarray, blocks: np.ndarray, max_tokens: int | None, batch_size: int | None, multiple: int
-) -> np.ndarray:
+def _cut_by_size(sizes: np.ndarray, blocks: np.ndarray, batching: Batching) -> np.ndarray:
     """Return where each batch begins in *blocks*, which are in an order of rising *sizes*, and at the end their number.
 
     As many rows as fit, rounded down to a multiple (see :func:`rows_per_batch`) except in the last batch, which takes
@@ -272,15 +240,15 @@ def _cut_by_size(
     cuts = [0]
     while cuts[-1] < len(blocks):
         first = cuts[-1]
-        most = rows_per_batch(max_tokens, batch_size, int(sizes[blocks[first]]))
+        most = rows_per_batch(batching.max_tokens, batching.batch_size, int(sizes[blocks[first]]))
         candidates = sizes[blocks[first : first + most]]
-        if max_tokens is not None:
-            # Sizes rise, so that n rows take n times the size of the last of them, padding counted.
-            fitting = candidates * np.arange(1, len(candidates) + 1, dtype=np.int64) <= max_tokens
-            candidates = candidates[: int(np.count_nonzero(fitting))]
         rows = len(candidates)
-        if first + rows < len(blocks) and rows >= multiple:
-            rows -= rows % multiple
+        if batching.max_tokens is not None:
+            # Sizes rise, so that n rows take n times the size of the last of them, padding counted.
+            fitting = candidates * np.arange(1, rows + 1, dtype=np.int64) <= batching.max_tokens
+            rows = int(np.count_nonzero(fitting))
+        if first + rows < len(blocks) and rows >= batching.multiple:
+            rows -= rows % batching.multiple
         cuts.append(first + rows)
     return np.array(cuts, dtype=np.int64)
 

@@ -26,11 +26,7 @@ def input_folders(data: str | Path) -> list[Path]:
 
 
 def check_sentences(data: str | Path) -> None:
-    """Check that *data* has tables, or folders of sentences.
-
-    Raises:
-        UserError: it has neither, or is no folder.
-    """
+    """Raise UserError unless *data* is a folder that has tables, or folders of sentences."""
     if not Path(data).is_dir():
         raise UserError(f"{data}: folder not found; check DATA")
     if not input_folders(data) and not any(Path(data).glob("*.tsv")):

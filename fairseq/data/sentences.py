@@ -1,4 +1,4 @@
-"""Sentences as rows of tokens: encoded as the pre-training text was, with labels for each row."""
+"""Sentences as rows of tokens, with labels for each row."""
 
 from __future__ import annotations
 
@@ -14,27 +14,8 @@ import torch
 from fairseq.data.dataset import Sample
 from fairseq.data.glue import Label
 from fairseq.text.dictionary import Dictionary
-from fairseq.text.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-
-class SentenceEncoder:
-    """Ids of raw text, made in the steps of the pre-training corpus.
-
-    Args:
-        dictionary: of pre-training.
-        tokenizer: of pre-training; None: text is split at white space.
-    """
-
-    def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
-        self.dictionary = dictionary
-        self.tokenizer = tokenizer
-
-    def __call__(self, text: str) -> np.ndarray:
-        """The ids of *text*, without special symbols: int32 [tokens]."""
-        symbols = text if self.tokenizer is None else self.tokenizer.encode(text)
-        return np.array([self.dictionary.index(symbol) for symbol in symbols.split()], dtype=np.int32)
 
 
 class SentenceRows:
@@ -96,21 +77,24 @@ class SentenceRows:
         """Tokens of each row: int64 [n]."""
         return self._sizes[self._numbers]
 
+    @property
+    def labels(self) -> list[Label | None]:
+        """The label of each row."""
+        return [self._labels[number] for number in self._numbers.tolist()]
+
     def __len__(self) -> int:
         return len(self._numbers)
 
     def checksums(self) -> dict[str, int]:
         """CRC-32 of the rows and labels, which are in memory."""
-        numbers = self._numbers.tolist()
-        rows = zlib.crc32(b"".join(np.asarray(self._rows[number], np.int64).tobytes() for number in numbers))
-        return {"rows": rows, "labels": zlib.crc32(repr([self._labels[number] for number in numbers]).encode())}
+        rows = zlib.crc32(b"".join(self._rows[number].astype(np.int64).tobytes() for number in self._numbers))
+        return {"rows": rows, "labels": zlib.crc32(repr(self.labels).encode())}
 
     def at_epoch(self, epoch: int) -> SentenceRows:
         """The rows themselves: nothing in them is random."""
         return self
 
     def select(self, keep: np.ndarray) -> SentenceRows:
-        """Those rows for which *keep*, bool [n], is true, numbered anew."""
         view = copy.copy(self)
         view._numbers = self._numbers[keep]
         return view

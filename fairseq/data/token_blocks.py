@@ -75,7 +75,7 @@ class TokenBlocks:
     Attributes:
         starts: int64 [n], computed when it is indexed, see :class:`BlockStarts`.
         sizes: int32 [n].
-        kept: bool [blocks that were cut]: those that :meth:`select` left; None: all.
+        selection: bool [blocks that were cut]: those that :meth:`select` left; None: all.
         before: int64 [n], tokens of context that :meth:`with_context` puts before each block; None: no context.
     """
 
@@ -112,7 +112,6 @@ class TokenBlocks:
         return len(self.sizes)
 
     def checksums(self) -> dict[str, int]:
-        """CRC-32 of each file of the corpus, by its name."""
         return self.corpus.checksums() if isinstance(self.corpus, IndexedCorpus | JoinedCorpus) else {}
 
     def at_epoch(self, epoch: int) -> TokenBlocks:
@@ -175,21 +174,17 @@ class TokenBlocks:
             ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the number of targets that are no padding;
             ``net_input.src_tokens`` and ``target``, int64 [B, T].
         """
-        starts = self.starts[indices]
-        before = np.zeros_like(starts) if self.before is None else self.before[indices]
+        before = np.zeros(len(indices), np.int64) if self.before is None else self.before[indices]
         lengths = before + self.sizes[indices]
-        longest = int(lengths.max())
         # Each row is one window of the corpus, from the token before its first target to its last target.
-        positions = (starts - before - 1)[:, None] + np.arange(longest + 1)  # [B, T + 1]
-        if self._context is not None:
-            positions = self._context.positions(starts, positions)
+        positions = self.positions(indices)  # [B, T + 1]
         # Columns behind a row's end, and before the corpus, read any token: they are overwritten below.
-        window = self._read(np.clip(positions, 0, len(self.corpus.tokens) - 1))
+        window = self.corpus.tokens[np.clip(positions, 0, len(self.corpus.tokens) - 1)].astype(np.int64)
         # Position −1 was clipped to 0 above: before the corpus stands `</s>`, as after a line.
         window[positions[:, 0] < 0, 0] = self.eos
         source, target = window[:, :-1].copy(), window[:, 1:].copy()
-        column = np.arange(longest)
-        if int(lengths.min()) < longest:
+        column = np.arange(target.shape[1])
+        if int(lengths.min()) < len(column):
             # Any id will do where the dictionary has no padding symbol: nothing is computed from these columns.
             source[column >= lengths[:, None]] = max(self.pad, 0)
             target[column >= lengths[:, None]] = self.pad
@@ -206,36 +201,29 @@ class TokenBlocks:
         }
 
     def positions(self, indices: np.ndarray) -> np.ndarray:
-        """The positions in the corpus that blocks *indices* [B] read: int64 [B, T + 1].
+        """The positions in the corpus that blocks *indices* [B] read, with their context: int64 [B, T + 1].
 
         Column t is the source's token t, column t + 1 its target; −1 stands for the ``</s>`` before the corpus. Columns
         behind a row's last target hold positions of other blocks, or behind the corpus.
         """
         starts = self.starts[indices]
-        positions = (starts - 1)[:, None] + np.arange(int(self.sizes[indices].max()) + 1)
+        before = np.zeros_like(starts) if self.before is None else self.before[indices]
+        length = int((before + self.sizes[indices]).max()) + 1
+        positions = (starts - before - 1)[:, None] + np.arange(length)
+        if self._context is not None:
+            positions = self._context.positions(starts, positions)
         if self._lines is None:
             return positions
         inside = (positions >= 0) & (positions < len(self.corpus.tokens))
         return np.where(inside, self._lines.positions(np.where(inside, positions, 0)), positions)
 
-    def _read(self, positions: np.ndarray) -> np.ndarray:
-        """The tokens at *positions*, int64."""
-        if self._lines is not None:
-            positions = self._lines.positions(positions)
-        return self.corpus.tokens[positions].astype(np.int64)
-
 
 @dataclass(frozen=True)
 class _Context:
-    """The tokens of blocks as one sequence, for a corpus of which some are in no block.
+    """The tokens of blocks as one sequence, for a corpus of which some are in no block."""
 
-    Attributes:
-        starts: position of each block's first token in the corpus, int64 [n].
-        first: number of tokens in the blocks before each, int64 [n].
-    """
-
-    starts: np.ndarray
-    first: np.ndarray
+    starts: np.ndarray  # position of each block's first token in the corpus, int64 [n]
+    first: np.ndarray  # number of tokens in the blocks before each, int64 [n]
 
     def positions(self, starts: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Replace *positions* [B, T] before the blocks at *starts* [B] by the positions of their context.

@@ -24,33 +24,82 @@ import torch
 
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.folders import data_folders, load_dictionary, reopen_corpus
+from fairseq.data.masking import special_symbols, word_parts, word_rule
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.evaluation.tables import markdown
-from fairseq.evaluation.word_groups import WordGroups
+from fairseq.evaluation.report import markdown
 from fairseq.system.opening import read_named
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers.rules import ContinuationMarks, SubwordMarks
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN, ALL = "unknown", "all"
+PIECE = 1 << 22  # tokens grouped at once
+
+
+class WordGroups:
+    """Groups the tokens of a dictionary into words; UserError if the tokenizer beside it cannot be read."""
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self.symbols, self.unknown = dictionary.symbols, dictionary.unk()
+        self.rule, self.special = word_rule(dictionary), special_symbols(dictionary)
+        # Special symbols may look like parts of words: `<s>` begins with no mark of a word's beginning.
+        self.continues, self.joins = (mask & ~self.special for mask in word_parts(dictionary, self.rule))
+
+    def first(self, tokens: np.ndarray, lines: np.ndarray | None = None) -> np.ndarray:
+        """Indices of the first token of each word of *tokens*; a special symbol is a word.
+
+        Args:
+            lines: indices at which lines begin, where no symbol ends them.
+        """
+        before, after = tokens[:-1], tokens[1:]
+        joined = self.continues[after] & ~self.special[before] | self.joins[before] & ~self.special[after]
+        begins = np.append(np.ones(min(1, len(tokens)), bool), ~joined)
+        if lines is not None:
+            begins[lines[lines < len(tokens)]] = True
+        return np.flatnonzero(begins)
+
+    def text(self, ids: Sequence[int]) -> str:
+        symbols = [self.symbols[index] for index in ids]
+        # Without a rule words have either kind of marks, see `word_parts`.
+        if self.rule is None:
+            symbols = [symbols[0], *(symbol.removeprefix(ContinuationMarks.mark) for symbol in symbols[1:])]
+        return "".join((self.rule or SubwordMarks()).group(symbols)[0])
+
+    def counts(self, tokens: Any) -> Counter[str]:
+        """Return the count of each word of *tokens*, an array [N] or a corpus's, of which a piece is read at once."""
+        # Words of one token, most of all, are counted by their id; only the others as sequences.
+        single, several = np.zeros(len(self.symbols), np.int64), Counter[bytes]()
+        rest = np.empty(0, np.int32)
+        for start in range(0, len(tokens), PIECE):
+            piece = np.append(rest, np.asarray(tokens[start : start + PIECE]).astype(np.int32))
+            first = self.first(piece)
+            ends = np.append(first[1:], len(piece))
+            rest = piece[:0]
+            if start + PIECE < len(tokens):  # the last word may go on
+                rest, first, ends = piece[first[-1] :], first[:-1], ends[:-1]
+            alone = ends - first == 1
+            single += np.bincount(piece[first[alone]], minlength=len(single))
+            # Bytes are hashed at once; tuples of ids would be made one Python integer at a time.
+            data, bounds = piece.tobytes(), np.stack([first, ends], 1)[~alone] * piece.itemsize
+            several.update(data[begin:end] for begin, end in bounds.tolist())
+        counter = Counter[str]()
+        for index in np.flatnonzero(single * ~self.special).tolist():
+            counter[self.text([index])] += int(single[index])
+        for word, count in several.items():
+            counter[self.text(np.frombuffer(word, np.int32).tolist())] += count
+        return counter
 
 
 @dataclass(frozen=True)
 class WordLosses:
-    """The scored words of a text, in its order.
+    """The scored words of a text, in its order."""
 
-    Attributes:
-        words: their text.
-        is_unknown: whether the unknown symbol is part of a word, whose count is not known then; bool [n].
-        tokens: scored tokens of each, int64 [n].
-        losses: their sum in bits, float64 [n].
-    """
-
-    words: list[str]
-    is_unknown: np.ndarray
-    tokens: np.ndarray
-    losses: np.ndarray
+    words: list[str]  # their text
+    is_unknown: np.ndarray  # whether the unknown symbol is part of a word, whose count is not known then; bool [n]
+    tokens: np.ndarray  # scored tokens of each, int64 [n]
+    losses: np.ndarray  # their sum in bits, float64 [n]
 
     @classmethod
     def of(
@@ -64,7 +113,6 @@ class WordLosses:
         """Return the words of a text.
 
         Args:
-            groups: of the dictionary.
             tokens: ids of the text, [N].
             lprobs: natural logarithms, of all tokens or those at *positions*.
             positions: indices of the scored tokens, [S]; None: all.
@@ -108,20 +156,16 @@ def with_positions(samples: Iterable[Sample | None], blocks: TokenBlocks) -> Ite
     """Yield *samples* with the positions of their targets; see :mod:`fairseq.criterions.subsets`."""
     for sample in samples:
         if sample is not None:
-            target, indices = sample["target"], sample["id"].cpu().numpy()
-            begin = target.size(1) - int(blocks.sizes[indices].max())  # a symbol before the block
-            column = np.arange(target.size(1)) - begin
-            positions = np.where(column < 0, -1, blocks.starts[indices][:, None] + column)
+            target = sample["target"]
+            positions = blocks.positions(sample["id"].cpu().numpy())[:, 1:]
+            begin = target.size(1) - positions.shape[1]  # symbols before the block
+            positions = np.pad(positions, ((0, 0), (begin, 0)), constant_values=-1)
             sample = {**sample, "positions": torch.from_numpy(positions).to(target.device)}
         yield sample
 
 
 def word_counts(path: str | None, data: str | Path, dictionary: Dictionary) -> Counter[str]:
-    """Return the counts of words in a file or a data folder, *path*, or else in the training split of *data*.
-
-    Raises:
-        UserError: they cannot be read.
-    """
+    """Return the counts of words in a file or a data folder, *path*, or else in the training split of *data*."""
     if path is None:
         return training_counts(data, dictionary)
     return training_counts(path, load_dictionary(path)) if Path(path).is_dir() else read_counts(path)

@@ -1,7 +1,9 @@
-"""Classification of new text with a fine-tuned encoder."""
+"""Classification with a fine-tuned encoder, of new text and of splits, and the table of several runs."""
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +14,16 @@ from torch import Tensor
 
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
+from fairseq.criterions.sentence_prediction import PREDICTIONS, metric_figures, predictions
+from fairseq.data.glue import Layout
+from fairseq.data.sentences import SentenceRows
 from fairseq.distributed.world import chosen_device
 from fairseq.errors import UserError
+from fairseq.evaluation.report import markdown
 from fairseq.inference.loading import load_models
+from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
+from fairseq.system.files import atomic_file
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 Text = str | tuple[str, str]
@@ -37,13 +45,21 @@ class Prediction:
     probabilities: Mapping[str, float]
 
 
-class SentenceClassifier:
-    """A fine-tuned encoder that predicts classes or scores of text, encoded as in fine-tuning.
+@torch.inference_mode()
+def row_logits(model: BaseFairseqModel, rows: SentenceRows, batch_size: int) -> Tensor:
+    """Logits of the classes, or scores, of all *rows*: float32 [rows, outputs], on the CPU."""
+    device = next(model.parameters()).device
+    # By length: rows of a batch are padded to the longest.
+    order = torch.from_numpy(rows.sizes).argsort(stable=True)
+    logits = []
+    for indices in order.split(batch_size):
+        net_input = rows.batch(indices.numpy())["net_input"]
+        logits.append(model(**{name: value.to(device) for name, value in net_input.items()})[0].float().cpu())
+    return torch.cat(logits)[order.argsort()]
 
-    Args:
-        model: in evaluation mode.
-        task: its task, with tokenizer, dictionary and labels.
-    """
+
+class SentenceClassifier:
+    """A fine-tuned encoder, in evaluation mode, that predicts classes or scores of text, encoded as in fine-tuning."""
 
     def __init__(self, model: SentenceModel, task: SentencePredictionTask) -> None:
         self.model = model
@@ -93,7 +109,6 @@ class SentenceClassifier:
         """Whether a text is a pair of sentences."""
         return len(self.task.layout.sentences) == 2
 
-    @torch.inference_mode()
     def logits(self, texts: Sequence[Text], batch_size: int = 32) -> Tensor:
         """Logits of the classes, or scores, of *texts*: float32 [texts, outputs], on the CPU.
 
@@ -105,15 +120,7 @@ class SentenceClassifier:
             ValueError: a text is a pair where one sentence is expected, or the other way round.
         """
         sentences = [self._sentences(text) for text in texts]
-        rows = self.task.rows(sentences, [None] * len(sentences), "input")
-        logits = torch.empty(len(rows), self.task.layout.outputs)
-        device = next(self.model.parameters()).device
-        # By length: rows of a batch are padded to the longest.
-        for indices in torch.from_numpy(rows.sizes).argsort(stable=True).split(batch_size):
-            net_input = rows.batch(indices.numpy())["net_input"]
-            moved = {name: value.to(device) for name, value in net_input.items()}
-            logits[indices] = self.model(**moved)[0].float().cpu()
-        return logits
+        return row_logits(self.model, self.task.rows(sentences, [None] * len(sentences), "input"), batch_size)
 
     def classify(self, texts: Sequence[Text], batch_size: int = 32) -> list[Prediction]:
         """Predict the class, or the score, of each of *texts*; see :meth:`logits`."""
@@ -123,12 +130,12 @@ class SentenceClassifier:
         logits = self.logits(texts, batch_size).double()
         if self.task.layout.is_regression:
             return [Prediction(None, score, {}) for score in logits.squeeze(1).tolist()]
-        predictions = []
+        results = []
         for row in logits.softmax(1).tolist():
             probabilities = dict(zip(self.labels, row, strict=True))
             label = max(probabilities, key=probabilities.__getitem__)
-            predictions.append(Prediction(label, probabilities[label], probabilities))
-        return predictions
+            results.append(Prediction(label, probabilities[label], probabilities))
+        return results
 
     def _sentences(self, text: Text) -> tuple[str, ...]:
         sentences = (text,) if isinstance(text, str) else tuple(text)
@@ -136,3 +143,90 @@ class SentenceClassifier:
             expected = "pairs of sentences" if self.takes_pairs else "single sentences"
             raise ValueError(f"{text!r:.80}: the model reads {expected}")
         return sentences
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predictions for the rows of a split, in the order of the file."""
+
+    predicted: Tensor  # classes or scores, float64 [n]
+    target: Tensor | None  # the labels, float64 [n]; None where the file has none
+    layout: Layout  # of the task
+
+    def metrics(self) -> dict[str, float]:
+        """The task's metrics and ``score``, in percent; empty without labels."""
+        if self.target is None:
+            return {}
+        gathered = {PREDICTIONS: torch.stack([self.predicted, self.target], dim=1)}
+        return {name: metric.compute(gathered) for name, metric in metric_figures(self.layout.metrics).items()}
+
+    def write(self, path: Path) -> None:
+        """Write ``index`` and ``prediction`` as GLUE's submissions have them, whole or not at all."""
+        labels = self.layout.labels
+        texts = [labels[int(value)] if labels else f"{value:.4f}" for value in self.predicted.tolist()]
+        lines = ["index\tprediction", *(f"{index}\t{name}" for index, name in enumerate(texts))]
+        with atomic_file(path) as file:
+            file.write("".join(f"{line}\n" for line in lines).encode())
+
+
+def predict(model: BaseFairseqModel, task: SentencePredictionTask, split: str, batch_size: int = 32) -> Predictions:
+    """Predict every row of *split*, e.g. ``valid`` or ``test``, with a fine-tuned *model* in evaluation mode.
+
+    Raises:
+        UserError: the split's file cannot be used.
+    """
+    rows = task.dataset(split)
+    predicted = predictions(row_logits(model, rows, batch_size), task.layout.is_regression).double()
+    target = None if None in rows.labels else torch.tensor(rows.labels, dtype=torch.float32).double()
+    return Predictions(predicted, target, task.layout)
+
+
+@dataclass(frozen=True)
+class FinetunedRun:
+    """The best checkpoint of one run: metrics of the development file, in percent, and folder of the predictions."""
+
+    lr: float
+    seed: int
+    figures: Mapping[str, float]
+    folder: str
+
+
+@dataclass(frozen=True)
+class RateSummary:
+    """Mean and sample standard deviation of each metric over the runs of one learning rate; NaN for one run."""
+
+    lr: float
+    runs: int
+    mean: Mapping[str, float]
+    deviation: Mapping[str, float]
+
+
+def summarize(runs: Sequence[FinetunedRun]) -> list[RateSummary]:
+    """Mean and deviation over the seeds of each learning rate, in the order of the runs."""
+    summaries = []
+    for lr in dict.fromkeys(run.lr for run in runs):
+        of_seeds = [run.figures for run in runs if run.lr == lr]
+        columns = {name: [metrics[name] for metrics in of_seeds] for name in of_seeds[0]}
+        mean = {name: statistics.fmean(values) for name, values in columns.items()}
+        deviation = {name: statistics.stdev(v) if len(v) > 1 else math.nan for name, v in columns.items()}
+        summaries.append(RateSummary(lr, len(of_seeds), mean, deviation))
+    return summaries
+
+
+def best_rate(summaries: Sequence[RateSummary]) -> RateSummary:
+    """The rate with the highest mean ``score`` on the development file; the first of equals."""
+    # By the mean over the seeds: the best single run would choose the luckiest seed.
+    return max(summaries, key=lambda summary: summary.mean["score"])
+
+
+def as_table(summaries: Sequence[RateSummary]) -> str:
+    """A Markdown table of mean ± deviation, the best rate marked."""
+    names = list(summaries[0].mean)
+    rows, best = [["lr", "runs", *names]], best_rate(summaries)
+    for summary in summaries:
+        cells = [f"{summary.lr:g}" + (" (best)" if summary is best else ""), str(summary.runs)]
+        for name in names:
+            deviation = summary.deviation[name]
+            cells.append(f"{summary.mean[name]:.2f}" + ("" if math.isnan(deviation) else f" ± {deviation:.2f}"))
+        rows.append(cells)
+    return "\n".join(markdown(rows))

@@ -16,13 +16,11 @@ def width(text: str, size: float) -> float:
 
 
 def without_overlap(positions: np.ndarray, words: Sequence[str], size: float, most: int) -> list[int]:
-    """Return the points whose labels fit beside them, the first points first.
+    """Return the points whose labels fit beside them, the first points first, at most *most*.
 
     Args:
-        positions: [n, 2], in the units of *size*; a label begins at its point.
+        positions: [n, 2], in the units of the font's *size*; a label begins at its point.
         words: the labels, [n].
-        size: of the font.
-        most: labels in all.
     """
     chosen: list[int] = []
     boxes = np.zeros((0, 3))  # left, right and middle of the labels chosen

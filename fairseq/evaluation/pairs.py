@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.errors import UserError
-from fairseq.evaluation.tables import markdown
+from fairseq.evaluation.report import markdown
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_named
 
@@ -61,11 +61,9 @@ def _pair(line: bytes, where: str) -> Pair:
 
 
 def accuracies(pairs: Sequence[Pair], good: Sequence[float], bad: Sequence[float]) -> dict[str, tuple[int, float]]:
-    """The number of pairs and the accuracy of each phenomenon, and of all; a tie is an error.
+    """The number of pairs and the accuracy of each phenomenon, and of all, by the log-probabilities of the sentences.
 
-    Args:
-        pairs: the pairs.
-        good, bad: log-probabilities of their sentences.
+    A tie is an error.
     """
     groups: dict[str, list[bool]] = {}
     for pair, first, second in zip(pairs, good, bad, strict=True):

@@ -13,8 +13,8 @@ from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
+from fairseq.evaluation.by_frequency import WordGroups
 from fairseq.evaluation.scorer import Progress, Scores
-from fairseq.evaluation.word_groups import WordGroups
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
@@ -26,17 +26,11 @@ TOGETHER = 4096  # tokens, of whole lines, whose rows are sorted by length
 
 @dataclass(frozen=True)
 class _Row:
-    """A line with masks.
+    """A line with masks."""
 
-    Attributes:
-        source: the line between begin and end, int64 [T + 2].
-        token: index of the predicted token in *source*.
-        end: the tokens from *token* up to here are masked.
-    """
-
-    source: Tensor
-    token: int
-    end: int
+    source: Tensor  # the line between begin and end, int64 [T + 2]
+    token: int  # index of the predicted token in *source*
+    end: int  # the tokens from *token* up to here are masked
 
 
 class PseudoScorer:

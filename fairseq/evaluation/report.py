@@ -7,7 +7,8 @@ import json
 import math
 import resource
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,22 +29,14 @@ BYTES = frozenset(map(str, range(256)))
 
 @dataclass(frozen=True)
 class Words:
-    """Words and their log-probabilities in the corpus's order; subwords are joined, their log-probabilities summed.
+    """Words and their log-probabilities in the corpus's order; subwords are joined, their log-probabilities summed."""
 
-    Attributes:
-        scores: of the tokens.
-        first: int64 [words]: index of each word's first token.
-        lprobs: float64 [words], natural logarithms.
-        lines: int64 [lines + 1]: line i is words ``lines[i]`` … ``lines[i + 1] − 1``.
-        mark: suffix of continued subwords, None if tokens are words.
-    """
-
-    scores: Scores
+    scores: Scores  # of the tokens
     dictionary: Dictionary
-    first: np.ndarray
-    lprobs: np.ndarray
-    lines: np.ndarray
-    mark: str | None = None
+    first: np.ndarray  # int64 [words]: index of each word's first token
+    lprobs: np.ndarray  # float64 [words], natural logarithms
+    lines: np.ndarray  # int64 [lines + 1]: line i is words ``lines[i]`` … ``lines[i + 1] − 1``
+    mark: str | None = None  # suffix of continued subwords, None if tokens are words
 
     def __len__(self) -> int:
         return len(self.first)
@@ -51,9 +44,7 @@ class Words:
     def word(self, number: int) -> str:
         end = self.first[number + 1] if number + 1 < len(self.first) else len(self.scores)
         pieces = [self.dictionary[token] for token in self.scores.tokens[self.first[number] : end]]
-        if self.mark is None:
-            return pieces[0]
-        return "".join(piece.removesuffix(self.mark) for piece in pieces[:-1]) + pieces[-1]
+        return "".join(piece.removesuffix(self.mark or "") for piece in pieces[:-1]) + pieces[-1]
 
 
 def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = None) -> Words:
@@ -101,26 +92,15 @@ def metrics(words: Words, seconds: float) -> dict[str, Any]:
         report |= {"words": len(words), "word_loss_base2": word_loss, "word_perplexity": safe_power(word_loss)}
     if is_of_characters(words.dictionary):
         report["bits_per_character"] = loss
-    return report | _unknown_metrics(words)
-
-
-def _unknown_metrics(words: Words) -> dict[str, float]:
-    """The share of tokens that are the unknown symbol, and the perplexity of the others."""
-    scores = words.scores
-    known = scores.tokens != words.dictionary.unk()
-    if words.dictionary.unk() == NONE or not known.any():
-        return {}
-    loss = -float(scores.lprobs[known].astype(np.float64).mean()) / math.log(2)
-    return {"unknown_share": 1 - float(known.mean()), "perplexity_without_unknown": safe_power(loss)}
+    known = words.scores.tokens != words.dictionary.unk()
+    if words.dictionary.unk() != NONE and known.any():
+        loss_of_known = -float(words.scores.lprobs[known].astype(np.float64).mean()) / math.log(2)
+        report |= {"unknown_share": 1 - float(known.mean()), "perplexity_without_unknown": safe_power(loss_of_known)}
+    return report
 
 
 def raw_metrics(words: Words, counts: RawCounts) -> dict[str, Any]:
-    """The metrics that compare tokenizers: the whole loss in bits by the bytes and the words of the raw text.
-
-    Args:
-        words: of the whole text.
-        counts: size of the raw text; a line feed a line is among its bytes.
-    """
+    """The metrics that compare tokenizers: the whole loss in bits by the bytes and the words of the raw text."""
     bits = -float(words.lprobs.sum()) / math.log(2)
     per_word = bits / counts.words
     return {
@@ -150,10 +130,7 @@ def peak_memory(device: torch.device) -> dict[str, float]:
 
 
 def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
-    """The metrics in fairseq's output format; with joined subwords the loss is per word, as in fairseq.
-
-    *name* names the perplexity.
-    """
+    """The metrics in fairseq's output format, the perplexity as *name*; with joined subwords the loss is per word."""
     lines = [
         f"Evaluated {report['tokens']} tokens in {report['seconds']:.1f} s ({report['tokens_per_second']:.2f} tokens/s)"
     ]
@@ -190,23 +167,18 @@ def shown(perplexity: float) -> str:
 
 def word_table(words: Words) -> Iterator[str]:
     """A tab-separated table of distinct words: word, count, mean and summed natural-log probability."""
-    counts: dict[str, int] = {}
-    sums: dict[str, float] = {}
+    counts, sums = Counter[str](), defaultdict[str, float](float)
     for number, lprob in enumerate(words.lprobs.tolist()):
         word = words.word(number)
-        counts[word] = counts.get(word, 0) + 1
-        sums[word] = sums.get(word, 0.0) + lprob
+        counts[word] += 1
+        sums[word] += lprob
     yield "word\tcount\tmean log-probability\tsum"
     for word in sorted(counts, key=lambda w: (-counts[w], w)):
         yield f"{word}\t{counts[word]}\t{sums[word] / counts[word]:.6f}\t{sums[word]:.6f}"
 
 
 def write_results(folder: Path, report: Mapping[str, Any], create: Create = atomic_file) -> None:
-    """Write *report* to ``results.json`` in *folder* atomically, alone or in the group of *create*.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write *report* to ``results.json`` in *folder* atomically, alone or in the group of *create*."""
     text = json.dumps(finite(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with create(folder / "results.json", "`results_path`") as file:
         # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.
@@ -220,3 +192,11 @@ def document_scores(scores: Scores) -> Iterator[dict[str, Any]]:
         # exp(710) overflows a float64.
         perplexity = math.exp(min(-total / max(1, end - start), 700))
         yield {"document": number, "tokens": end - start, "log_probability": total, "perplexity": perplexity}
+
+
+def markdown(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
+    """Return the lines of a table of *rows*, the first of them the head; the *left* first columns are left-aligned."""
+    # A bar would end the cell, also in names of files.
+    lines = [" | ".join(cell.replace("|", "/") for cell in row) for row in rows]
+    rule = " | ".join("---" if number < left else "---:" for number in range(len(rows[0])))
+    return [f"| {line} |" for line in (lines[0], rule, *lines[1:])]

@@ -8,6 +8,7 @@ Shortformer's original leaves it out.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
@@ -43,17 +44,11 @@ Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Scores:
-    """Tokens of a corpus and their log-probabilities, in the corpus's order.
+    """Tokens of a corpus and their log-probabilities, in the corpus's order."""
 
-    Attributes:
-        tokens: int64 [N].
-        lprobs: natural logarithms, float32 [N].
-        lines: int64 [lines + 1]: line i is ``tokens[lines[i] : lines[i + 1]]``.
-    """
-
-    tokens: np.ndarray
-    lprobs: np.ndarray
-    lines: np.ndarray
+    tokens: np.ndarray  # int64 [N]
+    lprobs: np.ndarray  # natural logarithms, float32 [N]
+    lines: np.ndarray  # int64 [lines + 1]: line i is ``tokens[lines[i] : lines[i + 1]]``
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -61,33 +56,21 @@ class Scores:
 
 @dataclass(frozen=True)
 class Scoring:
-    """Settings of scoring.
+    """Settings of scoring."""
 
-    Attributes:
-        tokens_per_sample: tokens L of a block, or of a segment with memory.
-        break_mode: rule for block boundaries.
-        context_window: W: blocks have L − W tokens, each with up to W tokens before it as context, so many that
-            the row has at most L; longer lines have less, up to the model's positions.
-        token_by_token: one token at a time, as in generation; needs a model with a cache.
-        batch_size: rows; with memory, contiguous parts of the corpus read in parallel.
-        max_tokens: most tokens in a batch (default without *batch_size*: 36,000; with memory: one row).
-        multiple: without memory, larger batches are cut to a multiple of this number of rows.
-        softmax_batch: most tokens whose output distribution is in memory at once.
-        add_bos_token: each block begins with ``<s>``, whose own probability is not reported.
-        texts: each line of the corpus is a text of its own, in blocks of its own; rows of a batch are texts.
-        shard, shards: only part *shard*, from 0, of *shards* contiguous parts of the blocks is scored.
-    """
-
-    tokens_per_sample: int
-    break_mode: str = "none"
+    tokens_per_sample: int  # tokens L of a block, or of a segment with memory
+    break_mode: str = "none"  # rule for block boundaries
+    # W: blocks have L − W tokens, each with up to W tokens before it as context, so many that the row has at most
+    # L; longer lines have less, up to the model's positions.
     context_window: int = 0
-    token_by_token: bool = False
-    batch_size: int | None = None
-    max_tokens: int | None = None
-    multiple: int = 1
-    softmax_batch: int | None = None
-    add_bos_token: bool = False
-    texts: bool = False
+    token_by_token: bool = False  # one token at a time, as in generation; needs a model with a cache
+    batch_size: int | None = None  # rows; with memory, contiguous parts of the corpus read in parallel
+    max_tokens: int | None = None  # most tokens in a batch (default without *batch_size*: 36,000; with memory: one row)
+    multiple: int = 1  # without memory, larger batches are cut to a multiple of this number of rows
+    softmax_batch: int | None = None  # most tokens whose output distribution is in memory at once
+    add_bos_token: bool = False  # each block begins with ``<s>``, whose own probability is not reported
+    texts: bool = False  # each line of the corpus is a text of its own, in blocks of its own; rows of a batch are texts
+    # Only part *shard*, from 0, of *shards* contiguous parts of the blocks is scored.
     shard: int = 0
     shards: int = 1
 
@@ -107,10 +90,7 @@ class Scorer:
 
     Args:
         models: over one dictionary; they are moved to *device*.
-        dictionary: of the models and the corpora.
-        scoring: settings.
         precision: of weights and forward pass (default: float32); softmax and logarithms are always float32.
-        device: of the models.
         int8: round weight matrices to int8, with one scale per output.
         world: processes that share the batches, or with memory the rows; all of them get all scores.
 
@@ -152,7 +132,7 @@ class Scorer:
         """
         blocks = self._blocks(corpus)
         progress = progress or (lambda items, length: items)
-        total: np.ndarray | None = None
+        lprobs: list[np.ndarray] = []  # of each model
         for reader in self.readers:
             model = reader.model
             collector = _Collector(model.output_layer, len(corpus.tokens), self.scoring.softmax_batch, self.device)
@@ -161,13 +141,10 @@ class Scorer:
                     self._read_streams(reader, blocks, collector, progress)
                 else:
                     self._read_blocks(model, blocks, collector, progress)
-                lprobs = collector.result(self.world)
-            # Probabilities of models are averaged, not their logarithms, as in fairseq.
-            total = lprobs if total is None else np.logaddexp(total, lprobs)
-        assert total is not None
-        if len(self.readers) > 1:
-            total = total - np.float32(np.log(len(self.readers)))
-        return _in_order(corpus, blocks, total)
+                lprobs.append(collector.result(self.world))
+        # Probabilities of models are averaged, not their logarithms, as in fairseq.
+        average = functools.reduce(np.logaddexp, lprobs) - np.float32(np.log(len(lprobs)))
+        return _in_order(corpus, blocks, average)
 
     def _blocks(self, corpus: Corpus) -> TokenBlocks:
         scoring, dictionary = self.scoring, self.dictionary
@@ -243,20 +220,16 @@ class Scorer:
             sample = blocks.batch(indices)
             tokens = self._to_device(sample["net_input"]["src_tokens"])
             if reader.model.can_generate:
-                cache = self._cache(reader, cache, len(indices), segments)
+                if cache is None:
+                    cache = reader.new_cache(len(indices), segments * scoring.tokens_per_sample)
+                else:
+                    cache.keep_rows(len(indices))
+                    cache.next_segment()
                 hidden = (reader.read_each if scoring.token_by_token else reader.read)(tokens, cache)
             else:
                 hidden, extra = reader.model(tokens, memory=keep_rows(memory, len(indices)))
                 memory = extra["memory"]
             collector.add(hidden, sample["target"], *_positions(blocks, indices))
-
-    def _cache(self, reader: Reader, cache: KeyValueCache | None, rows: int, segments: int) -> KeyValueCache:
-        """The cache for the next of *segments* segments of *rows* rows; None: for the first."""
-        if cache is None:
-            return reader.new_cache(rows, segments * self.scoring.tokens_per_sample)
-        cache.keep_rows(rows)
-        cache.next_segment()
-        return cache
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         # From pinned memory the copy runs beside the computation of the batch before.
@@ -281,21 +254,16 @@ class _Collector:
         self.positions: list[np.ndarray] = []
 
     def add(self, hidden: Tensor, target: Tensor, index: Tensor | None, positions: np.ndarray) -> None:
-        """Add a batch.
+        """Add a batch: *hidden* states [B, T, C] and targets [B, T], which are on the CPU.
 
         Args:
-            hidden: of the model, [B, T, C].
-            target: [B, T], on the CPU.
             index: indices of the scored targets among B·T; None: all.
             positions: their indices in the corpus.
         """
         self.positions.append(positions)
-        target = target.flatten()
+        hidden, target = hidden.flatten(0, -2), target.flatten()
         if index is not None:
-            target = target[index]
-        hidden = hidden.flatten(0, -2)
-        if index is not None:
-            hidden = hidden[index.to(hidden.device)]
+            hidden, target = hidden[index.to(hidden.device)], target[index]
         self.waiting.append((hidden, target))
         self.rows += len(target)
         # Batches wait for one another: for a few rows the whole output matrix would be read, too.

@@ -21,9 +21,8 @@ from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.criterions.subsets import subset_figures
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
-from fairseq.data.iterator import EpochIterator
+from fairseq.data.iterator import EpochIterator, Turns
 from fairseq.data.samplers import Batching, Sampler
-from fairseq.data.turns import Turns
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import Figure

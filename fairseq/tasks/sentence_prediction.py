@@ -27,16 +27,17 @@ from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.data.glue import Label, Layout, check_labels, labels_of, layout_of, read_examples, split_file
 from fairseq.data.sentence_folders import check_sentences, classes_of, input_folders, read_labels, read_sentences
-from fairseq.data.sentences import SentenceEncoder, SentenceRows
+from fairseq.data.sentences import SentenceRows
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq.tasks.fairseq_task import FairseqTask, check_symbols
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.text_corpus import TextReader
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
-from fairseq.text.tokenizers.choice import chosen_subwords
 from fairseq.text.tokenizers.moses import Moses
+from fairseq.text.tokenizers.tokenizer import chosen_subwords
 
 FORMER_LABELS = "0,1"  # the default in checkpoints of earlier versions
 UNLABELLED = "test"
@@ -130,7 +131,7 @@ class SentencePredictionTask(FairseqTask):
 
     def __init__(self, args: Settings, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(args)
-        self.encode = SentenceEncoder(dictionary, tokenizer)
+        self.encode = TextReader(dictionary, tokenizer)
         self.cfg = self.typed(SentencePredictionTaskConfig)
         self.layout = self.cfg.layout()
         self.dictionary = dictionary

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 from fairseq.errors import UserError
 from fairseq.system.terminal import byte_bar
 from fairseq.system.workers import Workers
 from fairseq.text.raw_text import BOM, check_raw
-from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
+from fairseq.text.tokenizers.rules import WordRule
 
 CHUNK_BYTES = 1 << 24  # given to a process at once
 BLOCK_BYTES = 1 << 20  # decoded at once
@@ -21,30 +21,33 @@ LINE_END = "\n"  # among words: the </s> of a line
 R = TypeVar("R")
 
 
-def count_words(paths: Iterable[str], workers: int = 1) -> Counter[str]:
+def count_words(paths: Iterable[str], workers: int = 1, rule: WordRule | None = None) -> Counter[str]:
     """Return the count of each word of the texts *paths*, counted by *workers* processes.
+
+    Args:
+        rule: joins subwords; None: words are what white space separates.
 
     Raises:
         UserError: a text is missing, empty or not UTF-8, or a process died.
     """
-    return _count(_WordCounter(), paths, workers, "counting")
-
-
-def count_whole_words(paths: Iterable[str], rule: WordRule | None = None, workers: int = 1) -> Counter[str]:
-    """Return the count of each word of the texts *paths*, its subwords joined by *rule* (default: ``@@`` marks).
-
-    Raises:
-        UserError: as :func:`count_words`.
-    """
-    return _count(_WordCounter(rule or SubwordMarks()), paths, workers, "counting words of")
-
-
-def _count(task: _WordCounter, paths: Iterable[str], workers: int, doing: str) -> Counter[str]:
     counter: Counter[str] = Counter()
-    with Workers(task, workers) as pool:
+    with Workers(functools.partial(_count_part, rule), workers) as pool:
         for path in paths:
-            for counts in over(pool, path, doing):
+            for counts in over(pool, path, "counting" if rule is None else "counting words of"):
                 counter.update(counts)
+    return counter
+
+
+def _count_part(rule: WordRule | None, path: str, start: int, end: int) -> Counter[str]:
+    counter: Counter[str] = Counter()
+    blocks = text_blocks(path, start, end)
+    parts: Iterable[list[str]] = map(str.split, blocks)
+    if rule is not None:
+        parts = (words for words, _ in read_words(blocks, rule))
+    for words in parts:
+        counter.update(words)
+    # `</s>` is a special symbol of every dictionary, and no word to be counted.
+    del counter[LINE_END]
     return counter
 
 
@@ -59,32 +62,28 @@ def read_words(blocks: Iterable[str], rule: WordRule) -> Iterator[tuple[list[str
         words: list[str] = []
         lengths: list[int] = []
         *lines, rest = text.split("\n")
-        unfinished = bool(not text.endswith("\n"))
+        unfinished = not text.endswith("\n")
         for line in lines:
-            _add(words, lengths, rule, pending + line.split(), end=True)
+            whole_words, counts = _line_words(pending + line.split(), rule)
+            words += whole_words
+            lengths += counts
             pending = []
         pending = pending + rest.split()
         if pending:
+            whole_words, counts = rule.group(pending)
             # The last word of a block may continue in the next one.
-            stem = rule.group(pending)[1][-1]
-            _add(words, lengths, rule, pending[:-stem], end=False)
-            pending = pending[-stem:]
+            words += whole_words[:-1]
+            lengths += counts[:-1]
+            pending = pending[-counts[-1] :]
         yield words, lengths
     if unfinished:
-        last: tuple[list[str], list[int]] = ([], [])
-        _add(*last, rule, pending, end=True)
-        yield last
+        yield _line_words(pending, rule)
 
 
-def _add(words: list[str], lengths: list[int], rule: WordRule, tokens: list[str], *, end: bool) -> None:
-    """Append the words of *tokens*, and at the *end* of a line its end."""
-    if tokens:
-        whole_words, counts = rule.group(tokens)
-        words += whole_words
-        lengths += counts
-    if end:
-        words.append(LINE_END)
-        lengths.append(1)
+def _line_words(tokens: list[str], rule: WordRule) -> tuple[list[str], list[int]]:
+    """The words of a line of *tokens* and its end, with the number of tokens of each."""
+    words, counts = rule.group(tokens) if tokens else ([], [])
+    return [*words, LINE_END], [*counts, 1]
 
 
 def over(pool: Workers[R], path: str, doing: str) -> Iterator[R]:
@@ -139,42 +138,12 @@ def text_blocks(path: str, start: int, end: int) -> Iterator[str]:
                 try:
                     text = rest[:cut].decode("utf-8")
                 except UnicodeDecodeError as error:
-                    raise _not_utf8(path, start + error.start) from None
+                    offset, byte = start + error.start, rest[error.start]
+                    # An invalid byte in the part of another process, which comes first, is reported instead.
+                    line = 1 + sum(before.count("\n") for before in text_blocks(path, 0, offset))
+                    raise UserError(
+                        f"{path}: line {line}, byte offset {offset}: 0x{byte:02x} is not UTF-8; convert the text, as "
+                        "with iconv"
+                    ) from None
                 yield text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
                 start, rest = start + cut, rest[cut:]
-
-
-def _not_utf8(path: str, offset: int) -> UserError:
-    """Return the error for an invalid UTF-8 byte, with its line number."""
-    line, at_return = 1, False
-    with open(path, "rb") as file:
-        for at in range(0, offset, BLOCK_BYTES):
-            block = file.read(min(BLOCK_BYTES, offset - at))
-            line += block.count(b"\n") + block.count(b"\r") - block.count(b"\r\n")
-            line -= at_return and block.startswith(b"\n")  # one line end, cut in two
-            at_return = block.endswith(b"\r")
-        file.seek(offset)
-        byte = file.read(1)
-    return UserError(
-        f"{path}: line {line}, byte offset {offset}: 0x{byte.hex()} is not UTF-8; convert the text, as with iconv"
-    )
-
-
-@dataclass(frozen=True)
-class _WordCounter:
-    """Counts the words of a part of a text: between white space, or joined from subwords by a rule."""
-
-    rule: WordRule | None = None
-
-    def __call__(self, path: str, start: int, end: int) -> Counter[str]:
-        counter: Counter[str] = Counter()
-        blocks = text_blocks(path, start, end)
-        if self.rule is None:
-            parts: Iterable[list[str]] = map(str.split, blocks)
-        else:
-            parts = (words for words, _ in read_words(blocks, self.rule))
-        for words in parts:
-            counter.update(words)
-        # `</s>` is a special symbol of every dictionary, and no word to be counted.
-        del counter[LINE_END]
-        return counter

@@ -11,7 +11,7 @@ import numpy as np
 
 from fairseq.errors import UserError
 from fairseq.system import checksums
-from fairseq.system.files import atomic_file
+from fairseq.system.files import Create, atomic_file
 from fairseq.system.opening import read_named
 
 ROLES = ("bos", "pad", "eos", "unk")
@@ -99,11 +99,7 @@ class Dictionary:
         return self.bos_index
 
     def begin(self) -> int:
-        """The id of the begin-of-sentence symbol, for ``--add-bos-token``.
-
-        Raises:
-            UserError: the dictionary has none.
-        """
+        """The id of the begin-of-sentence symbol, for ``--add-bos-token``; UserError if there is none."""
         if self.bos_index == NONE:
             raise UserError(f"`add_bos_token`: {self.path or 'the dictionary'} has no bos symbol; leave it out")
         return self.bos_index
@@ -145,11 +141,7 @@ class Dictionary:
         return f"Dictionary({len(self)} symbols)"
 
     def index(self, word: str) -> int:
-        """The id of *word*, or the unknown symbol's.
-
-        Raises:
-            UserError: the dictionary has neither.
-        """
+        """The id of *word*, or the unknown symbol's; UserError if the dictionary has neither."""
         index = self.indices.get(word, self.unk_index)
         if index == NONE:
             raise UserError(f"{word[:80]!r}: {self.lack()}")
@@ -217,11 +209,7 @@ class Dictionary:
 
     @classmethod
     def load(cls, path: str | Path) -> Dictionary:
-        """Read a ``dict.txt``.
-
-        Raises:
-            UserError: the file is missing, or see :meth:`parse`.
-        """
+        """Read a ``dict.txt``; UserError if it is missing, or see :meth:`parse`."""
         return cls.parse(read_dictionary(path), path)
 
     @classmethod
@@ -230,10 +218,6 @@ class Dictionary:
 
         A line is ``word count``. One that ends in ``#fairseq:overwrite`` gives a word that is already there, such as
         ``<pad>``, a new id as a word of the text; the special symbol keeps its own.
-
-        Args:
-            content: of the file.
-            path: where it was read.
 
         Raises:
             UserError: the content is empty, not UTF-8 or differs from ``checksums.txt``, a line has no count, a word
@@ -279,20 +263,20 @@ class Dictionary:
             self.indices.pop(word, None)
         self.add_symbol(word, int(count))
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, create: Create = atomic_file) -> None:
         """Write the symbols that are not special (or all, after a header) as ``word count``, whole or not at all."""
         words = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
         before = set(self.symbols[: self.nspecial])
-        with atomic_file(path) as file:
-            if not self.nspecial:
-                indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}
-                roles = [f"{role}={self.symbols[index]}" for role, index in indices.items() if index != NONE]
-                file.write(f"{HEADER} {' '.join(roles)}\n".encode())
-            lines = []
-            for index, (word, n) in enumerate(words, self.nspecial):
-                mark = f" {OVERWRITE}" if word in before and self.indices[word] == index else ""
-                lines.append(f"{word} {n}{mark}\n")
-                before.add(word)
+        lines = []
+        if not self.nspecial:
+            indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}
+            roles = [f"{role}={self.symbols[index]}" for role, index in indices.items() if index != NONE]
+            lines.append(f"{HEADER} {' '.join(roles)}\n")
+        for index, (word, n) in enumerate(words, self.nspecial):
+            mark = f" {OVERWRITE}" if word in before and self.indices[word] == index else ""
+            lines.append(f"{word} {n}{mark}\n")
+            before.add(word)
+        with create(path, "") as file:
             file.write("".join(lines).encode())
 
     def encode_line(self, text: str, append_eos: bool = True) -> np.ndarray:
@@ -317,11 +301,7 @@ class Dictionary:
 
 
 def read_dictionary(path: str | Path) -> bytes:
-    """Return the content of a ``dict.txt``.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Return the content of a ``dict.txt``; UserError if it cannot be read."""
     return read_named(path, "give a dict.txt made by fairseq-preprocess")
 
 

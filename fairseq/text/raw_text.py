@@ -20,7 +20,7 @@ from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import open_input, open_regular
 from fairseq.text.text_tables import is_table, table_files, table_rows
-from fairseq.text.tokenizers.base import EXTRA
+from fairseq.text.tokenizers.base import EXTRA, import_package
 
 BLOCK_BYTES = 1 << 20  # read at once
 COMPRESSED_BYTES = 1 << 10  # decompressed at once
@@ -33,32 +33,20 @@ BLANKS = b" \t\r\n"
 
 @dataclass(frozen=True)
 class TextFormat:
-    """What the lines of a file are.
+    """What the lines of a file are."""
 
-    Attributes:
-        field: of JSON lines or a table, whose text has lines of its own; None: a line is a paragraph.
-        join_lines: whether lines up to a blank one make a paragraph, as in hard-wrapped books.
-    """
-
-    field: str | None = None
-    join_lines: bool = False
+    field: str | None = None  # of JSON lines or a table, whose text has lines of its own; None: a line is a paragraph
+    join_lines: bool = False  # whether lines up to a blank one make a paragraph, as in hard-wrapped books
 
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive bytes of a file.
+    """Consecutive bytes of a file."""
 
-    Attributes:
-        path: the file.
-        first: number of its first line, from 1.
-        data: whole lines but for the ends of a line that is too long; of a table, its rows as JSON lines.
-        unfinished: whether the last line goes on in the next block.
-    """
-
-    path: str
-    first: int
-    data: bytes
-    unfinished: bool
+    path: str  # the file
+    first: int  # number of its first line, from 1
+    data: bytes  # whole lines but for the ends of a line that is too long; of a table, its rows as JSON lines
+    unfinished: bool  # whether the last line goes on in the next block
 
 
 @dataclass(frozen=True)
@@ -149,11 +137,7 @@ def lines_of(block: Block, form: TextFormat) -> list[str]:
 
 
 def documents_of(block: Block, form: TextFormat) -> list[list[str]]:
-    """Return the lines of each document of a block: a row of JSON lines, or else a line.
-
-    Raises:
-        UserError: as :func:`lines_of`.
-    """
+    """Return the lines of each document of a block: a row of JSON lines, or else a line; see :func:`lines_of`."""
     if form.field is None:
         return [[line] for line in lines_of(block, form)]
     return list(_documents(_decoded(block), block, form.field))
@@ -183,7 +167,9 @@ def _decompressed(raw: BinaryIO, path: str) -> Iterator[BinaryIO]:
     elif suffix == ".xz":
         yield cast(BinaryIO, io.BufferedReader(_Frames(raw, path, lzma.LZMADecompressor, b"\0"), BLOCK_BYTES))
     elif suffix == ".zst":
-        yield cast(BinaryIO, io.BufferedReader(_zstandard(raw, path), BLOCK_BYTES))
+        library = import_package("zstandard", f"{path}: needs the package zstandard; {EXTRA}")
+        frames = _Frames(raw, path, lambda: library.ZstdDecompressor().decompressobj())
+        yield cast(BinaryIO, io.BufferedReader(frames, BLOCK_BYTES))
     else:
         yield raw
 
@@ -240,14 +226,6 @@ class _Frames(io.RawIOBase):
         self._ready = memoryview(b"".join(ready))
 
 
-def _zstandard(raw: BinaryIO, path: str) -> io.RawIOBase:
-    try:
-        import zstandard
-    except ImportError:
-        raise UserError(f"{path}: needs the package zstandard; {EXTRA}") from None
-    return _Frames(raw, path, lambda: zstandard.ZstdDecompressor().decompressobj())
-
-
 def _damaged(path: str, error: object) -> UserError:
     reason = " ".join(str(error).split())
     return UserError(f"{path}: not a whole {_suffix(path)} file ({reason}); compress or download it again")
@@ -282,11 +260,7 @@ def decode_line(line: bytes, number: int, errors: str = "strict") -> str:
 
 
 def text_line(line: bytes, number: int, name: str) -> str:
-    """Return line *number* of the text *name*, see :func:`decode_line`.
-
-    Raises:
-        UserError: it is not UTF-8.
-    """
+    """Return line *number* of the text *name*, see :func:`decode_line`; UserError if it is not UTF-8."""
     try:
         return decode_line(line, number)
     except UnicodeDecodeError as error:
@@ -373,11 +347,7 @@ def _paragraphs(lines: list[str]) -> list[str]:
 
 
 def check_raw(path: str) -> int:
-    """Return the size on disk of a file of text.
-
-    Raises:
-        UserError: it cannot be read, is no regular file, or is empty.
-    """
+    """Return the size on disk of a text; UserError if it cannot be read, is no regular file, or is empty."""
     if Path(path).is_dir():
         return sum(map(check_raw, table_files(path)))
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,12 +37,9 @@ def split_sizes(total: int) -> dict[str, int]:
 
 
 def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
-    """Write the splits of *source* and their dictionary to *destdir*: all four files, or none.
+    """Write the splits of *source* and their dictionary to *destdir*, all four files or none; return tokens by split.
 
     Memory is constant in the length of the text.
-
-    Returns:
-        The tokens of each split.
 
     Raises:
         UserError: the text cannot be read, is too short to split or has other characters than letters; the files cannot
@@ -62,7 +59,13 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
             for name, size in split_sizes(total).items():
                 out = files.enter_context(group.file(destdir / f"{name}.txt"))
                 tokens[name] = _write_split(text, out, size, kind, counts, report)
-            _write_dictionary(files.enter_context(group.file(destdir / "dict.txt")), counts, kind)
+            dictionary = Dictionary()
+            # From all three splits: of 256 possible symbols none must be unknown in a test of bits per character.
+            for byte in np.flatnonzero(counts).tolist():
+                if byte != LINE_ENDS[kind]:
+                    dictionary.add_symbol(symbol(byte, kind), int(counts[byte]))
+            dictionary.finalize()
+            dictionary.save(destdir / "dict.txt", group.file)
     except FileNotFoundError as error:
         raise UserError(f"{error.filename or source}: file not found; check the path") from None
     except OSError as error:
@@ -76,8 +79,12 @@ def _write_split(
     """Write the next *size* bytes of *text* as symbols, and count them; return the number of tokens."""
     end = LINE_ENDS[kind]
     table = [b"\n" if byte == end else f"{symbol(byte, kind)} ".encode("latin-1") for byte in range(256)]
-    tokens, last = size, end
-    for chunk in _chunks(text, size):
+    tokens, last, left = size, end, size
+    while left:
+        chunk = text.read(min(left, CHUNK))
+        if not chunk:
+            raise UserError(f"{text.name}: became shorter while reading; run again when it is complete")
+        left -= len(chunk)
         if kind == "letters" and not LETTERS.issuperset(chunk):
             at = next(i for i, byte in enumerate(chunk) if byte not in LETTERS)
             raise UserError(
@@ -92,23 +99,3 @@ def _write_split(
         out.write(b"\n")
         tokens += 1
     return tokens
-
-
-def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
-    while size:
-        chunk = file.read(min(size, CHUNK))
-        if not chunk:
-            raise UserError(f"{file.name}: became shorter while reading; run again when it is complete")
-        size -= len(chunk)
-        yield chunk
-
-
-def _write_dictionary(file: BinaryIO, counts: np.ndarray, kind: str) -> None:
-    dictionary = Dictionary()
-    # From all three splits: of 256 possible symbols none must be unknown in a test of bits per character.
-    for byte in np.flatnonzero(counts).tolist():
-        if byte != LINE_ENDS[kind]:
-            dictionary.add_symbol(symbol(byte, kind), int(counts[byte]))
-    dictionary.finalize()
-    words = zip(dictionary.symbols[dictionary.nspecial :], dictionary.count[dictionary.nspecial :], strict=True)
-    file.writelines(f"{word} {count}\n".encode() for word, count in words)

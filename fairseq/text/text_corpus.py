@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -34,31 +35,20 @@ MOST_NAMED = 10  # unknown symbols in a message
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """Tokens of a text.
+    """Tokens of a text."""
 
-    Attributes:
-        tokens: int32 [N], ``</s>`` at the end of each line.
-        sizes: int32 [lines].
-        counts: size of the raw text; None where the text was tokens already.
-    """
+    tokens: np.ndarray  # int32 [N], ``</s>`` at the end of each line
+    sizes: np.ndarray  # int32 [lines]
+    counts: RawCounts | None = None  # size of the raw text; None where the text was tokens already
 
-    tokens: np.ndarray
-    sizes: np.ndarray
-    counts: RawCounts | None = None
-    offsets: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        offsets = np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
-        object.__setattr__(self, "offsets", offsets)
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        """Tokens before each line, and at the end all: int64 [lines + 1]."""
+        return np.concatenate([[0], np.cumsum(self.sizes, dtype=np.int64)])
 
 
 def report_unknown(tokens: Iterable[int], dictionary: Dictionary, symbols: Iterable[str]) -> None:
-    """Log the share of *tokens* that are the unknown symbol, if there are any.
-
-    Args:
-        tokens: ids of a text; ends of lines do not count.
-        symbols: symbols of the text that the dictionary lacks.
-    """
+    """Log the share of *tokens* that are the unknown symbol, if any, and *symbols* that *dictionary* lacks."""
     counts = Counter(tokens)
     # Ends of lines are always known and would make the share look smaller.
     unknown, total = counts[dictionary.unk()], counts.total() - counts[dictionary.eos()]
@@ -75,17 +65,17 @@ def log_tokens(dictionary: Dictionary) -> None:
     logger.info("no tokenizer beside %s: text is read as tokens between white space", path)
 
 
+@dataclass(frozen=True)
 class TextReader:
-    """Reader of text for a model: raw text where its data has a tokenizer, else tokens between white space.
+    """Reader of text for a model: raw text where its data has a *tokenizer*, else tokens between white space."""
 
-    Args:
-        dictionary: of the model.
-        tokenizer: None: text is tokens.
-    """
+    dictionary: Dictionary
+    tokenizer: Tokenizer | None = None
 
-    def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer | None) -> None:
-        self.dictionary = dictionary
-        self.tokenizer = tokenizer
+    def __call__(self, line: str) -> np.ndarray:
+        """Return the ids of one line of text, without special symbols: int32 [tokens]."""
+        symbols = line if self.tokenizer is None else self.tokenizer.encode(line)
+        return self.dictionary.encode_line(symbols, append_eos=False)
 
     @classmethod
     def of(cls, data: str | Path, dictionary: Dictionary) -> TextReader:
@@ -115,19 +105,11 @@ class TextReader:
         return "\n".join(join(line) for line in lines)
 
     def read(self, path: str, form: TextFormat) -> TextCorpus:
-        """Return the tokens of a file of text; ``-`` is stdin.
-
-        Raises:
-            UserError: the file cannot be read, has no words or is not UTF-8.
-        """
+        """Return the tokens of a text, ``-`` for stdin; UserError if it cannot be read or has no words."""
         return self._with_words(path, (lines_of(block, form) for block in _blocks(path, form)))
 
     def read_documents(self, path: str, form: TextFormat) -> TextCorpus:
-        """Return the tokens of a file of text with the sizes of documents, rows of JSON lines or else lines.
-
-        Raises:
-            UserError: as :meth:`read`.
-        """
+        """As :meth:`read`, with the sizes of documents, which are rows of JSON lines or else lines."""
         lengths: list[int] = []
 
         def lines() -> Iterator[list[str]]:
@@ -148,20 +130,18 @@ class TextReader:
         return corpus
 
     def _corpus(self, blocks: Iterable[Sequence[str]]) -> TextCorpus:
-        tokens, sizes = [np.empty(0, np.int32)], [np.empty(0, np.int32)]
+        encoded: list[np.ndarray] = []  # of each line
         unknown: dict[str, None] = {}
         counts = RawCounts()
         for lines in blocks:
-            symbols = self.tokenizer.encode_lines(lines) if self.tokenizer is not None else lines
-            encoded = [self.dictionary.encode_line(line) for line in symbols]
-            tokens += encoded
-            sizes.append(np.array([len(line) for line in encoded], np.int32))
             counts += RawCounts.of(lines)
-            for line in symbols:
+            for line in self.tokenizer.encode_lines(lines) if self.tokenizer is not None else lines:
+                encoded.append(self.dictionary.encode_line(line))
                 # Not a set: the first ones in the text are named.
                 unknown |= dict.fromkeys(symbol for symbol in line.split() if symbol not in self.dictionary)
-        size = counts if self.tokenizer is not None else None
-        corpus = TextCorpus(np.concatenate(tokens), np.concatenate(sizes), size)
+        tokens = np.concatenate([np.empty(0, np.int32), *encoded])
+        sizes = np.array([len(line) for line in encoded], np.int32)
+        corpus = TextCorpus(tokens, sizes, counts if self.tokenizer is not None else None)
         report_unknown(corpus.tokens.tolist(), self.dictionary, unknown)
         return corpus
 

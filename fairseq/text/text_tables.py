@@ -6,15 +6,14 @@ for each split. Rows are read a few at a time. pyarrow, an optional dependency, 
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import open_regular, read_regular
+from fairseq.system.opening import open_regular, read_named
+from fairseq.text.tokenizers.base import import_package
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 SUFFIXES = (".parquet", ".arrow")
@@ -43,14 +42,13 @@ def table_files(path: str) -> list[str]:
         raise UserError(f"{path}: has several splits ({splits}); give the folder of one of them")
     if not (folder / STATE).is_file():
         raise UserError(f"{path}: is a folder; give a text file, or a folder that save_to_disk of datasets wrote")
+    content = read_named(folder / STATE, "save the dataset again")
     try:
-        state: Any = parse_json(read_regular(folder / STATE))
+        state: Any = parse_json(content)
         names = [entry["filename"] for entry in state["_data_files"]]
         # Files of this folder only: a name could lead to any other.
         is_valid = all(isinstance(name, str) and name == Path(name).name for name in names)
         indices = state.get("_indices_files") or state.get("_indices_data_files")
-    except OSError as error:
-        raise UserError(f"{folder / STATE}: {read_failure(error)}; save the dataset again") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         is_valid, indices = False, None
     if not is_valid:
@@ -69,12 +67,10 @@ def table_rows(path: str, field: str) -> Iterator[tuple[list[str | None], int]]:
     Raises:
         UserError: pyarrow is missing, the file cannot be read or is damaged, or has no such column of text.
     """
-    try:
-        arrow: Any = importlib.import_module("pyarrow")
-        # Not imported with the package.
-        importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        raise UserError(f"{path}: needs the package pyarrow; {EXTRA}") from None
+    missing = f"{path}: needs the package pyarrow; {EXTRA}"
+    arrow = import_package("pyarrow", missing)
+    # Not imported with the package.
+    import_package("pyarrow.parquet", missing)
     read = _parquet_batches if path.endswith(".parquet") else _arrow_batches
     try:
         with open_regular(path) as file:
@@ -103,14 +99,10 @@ def _parquet_batches(arrow: Any, file: BinaryIO, path: str, field: str) -> Itera
 
 def _arrow_batches(arrow: Any, file: BinaryIO, path: str, field: str) -> Iterator[tuple[Any, int]]:
     """As :func:`_parquet_batches`, of an Arrow file or stream."""
-    magic, _ = file.read(6), file.seek(0)
-    with contextlib.ExitStack() as stack:
-        if magic == b"ARROW1":
-            table = stack.enter_context(arrow.ipc.open_file(file))
-            batches = map(table.get_batch, range(table.num_record_batches))
-        else:
-            table = stack.enter_context(arrow.ipc.open_stream(file))
-            batches = iter(table)
+    is_file = file.read(6) == b"ARROW1"
+    file.seek(0)
+    with arrow.ipc.open_file(file) if is_file else arrow.ipc.open_stream(file) as table:
+        batches = map(table.get_batch, range(table.num_record_batches)) if is_file else iter(table)
         _check(arrow, table.schema, path, field)
         before = 0
         for batch in batches:

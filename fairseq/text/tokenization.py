@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from fairseq.config.command_settings import TextFormatConfig
 from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
@@ -43,43 +44,30 @@ FEWEST_KNOWN = 0.5  # share of a text's characters that its codes must know
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """A text of a split.
+    """A text of a split."""
 
-    Attributes:
-        source: the file that the user named.
-        path: its symbols, separated by white space; the source itself if that holds symbols.
-        counts: size of the raw text; None if the source holds symbols.
-    """
-
-    source: str
-    path: str
-    counts: RawCounts | None = None
+    source: str  # the file that the user named
+    path: str  # its symbols, separated by white space; the source itself if that holds symbols
+    counts: RawCounts | None = None  # size of the raw text; None if the source holds symbols
 
 
 @contextlib.contextmanager
 def tokenized_texts(
-    splits: Mapping[str, str], tokenizer: Tokenizer | None, options: TextOptions, folder: str | Path
+    splits: Mapping[str, str], tokenizer: Tokenizer | None, form: TextFormatConfig, workers: int, folder: str | Path
 ) -> Iterator[dict[str, TokenizedText]]:
     """Tokenise the text of each split into temporary files of *folder*, which are removed at the end.
 
-    Without a tokenizer, plain text is symbols and is left where it is.
-
-    Raises:
-        UserError: see :func:`tokenize_file`.
+    Without a tokenizer, plain text is symbols and is left where it is. See :func:`tokenize_file`.
     """
     texts = {}
-    with (
-        tempfile.TemporaryDirectory(dir=folder) as temporary,
-        Workers(TokenizeBlock(tokenizer), options.workers) as workers,
-    ):
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, Workers(TokenizeBlock(tokenizer), workers) as pool:
         for name, source in splits.items():
-            form = options.format_of(source)
             if tokenizer is None and is_plain(source) and not form.join_lines:
                 texts[name] = TokenizedText(source, source)
                 continue
             path = os.path.join(temporary, name)
             with open(path, "wb") as file:
-                counts = tokenize_file(source, form, workers, file)
+                counts = tokenize_file(source, format_of(source, form.text_field, form.join_lines), pool, file)
             texts[name] = TokenizedText(source, path, counts if tokenizer is not None else None)
         yield texts
 
@@ -89,63 +77,41 @@ def learn_subwords(
     size: int,
     words: WordTokenizer | None,
     sources: Sequence[str],
-    options: TextOptions,
+    form: TextFormatConfig,
+    workers: int,
     folder: str | Path,
 ) -> Subwords:
     """Learn *size* merges, pieces or symbols of the words of *sources*; temporary files are made in *folder*.
 
     Raises:
         UserError: see :func:`tokenize_file`; or nothing can be learned.
-    """  # fmt: skip
+    """
     tokenizer = Tokenizer(words=words) if words is not None else None
     # Byte-level symbols hold the space before a word, so that counts of words without their spaces do not suffice.
     if kind.learns_lines:
-        lines = (batch for source in sources for batch in _batches(source, options.format_of(source), tokenizer))
+        lines = (batch for source in sources for batch in _batches(source, form, tokenizer))
         return kind(kind.learn_lines(lines, size), LEARNED)
     splits = {str(number): source for number, source in enumerate(sources)}
-    with tokenized_texts(splits, tokenizer, options, folder) as texts:
-        counts = count_words([text.path for text in texts.values()], options.workers)
+    with tokenized_texts(splits, tokenizer, form, workers, folder) as texts:
+        counts = count_words([text.path for text in texts.values()], workers)
     return kind(kind.learn(counts, size), LEARNED)
 
 
-def _batches(path: str, form: TextFormat, tokenizer: Tokenizer | None) -> Iterator[list[str]]:
+def _batches(source: str, form: TextFormatConfig, tokenizer: Tokenizer | None) -> Iterator[list[str]]:
     """The lines of each block of a text, tokenised, with a progress bar."""
-    with byte_bar(check_raw(path), f"learning from {os.path.basename(path)}") as report:
-        for block in read_blocks(path, form, report):
-            lines = lines_of(block, form)
+    source_form = format_of(source, form.text_field, form.join_lines)
+    with byte_bar(check_raw(source), f"learning from {os.path.basename(source)}") as report:
+        for block in read_blocks(source, source_form, report):
+            lines = lines_of(block, source_form)
             yield lines if tokenizer is None else tokenizer.encode_lines(lines)
 
 
 @dataclass(frozen=True)
-class TextOptions:
-    """How files of text are read.
-
-    Attributes:
-        field: field with the text in JSON lines.
-        join_lines: see :class:`TextFormat`.
-        workers: processes.
-    """
-
-    field: str = "text"
-    join_lines: bool = False
-    workers: int = 1
-
-    def format_of(self, path: str) -> TextFormat:
-        """The format of a file by its name."""
-        return format_of(path, self.field, self.join_lines)
-
-
-@dataclass(frozen=True)
 class TokenizeBlock:
-    """Tokenises a block: bytes of its lines, each with symbols separated by spaces, and the size of what is read.
+    """Tokenises a block: bytes of its lines, each with symbols separated by spaces, and the size of what is read."""
 
-    Attributes:
-        tokenizer: None leaves lines as they are.
-        undo: make text of lines of symbols.
-    """
-
-    tokenizer: Tokenizer | None
-    undo: bool = False
+    tokenizer: Tokenizer | None  # None leaves lines as they are
+    undo: bool = False  # make text of lines of symbols
 
     def __call__(self, block: Block, form: TextFormat) -> tuple[bytes, RawCounts]:
         lines, tokenizer = lines_of(block, form), self.tokenizer
@@ -167,13 +133,7 @@ def tokenize_stream(file: BinaryIO, form: TextFormat, workers: Workers[tuple[byt
 
 
 def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]], out: BinaryIO) -> RawCounts:
-    """Write the symbols of each line of a text to *out*, with a progress bar.
-
-    Args:
-        workers: of a :class:`TokenizeBlock`.
-
-    Returns:
-        The size of the raw text.
+    """Write the symbols of each line of a text to *out*, with a progress bar; return the size of the raw text.
 
     Raises:
         UserError: the text cannot be read, has no words or is not UTF-8.
@@ -189,11 +149,7 @@ def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, Raw
 
 
 def check_alphabet(tokenizer: Tokenizer | None, lines: Sequence[str]) -> None:
-    """See that a tokenizer's codes, unless they are learned in this run, were learned on text like *lines*.
-
-    Raises:
-        UserError: they know fewer than half of its characters.
-    """
+    """Raise UserError if codes that were not learned in this run know fewer than half of the characters of *lines*."""
     subwords = tokenizer.subwords if tokenizer is not None else None
     text = " ".join(lines)[:10_000]
     # Learned on this very text, they know it.
@@ -214,11 +170,7 @@ def save_counts(prefix: str | Path, counts: RawCounts) -> None:
 
 
 def load_counts(prefix: str | Path) -> RawCounts | None:
-    """Return the size of a split's raw text; None if it was not recorded.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Return the size of a split's raw text, None if it was not recorded; UserError if the file is damaged."""
     path = f"{prefix}.raw.json"
     if not os.path.exists(path):
         return None

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairseq.analysis import fonts
+from fairseq.analysis import plots
 from fairseq.evaluation import report
 from fairseq.evaluation.labels import HEIGHT, width, without_overlap
 from fairseq.notes import note_map
@@ -77,15 +77,15 @@ def test_texts_get_an_installed_font_that_has_their_characters(
     ]
     have = {"latin.ttf": "loss", "some.ttf": "中", "cjk.ttf": "中文", "last.ttf": "loss中文"}
     monkeypatch.setattr(font_manager.fontManager, "ttflist", installed)
-    monkeypatch.setattr(fonts, "_default_file", lambda: "latin.ttf")
-    monkeypatch.setattr(fonts, "_characters", lambda file: frozenset(map(ord, have[file])))
-    fonts.choose_fonts(figure)
+    monkeypatch.setattr(plots, "_default_file", lambda: "latin.ttf")
+    monkeypatch.setattr(plots, "_characters", lambda file: frozenset(map(ord, have[file])))
+    plots.choose_fonts(figure)
     assert figure.texts[0].get_fontfamily()[-1] == "CJK Serif" and "Some Sans" not in figure.texts[0].get_fontfamily()
     assert not caplog.messages
     have["cjk.ttf"] = "文"
     have["some.ttf"] = ""
     with caplog.at_level(logging.WARNING):
-        fonts.choose_fonts(figure_with("中文"))
+        plots.choose_fonts(figure_with("中文"))
     (message,) = caplog.messages
     assert message.startswith("pictures: no installed font has 中, boxes are drawn; install a font")
 
@@ -93,9 +93,9 @@ def test_texts_get_an_installed_font_that_has_their_characters(
 def test_matplotlibs_own_fonts_are_kept_where_they_suffice() -> None:
     figure = figure_with("loss α → 100 %")
     before = figure.texts[0].get_fontfamily()
-    fonts.choose_fonts(figure)
+    plots.choose_fonts(figure)
     assert figure.texts[0].get_fontfamily() == before
-    assert ord("A") in fonts._characters(fonts._default_file()) and fonts._characters("missing.ttf") == frozenset()
+    assert ord("A") in plots._characters(plots._default_file()) and plots._characters("missing.ttf") == frozenset()
 
 
 def test_the_perplexity_of_a_word_without_spaces_is_short() -> None:
@@ -106,8 +106,6 @@ def test_the_perplexity_of_a_word_without_spaces_is_short() -> None:
 
 def test_pictures_of_this_machine_can_be_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from fairseq.analysis import plots
-
     notes = [Note(word, 9, 9, 1, 1.0) for word in ("中华", "שלום", "plain")]
     plots.draw_notes(tmp_path / "notes.png", notes, np.array([[0, 0], [1, 1], [2, 0]], float))
     assert (tmp_path / "notes.png").read_bytes().startswith(b"\x89PNG")

@@ -17,7 +17,7 @@ from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError
 from fairseq.system.files import _temporary_path
 from fairseq.text.tokenizers import Tokenizer
-from fairseq.text.tokenizers.space import Space
+from fairseq.text.tokenizers.base import Space
 from fairseq.training.best import Best
 
 

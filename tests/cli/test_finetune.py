@@ -17,10 +17,10 @@ from sentences import write_dictionary, write_pretrained, write_task
 
 from fairseq.config import options
 from fairseq.data.glue import GLUE
-from fairseq.evaluation.sentences import FinetunedRun, Predictions, as_table, best_rate, summarize
+from fairseq.evaluation.classifier import FinetunedRun, Predictions, as_table, best_rate, summarize
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
-from fairseq.text.tokenizers.space import Space
+from fairseq.text.tokenizers.base import Space
 from fairseq_cli import finetune
 from fairseq_cli.finetune import get_finetune_parser
 

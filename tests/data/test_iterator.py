@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from mistakes import user_error
 
 from fairseq.data import iterator as iterator_module
-from fairseq.data.iterator import EpochIterator
+from fairseq.data.iterator import EpochIterator, Turns
 from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
-from fairseq.data.turns import Turns
 from fairseq.errors import UserError
 
 

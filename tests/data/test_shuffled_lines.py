@@ -15,10 +15,9 @@ from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.data.indexed_dataset import IndexedCorpus
-from fairseq.data.iterator import EpochIterator
+from fairseq.data.iterator import EpochIterator, Turns
 from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import ShuffledLines, TokenBlocks
-from fairseq.data.turns import Turns
 from fairseq.tasks import setup_task
 
 PAD, EOS = 1, 2

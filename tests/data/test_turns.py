@@ -15,10 +15,9 @@ import pytest
 import runs
 
 from fairseq.data import folders
-from fairseq.data.iterator import EpochIterator
+from fairseq.data.iterator import EpochIterator, Turn, Turns
 from fairseq.data.samplers import StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
-from fairseq.data.turns import Turn, Turns
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 

@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mistakes import user_error
 
-from fairseq.evaluation import by_frequency, word_groups
-from fairseq.evaluation.by_frequency import WordLosses, read_counts, table
-from fairseq.evaluation.word_groups import WordGroups
+from fairseq.evaluation import by_frequency
+from fairseq.evaluation.by_frequency import WordGroups, WordLosses, read_counts, table
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.rules import SubwordMarks
 
@@ -44,7 +43,7 @@ def test_words_are_counted_as_the_rule_groups_each_line(data: Any, kind: str, pi
     literal = Counter(word for line in lines if line for word in rule.group(line)[0])
     tokens = np.concatenate([dictionary.encode_line(" ".join(line)) for line in lines])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(word_groups, "PIECE", piece)
+        patch.setattr(by_frequency, "PIECE", piece)
         assert groups.counts(tokens) == literal
 
 

@@ -9,10 +9,10 @@ import pytest
 from fairseq.inference.detokenize import RawText
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
-from fairseq.text.tokenizers.byte_level import GPT2
+from fairseq.text.tokenizers.base import Space
+from fairseq.text.tokenizers.hf import GPT2
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
-from fairseq.text.tokenizers.space import Space
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 
 LINES = ['"Don\'t go," said Mr. Smith, "it\'s a well-known river (of 1839)."', "", "The naïve 世界 isn't wide."]

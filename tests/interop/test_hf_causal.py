@@ -28,8 +28,8 @@ from fairseq.interop.hugging_face.export import FIGURES, _card
 from fairseq.models.loading import stored_parameters
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
+from fairseq.text.tokenizers.base import Space
 from fairseq.text.tokenizers.moses import Moses
-from fairseq.text.tokenizers.space import Space
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 
 

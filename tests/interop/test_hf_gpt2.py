@@ -13,7 +13,7 @@ from subword_encodings import MERGES
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
-from fairseq.text.tokenizers.byte_level import GPT2
+from fairseq.text.tokenizers.hf import GPT2
 from fairseq_cli import export_model, import_model
 from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.import_model import get_import_parser

@@ -18,7 +18,7 @@ from fairseq.errors import UserError
 from fairseq.notes.spans import NoteMarks, NoteSpans
 from fairseq.notes.words import NoteWords
 from fairseq.text import counting
-from fairseq.text.counting import count_whole_words, count_words
+from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.rules import SubwordMarks
 
@@ -58,7 +58,7 @@ def write(text: str, folder: Path, low: int = 1, high: int = 3, workers: int = 1
     dictionary.finalize(nwords=10)
     dictionary.save(folder / "dict.txt")
     try:
-        notes = NoteWords.choose(count_whole_words([str(path)], workers=workers), low, high, dictionary)
+        notes = NoteWords.choose(count_words([str(path)], workers, SubwordMarks()), low, high, dictionary)
     except UserError:
         return None
     notes.save(folder)
@@ -180,7 +180,7 @@ def test_words_of_other_tokenizers_follow_their_rule(tmp_path: Path) -> None:
 
     path = tmp_path / "text.txt"
     path.write_text("▁the ▁fi sh\n▁fi sh ▁the ▁the\n")
-    counter = count_whole_words([str(path)], Underscores())
+    counter = count_words([str(path)], rule=Underscores())
     assert counter == {"the": 3, "fish": 2}
     dictionary = Dictionary()
     dictionary.update(count_words([str(path)]))

@@ -11,15 +11,12 @@ from mistakes import user_error
 
 from fairseq.config.command_settings import TextConfig
 from fairseq.errors import UserError
-from fairseq.text.tokenizers.base import Subwords
-from fairseq.text.tokenizers.byte_level import GPT2
-from fairseq.text.tokenizers.choice import chosen_words
-from fairseq.text.tokenizers.hf import HuggingFace
+from fairseq.text.tokenizers.base import Space, Subwords
+from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
-from fairseq.text.tokenizers.space import Space
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
-from fairseq.text.tokenizers.tokenizer import Tokenizer
+from fairseq.text.tokenizers.tokenizer import Tokenizer, chosen_words
 
 MODELS = {
     "WordLevel": tokenizers.models.WordLevel({"ax": 1}, unk_token="<none>"),

@@ -9,11 +9,10 @@ from subword_encodings import COUNTS, encodings
 
 from fairseq.errors import UserError
 from fairseq.text.tokenizers import Tokenizer
+from fairseq.text.tokenizers.base import Space, Span
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.rules import BYTES
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
-from fairseq.text.tokenizers.space import Space
-from fairseq.text.tokenizers.spans import Span
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 
 TEXTS = [

@@ -18,8 +18,7 @@ from subword_encodings import COUNTS, MERGES, TEXT, encodings
 from fairseq.errors import UserError
 from fairseq.text.tokenizers import BPES, Subwords
 from fairseq.text.tokenizers.base import Vocabulary
-from fairseq.text.tokenizers.byte_level import GPT2
-from fairseq.text.tokenizers.hf import HuggingFace
+from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.rules import BYTES
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT

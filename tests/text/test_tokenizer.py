@@ -11,9 +11,9 @@ import pytest
 
 from fairseq.errors import UserError
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.base import Space
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
-from fairseq.text.tokenizers.space import Space
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 
 TEXT = "the lower the wider the newest lowest river , the low new river"

@@ -16,7 +16,7 @@ from fairseq.data.masking import word_parts, word_rule
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import read_json
 from fairseq.system.opening import read_regular
-from fairseq.text.tokenizers.byte_level import GPT2
+from fairseq.text.tokenizers.hf import GPT2
 
 __path__: list[str] = []  # fairseq has a package here: fairseq.data.encoders.utils is this module, too
 

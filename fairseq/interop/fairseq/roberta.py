@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from fairseq import checkpoint
 from fairseq.config.fields import typed
-from fairseq.data.sentences import SentenceEncoder
 from fairseq.errors import UserError
 from fairseq.hub import MaskedLanguageModel
 from fairseq.inference.loading import load_models
@@ -21,7 +20,7 @@ from fairseq.interop.fairseq.layers import init_bert_params as init_bert_params
 from fairseq.interop.fairseq.modules import check_hooks
 from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, MaskedLMHead
 from fairseq.models.sentence import HEADS, ClassificationHead
-from fairseq.text.text_corpus import log_tokens
+from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 
 __path__: list[str] = []  # fairseq has a package here: fairseq.models.roberta.hub_interface is this module, too
@@ -43,7 +42,7 @@ class RobertaHubInterface(nn.Module):
         super().__init__()
         self.cfg = self.args = cfg
         self.task, self.model, self.bpe = task, model, tokenizer
-        self._ids = SentenceEncoder(task.source_dictionary, tokenizer)
+        self._ids = TextReader(task.source_dictionary, tokenizer)
 
     @property
     def device(self) -> torch.device:

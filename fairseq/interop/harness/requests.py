@@ -22,8 +22,7 @@ from fairseq.inference import sample
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextCorpus, report_unknown
 from fairseq.text.tokenizers import Tokenizer
-from fairseq.text.tokenizers.byte_level import GPT2
-from fairseq.text.tokenizers.hf import HuggingFace
+from fairseq.text.tokenizers.hf import LibrarySubwords
 
 logger = logging.getLogger(__name__)
 
@@ -243,7 +242,7 @@ def joined(encode: Callable[[str], list[int]], context: str, continuation: str) 
 def warn_closed(tokenizer: Tokenizer | None) -> None:
     """Log a warning unless *tokenizer* has symbols for any text."""
     subwords = tokenizer.subwords if tokenizer is not None else None
-    if not (isinstance(subwords, GPT2) or (isinstance(subwords, HuggingFace) and subwords.byte_level)):
+    if not (isinstance(subwords, LibrarySubwords) and subwords.byte_level):
         logger.warning(
             "the vocabulary is closed: other words are read as <unk>, so that results do not compare with "
             "models that can read any text"

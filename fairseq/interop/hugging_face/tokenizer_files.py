@@ -19,8 +19,7 @@ from fairseq.errors import UserError
 from fairseq.interop.hugging_face.sources import Parts
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import BPES, TOKENIZERS, Tokenizer
-from fairseq.text.tokenizers.byte_level import GPT2
-from fairseq.text.tokenizers.hf import PROBES, HuggingFace, import_tokenizers
+from fairseq.text.tokenizers.hf import PROBES, LibrarySubwords, import_tokenizers
 from fairseq.text.tokenizers.rules import BYTES
 
 CONFIG, FAST, CODE = "tokenizer_config.json", "tokenizer.json", "tokenization_fairseq"
@@ -116,7 +115,7 @@ def fast_tokenizer(
     if tokenizer is None or tokenizer.words is not None or LINE_FEED not in dictionary:
         return None
     subwords = tokenizer.subwords
-    if not isinstance(subwords, GPT2) and not (isinstance(subwords, HuggingFace) and subwords.byte_level):
+    if not (isinstance(subwords, LibrarySubwords) and subwords.byte_level):
         return None
     values = json.loads(subwords.library_json())
     model, added = values["model"], {token["content"]: token for token in values["added_tokens"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairseq.config.registry import BPES, TOKENIZERS, register_bpe, register_tokenizer
-from fairseq.text.tokenizers import byte_level, hf, moses, sentencepiece, space, subword_nmt
+from fairseq.text.tokenizers import hf, moses, sentencepiece, subword_nmt
 from fairseq.text.tokenizers.base import Subwords, WordTokenizer
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION, Tokenizer, find_tokenizer, read_tokenization
@@ -17,7 +17,6 @@ __all__ = [
     "Tokenizer",
     "WordRule",
     "WordTokenizer",
-    "byte_level",
     "find_tokenizer",
     "hf",
     "moses",
@@ -25,6 +24,5 @@ __all__ = [
     "register_bpe",
     "register_tokenizer",
     "sentencepiece",
-    "space",
     "subword_nmt",
 ]

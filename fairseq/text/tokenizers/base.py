@@ -9,30 +9,83 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+from fairseq.config.registry import register_tokenizer
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
-from fairseq.text.tokenizers.spans import Span, aligned
 
 UNKNOWN = "<unk>"
 EXTRA = "pip install 'fairseq-short[tokenizers]'"
+HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which is no character
+
+
+class Span(NamedTuple):
+    """A symbol and the characters *start* to *end* of the text that it stands for; none where the two are equal."""
+
+    symbol: str
+    start: int
+    end: int
+
+    def moved(self, count: int) -> Span:
+        """Return the span in a text of which this one's is the part from *count* on."""
+        return Span(self.symbol, self.start + count, self.end + count)
+
+
+def aligned(text: str, symbols: Iterable[str], written: Iterable[str] | None = None, start: int = 0) -> list[Span]:
+    """Return the spans of *symbols*, whose characters stand in *text* from *start* on in this order.
+
+    Args:
+        written: the characters of each symbol, where they are not the symbol itself.
+    """
+    symbols = list(symbols)
+    spans = []
+    for symbol, letters in zip(symbols, written or symbols, strict=True):
+        first = text.find(letters, start)
+        # Only white space lies between symbols: farther on it is another occurrence.
+        if first >= 0 and not text[start:first].strip():
+            start = first + len(letters)
+        # Control characters were dropped inside it or before it.
+        else:
+            first = -1
+            for letter in letters:
+                index = text.find(letter, start)
+                if index >= 0:
+                    first, start = (index if first < 0 else first), index + 1
+            first = start if first < 0 else first
+        spans.append(Span(symbol, first, start))
+    return spans
+
+
+def composed(line: str, words: Sequence[Span], subwords: Iterable[Span]) -> list[Span]:
+    """Return the spans in *line* of *subwords*, which were made of its *words* with single spaces between them."""
+    origin: list[tuple[int, int]] = []  # of each character of the words as they were put together
+    for word in words:
+        if origin:
+            # The blank between two words stands for what lies between them in the line, which may be nothing.
+            origin.append((origin[-1][1], word.start))
+        if len(word.symbol) == word.end - word.start:
+            origin += [(index, index + 1) for index in range(word.start, word.end)]
+        else:
+            origin += [(start, end) for _, start, end in aligned(line[: word.end], word.symbol, start=word.start)]
+    starts = [start for start, _ in origin] + [origin[-1][1] if origin else 0]
+    ends = [starts[0], *(end for _, end in origin)]
+    return [Span(symbol, starts[start], max(starts[start], ends[end])) for symbol, start, end in subwords]
 
 
 @dataclass(frozen=True)
 class Value:
     """A frozen dataclass that may cache what it computes from its fields; only the fields are compared and pickled."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # `cached_property` stores libraries' objects in the same `__dict__`; many cannot be pickled, and workers make
         # their own.
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
 
 @dataclass(frozen=True)
@@ -52,11 +105,19 @@ class WordTokenizer(Value):
         return aligned(line, self.split(line))
 
     def check(self) -> None:
-        """Check the settings.
+        """Raise UserError, whose message begins with its name, if a setting is invalid."""
 
-        Raises:
-            UserError: one is invalid; the message begins with its name.
-        """
+
+@register_tokenizer("space")
+@dataclass(frozen=True)
+class Space(WordTokenizer):
+    """Words that white space separates, unchanged."""
+
+    def split(self, line: str) -> list[str]:
+        return line.split()
+
+    def join(self, words: Sequence[str]) -> str:
+        return " ".join(words)
 
 
 @dataclass(frozen=True)
@@ -84,10 +145,7 @@ class Subwords(Value):
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], size: int) -> bytes:
-        """Return the content learned from words and their counts.
-
-        Args:
-            size: merges or symbols to learn.
+        """Return the content of *size* merges or symbols that are learned from words and their counts.
 
         Raises:
             UserError: this kind cannot be learned here, or not from these words.
@@ -105,11 +163,7 @@ class Subwords(Value):
         return ()
 
     def check(self) -> None:
-        """Load the content.
-
-        Raises:
-            UserError: it is damaged or of another kind, or a package is missing.
-        """
+        """Load the content; UserError if it is damaged or of another kind, or a package is missing."""
         raise NotImplementedError
 
     def encode(self, lines: Sequence[str]) -> list[str]:
@@ -143,7 +197,12 @@ class Subwords(Value):
             raise
         # The panic of a library written in Rust is no Exception.
         except BaseException as error:
-            _check_characters(lines)
+            for line in lines:
+                if half := HALF.search(line):
+                    raise UserError(
+                        f"text {line[:40]!a}: {half[0]!a} is half of a surrogate pair, which UTF-8 cannot represent; "
+                        "remove it"
+                    ) from None
             raise self.invalid(f"{type(error).__name__}: {error}") from None
 
     def invalid(self, reason: object) -> UserError:
@@ -152,16 +211,12 @@ class Subwords(Value):
         return UserError(f"{self.source or '`bpe_codes`'}: cannot be read ({text}); give the file of the right kind")
 
 
-def _check_characters(lines: Sequence[str]) -> None:
-    """Raise UserError if one of *lines* has half of a surrogate pair, which is no character."""
-    for line in lines:
-        try:
-            line.encode()
-        except UnicodeEncodeError as error:
-            half = line[error.start]
-            raise UserError(
-                f"text {line[:40]!a}: {half!a} is half of a surrogate pair, which UTF-8 cannot represent; remove it"
-            ) from None
+def import_package(name: str, message: str) -> Any:
+    """Return an optional package, or raise UserError with *message* where it is missing."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(message) from None
 
 
 class Vocabulary:

@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face's library ``tokenizers``: any ``tokenizer.json``, or byte-level BPE that is learned."""
+"""Tokenizers of Hugging Face's library ``tokenizers``: any ``tokenizer.json``, learned or GPT-2's byte-level merges."""
 
 from __future__ import annotations
 
@@ -12,9 +12,16 @@ from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.system.json_files import parse_json
 from fairseq.system.terminal import silent_stderr
-from fairseq.text.tokenizers.base import Subwords, Vocabulary
-from fairseq.text.tokenizers.rules import BYTES, BeginMarks, ByteLevelWords, ContinuationMarks, EndMarks, WordRule
-from fairseq.text.tokenizers.spans import Span
+from fairseq.text.tokenizers.base import Span, Subwords, Vocabulary, import_package
+from fairseq.text.tokenizers.rules import (
+    BYTES,
+    BeginMarks,
+    ByteLevelWords,
+    ContinuationMarks,
+    EndMarks,
+    WordRule,
+    bytes_text,
+)
 
 PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 """Text that uses what a tokenizer has for unknown characters, none at all, and long words."""
@@ -22,7 +29,12 @@ PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 
 @dataclass(frozen=True)
 class LibrarySubwords(Subwords):
-    """Subwords that the library computes: a subclass makes its tokenizer and the table of the symbols of its ids."""
+    """Subwords that the library computes with a tokenizer that a subclass makes."""
+
+    @property
+    def byte_level(self) -> bool:
+        """Whether symbols are sequences of bytes, as in GPT-2."""
+        return True
 
     def encode(self, lines: Sequence[str]) -> list[str]:
         with self.library(lines):
@@ -45,7 +57,11 @@ class LibrarySubwords(Subwords):
 
     @functools.cached_property
     def _vocabulary(self) -> Vocabulary:
-        raise NotImplementedError
+        with self.library():
+            ids = self._tokenizer.get_vocab()
+            # WordPiece names its unknown symbol in the model; byte-level models have none.
+            unknown = ids.get(getattr(self._tokenizer.model, "unk_token", None))
+            return Vocabulary({index: symbol for symbol, index in ids.items()}, unknown, self.source)
 
 
 @register_bpe("hf")
@@ -81,11 +97,7 @@ class HuggingFace(LibrarySubwords):
 
     @property
     def words(self) -> WordRule:
-        """The rule of the file's decoder.
-
-        Raises:
-            UserError: the decoder marks neither beginnings nor ends of words.
-        """
+        """The rule of the file's decoder; UserError if that marks neither beginnings nor ends of words."""
         for kind, rule in _RULES.items():
             if kind in self._names:
                 return rule
@@ -96,7 +108,6 @@ class HuggingFace(LibrarySubwords):
 
     @property
     def byte_level(self) -> bool:
-        """Whether symbols are sequences of bytes."""
         return "ByteLevel" in self._names
 
     def check(self) -> None:
@@ -127,14 +138,6 @@ class HuggingFace(LibrarySubwords):
         return _names(values.get("decoder"))
 
     @functools.cached_property
-    def _vocabulary(self) -> Vocabulary:
-        with self.library():
-            ids = self._tokenizer.get_vocab()
-            # WordPiece names its unknown symbol in the model; byte-level models have none.
-            unknown = ids.get(getattr(self._tokenizer.model, "unk_token", None))
-            return Vocabulary({index: symbol for symbol, index in ids.items()}, unknown, self.source)
-
-    @functools.cached_property
     def _tokenizer(self) -> Any:
         # `_names` reads the file within bounds, before the library does without any.
         library, _ = import_tokenizers("hf"), self._names
@@ -146,6 +149,55 @@ class HuggingFace(LibrarySubwords):
             return tokenizer
 
 
+@register_bpe("gpt2")
+@dataclass(frozen=True)
+class GPT2(LibrarySubwords):
+    """GPT-2's byte-level merges (``vocab.bpe`` or ``merges.txt``; Radford et al. 2019). ``Ġ`` stands for a space."""
+
+    rule: ClassVar[WordRule] = ByteLevelWords()
+    glue: ClassVar[str] = ""
+
+    def check(self) -> None:
+        _ = self._tokenizer
+
+    def decode(self, symbols: Sequence[str]) -> str:
+        return bytes_text("".join(symbols))
+
+    @functools.cached_property
+    def _tokenizer(self) -> Any:
+        library = import_tokenizers("gpt2")
+        ids = {symbol: index for index, symbol in enumerate(self._symbols)}
+        with self.library():
+            tokenizer = library.Tokenizer(library.models.BPE(ids, self._merges))
+            tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        return tokenizer
+
+    @functools.cached_property
+    def _symbols(self) -> list[str]:
+        # The order of GPT-2's ids.
+        return list(dict.fromkeys([*BYTES, *(first + second for first, second in self._merges)]))
+
+    @functools.cached_property
+    def _merges(self) -> list[tuple[str, str]]:
+        try:
+            lines = self.content.decode("utf-8").split("\n")
+        except UnicodeDecodeError as error:
+            raise self.invalid(error) from None
+        merges, made = [], set(BYTES)
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or line.startswith("#version"):
+                continue
+            pair = line.rstrip("\r").split(" ")
+            # In order: a merge can use only what the merges before it have made.
+            if len(pair) != 2 or not made.issuperset(pair):
+                raise self.invalid(f"line {number}: {line[:40]!r} is not a merge of two byte-level symbols before it")
+            merges.append((pair[0], pair[1]))
+            made.add(pair[0] + pair[1])
+        if not merges:
+            raise self.invalid("no merges")
+        return merges
+
+
 _RULES: dict[str, WordRule] = {
     "WordPiece": ContinuationMarks(),
     "ByteLevel": ByteLevelWords(),
@@ -155,16 +207,8 @@ _RULES: dict[str, WordRule] = {
 
 
 def import_tokenizers(kind: str) -> Any:
-    """Return the package ``tokenizers``.
-
-    Raises:
-        UserError: it is missing.
-    """
-    try:
-        import tokenizers
-    except ImportError:
-        raise UserError(f"`bpe` {kind}: the package tokenizers is missing; pip install tokenizers") from None
-    return tokenizers
+    """Return the package ``tokenizers``; UserError if it is missing."""
+    return import_package("tokenizers", f"`bpe` {kind}: the package tokenizers is missing; pip install tokenizers")
 
 
 def _names(decoder: Any) -> list[str]:

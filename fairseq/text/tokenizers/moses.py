@@ -10,8 +10,7 @@ from typing import Any
 
 from fairseq.config.registry import register_tokenizer
 from fairseq.errors import UserError
-from fairseq.text.tokenizers.base import WordTokenizer
-from fairseq.text.tokenizers.spans import Span, aligned
+from fairseq.text.tokenizers.base import Span, WordTokenizer, aligned
 
 CACHED = 1 << 18  # chunks, at most
 JUNK = dict.fromkeys(range(32))  # sacremoses deletes control characters
@@ -24,11 +23,7 @@ LOWER, DIGIT, OTHER = "a0A"  # kinds of the chunk after a full stop, each with a
 @register_tokenizer("moses")
 @dataclass(frozen=True)
 class Moses(WordTokenizer):
-    """Words and punctuation, hyphens inside words as ``@-@``; no XML escapes. The words are sacremoses'.
-
-    Attributes:
-        language: code of the language, for its apostrophes and abbreviations.
-    """
+    """Words and punctuation of sacremoses for *language*; hyphens inside words as ``@-@``, no XML escapes."""
 
     language: str = "en"
 
@@ -92,7 +87,7 @@ class _Chunks:
             return []
         if "'" in line and "' '" in " ".join(chunks):
             return self._tokenize(line)
-        words = list(self._of(chunks[0], True, self._kind(chunks, 1)))
+        words = list(self._of(chunks[0], True, self._kind(chunks[1]) if len(chunks) > 1 else ""))
         get = self._words.get
         for index in range(1, len(chunks) - 1):
             chunk = chunks[index]
@@ -103,7 +98,7 @@ class _Chunks:
 
     def _inside(self, chunk: str, after: str) -> list[str]:
         if chunk.endswith("."):
-            return self._of(chunk, False, self._kind([after], 0))
+            return self._of(chunk, False, self._kind(after))
         words = self._of(chunk, False, OTHER)
         # Emptied at once: frequent chunks are back soon, and an order of use would cost more than it saves.
         if len(self._words) >= CACHED:
@@ -111,15 +106,11 @@ class _Chunks:
         self._words[chunk] = words
         return words
 
-    def _kind(self, chunks: list[str], index: int) -> str:
-        """The kind of the chunk at *index*; empty behind the last."""
-        if index >= len(chunks):
-            return ""
-        first = chunks[index][0]
-        return LOWER if first in self._lower else DIGIT if "0" <= first <= "9" else OTHER
+    def _kind(self, chunk: str) -> str:
+        return LOWER if chunk[0] in self._lower else DIGIT if "0" <= chunk[0] <= "9" else OTHER
 
     def _of(self, chunk: str, is_first: bool, after: str) -> list[str]:
-        """The words of *chunk* at the beginning of a line or not, before a chunk of the kind *after*."""
+        """The words of *chunk* at the beginning of a line or not, before a chunk of the kind *after*, if not empty."""
         simple = SIMPLE.fullmatch(chunk)
         if simple and not simple[4]:
             return [*simple[1], simple[2], *simple[3]]

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 
-class WordRule(Protocol):
+class WordRule:
     """Rule that groups the symbols of a line into words; picklable, because worker processes receive it.
 
-    Attributes:
-        ends_known: whether the last symbol of a word shows that the word ends.
+    A subclass knows by marks in symbols where words begin (:meth:`continues`) or end (:meth:`joins`).
     """
 
-    @property
-    def ends_known(self) -> bool: ...
+    ends_known: ClassVar[bool] = False  # whether the last symbol of a word shows that the word ends
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
         """Return the words of a line's *tokens*, in order, and the number of tokens of each; every token counts."""
-
-    def continues(self, symbol: str) -> bool:
-        """Return whether *symbol* belongs to the word of the symbol before it."""
-
-    def joins(self, symbol: str) -> bool:
-        """Return whether the symbol after *symbol* belongs to its word."""
-
-
-class _Marks:
-    """Words of symbols with marks where they begin (:meth:`continues`) or end (:meth:`joins`)."""
-
-    def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
         inner = [n > 0 and (self.joins(tokens[n - 1]) or self.continues(token)) for n, token in enumerate(tokens)]
         starts = [n for n, is_inner in enumerate(inner) if not is_inner]
         groups = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
         return [self._word(group) for group in groups], [len(group) for group in groups]
 
     def continues(self, symbol: str) -> bool:
+        """Return whether *symbol* belongs to the word of the symbol before it."""
         return False
 
     def joins(self, symbol: str) -> bool:
+        """Return whether the symbol after *symbol* belongs to its word."""
         return False
 
     def _word(self, tokens: list[str]) -> str:
@@ -47,14 +35,14 @@ class _Marks:
 
 
 @dataclass(frozen=True)
-class SubwordMarks(_Marks):
+class SubwordMarks(WordRule):
     """Words whose subwords, but for the last, end in a mark, as subword-nmt writes them: ``wo@@ r@@ ds``.
 
     A mark on the last token of a line is dropped: the end of the line ends the word.
     """
 
     mark: str = "@@"
-    ends_known: bool = True
+    ends_known: ClassVar[bool] = True
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
         line = " ".join(tokens)
@@ -72,11 +60,10 @@ class SubwordMarks(_Marks):
 
 
 @dataclass(frozen=True)
-class BeginMarks(_Marks):
+class BeginMarks(WordRule):
     """Words whose first symbol begins with a mark that stands for the space before: ``▁wo r ds``."""
 
     mark: str = "▁"
-    ends_known: bool = False
 
     def continues(self, symbol: str) -> bool:
         return not symbol.startswith(self.mark)
@@ -86,11 +73,10 @@ class BeginMarks(_Marks):
 
 
 @dataclass(frozen=True)
-class ContinuationMarks(_Marks):
+class ContinuationMarks(WordRule):
     """Words whose symbols, but for the first, begin with a mark: ``wo ##r ##ds``."""
 
     mark: str = "##"
-    ends_known: bool = False
 
     def continues(self, symbol: str) -> bool:
         return len(symbol) > len(self.mark) and symbol.startswith(self.mark)
@@ -101,11 +87,11 @@ class ContinuationMarks(_Marks):
 
 
 @dataclass(frozen=True)
-class EndMarks(_Marks):
+class EndMarks(WordRule):
     """Words whose last symbol ends in a mark: ``wo r ds</w>``."""
 
     mark: str = "</w>"
-    ends_known: bool = True
+    ends_known: ClassVar[bool] = True
 
     def joins(self, symbol: str) -> bool:
         return not symbol.endswith(self.mark)
@@ -114,26 +100,19 @@ class EndMarks(_Marks):
         return "".join(tokens).removesuffix(self.mark) or self.mark
 
 
-def _byte_table() -> dict[str, int]:
-    """The character of each byte in byte-level encodings (Radford et al. 2019): printable ones stand for themselves."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    # Blanks and control characters get letters from U+0100 on: no symbol may hold white space.
-    return {chr(byte): byte for byte in plain} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-BYTES = _byte_table()
+# The character of each byte in byte-level encodings (Radford et al. 2019): printable ones stand for themselves, blanks
+# and control characters get letters from U+0100 on, since no symbol may hold white space.
+_PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + index): byte for index, byte in enumerate(_OTHERS)}
 SPACE = next(letter for letter, byte in BYTES.items() if byte == ord(" "))  # Ġ
 
 
 @dataclass(frozen=True)
-class ByteLevelWords(_Marks):
+class ByteLevelWords(BeginMarks):
     """Words of byte-level symbols, in which ``Ġ`` stands for a space: ``Ġwo r ds``."""
 
-    ends_known: bool = False
-
-    def continues(self, symbol: str) -> bool:
-        return not symbol.startswith(SPACE)
+    mark: str = SPACE
 
     def _word(self, tokens: list[str]) -> str:
         text = bytes_text("".join(tokens))

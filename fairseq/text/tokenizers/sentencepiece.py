@@ -12,9 +12,8 @@ from typing import Any, ClassVar
 
 from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
-from fairseq.text.tokenizers.base import EXTRA, Subwords, Vocabulary
+from fairseq.text.tokenizers.base import EXTRA, Span, Subwords, Vocabulary, import_package
 from fairseq.text.tokenizers.rules import BeginMarks, WordRule
-from fairseq.text.tokenizers.spans import Span
 
 SPACE = "▁"
 
@@ -81,9 +80,8 @@ class SentencePiece(Subwords):
 
     @functools.cached_property
     def _model(self) -> Any:
-        library = _library()
         try:
-            model = library.SentencePieceProcessor(model_proto=self.content)
+            model = _library().SentencePieceProcessor(model_proto=self.content)
         except (RuntimeError, TypeError):
             raise self.invalid("not a SentencePiece model") from None
         if not len(model):
@@ -92,8 +90,4 @@ class SentencePiece(Subwords):
 
 
 def _library() -> Any:
-    try:
-        import sentencepiece
-    except ImportError:
-        raise UserError(f"`bpe` sentencepiece: the package is missing; {EXTRA}") from None
-    return sentencepiece
+    return import_package("sentencepiece", f"`bpe` sentencepiece: the package is missing; {EXTRA}")

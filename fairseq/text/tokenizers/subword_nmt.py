@@ -14,8 +14,7 @@ from typing import Any
 
 from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
-from fairseq.text.tokenizers.base import Subwords
-from fairseq.text.tokenizers.spans import Span, aligned
+from fairseq.text.tokenizers.base import Span, Subwords, aligned
 
 CACHED = 1 << 19  # words, at most
 MARK = "@@"

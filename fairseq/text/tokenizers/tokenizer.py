@@ -1,4 +1,4 @@
-"""A tokenizer, made of words and subwords, and its file ``tokenization.json``."""
+"""A tokenizer, which makes words of text and then subwords of them; its file ``tokenization.json``, and its flags."""
 
 from __future__ import annotations
 
@@ -7,26 +7,92 @@ import binascii
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fairseq.config.command_settings import TextConfig
 from fairseq.config.registry import BPES, TOKENIZERS
 from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_named
-from fairseq.text.tokenizers.base import Subwords, WordTokenizer
+from fairseq.text.tokenizers.base import UNKNOWN, Span, Subwords, Value, WordTokenizer, composed
+from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
-from fairseq.text.tokenizers.steps import Steps
 
 TOKENIZATION = "tokenization.json"
 ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
 VERSION = 1
 MASK = "<mask>"
 AGAIN = "run fairseq-preprocess again"
+
+
+@dataclass(frozen=True)
+class Steps(Value):
+    """Text to symbols and back: words, then subwords; all that exported folders have of a :class:`Tokenizer`.
+
+    ``<unk>`` in text is the unknown symbol.
+    """
+
+    words: WordTokenizer | None = None  # the word tokenizer; None: subwords are made of the text as it is
+    subwords: Subwords | None = None  # the subword encoding; None: words are symbols
+
+    def encode_lines(self, lines: Sequence[str]) -> list[str]:
+        """Return the symbols of each of *lines*, separated by spaces."""
+        if any(UNKNOWN in line for line in lines):
+            return [self.encode(line) for line in lines]
+        return self._encode(lines)
+
+    def encode(self, line: str) -> str:
+        """Return the symbols of one line, separated by spaces."""
+        # Cut out before encoding: subwords would split `<unk>` into brackets and letters.
+        parts = self._encode(line.split(UNKNOWN))
+        return f" {UNKNOWN} ".join(parts).strip() if len(parts) > 1 else parts[0]
+
+    def spans(self, line: str) -> list[Span]:
+        """Return the symbols that :meth:`encode` makes of one line, with the text that each stands for."""
+        spans, start = [], 0
+        for number, part in enumerate(line.split(UNKNOWN)):
+            if number:
+                spans.append(Span(UNKNOWN, start - len(UNKNOWN), start))
+            spans += [span.moved(start) for span in self._spans(part)]
+            start += len(part) + len(UNKNOWN)
+        return spans
+
+    def decode(self, symbols: Iterable[str]) -> str:
+        """Return the text of the symbols of one line."""
+        if self.subwords is None:
+            assert self.words is not None
+            return self.words.join(list(symbols))
+        # Unknown symbols stand for themselves.
+        parts: list[list[str]] = [[]]
+        for symbol in symbols:
+            if symbol == UNKNOWN:
+                parts.append([])
+            else:
+                parts[-1].append(symbol)
+        glue = self.subwords.glue
+        decoded = [self.subwords.decode(part) if part else "" for part in parts]
+        text = f"{glue}{UNKNOWN}{glue}".join(decoded).strip(glue)
+        return self.words.join(text.split()) if self.words is not None else text
+
+    def _encode(self, lines: Sequence[str]) -> list[str]:
+        if self.words is not None:
+            split = self.words.split
+            lines = [" ".join(split(line)) for line in lines]
+        return self.subwords.encode(lines) if self.subwords is not None else list(lines)
+
+    def _spans(self, line: str) -> list[Span]:
+        if self.words is None:
+            assert self.subwords is not None
+            return self.subwords.spans(line)
+        words = self.words.spans(line)
+        if self.subwords is None:
+            return words
+        return composed(line, words, self.subwords.spans(" ".join(word.symbol for word in words)))
 
 
 @dataclass(frozen=True)
@@ -60,10 +126,7 @@ class Tokenizer(Steps):
 
     @classmethod
     def load(cls, path: str | Path, symbols: Sequence[str] | None = None) -> Tokenizer:
-        """Read a ``tokenization.json``.
-
-        Args:
-            symbols: of the dictionary that it must have been made with; None: any.
+        """Read a ``tokenization.json``; see :func:`read_tokenization`.
 
         Raises:
             UserError: it is missing or damaged, or was made with another dictionary, or a package is missing.
@@ -101,14 +164,7 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
 
 
 def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None:
-    """Return the tokenizer beside the dictionary of *data*, a folder or a ``dict.txt``; None if there is none.
-
-    Args:
-        symbols: of the dictionary.
-
-    Raises:
-        UserError: see :meth:`Tokenizer.load`.
-    """
+    """Return what :meth:`Tokenizer.load` reads beside the dictionary of *data*, a folder or a ``dict.txt``, or None."""
     folder = Path(data) if Path(data).is_dir() else Path(data).parent
     path = folder / TOKENIZATION
     # A link that leads nowhere is an error, not a missing tokenizer.
@@ -161,3 +217,37 @@ def _entry(values: Any, registry: Any, path: str | Path) -> tuple[str, Mapping[s
         known = ", ".join(registry)
         raise UserError(f"{path}: unknown {registry.kind} {str(name)[:40]}; known: {known} (plug-ins need `user_dir`)")
     return name, {key: value for key, value in values.items() if key != "name"}
+
+
+def chosen_words(config: TextConfig) -> WordTokenizer | None:
+    """Return the word tokenizer of ``--tokenizer``; UserError if it or a setting, as the language, is unknown."""
+    if config.moses_source_lang != "en" and config.tokenizer != "moses":
+        raise UserError("`moses_source_lang`: has an effect with `tokenizer` moses only; leave it out")
+    if config.tokenizer is None:
+        return None
+    kind = TOKENIZERS[config.tokenizer]
+    words = Moses(config.moses_source_lang) if kind is Moses else kind()
+    try:
+        words.check()
+    except UserError as error:
+        flag = "`moses_source_lang`" if kind is Moses else f"`tokenizer` {config.tokenizer}"
+        raise UserError(f"{flag}: {error.args[0]}") from None
+    return words
+
+
+def chosen_subwords(config: TextConfig) -> Subwords | None:
+    """Return the encoding of ``--bpe`` with the file ``--bpe-codes``, None without; UserError if it is invalid."""
+    if config.bpe is None:
+        if config.bpe_codes is not None:
+            raise UserError("`bpe_codes`: needs the kind of the codes; add `bpe` subword_nmt, or another")
+        return None
+    kind = BPES[config.bpe]
+    if config.bpe_codes is None:
+        return None
+    source, advice = f"`bpe_codes` {config.bpe_codes}", f"give the file of `bpe` {config.bpe}"
+    content = read_named(config.bpe_codes, advice, "`bpe_codes`")
+    if not content.strip():
+        raise UserError(f"{source}: is empty; {advice}")
+    subwords = kind(content, source)
+    subwords.check()
+    return subwords

@@ -18,9 +18,8 @@ from transformers import BatchEncoding, PreTrainedTokenizer
 from transformers.utils import PaddingStrategy
 
 from fairseq.interop.hugging_face.exported.tokenizer_parts import PARTS
-from fairseq.text.tokenizers.space import Space
-from fairseq.text.tokenizers.spans import Span
-from fairseq.text.tokenizers.steps import Steps
+from fairseq.text.tokenizers.base import Space, Span
+from fairseq.text.tokenizers.tokenizer import Steps
 
 HEADER, OVERWRITE = "#specials", "#fairseq:overwrite"
 ROLES = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"}

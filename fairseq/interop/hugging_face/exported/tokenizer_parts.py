@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairseq.text.tokenizers.byte_level import GPT2
-from fairseq.text.tokenizers.hf import HuggingFace
+from fairseq.text.tokenizers.base import Space
+from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
-from fairseq.text.tokenizers.space import Space
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 
 PARTS: dict[str, Any] = {
