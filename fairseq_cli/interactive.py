@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.config.command_settings import GenerationConfig
-from fairseq.config.fields import flag
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import CommonConfig, typed_settings
+from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError, read_failure
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
@@ -22,7 +22,7 @@ from fairseq.system.opening import open_input
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive, text_line
 from fairseq.text.text_corpus import report_unknown
 from fairseq_cli import command
-from fairseq_cli.common import evaluation_parser, progress, with_models
+from fairseq_cli.common import data_and_models, evaluation_parser, progress
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +53,16 @@ def main(args: argparse.Namespace) -> None:
     Each line is a prompt; an empty line starts a new text. A sample depends on ``--seed`` and the number of its prompt,
     not on how prompts are read. Texts are separated by a line of dashes.
     """
-    settings = typed_settings(args, InteractiveConfig)
-    cfg: InteractiveConfig = settings.command
+    cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
-    settings, paths = with_models(settings)
-    writer = Writer.load(settings, paths)
+    data, paths = data_and_models(cfg, args.data)
+    writer = Writer.load(cfg, common, paths, data, vars(args))
     # Lines of stdin are answered one by one, as they arrive; the lines of a file are all there.
     if lines is None or cfg.finds_hypotheses:
         _answer(_stdin_lines() if lines is None else lines, writer, cfg)
     else:
-        _answer_together(lines, writer, cfg, settings.common)
+        _answer_together(lines, writer, cfg, common)
 
 
 def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> None:

@@ -289,7 +289,6 @@ class Settings:
         chosen: names of the registered parts.
         task, model, criterion: their typed settings; None for a plug-in without a dataclass.
         extensions: the typed settings of each extension of the task that is switched on, by its name.
-        command: the command's own settings (:mod:`fairseq.config.command_settings`); None in training.
         namespace: everything in fairseq's flat form, for plug-ins; :attr:`flat` for others.
     """
 
@@ -301,13 +300,16 @@ class Settings:
     model: Any
     criterion: Any
     extensions: Mapping[str, Any]
-    command: Any
     namespace: argparse.Namespace
 
     @property
     def flat(self) -> Mapping[str, Any]:
         """All settings by name, plug-ins' too: what a checkpoint stores."""
         return vars(self.namespace)
+
+    def read_by(self, part: Any, typed: Any) -> Any:
+        """What the class *part* is made from: *typed*, its settings, or for one that may read any the namespace."""
+        return self.namespace if getattr(part, "reads_all_settings", False) else typed
 
     def changed(self: S, **values: Any) -> S:
         """A copy in which the fields called as *values* have these values, in every part and in the namespace."""
@@ -335,19 +337,17 @@ class TrainingSettings(Settings):
     lr_scheduler: Any
 
 
-def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings, command: type | None = None) -> Settings:
+def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings) -> Settings:
     """Return typed settings from *args*, a parsed command line or a checkpoint's; typed *args* are returned unchanged.
 
-    Args:
-        args: flat settings; missing ones get their defaults.
-        command: the dataclass of the command's own settings.
+    Missing settings get their defaults.
 
     Raises:
         UserError: a value has the wrong type or is out of range, or the architecture is unknown.
     """
     if isinstance(args, Settings):
         return args
-    return Settings(**_parts(argparse.Namespace(**args) if isinstance(args, Mapping) else args, command))
+    return Settings(**_parts(argparse.Namespace(**args) if isinstance(args, Mapping) else args))
 
 
 def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSettings:
@@ -355,7 +355,7 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
     if isinstance(args, TrainingSettings):
         return args
     settings = TrainingSettings(
-        **_parts(args, None),
+        **_parts(args),
         distributed=fields.typed(DistributedConfig, args),
         optimization=fields.typed(OptimizationConfig, args),
         checkpoint=fields.typed(CheckpointConfig, args),
@@ -368,7 +368,7 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
     return settings
 
 
-def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
+def _parts(args: argparse.Namespace) -> dict[str, Any]:
     settings = vars(args)
     names = {field.name: str(settings.get(field.name) or "") for field in dataclasses.fields(ChosenParts)}
     model = MODELS[ARCHITECTURES[names["arch"]].model] if names["arch"] else None
@@ -384,7 +384,6 @@ def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
         "model": _typed(model, args),
         "criterion": _part(CRITERIONS, "criterion", args),
         "extensions": {name: fields.typed(EXTENSIONS[name].config_class, args) for name in extensions},
-        "command": None if command is None else fields.typed(command, args),
         "namespace": args,
     }
 

@@ -42,11 +42,6 @@ class FairseqOptimizer:
         self._optimizer: torch.optim.Optimizer
 
     @classmethod
-    def from_settings(cls, settings: TrainingSettings, params: Iterable[Any]) -> FairseqOptimizer:
-        """The optimizer of *params* in a run with *settings*."""
-        return cls(settings.optimizer, params)
-
-    @classmethod
     def group_of(cls, name: str, role: str) -> Mapping[str, Any]:
         """Return the settings of a parameter's group; parameters with the same settings form one.
 
@@ -182,7 +177,8 @@ def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> Fairse
     """
     settings = training_settings(settings)
     cls = OPTIMIZERS[settings.chosen.optimizer]
-    return cls.from_settings(settings, [p for p in params if isinstance(p, dict) or p.requires_grad])
+    trained = [p for p in params if isinstance(p, dict) or p.requires_grad]
+    return cls(settings.read_by(cls, settings.optimizer), trained)
 
 
 def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:

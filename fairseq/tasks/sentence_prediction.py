@@ -166,7 +166,11 @@ class SentencePredictionTask(FairseqTask):
         inputs = input_folders(data)
         # Each of fairseq's folders has a dictionary, and they must be equal: `load_dictionary` compares the ones of a
         # list.
-        folder = ":".join(map(str, inputs)) or cfg.data_bin or _dictionary_folder(settings)
+        folder = (
+            ":".join(map(str, inputs))
+            or cfg.data_bin
+            or _dictionary_folder(settings.data_path, settings.flat.get("finetune_from_model"))
+        )
         if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, DICTIONARY)):
             if folder == settings.data_path:
                 check_sentences(folder)
@@ -271,11 +275,11 @@ def folder_beside(checkpoint: str | Path | None) -> str | None:
     return str(folder) if (folder / DICTIONARY).is_file() else None
 
 
-def _dictionary_folder(settings: Settings) -> str:
-    """DATA if it has a dictionary, else the folder of the checkpoint that weights come from, if that has one."""
-    if any((Path(folder) / DICTIONARY).exists() for folder in data_folders(settings.data_path)):
-        return settings.data_path
-    return folder_beside(settings.flat.get("finetune_from_model")) or settings.data_path
+def _dictionary_folder(data: str, weights: str | None) -> str:
+    """*data* if it has a dictionary, else the folder of the checkpoint *weights*, if that has one."""
+    if any((Path(folder) / DICTIONARY).exists() for folder in data_folders(data)):
+        return data
+    return folder_beside(weights) or data
 
 
 def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:

@@ -75,7 +75,7 @@ def test_weights_and_rates_from_python_lie_between_0_and_1(setting, value, data)
 
 
 def stored(trainer: Trainer) -> dict[str, Any]:
-    return loading.stored_settings(trainer.task.settings, trainer.model)
+    return loading.stored_settings(trainer.task.settings.flat, trainer.model)
 
 
 def check_settings(trainer: Trainer, args: dict[str, Any]) -> None:
