@@ -88,19 +88,10 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
     sampling: bool = flag(False, "sample from the distribution instead of searching")
     sampling_topk: int = flag(0, "with `sampling`: only the K most probable tokens (0: all)", low=0, metavar="K")
     sampling_topp: float = flag(
-        1.0,
-        "with `sampling`: only the most probable tokens with this total probability",
-        above=0,
-        high=1,
-        metavar="P",
+        1.0, "with `sampling`: only the most probable tokens with this total probability", above=0, high=1, metavar="P"
     )
     temperature: float = flag(1.0, "with `sampling`: softmax temperature", above=0)
-    batch_size: int = flag(
-        16,
-        "maximum texts generated at once; each beam counts",
-        aliases=("--max-sentences",),
-        low=1,
-    )
+    batch_size: int = flag(16, "maximum texts generated at once; each beam counts", aliases=("--max-sentences",), low=1)
     int8: bool = flag(False, "int8 weights, one scale per output")
     results_format: str | None = flag(
         None,

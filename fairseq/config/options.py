@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
-from fairseq.config.parser import CHOICES, Choice, Parser, title_of
-from fairseq.config.registry import ARCHITECTURES, EXTENSIONS
+from fairseq.config.parser import Parser, title_of
+from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, chosen_part
 from fairseq.config.settings import DEFAULT_BATCH_SIZE
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
@@ -162,14 +162,12 @@ def _first_look(argv: list[str]) -> dict[str, Any]:
     look = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     # The full parser will complain, and knows better.
     look.error = lambda message: None  # type: ignore[method-assign, assignment, return-value]
-    look.add_argument("--config")
-    look.add_argument("--user-dir")
-    # Settings that recipes and objectives depend on.
+    # Beside what chooses parts, the settings that recipes and objectives depend on.
+    for flag in ("--config", "--user-dir", "--max-lr", "--adaptive-softmax-cutoff"):
+        look.add_argument(flag)
     look.add_argument("--lr", "--learning-rate", dest="lr")
-    look.add_argument("--max-lr")
-    look.add_argument("--adaptive-softmax-cutoff")
-    for choice in CHOICES.values():
-        look.add_argument(fields.flag_name(choice.name), *choice.aliases, dest=choice.name)
+    for name, choice in CHOICES.items():
+        look.add_argument(choice.flag, *choice.aliases, dest=name)
     settings = vars(look.parse_known_args(argv)[0])
     return {**(read_yaml(settings["config"]) if "config" in settings else {}), **settings}
 
@@ -193,12 +191,11 @@ def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]
     """The parts that *chosen* names, or their defaults, and extensions: (name of the choice, the part's, the part)."""
     parts = []
     for name in parser.choices:
-        choice: Choice = CHOICES[name]
-        part = str(chosen.get(name, choice.default))
+        part = str(chosen.get(name, CHOICES[name].default))
         if name == "arch":
             check_architecture(part)
         parser.chosen[name] = part
-        instance = choice.part(part)
+        instance = chosen_part(name, part)
         # The task of an evaluation is the checkpoint's; the few of its flags that matter are among the command's.
         if name != "task" or "arch" in parser.choices:
             parts.append((name, part, instance))
@@ -270,11 +267,7 @@ def _from_file(parser: Parser, path: str) -> dict[str, Any]:
 
 
 def _fill(
-    parser: Parser,
-    args: argparse.Namespace,
-    chosen: dict[str, Any],
-    parts: list[Any],
-    defaults: dict[str, Any],
+    parser: Parser, args: argparse.Namespace, chosen: dict[str, Any], parts: list[Any], defaults: dict[str, Any]
 ) -> None:
     """Complete *args*: what is given, then --config, a plug-in's *defaults*, the architecture, the dataclasses'."""
     from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
@@ -292,13 +285,12 @@ def _fill(
         ARCHITECTURES[args.arch].fill(args)
     for settings in [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]:
         if settings is not None:
-            fields.fill(args, settings)
+            vars(args).update(fields.checked(settings, vars(args)))
     if "arch" in parser.choices and args.max_tokens is None and args.batch_size is None:
         args.batch_size = DEFAULT_BATCH_SIZE
-    if getattr(args, "fp16", False) and getattr(args, "bf16", False):
-        raise UserError("--fp16 --bf16: choose one of the two")
+    for name in ("fp16", "memory_efficient_fp16"):
+        if getattr(args, name, False) and getattr(args, "bf16", False):
+            raise UserError(f"{fields.flag_name(name)} --bf16: choose one of the two")
     # As in fairseq, this flag implies --fp16.
     if getattr(args, "memory_efficient_fp16", False):
-        if getattr(args, "bf16", False):
-            raise UserError("--memory-efficient-fp16 --bf16: choose one of the two")
         args.fp16 = True
