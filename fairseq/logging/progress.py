@@ -204,11 +204,9 @@ class JsonBar(ProgressBar[T]):
     """One JSON object a line, with every digit; null for a number that is not finite."""
 
     def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
-        position: dict[str, Any] = {}
-        if self.epoch is not None:
-            position["epoch"] = self.epoch
-            if self.total:
-                position["update"] = self.epoch - 1 + self.done / self.total
+        position: dict[str, Any] = {} if self.epoch is None else {"epoch": self.epoch}
+        if self.epoch is not None and self.total:
+            position["update"] = self.epoch - 1 + self.done / self.total
         self._write(json_line({**position, **values}), tag)
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
@@ -226,12 +224,8 @@ class TqdmBar(ProgressBar[T]):
         # Imported here: logs without a bar need no tqdm.
         from tqdm import tqdm
 
-        common: dict[str, Any] = {
-            "desc": self.prefix or None,
-            "leave": False,
-            "file": self.stream or sys.stderr,
-            "dynamic_ncols": True,
-        }
+        common: dict[str, Any] = {"desc": self.prefix or None, "leave": False, "dynamic_ncols": True}
+        common["file"] = self.stream or sys.stderr
         if self.run is None:
             self.bar = tqdm(self.iterable, total=self.total, initial=self.done, **common)
             return self.bar
