@@ -56,20 +56,13 @@ class AttentionConfig(ModelPathConfig):
     results_path: str | None = flag(None, "folder for the report, plots and arrays", metavar="DIR")
     first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
     positions: list[int] | None = flag(
-        None,
-        "predicted tokens to plot separately, from 0 (default: one at random)",
-        aliases=("--position",),
-        low=0,
+        None, "predicted tokens to plot separately, from 0 (default: one at random)", aliases=("--position",), low=0
     )
     heads: str | None = flag(
-        None,
-        "heads to plot at these positions (default: the widest of three layers)",
-        metavar="LAYER:HEAD,…",
+        None, "heads to plot at these positions (default: the widest of three layers)", metavar="LAYER:HEAD,…"
     )
     terms: bool | None = flag(
-        None,
-        "plot the four terms of relative attention (default: if the model has them)",
-        negative=True,
+        None, "plot the four terms of relative attention (default: if the model has them)", negative=True
     )
 
 

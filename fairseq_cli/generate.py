@@ -25,14 +25,7 @@ from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.text.raw_text import STDIN
 from fairseq_cli import command
-from fairseq_cli.common import (
-    data_and_models,
-    evaluation_parser,
-    progress,
-    read_text,
-    results_folder,
-    run_on_processes,
-)
+from fairseq_cli.common import data_and_models, evaluation_parser, progress, read_text, results_folder, run_on_processes
 
 RECORDED = (  # settings in generate.json
     *("context_tokens", "max_new_tokens", "num_samples", "num_contexts", "sampling", "sampling_topk", "sampling_topp"),

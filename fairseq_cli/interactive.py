@@ -73,11 +73,7 @@ def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> Non
             print(*lines_of(writer, cfg, number, prompt[1:], target=False), sep="\n", flush=True)
             continue
         for sample in range(cfg.num_samples):
-            tokens = writer.continue_one(prompt, number, sample)
-            if cfg.json:
-                _print_object(writer, number, sample, prompt, list(tokens))
-            else:
-                _print_text(writer, prompt, tokens, first=number == sample == 0)
+            _print(cfg, writer, number, sample, prompt, writer.continue_one(prompt, number, sample))
 
 
 def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, common: CommonConfig) -> None:
@@ -90,11 +86,7 @@ def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, c
         outputs[key] = tokens
         while awaited in outputs:
             number, sample = awaited
-            text = outputs.pop(awaited)
-            if cfg.json:
-                _print_object(writer, number, sample, prompts[number], text)
-            else:
-                _print_text(writer, prompts[number], text, first=number == sample == 0)
+            _print(cfg, writer, number, sample, prompts[number], outputs.pop(awaited))
             # No prompt has this number: after the last text none is awaited.
             awaited = next(order, (-1, -1))
 
@@ -112,22 +104,23 @@ def _encode(lines: list[str], writer: Writer, first: int = 0) -> list[list[int]]
     return prompts
 
 
-def _print_text(writer: Writer, prompt: list[int], tokens: Iterable[int], first: bool) -> None:
-    """Print the prompt and its continuation, each token as soon as it is chosen."""
-    if not first:
-        print("-" * 8)
+def _print(
+    cfg: InteractiveConfig, writer: Writer, number: int, sample: int, prompt: list[int], tokens: Iterable[int]
+) -> None:
+    """Print the prompt and its continuation, with ``--json`` as an object, else each token as soon as it is chosen."""
     text = writer.detokenizer.stream()
-    print(text.add(prompt[1:]) + text.pause(), end="", flush=True)
+    before = text.add(prompt[1:]) + text.pause()
+    if cfg.json:
+        ids = list(tokens)
+        values = {"prompt": number, "sample": sample, "text": before, "continuation": text.add(ids) + text.end()}
+        print(json.dumps({**values, "tokens": ids}, ensure_ascii=False), flush=True)
+        return
+    if number or sample:
+        print("-" * 8)
+    print(before, end="", flush=True)
     for token in tokens:
         print(text.add([token]), end="", flush=True)
     print(text.end(), flush=True)
-
-
-def _print_object(writer: Writer, number: int, sample: int, prompt: list[int], tokens: list[int]) -> None:
-    text = writer.detokenizer.stream()
-    before = text.add(prompt[1:]) + text.pause()
-    values = {"prompt": number, "sample": sample, "text": before, "continuation": text.add(tokens) + text.end()}
-    print(json.dumps({**values, "tokens": tokens}, ensure_ascii=False), flush=True)
 
 
 def _read_file(path: Path) -> list[str]:
