@@ -15,7 +15,7 @@ from fairseq import distributed
 from fairseq.analysis import plots
 from fairseq.analysis.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
 from fairseq.config.command_settings import ModelPathConfig
-from fairseq.config.fields import flag, parse_dict, typed
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, StreamConfig
 from fairseq.data.samplers import rows_per_batch
@@ -88,8 +88,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if cfg.results_path is None:
         raise UserError("--results-path: is missing; give a folder for the plots and the metrics")
     plots.require("--results-path")
-    overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    (model,), task, _ = load_language_models(paths, data, overrides, stream_settings(args))
+    (model,), task, _ = load_language_models(paths, data, cfg.overrides, stream_settings(args))
     check_no_begin(task, paths[0])
     modules = attention_modules(model)
     heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)

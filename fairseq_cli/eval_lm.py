@@ -19,7 +19,7 @@ from fairseq.analysis.recl import distinct_names
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields
 from fairseq.config.command_settings import FrequencyConfig, ShardConfig, SubwordMarkConfig, TextFormatConfig
-from fairseq.config.fields import flag, parse_dict, typed
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, DataConfig, DistributedConfig, MemoryConfig
 from fairseq.data.folders import data_folders, reopen_corpus
@@ -229,7 +229,7 @@ class _Evaluation:
 
     def load(self, data: str, paths: Sequence[str]) -> _Model:
         """Load the checkpoints *paths* for scoring with the dictionary of *data*."""
-        overrides = parse_dict("--model-overrides", self.cfg.model_overrides)
+        overrides = self.cfg.overrides
         # Whatever the blocks of training were, the text is read as one stream unless the command line names another
         # mode.
         flat = {"sample_break_mode": "none", **self.flat}

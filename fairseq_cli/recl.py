@@ -14,7 +14,7 @@ import numpy as np
 from fairseq import distributed
 from fairseq.analysis import plots, recl
 from fairseq.config.command_settings import ModelPathConfig
-from fairseq.config.fields import flag, parse_dict, typed
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, StreamConfig
 from fairseq.errors import SettingError
@@ -90,7 +90,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     if cfg.results_path is not None:
         plots.require("--results-path")
     device, precision = distributed.device_of(common), Precision(common)
-    overrides, flat = parse_dict("--model-overrides", cfg.model_overrides), stream_settings(args)
+    overrides, flat = cfg.overrides, stream_settings(args)
     loaded = [
         recl.load_reader(path, name, data, longest, overrides, flat, cfg.whole_windows)
         for path, name in zip(paths, names, strict=True)

@@ -16,7 +16,7 @@ from fairseq.analysis import plots
 from fairseq.analysis.recl import distinct_names
 from fairseq.config import fields
 from fairseq.config.command_settings import FrequencyConfig, ShardConfig
-from fairseq.config.fields import flag, parse_dict, typed
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, DataConfig, DistributedConfig
 from fairseq.criterions.subsets import TOKEN_LOSSES
@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
 def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict[str, float]]]:
     """Do the part of this process of *world*; see :func:`main`."""
     cfg, common, batches = typed(ValidateConfig, args), typed(CommonConfig, args), typed(DataConfig, args)
-    overrides = parse_dict("--model-overrides", cfg.model_overrides)
+    overrides = cfg.overrides
     splits = [split.strip() for split in batches.valid_subset.split(",") if split.strip()]
     results: dict[str, dict[str, dict[str, float]]] = {}
     data, paths = data_and_models(cfg, args.data)

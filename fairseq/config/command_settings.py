@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
-from fairseq.config.fields import Config, flag
+from fairseq.config.fields import Config, flag, parse_dict
 from fairseq.errors import SettingError
 
 _BANDS = [1, 10, 100, 1000, 10_000, 100_000]
@@ -17,6 +18,11 @@ class ModelPathConfig(Config):
 
     path: str | None = flag(None, "checkpoint or its folder, or several of an ensemble", metavar="FILE[:FILE…]")
     model_overrides: str = flag("{}", "checkpoint settings to change, a Python dict", metavar="DICT")
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The checkpoint settings to change, by name."""
+        return parse_dict("`model_overrides`", self.model_overrides)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import os
 import re
 import types
 import typing
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,6 +29,8 @@ TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", s
 # Of any setting: sums and products of a few stay within 64 bits.
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 3.4e38  # of float32, in which optimizers and losses compute
+
+_FIELDS: weakref.WeakKeyDictionary[type, list[tuple[dataclasses.Field[Any], Any]]] = weakref.WeakKeyDictionary()
 
 
 class Config:
@@ -246,10 +249,12 @@ def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
     return value
 
 
-@functools.cache  # the hints of a class cost more than all checks of its values
 def _fields(config: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
-    hints = typing.get_type_hints(config)
-    return [(field, hints[field.name]) for field in dataclasses.fields(config)]
+    # Cached: the hints of a class cost more than all checks of its values.
+    if config not in _FIELDS:
+        hints = typing.get_type_hints(config)
+        _FIELDS[config] = [(field, hints[field.name]) for field in dataclasses.fields(config)]
+    return _FIELDS[config]
 
 
 def _kind(hint: Any) -> tuple[type, bool, bool]:

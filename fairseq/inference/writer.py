@@ -13,7 +13,6 @@ import torch
 
 from fairseq import distributed
 from fairseq.config.command_settings import GenerationConfig
-from fairseq.config.fields import parse_dict
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.inference.decoding import Decoding
@@ -74,8 +73,7 @@ class Writer:
         if common.compile:
             raise UserError("`compile`: generation reads token by token and is not compiled; leave it out")
         device, precision = device or distributed.device_of(common), Precision(common)
-        overrides = parse_dict("`model_overrides`", cfg.model_overrides)
-        models, task, _ = load_language_models(paths, data, overrides, settings)
+        models, task, _ = load_language_models(paths, data, cfg.overrides, settings)
         for path, model in zip(paths, models, strict=True):
             if not model.can_generate:
                 raise UserError(f"`path` {path}: {type(model).__name__} has no key-value cache and cannot generate")
