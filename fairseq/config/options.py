@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,17 +56,16 @@ def parse_args_and_arch(
     # Before parts are chosen: the folder may define them.
     if "user_dir" in chosen and chosen["user_dir"]:
         import_user_module(str(chosen["user_dir"]))
-    arch = str(chosen.get("arch", CHOICES["arch"].default))
+    arch = str(chosen.get("arch", ARCHITECTURES.default))
     # What an architecture recommends counts before the parts are chosen: it may name the optimizer and the schedule.
     recommended = parser.recommend(arch, chosen) if parser.recommend is not None else {}
-    chosen = {**recommended, **chosen}
-    parts = _choose(parser, chosen)
+    parts = _choose(parser, {**recommended, **chosen})
     defaults: dict[str, Any] = {}
     for choice, name, part in parts:
         defaults.update(_add_part_flags(parser, choice, name, part))
     defaults.update(recommended)
     if "arch" in parser.choices and {"-h", "--help"} & set(argv):
-        _show_architecture(parser, arch, recommended)
+        parser.show_defaults(ARCHITECTURES[arch].complete(recommended))
     if modify_parser is not None:
         modify_parser(parser)
     # Last, since a part may have a flag of that name.
@@ -82,7 +81,7 @@ def parse_args_and_arch(
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
     _check_names(parser, args)
-    _fill(parser, args, chosen, [part for _, _, part in parts], defaults)
+    _fill(parser, args, [part for _, _, part in parts], defaults)
     _leave_out_extensions(args, parts)
     return (args, unknown) if parse_known else args
 
@@ -241,14 +240,6 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: Any) -> dict[s
     return defaults
 
 
-def _show_architecture(parser: Parser, arch: str, recipe: Mapping[str, Any]) -> None:
-    """Let ``--help`` show the defaults of the chosen architecture and of its recipe."""
-    parser.recommended.update({name: str(recipe[name]) for name in CHOICES if name in recipe})
-    filled = argparse.Namespace(**recipe)
-    ARCHITECTURES[arch].fill(filled)
-    parser.show_defaults(vars(filled))
-
-
 def _from_file(parser: Parser, path: str) -> dict[str, Any]:
     """The settings in the --config file at *path*, by the names that parsing gives them."""
     known = {action.dest: action.dest for action in parser._actions}
@@ -266,9 +257,7 @@ def _from_file(parser: Parser, path: str) -> dict[str, Any]:
     return settings
 
 
-def _fill(
-    parser: Parser, args: argparse.Namespace, chosen: dict[str, Any], parts: list[Any], defaults: dict[str, Any]
-) -> None:
+def _fill(parser: Parser, args: argparse.Namespace, parts: list[Any], defaults: dict[str, Any]) -> None:
     """Complete *args*: what is given, then --config, a plug-in's *defaults*, the architecture, the dataclasses'."""
     from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
     if hasattr(args, "save_dir"):
@@ -278,8 +267,7 @@ def _fill(
             setattr(args, name, value)
     # A checkpoint stores the settings, not the file that they came from.
     args.__dict__.pop("config", None)
-    for name in parser.choices:
-        setattr(args, name, str(chosen.get(name, CHOICES[name].default)))
+    vars(args).update(parser.chosen)
     # Before the dataclasses' defaults, which fill what architectures leave open.
     if hasattr(args, "arch"):
         ARCHITECTURES[args.arch].fill(args)

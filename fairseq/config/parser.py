@@ -60,7 +60,6 @@ class Parser(argparse.ArgumentParser):
     Attributes:
         chosen: what the command line chooses, by the name of the setting; set while it is parsed.
         unread: flags that nothing reads: *hidden* ones, and others on the command line; set while it is parsed.
-        recommended: what the architecture chooses by default, by the name of the setting; set for ``--help``.
     """
 
     def __init__(
@@ -93,16 +92,15 @@ class Parser(argparse.ArgumentParser):
         self.takes_unused = takes_unused
         self.recommend = recommend
         self.chosen: dict[str, str] = {}
-        self.recommended: dict[str, str] = {}
         self.add_argument("--version", action="version", version=version(), help="show the version")
         if settings_file:
             help = "YAML file of flags, without dashes; command-line flags override it"
             self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
         for name in choices:
             choice = CHOICES[name]
-            self.add_argument(
-                choice.flag, *choice.aliases, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=choice.help
-            )
+            help = f"{choice.help}, listed at the end (default: {choice.default})"
+            flags = (choice.flag, *choice.aliases)
+            self.add_argument(*flags, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=help)
         for cls in configs:
             fields.add_flags(self.add_argument_group(title_of(cls)), cls)
         for cls, names in optional:
@@ -135,11 +133,6 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help text: usage, examples, the flags one needs first, all others, the names of parts."""
-        for action in self._actions:
-            if action.dest in self.choices:
-                choice = CHOICES[action.dest]
-                default = self.recommended.get(action.dest, choice.default)
-                action.help = f"{choice.help}, listed at the end (default: {default})".replace("%", "%%")
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)

@@ -135,7 +135,9 @@ class ProgressBar(Generic[T]):
         """
         count = self.done if step is None else step
         self._move_to(count)
-        due = self._is_due(count)
+        # By the number of the update alone: a resumed run has the lines of an uninterrupted one.
+        early = self.run is not None and count < self.log_interval and str(count).rstrip("0") in ("1", "2", "5")
+        due = count > 0 and (early or count % self.log_interval == 0)
         # A person who resumes a run sees its first update at once; records stay as of an uninterrupted run.
         if not due and not (self.for_people and self.run is not None and count == self.run.start + 1):
             return None
@@ -152,13 +154,6 @@ class ProgressBar(Generic[T]):
         values = _plain(stats)
         self._show_end(values, tag)
         return values
-
-    def _is_due(self, step: int) -> bool:
-        if step <= 0:
-            return False
-        # By the number of the update alone: a resumed run has the lines of an uninterrupted one.
-        early = self.run is not None and step < self.log_interval and str(step).rstrip("0") in ("1", "2", "5")
-        return early or step % self.log_interval == 0
 
     def _move_to(self, step: int) -> None:
         pass
