@@ -72,7 +72,8 @@ def _start(name: str, folder: Path) -> tuple[Any, Iterator[Any]]:
     task = setup_task(settings)
     model = task.build_model(settings)
     criterion = task.build_criterion(settings)
-    trainer = Trainer.from_settings(settings, task, model, criterion, World(device=device))
+    make: Any = getattr(Trainer, "from_settings", Trainer)  # its name until 0.8.4
+    trainer = make(settings, task, model, criterion, World(device=device))
     batches = task.iterator("train", model, criterion, training=True, device=device)
     return trainer, itertools.chain.from_iterable(itertools.repeat(batches))
 

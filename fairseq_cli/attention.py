@@ -15,28 +15,24 @@ from fairseq import distributed
 from fairseq.analysis import plots
 from fairseq.analysis.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
 from fairseq.config.command_settings import ModelPathConfig
-from fairseq.config.fields import flag, parse_dict
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import DataConfig, Settings, StreamConfig, typed_settings
+from fairseq.config.settings import CommonConfig, StreamConfig
 from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.evaluation import report
 from fairseq.evaluation.report import markdown
 from fairseq.inference.loading import check_no_begin, load_language_models
+from fairseq.models import BaseFairseqModel
 from fairseq.modules.precision import Precision
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
 from fairseq.system.provenance import about_run
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.text_corpus import TextCorpus
 from fairseq_cli import command
-from fairseq_cli.common import (
-    evaluation_parser,
-    progress,
-    results_folder,
-    stream_settings,
-    with_models,
-)
+from fairseq_cli.common import data_and_models, evaluation_parser, progress, results_folder, stream_settings
 
 logger = logging.getLogger(__name__)
 PICTURES = {
@@ -60,20 +56,13 @@ class AttentionConfig(ModelPathConfig):
     results_path: str | None = flag(None, "folder for the report, plots and arrays", metavar="DIR")
     first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
     positions: list[int] | None = flag(
-        None,
-        "predicted tokens to plot separately, from 0 (default: one at random)",
-        aliases=("--position",),
-        low=0,
+        None, "predicted tokens to plot separately, from 0 (default: one at random)", aliases=("--position",), low=0
     )
     heads: str | None = flag(
-        None,
-        "heads to plot at these positions (default: the widest of three layers)",
-        metavar="LAYER:HEAD,…",
+        None, "heads to plot at these positions (default: the widest of three layers)", metavar="LAYER:HEAD,…"
     )
     terms: bool | None = flag(
-        None,
-        "plot the four terms of relative attention (default: if the model has them)",
-        negative=True,
+        None, "plot the four terms of relative attention (default: if the model has them)", negative=True
     )
 
 
@@ -92,62 +81,67 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Returns:
         The metrics, as in ``results.json``.
     """
-    settings = typed_settings(args, AttentionConfig)
-    cfg: AttentionConfig = settings.command
-    split = settings.data.gen_subset
-    settings, paths = with_models(settings)
+    cfg, stream, common = typed(AttentionConfig, args), typed(StreamConfig, args), typed(CommonConfig, args)
+    data, paths = data_and_models(cfg, args.data)
     if len(paths) > 1:
         raise UserError(f"--path: {len(paths)} checkpoints; give one")
     if cfg.results_path is None:
         raise UserError("--results-path: is missing; give a folder for the plots and the metrics")
     plots.require("--results-path")
-    reader, heads, about = _load(args, settings, paths)
+    (model,), task, _ = load_language_models(paths, data, cfg.overrides, stream_settings(args))
+    check_no_begin(task, paths[0])
+    modules = attention_modules(model)
+    heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)
+    reader = _reader(cfg, stream, common, model, task)
     # Each position once, in the order of the command line: the plots show one beside the other.
-    positions = list(dict.fromkeys(cfg.positions or [reader.choose_position(settings.common.seed)]))
+    positions = list(dict.fromkeys(cfg.positions or [reader.choose_position(common.seed)]))
     with results_folder(cfg.results_path):
-        maps = reader.read(positions, progress(settings.common, split))
+        maps = reader.read(positions, progress(common, stream.gen_subset))
         print(*markdown(_table(maps)), sep="\n", flush=True)
         metrics = {
             "positions": maps.queries,
             "at_positions": [at.position for at in maps.at_positions],
             "mean_distance": maps.mean_distance().tolist(),
             "terms": sorted(maps.terms),
+            "checkpoint": paths[0],
+            "data": data,
+            "split": stream.gen_subset,
+            "segment": task.cfg.tokens_per_sample,
+            "memory": model.memory_length,
+            "rows": reader.sampler.rows,
         }
-        metrics |= {"checkpoint": paths[0], "data": settings.data_path, "split": split, **about}
         with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
             _write(folder, maps, heads or maps.widest(), {**metrics, **about_run()})
     return metrics
 
 
-def _load(
-    args: argparse.Namespace, settings: Settings, paths: list[str]
-) -> tuple[AttentionReader, list[Head], dict[str, int]]:
-    """The reader of the corpus, the heads to plot, and the settings of reading."""
-    cfg: AttentionConfig = settings.command
-    overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    (model,), task, _ = load_language_models(paths, settings.data_path, overrides, vars(stream_settings(args)))
-    check_no_begin(task, paths[0])
-    modules = attention_modules(model)
-    heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)
-    if cfg.terms is None and not has_terms(modules):
+def _reader(
+    cfg: AttentionConfig, stream: StreamConfig, common: CommonConfig, model: BaseFairseqModel, task: FairseqTask
+) -> AttentionReader:
+    """The reader of the split, or of its first tokens, with *model*."""
+    has_four = has_terms(attention_modules(model))
+    if cfg.terms is None and not has_four:
         logger.info("the terms of the score are not plotted: only relative attention has them")
     dictionary, length = task.source_dictionary, task.cfg.tokens_per_sample
-    corpus = task.corpus(settings.data.gen_subset)  # type: ignore[attr-defined]
+    corpus = task.corpus(stream.gen_subset)  # type: ignore[attr-defined]
     if cfg.first_tokens is not None:
         tokens = corpus.tokens[: cfg.first_tokens]
         # Blocks are cut from the stream of tokens; where lines end does not matter to them.
         corpus = TextCorpus(tokens, np.array([len(tokens)], dtype=np.int32))  # as one line
-    rows = _rows(settings.data, length, model.memory_length)
-    reader = AttentionReader(
+    if stream.batch_size is None and stream.max_tokens is None:
+        # Each row begins with an empty memory, and positions are not counted until it is full.
+        rows = 1 if model.memory_length else max(1, SMALL_BATCH // length)
+    else:
+        rows = rows_per_batch(stream.max_tokens, stream.batch_size, length)
+    return AttentionReader(
         model,
         TokenBlocks(corpus, length, "none", pad=dictionary.pad(), eos=dictionary.eos()),
         dictionary,
         rows=rows,
-        terms=has_terms(modules) if cfg.terms is None else cfg.terms,
-        precision=Precision(settings.common),
-        device=distributed.device_of(settings.common),
+        terms=has_four if cfg.terms is None else cfg.terms,
+        precision=Precision(common),
+        device=distributed.device_of(common),
     )
-    return reader, heads, {"segment": length, "memory": model.memory_length, "rows": rows}
 
 
 def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
@@ -170,14 +164,6 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
     return list(dict.fromkeys(chosen_heads))
 
 
-def _rows(data: DataConfig, length: int, memory: int) -> int:
-    """Number of rows: as given; else one with memory, and as many as :data:`SMALL_BATCH` holds without."""
-    if data.batch_size is None and data.max_tokens is None:
-        # Each row begins with an empty memory, and positions are not counted until it is full.
-        return 1 if memory else max(1, SMALL_BATCH // length)
-    return rows_per_batch(data.max_tokens, data.batch_size, length)
-
-
 def _table(maps: AttentionMaps) -> list[list[str]]:
     """Rows of cells: for each layer the mean distance of its heads in tokens, the narrowest and the widest head."""
     rows = [["layer", "mean distance (tokens)", "narrowest head", "widest head"]]
@@ -198,12 +184,6 @@ def _write(folder: Path, maps: AttentionMaps, heads: list[Head], results: dict[s
         plots.draw_positions(position, maps.at_positions, heads)
     if maps.terms:
         plots.draw_terms(terms, maps)
-    pages.write(folder / "attention.html", _page(folder, maps, results))
-    report.write_results(folder, results)
-
-
-def _page(folder: Path, maps: AttentionMaps, results: dict[str, Any]) -> str:
-    """The report; the pictures are those in *folder*."""
     facts = {
         "Checkpoint": results["checkpoint"],
         "Data": f"{results['data']}, {results['split']}",
@@ -213,11 +193,9 @@ def _page(folder: Path, maps: AttentionMaps, results: dict[str, Any]) -> str:
         **pages.run_facts(results),
     }
     pictures = [pages.picture(folder / name, caption) for name, caption in PICTURES.items() if (folder / name).exists()]
-    body = [
-        pages.section("Mean distance by layer", pages.table(_table(maps))),
-        pages.section("Plots", *pictures),
-    ]
-    return pages.page("Attention", facts, "\n".join(body))
+    body = [pages.section("Mean distance by layer", pages.table(_table(maps))), pages.section("Plots", *pictures)]
+    pages.write(folder / "attention.html", pages.page("Attention", facts, "\n".join(body)))
+    report.write_results(folder, results)
 
 
 cli_main = command(main, get_attention_parser)

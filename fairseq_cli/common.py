@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fairseq import distributed
 from fairseq.checkpoint.manager import find_checkpoint, is_model
@@ -25,7 +25,6 @@ from fairseq.config.settings import (
     MemoryConfig,
     OptimizationConfig,
     ProfileConfig,
-    Settings,
 )
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
@@ -37,8 +36,6 @@ from fairseq.tasks.language_modeling import LanguageModelingTaskConfig
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, format_of
 from fairseq.text.text_corpus import TextCorpus, TextReader
-
-S = TypeVar("S", bound=Settings)
 
 FIRST = (  # of the arguments of training, in --help
     *("data", "arch", "tokens_per_sample", "max_tokens", "batch_size", "lr", "max_update", "max_epoch", "save_dir"),
@@ -65,8 +62,8 @@ def existing_checkpoint(path: str) -> str:
     return str(checkpoint)
 
 
-def with_models(settings: S) -> tuple[S, list[str]]:
-    """Return *settings* with their data, and the checkpoints of ``--path``; a folder is the best checkpoint in it.
+def data_and_models(cfg: ModelPathConfig, data: str) -> tuple[str, list[str]]:
+    """Return the data and the checkpoints that ``--path`` and DATA name; a folder is the best checkpoint in it.
 
     Without ``--path`` DATA is a model, a checkpoint or its folder, and its dictionary and tokenizer are the data.
 
@@ -74,32 +71,32 @@ def with_models(settings: S) -> tuple[S, list[str]]:
         UserError: there is neither, a file is missing, a folder has no checkpoint, or DATA is a model without the split
             to read.
     """
-    cfg: ModelPathConfig = settings.command
     if paths := [path for path in (cfg.path or "").split(":") if path]:
-        return settings, [existing_checkpoint(path) for path in paths]
-    data = Path(settings.data_path)
-    if not data.exists():
-        raise UserError(f"DATA: {data}: file or folder not found; give a model or a data folder")
-    if not is_model(data):
+        return data, [existing_checkpoint(path) for path in paths]
+    source = Path(data)
+    if not source.exists():
+        raise UserError(f"DATA: {source}: file or folder not found; give a model or a data folder")
+    if not is_model(source):
         raise UserError(
-            f"--path: name a checkpoint, or several joined by colons, or give a model as DATA: {data} has no checkpoint"
+            "--path: name a checkpoint, or several joined by colons, or give a model as DATA: "
+            f"{source} has no checkpoint"
         )
-    path = find_checkpoint(data)
+    path = find_checkpoint(source)
     if getattr(cfg, "text", "") is None and not any(path.parent.glob("*.idx")):
-        raise UserError(f"--text: give a text to read; {data} is a model, which has no splits")
-    return dataclasses.replace(settings, data_path=str(path.parent)), [str(path)]
+        raise UserError(f"--text: give a text to read; {source} is a model, which has no splits")
+    return str(path.parent), [str(path)]
 
 
-def stream_settings(args: argparse.Namespace) -> argparse.Namespace:
-    """Return *args* with ``sample_break_mode`` ``none``, for commands that read the split as one stream.
+def stream_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Return *args* as a dict with ``sample_break_mode`` ``none``, for commands that read the split as one stream.
 
     Raises:
         UserError: *args* have another break mode.
     """
     # *args* have what the command line gives; what it leaves open would be the checkpoint's.
-    settings = argparse.Namespace(**{"sample_break_mode": "none", **vars(args)})
-    if settings.sample_break_mode != "none":
-        raise UserError(f"--sample-break-mode {settings.sample_break_mode}: the split is read as one stream; use none")
+    settings = {"sample_break_mode": "none", **vars(args)}
+    if (mode := settings["sample_break_mode"]) != "none":
+        raise UserError(f"--sample-break-mode {mode}: the split is read as one stream; use none")
     return settings
 
 

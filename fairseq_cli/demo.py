@@ -48,10 +48,9 @@ import_module(module).cli_main()"""
 
 @dataclass
 class Finished:
-    """Result of a command: output, duration and peak memory."""
+    """Result of a command: output and peak memory."""
 
     output: list[str]
-    seconds: float
     megabytes: float
 
 
@@ -78,14 +77,19 @@ class Steps:
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._path = folder / STATE
-        stored = self._stored()
+        try:
+            stored = json.loads(self._path.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            stored = None
+        known = isinstance(stored, dict) and stored.keys() == {"settings", "finished", "results"}
+        stored = stored if known and isinstance(stored["results"], dict) else None
         # The demo removes checkpoints and logs of an earlier demo; it must be sure that they are its own.
         if not stored and (foreign := [name for name in OUTPUTS if os.path.lexists(folder / name)]):
             raise UserError(f"--output {folder}: has {foreign[0]}, which is not the demo's; use another")
-        self._goes_on = bool(stored) and stored["settings"] == settings and not stored["finished"]
-        results = stored["results"] if self._goes_on else {}
-        self._state: dict[str, Any] = {"settings": settings, "finished": False, "results": results}
-        if not self._goes_on:
+        if stored and stored["settings"] == settings and not stored["finished"]:
+            self._state: dict[str, Any] = stored
+        else:
+            self._state = {"settings": settings, "finished": False, "results": {}}
             # Training would resume from checkpoints of other settings, and add to their log.
             shutil.rmtree(folder / "checkpoints", ignore_errors=True)
             (folder / LOG).unlink(missing_ok=True)
@@ -94,26 +98,17 @@ class Steps:
     def do(self, name: str, step: Callable[[], Any]) -> Any:
         """The result of the step *name*, a value for JSON, from the file or from calling *step*."""
         results = self._state["results"]
-        if name not in results:
+        if name in results:
+            print(f"\n{name}: done before", flush=True)
+        else:
             results[name] = step()
             self._write()
-        else:
-            print(f"\n{name}: done before", flush=True)
         return results[name]
 
     def finish(self) -> None:
         """Let the next demo start again."""
         self._state["finished"] = True
         self._write()
-
-    def _stored(self) -> dict[str, Any]:
-        """What a demo wrote to the file; empty where there is none, or one of something else."""
-        try:
-            stored = json.loads(self._path.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        known = isinstance(stored, dict) and stored.keys() == {"settings", "finished", "results"}
-        return stored if known and isinstance(stored["results"], dict) else {}
 
     def _write(self) -> None:
         with atomic_file(self._path, "--output") as file:
@@ -128,7 +123,6 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
     """
     name = f"fairseq-{command.replace('_', '-')}"
     print(f"\n$ {name} {printable(shlex.join(flags))}", flush=True)
-    start = time.perf_counter()
     output: list[str] = []
     # The folder of this package comes last, for a source tree that is not installed.
     words = [sys.executable, "-c", LAUNCHER, str(Path(__file__).parents[1]), f"fairseq_cli.{command}", name, *flags]
@@ -158,7 +152,7 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
         sys.exit(process.returncode)
     # Linux counts in KiB, macOS in bytes.
     unit = 1024**2 if sys.platform == "darwin" else 1024
-    return Finished(output, time.perf_counter() - start, usage.ru_maxrss / unit)
+    return Finished(output, usage.ru_maxrss / unit)
 
 
 # ---- the steps -------------------------------------------------------------------------------------------------------
@@ -169,13 +163,7 @@ def prepare(folder: Path, max_words: int | None) -> None:
     run("demo_corpus", str(folder / "corpus"), *limit)
     texts = [word for s in ("train", "valid", "test") for word in (f"--{s}pref", f"{folder}/corpus/pydoc.{s}.tokens")]
     destination = ["--destdir", str(folder / "data-bin"), "--workers", str(os.cpu_count() or 1)]
-    run(
-        "preprocess",
-        "--only-source",
-        *texts,
-        *destination,
-        show=lambda line: line.removeprefix("[None] ") if line.startswith("[") else None,
-    )
+    run("preprocess", "--only-source", *texts, *destination, show=lambda line: None)
 
 
 def train(folder: Path, stages: tuple[int, int], cutoffs: str) -> Finished:
@@ -224,12 +212,6 @@ def sample(folder: Path) -> str:
 # ---- the log ---------------------------------------------------------------------------------------------------------
 
 
-def record(line: str) -> dict[str, Any] | None:
-    """The metrics of a line of a JSON log, None for other lines."""
-    match = re.search(r" \| INFO \| \w+ \| (\{.*\})$", line)
-    return None if match is None else dict(json.loads(match[1]))
-
-
 def curve(folder: Path, tag: str, name: str) -> list[tuple[int, float]]:
     """The updates and values of the metric *name* in the records of *tag* in the log of training."""
     lines = (folder / LOG).read_text(encoding="utf-8").splitlines()
@@ -239,9 +221,8 @@ def curve(folder: Path, tag: str, name: str) -> list[tuple[int, float]]:
 
 def progress(line: str) -> str | None:
     """A readable line for a validation record of the training log, None for other lines."""
-    values = record(line)
-    if values is None:
-        return None
+    match = re.search(r" \| INFO \| \w+ \| (\{.*\})$", line)
+    values = {} if match is None else json.loads(match[1])
     if "valid_loss" in values:
         return f"update {values['valid_num_updates']:5,}   validation: perplexity {2 ** values['valid_loss']:.1f}"
     if "loss" in values:
@@ -280,7 +261,7 @@ def plot(folder: Path) -> None:
 
 def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: str) -> None:
     """Do every step that is not done yet, and print the report."""
-    start, boundary = time.perf_counter(), stages[0]
+    start = time.perf_counter()
     prepare_folder("--output", folder)
     # Another version could read the former steps' files otherwise.
     about = {"version": __version__, "python": sys.version}
@@ -288,7 +269,7 @@ def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: 
     steps.do("prepare", lambda: prepare(folder, max_words))
     megabytes = steps.do("train", lambda: train(folder, stages, cutoffs).megabytes)
     sliding = ("--sliding-inf", "1", "--context-window", str(LONG - 1), "--max-tokens", str(LONG))
-    rows = training_rows(folder, boundary, megabytes)
+    rows = training_rows(folder, stages[0], megabytes)
     for name, flags in (("test, segment by segment", ()), ("test, token by token", sliding)):
         rows.append(Row(**steps.do(name, functools.partial(evaluate, folder, name, *flags))))
     plot(folder)

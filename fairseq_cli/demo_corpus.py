@@ -83,7 +83,7 @@ def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
         if len(block) == 1 and text and depth > indent and _HANGING.match(block[0]) and not _ITEM.match(text):
             indent = depth
         if block and (not text or depth != indent or _HANGING.match(text)):
-            if not _is_code(block):
+            if not any(line.startswith(_CODE) for line in block):
                 yield block
             if _opens_code(block):
                 code_above = indent
@@ -96,18 +96,12 @@ def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
 _ITEM = re.compile(r"^(?:[-*+•]|\d+[.)]|\[\d+\]_?|\.\. \[\w+\]) +(?=\S)")  # - item, 1. item, .. [1] note
 _LEAD = re.compile(r"^[`*]{0,2}\w+[`*]{0,2} ?(?:\([^()]*\))?(?::| --?) +(?=\S)")  # input (Tensor): text
 _HANGING = re.compile(f"{_ITEM.pattern}|{_LEAD.pattern}")
-
-
-def _is_code(block: list[str]) -> bool:
-    return any(line.startswith((">>>", "... ", "$ ", "% ", ".. ", "|", "+--", "===", "---", "@")) for line in block)
+_CODE = (">>>", "... ", "$ ", "% ", ".. ", "|", "+--", "===", "---", "@")  # beginnings of lines of code and tables
 
 
 def _opens_code(block: list[str]) -> bool:
-    return (
-        block[-1].endswith("::")
-        or block[0].startswith((">>>", ".. "))
-        or block[-1].rstrip(":") in {"Example", "Examples"}
-    )
+    last = block[-1]
+    return last.endswith("::") or block[0].startswith((">>>", ".. ")) or last.rstrip(":") in {"Example", "Examples"}
 
 
 _MARKUP = [
@@ -220,8 +214,10 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
             text = ast.get_docstring(node, clean=False)
             if text:
                 yield getattr(node, "name", ""), text
-        elif isinstance(node, ast.Call) and _called(node).startswith(("add_docstr", "_add_docstr", "add_newdoc")):
-            yield from _added(node)
+        elif isinstance(node, ast.Call):
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if called.startswith(("add_docstr", "_add_docstr", "add_newdoc")):
+                yield from _added(node)
 
 
 def _in_order(node: ast.AST) -> Iterator[ast.AST]:
@@ -229,10 +225,6 @@ def _in_order(node: ast.AST) -> Iterator[ast.AST]:
     for child in ast.iter_child_nodes(node):
         yield child
         yield from _in_order(child)
-
-
-def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _added(call: ast.Call) -> Iterator[tuple[str, str]]:
@@ -329,11 +321,12 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
     lines = {
         name: [line for article in articles for line in layout(article, tokenize)] for name, articles in parts.items()
     }
-    # The training text alone, as in WikiText: the other splits must not decide on the vocabulary.
-    counts = Counter(chain.from_iterable(lines["train"]))
-    known = {word for word, count in counts.items() if count >= MIN_COUNT}
     if rare_words:
         known = set(chain.from_iterable(chain.from_iterable(lines.values())))
+    else:
+        # The training text alone, as in WikiText: the other splits must not decide on the vocabulary.
+        counts = Counter(chain.from_iterable(lines["train"]))
+        known = {word for word, count in counts.items() if count >= MIN_COUNT}
     destdir.mkdir(parents=True, exist_ok=True)
     for name, articles in parts.items():
         path = destdir / f"pydoc.{name}.tokens"

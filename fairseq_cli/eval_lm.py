@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import functools
 import itertools
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from fairseq.analysis.recl import distinct_names
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields
 from fairseq.config.command_settings import FrequencyConfig, ShardConfig, SubwordMarkConfig, TextFormatConfig
-from fairseq.config.fields import flag, parse_dict
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import DistributedConfig, MemoryConfig, Settings, typed_settings
+from fairseq.config.settings import CommonConfig, DataConfig, DistributedConfig, MemoryConfig
 from fairseq.data.folders import data_folders, reopen_corpus
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
@@ -47,13 +47,13 @@ from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
 from fairseq_cli import command
 from fairseq_cli.common import (
+    data_and_models,
     evaluation_parser,
     existing_checkpoint,
     progress,
     read_text,
     results_folder,
     run_on_processes,
-    with_models,
 )
 
 SAMPLE_TOKENS, SAMPLE_TOP_K, SAMPLE_SEED = 100, 40, 1  # fairseq-interactive has flags for them
@@ -79,12 +79,7 @@ class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkCo
     output_word_probs: bool = flag(False, "print every word's log-probability")
     output_word_stats: bool = flag(False, "print every word's count and mean log-probability")
     context_window: int = flag(0, "context tokens before each block that are not scored", low=0)
-    sliding_inf: int = flag(
-        -1,
-        "1: score token by token with a cache",
-        choices=(-1, 0, 1),
-        metavar="{1}",
-    )
+    sliding_inf: int = flag(-1, "1: score token by token with a cache", choices=(-1, 0, 1), metavar="{1}")
     softmax_batch: int | None = flag(None, "maximum tokens in one softmax, to bound memory", low=1)
     int8: bool = flag(False, "int8 weights, one scale per output; also prints their effect on perplexity")
     sample: str | None = flag(None, "file for a text that the model writes, also printed", metavar="FILE")
@@ -127,18 +122,18 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
 def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     """Do the part of this process of *world*; see :func:`main`."""
-    settings = typed_settings(args, EvalLMConfig)
-    cfg: EvalLMConfig = settings.command
-    settings, paths = with_models(settings)
+    cfg, common = typed(EvalLMConfig, args), typed(CommonConfig, args)
+    data, paths = data_and_models(cfg, args.data)
     _prepare_files(cfg, paths)
-    model = _load(paths, settings, args, world)
-    name, corpus, counts = _evaluated_text(cfg, settings, model, world)
+    evaluation = _Evaluation(cfg, common, typed(DataConfig, args), vars(args), world)
+    model = evaluation.load(data, paths)
+    name, corpus, counts = evaluation.text(data, model)
     # Before anything is scored: a model or the counts may be missing.
-    baseline = _baseline(cfg.baseline, settings, args, world) if cfg.baseline is not None else None
-    in_training = word_counts(cfg.word_counts, settings.data_path, model.dictionary) if cfg.by_frequency else {}
+    baseline = evaluation.baseline(cfg.baseline, data) if cfg.baseline is not None else None
+    in_training = word_counts(cfg.word_counts, data, model.dictionary) if cfg.by_frequency else {}
     # Loading is no part of the speed.
     start = time.perf_counter()
-    scores = model.score(corpus, progress(settings.common, name) if world.is_first else None)
+    scores = model.score(corpus, progress(common, name) if world.is_first else None)
     seconds = time.perf_counter() - start
 
     words = report.join_words(scores, model.dictionary, cfg.remove_bpe)
@@ -155,9 +150,9 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         losses = {}
         if baseline is not None:
             path, other, text_of_other = baseline
-            show = progress(settings.common, f"{path}, baseline") if world.is_first else None
-            losses[path] = _word_losses(other, other.score(text_of_other, show))
-        losses[paths[0] if len(paths) == 1 else "model"] = _word_losses(model, scores)
+            show = progress(common, f"{path}, baseline") if world.is_first else None
+            losses[path] = other.word_losses(other.score(text_of_other, show))
+        losses[paths[0] if len(paths) == 1 else "model"] = model.word_losses(scores)
         by_name = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
         metrics["by_frequency"] = by_frequency(by_name, in_training, cfg.frequency_bands)
     if not world.is_first:
@@ -166,13 +161,13 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     print(*report.summary(metrics, "Perplexity" if model.scorer else "Pseudo-perplexity"), sep="\n", flush=True)
     if cfg.by_frequency:
         print("", *table(metrics["by_frequency"]), sep="\n", flush=True)
-    about = {"checkpoints": paths, "data": settings.data_path, "split": name, "mode": model.mode}
-    text = None
+    about = {"checkpoints": paths, "data": data, "split": name, "mode": model.mode}
+    sample = None
     if cfg.sample is not None and model.scorer is not None:
-        text = _sample(model.scorer, TextReader.of(settings.data_path, model.dictionary))
-    _write(cfg, scores, text, {**metrics, **about, "device": str(world.device), "settings": model.used})
-    if text is not None:
-        print(f"Sample, saved to {printable(str(cfg.sample))}:", text, sep="\n", flush=True)
+        sample = _sample(model.scorer, TextReader.of(data, model.dictionary))
+    _write(cfg, scores, sample, {**metrics, **about, "device": str(world.device), "settings": model.used})
+    if sample is not None:
+        print(f"Sample, saved to {printable(str(cfg.sample))}:", sample, sep="\n", flush=True)
     return metrics
 
 
@@ -218,94 +213,117 @@ class _Model:
     def dictionary(self) -> Dictionary:
         return self.task.source_dictionary
 
-
-def _load(paths: Sequence[str], settings: Settings, args: argparse.Namespace, world: World) -> _Model:
-    """Load the checkpoints *paths* for scoring with *settings*, made from *args*."""
-    overrides = parse_dict("--model-overrides", settings.command.model_overrides)
-    # Whatever the blocks of training were, the text is read as one stream unless the command line names another mode.
-    flat = {"sample_break_mode": "none", **vars(args)}
-    models, task, trained = load_models(paths, settings.data_path, overrides, flat)
-    if len(paths) == 1 and not models[0].predicts_next_token:
-        usual = fields.defaults(EvalLMConfig)
-        if unread := [name for name in OF_DECODERS if vars(args).get(name) not in (None, usual.get(name))]:
-            raise UserError(f"`{unread[0]}`: {paths[0]} is an encoder, which reads whole lines; leave it out")
-        model = _encoder(models[0], task, settings, world)
-    else:
-        for path, one in zip(paths, models, strict=True):
-            # Raises an error for a model without a distribution over words, before the corpus is read.
-            language_model(one, path)
-        model = _decoder(models, task, settings, flat["sample_break_mode"], world)
-        memory = fields.defaults(MemoryConfig)
-        model.used.update({name: value for name, value in trained.flat.items() if name in memory})
-    precision = {name: getattr(settings.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
-    model.used.update(precision, model_overrides=overrides)
-    return model
+    def word_losses(self, scores: Scores) -> WordLosses:
+        return WordLosses.of(WordGroups(self.dictionary), scores.tokens, scores.lprobs, lines=scores.lines)
 
 
-def _encoder(model: BaseFairseqModel, task: FairseqTask, settings: Settings, world: World) -> _Model:
-    cfg: EvalLMConfig = settings.command
-    data, precision, longest = settings.data, Precision(settings.common), model.max_positions() or 1
-    rows = data.batch_size or max(1, (data.max_tokens or ROWS * longest) // longest)
-    precision.move(model, world.device)
-    if settings.common.compile:
-        compile_model(model)
-    scorer = PseudoScorer(model, task.source_dictionary, cfg.within_words, rows, precision)
-    return _Model(
-        task,
-        lambda corpus, show: scorer.score_corpus(corpus, show, world, cfg.shard_id, cfg.num_shards),
-        "pseudo-log-likelihood" + " within words" * cfg.within_words,
-        {"batch_size": rows, "within_words": cfg.within_words, "shard": cfg.shard_id, "shards": cfg.num_shards},
-    )
+@dataclass(frozen=True)
+class _Evaluation:
+    """The settings of an evaluation, typed and as *flat* ones for the loading of checkpoints, and its process."""
 
+    cfg: EvalLMConfig
+    common: CommonConfig
+    batches: DataConfig
+    flat: Mapping[str, Any]
+    world: World
 
-def _decoder(
-    models: Sequence[BaseFairseqModel], task: FairseqTask, settings: Settings, break_mode: str, world: World
-) -> _Model:
-    cfg: EvalLMConfig = settings.command
-    data, precision = settings.data, Precision(settings.common)
-    if cfg.within_words:
-        raise UserError("--within-words: the model is a decoder, which masks nothing; leave it out")
-    scoring = Scoring(
-        tokens_per_sample=task.cfg.tokens_per_sample,
-        break_mode=break_mode,
-        context_window=cfg.context_window,
-        token_by_token=cfg.sliding_inf == 1,
-        batch_size=data.batch_size,
-        max_tokens=data.max_tokens,
-        multiple=data.required_batch_size_multiple,
-        softmax_batch=cfg.softmax_batch,
-        add_bos_token=task.cfg.add_bos_token,
-        texts=cfg.score_documents is not None,
-        shard=cfg.shard_id,
-        shards=cfg.num_shards,
-    )
-    dictionary, device = task.source_dictionary, world.device
-    scorer = Scorer(models, dictionary, scoring, precision, device, int8=cfg.int8, world=world)
-    if cfg.sample is not None and not all(model.can_generate for model in models):
-        raise UserError("--sample: the model has no cache to generate with; leave it out")
-    if settings.common.compile:
-        for reader in scorer.readers:
-            compile_model(reader.module)
-    exact = Scorer(models, dictionary, scoring, precision, device, world=world) if cfg.int8 else None
-    mode = "context window" if scoring.context_window else "non-overlapping"
-    mode = "token by token" if scoring.token_by_token else mode
-    return _Model(task, scorer.score, mode, {**vars(scoring), "int8": cfg.int8}, scorer, exact)
+    def load(self, data: str, paths: Sequence[str]) -> _Model:
+        """Load the checkpoints *paths* for scoring with the dictionary of *data*."""
+        overrides = self.cfg.overrides
+        # Whatever the blocks of training were, the text is read as one stream unless the command line names another
+        # mode.
+        flat = {"sample_break_mode": "none", **self.flat}
+        models, task, trained = load_models(paths, data, overrides, flat)
+        if len(paths) == 1 and not models[0].predicts_next_token:
+            usual = fields.defaults(EvalLMConfig)
+            if unread := [name for name in OF_DECODERS if self.flat.get(name) not in (None, usual.get(name))]:
+                raise UserError(f"`{unread[0]}`: {paths[0]} is an encoder, which reads whole lines; leave it out")
+            model = self._encoder(models[0], task)
+        else:
+            for path, one in zip(paths, models, strict=True):
+                # Raises an error for a model without a distribution over words, before the corpus is read.
+                language_model(one, path)
+            model = self._decoder(models, task, flat["sample_break_mode"])
+            memory = fields.defaults(MemoryConfig)
+            model.used.update({name: value for name, value in trained.flat.items() if name in memory})
+        precision = {name: getattr(self.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
+        model.used.update(precision, model_overrides=overrides)
+        return model
 
+    def _encoder(self, model: BaseFairseqModel, task: FairseqTask) -> _Model:
+        cfg, precision, longest = self.cfg, Precision(self.common), model.max_positions() or 1
+        rows = self.batches.batch_size or max(1, (self.batches.max_tokens or ROWS * longest) // longest)
+        precision.move(model, self.world.device)
+        if self.common.compile:
+            compile_model(model)
+        scorer = PseudoScorer(model, task.source_dictionary, cfg.within_words, rows, precision)
+        return _Model(
+            task,
+            lambda corpus, show: scorer.score_corpus(corpus, show, self.world, cfg.shard_id, cfg.num_shards),
+            "pseudo-log-likelihood" + " within words" * cfg.within_words,
+            {"batch_size": rows, "within_words": cfg.within_words, "shard": cfg.shard_id, "shards": cfg.num_shards},
+        )
 
-def _word_losses(model: _Model, scores: Scores) -> WordLosses:
-    return WordLosses.of(WordGroups(model.dictionary), scores.tokens, scores.lprobs, lines=scores.lines)
+    def _decoder(self, models: Sequence[BaseFairseqModel], task: FairseqTask, break_mode: str) -> _Model:
+        cfg = self.cfg
+        if cfg.within_words:
+            raise UserError("--within-words: the model is a decoder, which masks nothing; leave it out")
+        scoring = Scoring(
+            tokens_per_sample=task.cfg.tokens_per_sample,
+            break_mode=break_mode,
+            context_window=cfg.context_window,
+            token_by_token=cfg.sliding_inf == 1,
+            batch_size=self.batches.batch_size,
+            max_tokens=self.batches.max_tokens,
+            multiple=self.batches.required_batch_size_multiple,
+            softmax_batch=cfg.softmax_batch,
+            add_bos_token=task.cfg.add_bos_token,
+            texts=cfg.score_documents is not None,
+            shard=cfg.shard_id,
+            shards=cfg.num_shards,
+        )
+        make = functools.partial(
+            Scorer, models, task.source_dictionary, scoring, Precision(self.common), self.world.device, world=self.world
+        )
+        scorer = make(int8=cfg.int8)
+        if cfg.sample is not None and not all(model.can_generate for model in models):
+            raise UserError("--sample: the model has no cache to generate with; leave it out")
+        if self.common.compile:
+            for reader in scorer.readers:
+                compile_model(reader.module)
+        mode = "context window" if scoring.context_window else "non-overlapping"
+        mode = "token by token" if scoring.token_by_token else mode
+        used = {**vars(scoring), "int8": cfg.int8}
+        return _Model(task, scorer.score, mode, used, scorer, exact=make() if cfg.int8 else None)
 
+    def text(self, data: str, model: _Model) -> tuple[str, Corpus, RawCounts | None]:
+        """Return what ``--text`` or ``--gen-subset`` names: its name, its tokens, and the size of raw text if known.
 
-def _baseline(path: str, settings: Settings, args: argparse.Namespace, world: World) -> tuple[str, _Model, Corpus]:
-    """The path of the model ``--baseline``, the model, and the same text for it.
+        Raises:
+            UserError: the file or the split cannot be read, or the tokenizer is invalid.
+        """
+        cfg, split, task = self.cfg, self.batches.gen_subset, model.task
+        if cfg.text is None:
+            folder = data_folders(data)[0]
+            corpus = reopen_corpus(folder, split, model.dictionary) if model.scorer is None else task.corpus(split)  # type: ignore[attr-defined]
+            counts = load_counts(folder / split)
+            # A split that was made again by another program has other lines than its counts.
+            return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
+        text = read_text(cfg.text, cfg, data, model.dictionary, self.world, cfg.score_documents is not None)
+        if text.counts is None:
+            log_tokens(model.dictionary)
+        return "stdin" if cfg.text == STDIN else cfg.text, text, text.counts
 
-    With ``--text`` it reads the text with the dictionary and the tokenizer beside it, if there are any.
-    """
-    checkpoint = find_checkpoint(path)
-    if settings.command.text is not None and (checkpoint.parent / DICTIONARY).is_file():
-        settings = dataclasses.replace(settings, data_path=str(checkpoint.parent))
-    model = _load([str(checkpoint)], settings, args, world)
-    return str(checkpoint), model, _evaluated_text(settings.command, settings, model, world)[1]
+    def baseline(self, path: str, data: str) -> tuple[str, _Model, Corpus]:
+        """The path of the model to compare with, the model, and the same text for it.
+
+        With ``--text`` it reads the text with the dictionary and the tokenizer beside it, if there are any.
+        """
+        checkpoint = find_checkpoint(path)
+        if self.cfg.text is not None and (checkpoint.parent / DICTIONARY).is_file():
+            data = str(checkpoint.parent)
+        model = self.load(data, [str(checkpoint)])
+        return str(checkpoint), model, self.text(data, model)[1]
 
 
 def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:
@@ -332,27 +350,6 @@ def _sample(scorer: Scorer, reader: TextReader) -> str:
     decoding = Decoding(SAMPLE_TOKENS, top_k=SAMPLE_TOP_K)
     tokens = list(stream(scorer.readers, [eos], decoding, generator=generator_of(SAMPLE_SEED), forbidden=forbidden))
     return reader.text(tokens)
-
-
-def _evaluated_text(
-    cfg: EvalLMConfig, settings: Settings, model: _Model, world: World
-) -> tuple[str, Corpus, RawCounts | None]:
-    """Return what ``--text`` or ``--gen-subset`` names: its name, its tokens, and the size of the raw text if known.
-
-    Raises:
-        UserError: the file or the split cannot be read, or the tokenizer is invalid.
-    """
-    data, split, task = settings.data_path, settings.data.gen_subset, model.task
-    if cfg.text is None:
-        folder = data_folders(data)[0]
-        corpus = reopen_corpus(folder, split, model.dictionary) if model.scorer is None else task.corpus(split)  # type: ignore[attr-defined]
-        counts = load_counts(folder / split)
-        # A split that was made again by another program has other lines than its counts.
-        return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
-    text = read_text(cfg.text, cfg, data, model.dictionary, world, cfg.score_documents is not None)
-    if text.counts is None:
-        log_tokens(model.dictionary)
-    return "stdin" if cfg.text == STDIN else cfg.text, text, text.counts
 
 
 def _print_words(cfg: EvalLMConfig, words: report.Words) -> None:

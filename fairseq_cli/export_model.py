@@ -84,23 +84,22 @@ def main(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace, path: Path, state: dict[str, Any], job: Export) -> str:
     """Write the model of the checkpoint *path*, which holds *state*; return a description of the files."""
     if state["args"].get("task") == "sentence_prediction":
-        _check_encoder_flags(args, discriminates=True)
+        _check_no_results(args)
+        if args.half == "generator":
+            raise UserError(f"--half generator: {args.source} is a classifier; leave the flag out")
         return _export_classifier(SentenceClassifier.from_pretrained(path, job.data, state=state), job)
     model, task = hub.load_model(path, job.data, state=state)
     if model.predicts_next_token:
         if args.half == "generator":
             raise UserError(f"--half generator: {args.source} is not an ELECTRA model; leave the flag out")
         return export.export(model, task, state, job)
-    _check_encoder_flags(args)
+    _check_no_results(args)
     return _export_encoder(model, task.source_dictionary, args.half, str(state["args"].get("arch")), job)
 
 
-def _check_encoder_flags(args: argparse.Namespace, discriminates: bool = False) -> None:
-    """Raise UserError for flags that an encoder's export does not read."""
+def _check_no_results(args: argparse.Namespace) -> None:
     if args.results is not None:
         raise UserError("--results: encoders have no model card; leave it out")
-    if discriminates and args.half == "generator":
-        raise UserError(f"--half generator: {args.source} is a classifier; leave the flag out")
 
 
 def _export_encoder(model: BaseFairseqModel, dictionary: Dictionary, half: str, arch: str, job: Export) -> str:

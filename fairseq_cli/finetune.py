@@ -20,10 +20,10 @@ from fairseq import checkpoint, distributed
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields, options
-from fairseq.config.fields import Config, flag
+from fairseq.config.fields import Config, flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.registry import ARCHITECTURES, MODELS
-from fairseq.config.settings import CommonConfig, DistributedConfig, Settings, training_settings, typed_settings
+from fairseq.config.settings import CommonConfig, DistributedConfig, training_settings
 from fairseq.data.folders import data_folders
 from fairseq.errors import UserError, nearest
 from fairseq.evaluation.classifier import FinetunedRun, as_table, best_rate, predict, summarize
@@ -88,41 +88,44 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Returns:
         The settings, runs and scores, as in ``results.json``.
     """
-    settings = typed_settings(args, FinetuneConfig)
-    cfg: FinetuneConfig = settings.command
+    cfg, common = typed(FinetuneConfig, args), typed(CommonConfig, args)
     if not cfg.path:
         raise UserError("--path: give the checkpoint of pre-training")
-    if settings.common.seed != CommonConfig().seed:
-        raise UserError(f"--seed {settings.common.seed}: give --seeds {settings.common.seed}, one run for each seed")
+    if common.seed != CommonConfig().seed:
+        raise UserError(f"--seed {common.seed}: give --seeds {common.seed}, one run for each seed")
     # All checks up to the task: what can be wrong is found before the first of many runs begins.
     _check_runs(cfg)
-    settings = _completed(settings)
-    state, stored, parameters = _pretrained(cfg.path)
-    folder = Path(cfg.save_dir)
-    # With 0 updates: how many there are, which the schedule needs, is known only once the data are encoded.
-    task, updates = _checked_task(settings, _train_flags(settings, stored, cfg.lrs[0], cfg.seeds[0], 0), parameters)
+    task_cfg = _completed(typed(SentencePredictionTaskConfig, args), args.data, cfg.path)
+    state = checkpoint.load(find_checkpoint(cfg.path))
+    arch = str(state["args"].get("arch"))
+    if arch not in ARCHITECTURES:
+        raise UserError(f"--path {cfg.path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
+    stored, parameters = finished(state["args"], state["model"])
+    sweep = Sweep(cfg, task_cfg, common, typed(DistributedConfig, args), args.data, stored)
+    task, updates = sweep.checked_task(parameters)
     check_dictionary(state, cfg.path, task.source_dictionary)
-    prepare_folder("--save-dir", folder)
-    inputs, runs = _digests(settings, task), []
-    for lr in cfg.lrs:
-        for seed in cfg.seeds:
-            flags = _train_flags(settings, stored, lr, seed, updates)
-            runs.append(_run(settings, task, flags, inputs, lr, seed, folder / f"lr{lr:g}-seed{seed}"))
-    report = _report(settings, runs, updates)
-    with atomic_file(folder / "results.json", "--save-dir") as file:
+    prepare_folder("--save-dir", Path(cfg.save_dir))
+    inputs = _digests(args.data, cfg.path, task)
+    runs = [sweep.run(lr, seed, updates, task, inputs) for lr in cfg.lrs for seed in cfg.seeds]
+    summaries = summarize(runs)
+    best = best_rate(summaries)
+    report = {
+        "task": task_cfg.glue_task,
+        "data": args.data,
+        "checkpoint": cfg.path,
+        "from_scratch": cfg.from_scratch,
+        "updates": updates,
+        "best_lr": best.lr,
+        "score": best.mean["score"],
+        "deviation": best.deviation["score"],
+        "rates": [dataclasses.asdict(summary) for summary in summaries],
+        "runs": [dataclasses.asdict(run) for run in runs],
+    }
+    report = dict(finite(report))  # the deviation of one run is NaN, which JSON does not have
+    with atomic_file(Path(cfg.save_dir) / "results.json", "--save-dir") as file:
         file.write((json.dumps({**report, **about_run()}, indent=1) + "\n").encode())
-    print(as_table(summarize(runs)))
+    print(as_table(summaries))
     return report
-
-
-def _completed(settings: Settings) -> Settings:
-    """*settings* with the data folder of pre-training, beside ``--path``, and the classes in the training data."""
-    folder = data_folders(settings.data_path)[0]
-    cfg = fields.typed(SentencePredictionTaskConfig, settings.flat).completed(folder)
-    data_bin = cfg.data_bin
-    if data_bin is None and not (folder / DICTIONARY).exists():
-        data_bin = folder_beside(settings.command.path)
-    return settings.changed(data_bin=data_bin, labels=cfg.labels, sentence_pairs=cfg.sentence_pairs)
 
 
 def _check_runs(cfg: FinetuneConfig) -> None:
@@ -136,117 +139,134 @@ def _check_runs(cfg: FinetuneConfig) -> None:
         raise UserError(f"--train-flags {cfg.train_flags}: {str(error).lower()}; correct the quotes") from None
 
 
-def _pretrained(path: str) -> tuple[dict[str, Any], dict[str, Any], Mapping[str, Tensor]]:
-    """A checkpoint, and settings and parameters of the model in it, without notes."""
-    state = checkpoint.load(find_checkpoint(path))
-    stored = state["args"]
-    arch = str(stored.get("arch"))
-    if arch not in ARCHITECTURES:
-        raise UserError(f"--path {path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
-    args, parameters = finished(stored, state["model"])
-    return state, dict(args), parameters
+def _completed(cfg: SentencePredictionTaskConfig, data: str, path: str) -> SentencePredictionTaskConfig:
+    """*cfg* with the classes in the training data, and with the folder beside the checkpoint *path* as its data."""
+    folder = data_folders(data)[0]
+    cfg = cfg.completed(folder)
+    if cfg.data_bin is None and not (folder / DICTIONARY).exists():
+        return dataclasses.replace(cfg, data_bin=folder_beside(path))
+    return cfg
 
 
-def _train_flags(settings: Settings, stored: Mapping[str, Any], lr: float, seed: int, updates: int) -> list[str]:
-    """The command line of ``fairseq-train``, without DATA and ``--save-dir``."""
-    cfg: FinetuneConfig = settings.command
-    flat = settings.flat
-    flags = f"""--task sentence_prediction --criterion sentence_prediction --arch {stored["arch"]} --optimizer adam
-        --lr-scheduler polynomial_decay --no-decay-on-norms-and-biases --lr {lr:g} --seed {seed} --no-epoch-checkpoints
-        --no-last-checkpoints --no-save-optimizer-state --best-checkpoint-metric score --required-batch-size-multiple 1
-        --maximize-best-checkpoint-metric --max-epoch {cfg.max_epoch} --weight-decay {cfg.weight_decay:g}
-        --clip-norm {cfg.clip_norm:g} --warmup-updates {int(cfg.warmup_ratio * updates)}
-        --total-num-update {max(updates, 1)}""".split()
-    if not cfg.from_scratch:
-        flags += ["--finetune-from-model", str(cfg.path)]
-    model = MODELS[ARCHITECTURES[stored["arch"]].model].config_class
-    assert model is not None
-    flags += _as_flags({name: stored[name] for name in fields.defaults(model) if stored.get(name) is not None})
-    for part in (SentencePredictionTaskConfig, CommonConfig, DistributedConfig):
-        # Each run has a seed of its own.
-        defaults = {name: default for name, default in fields.defaults(part).items() if name != "seed"}
-        chosen = {name: flat[name] for name, default in defaults.items() if flat[name] != default}
-        flags += _as_flags(chosen)
-    return [*flags, *shlex.split(cfg.train_flags)]
+@dataclass(frozen=True)
+class Sweep:
+    """Runs of ``fairseq-train`` that differ in learning rate and seed.
 
-
-def _as_flags(values: Mapping[str, Any]) -> list[str]:
-    """Settings as flags; false switches are omitted."""
-    flags = []
-    for name, value in values.items():
-        if isinstance(value, bool):
-            flags += [fields.flag_name(name)] if value else []
-        else:
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            # As one word: a value that begins with a dash would be read as a flag.
-            flags.append(f"{fields.flag_name(name)}={text}")
-    return flags
-
-
-def _parse(settings: Settings, flags: list[str], save_dir: Path | str, world_size: int) -> argparse.Namespace:
-    """The flat settings of a run; ``--batch-size`` is divided among *world_size* processes."""
-    cfg: FinetuneConfig = settings.command
-    if cfg.batch_size % world_size:
-        raise UserError(f"--batch-size {cfg.batch_size}: must be a multiple of the {world_size} processes")
-    sizes = ["--batch-size", str(cfg.batch_size // world_size), "--save-dir", str(save_dir)]
-    # Through the parser of fairseq-train, so that a run equals that command.
-    return options.parse_args_and_arch(get_training_parser(), [settings.data_path, *sizes, *flags])
-
-
-def _world_size(settings: Settings) -> int:
-    processes = fields.typed(DistributedConfig, settings.flat).distributed_world_size
-    return processes or (1 if settings.common.cpu else max(1, torch.cuda.device_count()))
-
-
-def _checked_task(
-    settings: Settings, flags: list[str], parameters: Mapping[str, Tensor]
-) -> tuple[SentencePredictionTask, int]:
-    """The task with its splits encoded, and the updates of a run.
-
-    Raises:
-        UserError: data or weights are invalid; raised before any training.
+    Attributes:
+        cfg: settings of the command.
+        task_cfg, common, processes: settings that are flags of ``fairseq-train``, too.
+        data: DATA.
+        stored: settings of the pre-trained model.
     """
-    size = _world_size(settings)
-    args = _parse(settings, flags, settings.command.save_dir, size)
-    if not args.max_epoch and not args.max_update:  # 0 is no limit to fairseq-train
-        raise UserError("--train-flags --max-epoch 0: the run would never end; give --max-epoch N or --max-update N")
-    run = training_settings(args)
-    task = setup_task(run)
-    model, criterion = task.build_model(run), task.build_criterion(run)
-    assert isinstance(task, SentencePredictionTask) and isinstance(model, SentenceModel)
-    model.check_start(parameters, str(settings.command.path))
-    for split in _splits(settings.command):
-        long = int((task.dataset(split).sizes > model.max_positions()).sum())
-        if long:
-            raise UserError(f"--shorten-method none: {long} rows of {split} are too long for the model; use truncate")
-    batches = task.iterator("train", model, criterion, training=True, world_size=size)
-    return task, math.ceil(len(batches) / run.optimization.update_freq[0]) * settings.command.max_epoch
 
+    cfg: FinetuneConfig
+    task_cfg: SentencePredictionTaskConfig
+    common: CommonConfig
+    processes: DistributedConfig
+    data: str
+    stored: Mapping[str, Any]
 
-def _run(
-    settings: Settings,
-    task: SentencePredictionTask,
-    flags: list[str],
-    inputs: dict[str, str],
-    lr: float,
-    seed: int,
-    folder: Path,
-) -> FinetunedRun:
-    """Train one model, unless its result exists, and write its predictions."""
-    splits = _splits(settings.command)
-    results = _finished(folder, flags, inputs, splits)
-    if results is not None:
-        return FinetunedRun(lr, seed, results, str(folder))
-    # Left by a run with other settings.
-    (folder / BEST).unlink(missing_ok=True)
-    args = _parse(settings, flags, folder, _world_size(settings))
-    distributed.run(training_job(training_settings(args)))
-    metrics = _predict(settings, task, folder)
-    result = {"flags": flags, "figures": metrics, "inputs": inputs, "predictions": _predictions(folder, splits)}
-    # Written last: a run with this file is complete.
-    with atomic_file(folder / RESULT) as file:
-        file.write(json.dumps(result, indent=1).encode())
-    return FinetunedRun(lr, seed, metrics, str(folder))
+    @property
+    def splits(self) -> list[str]:
+        """Splits that predictions are written for; the first is the development file, whose score chooses the rate."""
+        return list(dict.fromkeys(["valid", *(name.strip() for name in self.cfg.predict.split(",") if name.strip())]))
+
+    @property
+    def world_size(self) -> int:
+        default = 1 if self.common.cpu else max(1, torch.cuda.device_count())
+        return self.processes.distributed_world_size or default
+
+    def flags(self, lr: float, seed: int, updates: int) -> list[str]:
+        """The command line of ``fairseq-train``, without DATA and ``--save-dir``."""
+        cfg, arch = self.cfg, self.stored["arch"]
+        flags = f"""--task sentence_prediction --criterion sentence_prediction --arch {arch} --optimizer adam
+            --lr-scheduler polynomial_decay --no-decay-on-norms-and-biases --lr {lr:g} --seed {seed}
+            --no-epoch-checkpoints --no-last-checkpoints --no-save-optimizer-state --best-checkpoint-metric score
+            --required-batch-size-multiple 1 --maximize-best-checkpoint-metric --max-epoch {cfg.max_epoch}
+            --weight-decay {cfg.weight_decay:g} --clip-norm {cfg.clip_norm:g}
+            --warmup-updates {int(cfg.warmup_ratio * updates)} --total-num-update {max(updates, 1)}""".split()
+        if not cfg.from_scratch:
+            flags += ["--finetune-from-model", str(cfg.path)]
+        model = MODELS[ARCHITECTURES[arch].model].config_class
+        assert model is not None
+        chosen = {name: self.stored[name] for name in fields.defaults(model) if self.stored.get(name) is not None}
+        for part in (self.task_cfg, self.common, self.processes):
+            defaults = fields.defaults(type(part))
+            chosen |= {name: value for name, value in vars(part).items() if value != defaults[name] and name != "seed"}
+        for name, value in chosen.items():
+            if isinstance(value, bool):
+                flags += [fields.flag_name(name)] if value else []
+            else:
+                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                # As one word: a value that begins with a dash would be read as a flag.
+                flags.append(f"{fields.flag_name(name)}={text}")
+        return [*flags, *shlex.split(cfg.train_flags)]
+
+    def parse(self, flags: list[str], save_dir: Path | str) -> argparse.Namespace:
+        """The flat settings of a run; ``--batch-size`` is divided among the processes."""
+        if self.cfg.batch_size % self.world_size:
+            raise UserError(
+                f"--batch-size {self.cfg.batch_size}: must be a multiple of the {self.world_size} processes"
+            )
+        sizes = ["--batch-size", str(self.cfg.batch_size // self.world_size), "--save-dir", str(save_dir)]
+        # Through the parser of fairseq-train, so that a run equals that command.
+        return options.parse_args_and_arch(get_training_parser(), [self.data, *sizes, *flags])
+
+    def checked_task(self, parameters: Mapping[str, Tensor]) -> tuple[SentencePredictionTask, int]:
+        """The task with its splits encoded, and the updates of a run.
+
+        Raises:
+            UserError: data or weights are invalid; raised before any training.
+        """
+        # With 0 updates: how many there are, which the schedule needs, is known only once the data are encoded.
+        args = self.parse(self.flags(self.cfg.lrs[0], self.cfg.seeds[0], 0), self.cfg.save_dir)
+        if not args.max_epoch and not args.max_update:  # 0 is no limit to fairseq-train
+            raise UserError(
+                "--train-flags --max-epoch 0: the run would never end; give --max-epoch N or --max-update N"
+            )
+        settings = training_settings(args)
+        task = setup_task(settings)
+        model, criterion = task.build_model(settings), task.build_criterion(settings)
+        assert isinstance(task, SentencePredictionTask) and isinstance(model, SentenceModel)
+        model.check_start(parameters, str(self.cfg.path))
+        for split in self.splits:
+            long = int((task.dataset(split).sizes > model.max_positions()).sum())
+            if long:
+                raise UserError(
+                    f"--shorten-method none: {long} rows of {split} are too long for the model; use truncate"
+                )
+        batches = task.iterator("train", model, criterion, training=True, world_size=self.world_size)
+        return task, math.ceil(len(batches) / settings.optimization.update_freq[0]) * self.cfg.max_epoch
+
+    def run(
+        self, lr: float, seed: int, updates: int, task: SentencePredictionTask, inputs: dict[str, str]
+    ) -> FinetunedRun:
+        """Train one model, unless the result of the same *inputs* exists, and write its predictions."""
+        folder, flags = Path(self.cfg.save_dir) / f"lr{lr:g}-seed{seed}", self.flags(lr, seed, updates)
+        metrics = _finished(folder, flags, inputs, self.splits)
+        if metrics is None:
+            # Left by a run with other settings.
+            (folder / BEST).unlink(missing_ok=True)
+            distributed.run(training_job(training_settings(self.parse(flags, folder))))
+            metrics = self.predict(task, folder)
+            predictions = _predictions(folder, self.splits)
+            result = {"flags": flags, "figures": metrics, "inputs": inputs, "predictions": predictions}
+            # Written last: a run with this file is complete.
+            with atomic_file(folder / RESULT) as file:
+                file.write(json.dumps(result, indent=1).encode())
+        return FinetunedRun(lr, seed, metrics, str(folder))
+
+    def predict(self, task: SentencePredictionTask, folder: Path) -> dict[str, float]:
+        """Return the metrics of the best checkpoint on the development file, and write ``predictions.SPLIT.tsv``."""
+        (model,), _, _ = load_models([folder / BEST], self.data)
+        Precision(self.common).move(model, distributed.device_of(self.common))
+        metrics: dict[str, float] = {}
+        for split in self.splits:
+            predictions = predict(model, task, split, self.cfg.batch_size)
+            predictions.write(folder / f"predictions.{split}.tsv")
+            # Of the first split, the development file: only its score may choose the learning rate.
+            metrics = metrics or predictions.metrics()
+        return metrics
 
 
 def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: list[str]) -> dict[str, float] | None:
@@ -263,17 +283,16 @@ def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: li
     return metrics if isinstance(written, dict) and _predictions(folder, splits).items() <= written.items() else None
 
 
-def _digests(settings: Settings, task: SentencePredictionTask) -> dict[str, str]:
+def _digests(data: str, path: str, task: SentencePredictionTask) -> dict[str, str]:
     """A digest of each file that the runs read: data, checkpoint, dictionary, tokenizer and subword codes."""
     patterns = ("*.tsv", "input?/*", "label/*")
-    folders = data_folders(settings.data_path)
-    data = [file for folder in folders for pattern in patterns for file in sorted(folder.glob(pattern))]
-    weights = Path(find_checkpoint(settings.command.path))
+    texts = [file for folder in data_folders(data) for pattern in patterns for file in sorted(folder.glob(pattern))]
+    weights = find_checkpoint(path)
     # The manifest has a checksum of every part, so that large parts need not be read.
     weights = weights / parts.MANIFEST if parts.is_folder(weights) else weights
-    dictionary = Path(task.dictionary.path or settings.data_path)
+    dictionary = Path(task.dictionary.path or data)
     codes = [Path(task.cfg.bpe_codes)] if task.cfg.bpe_codes else []
-    files = [*data, weights, dictionary, dictionary.parent / TOKENIZATION, *codes]
+    files = [*texts, weights, dictionary, dictionary.parent / TOKENIZATION, *codes]
     return {str(path): _digest(path) for path in files if path.is_file()}
 
 
@@ -290,44 +309,6 @@ def _digest(path: Path) -> str:
         while piece := file.read(1 << 22):
             digest.update(piece)
     return digest.hexdigest()
-
-
-def _predict(settings: Settings, task: SentencePredictionTask, folder: Path) -> dict[str, float]:
-    """Return the metrics of the best checkpoint on the development file, and write ``predictions.SPLIT.tsv``."""
-    models, _, _ = load_models([folder / BEST], settings.data_path)
-    Precision(settings.common).move(models[0], distributed.device_of(settings.common))
-    metrics: dict[str, float] = {}
-    for split in _splits(settings.command):
-        predictions = predict(models[0], task, split, settings.command.batch_size)
-        predictions.write(folder / f"predictions.{split}.tsv")
-        # Of the first split, the development file: only its score may choose the learning rate.
-        metrics = metrics or predictions.metrics()
-    return metrics
-
-
-def _splits(cfg: FinetuneConfig) -> list[str]:
-    """The splits that predictions are written for: the development file, whose score chooses the rate, is the first."""
-    return list(dict.fromkeys(["valid", *(split.strip() for split in cfg.predict.split(",") if split.strip())]))
-
-
-def _report(settings: Settings, runs: list[FinetunedRun], updates: int) -> dict[str, Any]:
-    summaries = summarize(runs)
-    best = best_rate(summaries)
-    cfg: FinetuneConfig = settings.command
-    report: dict[str, Any] = {
-        "task": settings.flat["glue_task"],
-        "data": settings.data_path,
-        "checkpoint": cfg.path,
-        "from_scratch": cfg.from_scratch,
-        "updates": updates,
-        "best_lr": best.lr,
-        "score": best.mean["score"],
-        "deviation": best.deviation["score"],
-        "rates": [dataclasses.asdict(summary) for summary in summaries],
-        "runs": [dataclasses.asdict(run) for run in runs],
-    }
-    # The deviation of one run is NaN, which JSON does not have.
-    return dict(finite(report))
 
 
 cli_main = command(main, get_finetune_parser)

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from fairseq.config.command_settings import GenerationConfig, ShardConfig, TextFormatConfig
-from fairseq.config.fields import flag
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import DistributedConfig, Settings, typed_settings
+from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -25,13 +25,11 @@ from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.text.raw_text import STDIN
 from fairseq_cli import command
-from fairseq_cli.common import (
-    evaluation_parser,
-    progress,
-    read_text,
-    results_folder,
-    run_on_processes,
-    with_models,
+from fairseq_cli.common import data_and_models, evaluation_parser, progress, read_text, results_folder, run_on_processes
+
+RECORDED = (  # settings in generate.json
+    *("context_tokens", "max_new_tokens", "num_samples", "num_contexts", "sampling", "sampling_topk", "sampling_topp"),
+    *("temperature", "beam", "batch_size", "int8", "model_overrides"),
 )
 
 
@@ -76,41 +74,47 @@ def main(args: argparse.Namespace) -> list[Passage]:
 
 def generate(args: argparse.Namespace, world: World) -> list[Passage]:
     """Do the part of this process of *world*; see :func:`main`."""
-    settings = typed_settings(args, GenerateConfig)
-    cfg: GenerateConfig = settings.command
+    cfg, common = typed(GenerateConfig, args), typed(CommonConfig, args)
     contexts = _contexts(cfg)
-    settings, paths = with_models(settings)
-    writer = Writer.load(settings, paths, world.device)
-    name, corpus = _corpus(cfg, settings.data_path, writer, world)
+    data, paths = data_and_models(cfg, args.data)
+    writer = Writer.load(cfg, common, paths, data, vars(args), world.device)
+    if cfg.text is None:
+        name, corpus = cfg.gen_subset, writer.task.corpus(cfg.gen_subset)  # type: ignore[attr-defined]
+    else:
+        name = "stdin" if cfg.text == STDIN else cfg.text
+        corpus = read_text(cfg.text, cfg, data, writer.task.source_dictionary, world)
     if cfg.finds_hypotheses:
         _print_hypotheses(cfg, writer, name, corpus, world)
         return []
     tokens = corpus.tokens
-    starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, settings.common.seed)
+    starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, common.seed)
     writer.warn_of_length({"--context-tokens": cfg.context_tokens})
     complete: list[Passage] = []
     begin = time.perf_counter()
     with results_folder(cfg.results_path):
         try:
-            for passage in _continue(settings, writer, tokens, starts, world):
+            for passage in _continue(cfg, common, writer, tokens, starts, world):
                 complete.append(passage)
                 print(passages.as_text(passage, cfg.num_samples, name), flush=True)
         # Also after an interruption: what was generated in hours is not thrown away.
         finally:
             if cfg.results_path is not None and complete:
                 seconds = time.perf_counter() - begin
-                rate = len(complete) * cfg.max_new_tokens / seconds
-                about = _about(settings, writer) | {"seconds": seconds, "tokens_per_second": rate}
-                passages.write_results(Path(cfg.results_path), complete, {"checkpoints": paths, **about})
+                about = {
+                    "checkpoints": paths,
+                    "data": data,
+                    "split": cfg.text or cfg.gen_subset,
+                    "device": str(writer.device),
+                    "settings": {
+                        **{name: getattr(cfg, name) for name in RECORDED},
+                        "seed": writer.seed,
+                        **{name: getattr(common, name) for name in ("fp16", "bf16", "memory_efficient_fp16")},
+                    },
+                    "seconds": seconds,
+                    "tokens_per_second": len(complete) * cfg.max_new_tokens / seconds,
+                }
+                passages.write_results(Path(cfg.results_path), complete, about)
     return complete
-
-
-def _corpus(cfg: GenerateConfig, data: str, writer: Writer, world: World) -> tuple[str, Corpus]:
-    """The name and the corpus of ``--text`` or ``--gen-subset``."""
-    if cfg.text is not None:
-        name = "stdin" if cfg.text == STDIN else cfg.text
-        return name, read_text(cfg.text, cfg, data, writer.task.source_dictionary, world)
-    return cfg.gen_subset, writer.task.corpus(cfg.gen_subset)  # type: ignore[attr-defined]
 
 
 def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Corpus, world: World) -> None:
@@ -121,22 +125,18 @@ def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Co
             files.enter_context(results_folder(cfg.results_path))
             path = Path(cfg.results_path) / f"generate-{Path(name).name}.txt"
             file = files.enter_context(open(path, "w", encoding="utf-8"))
-        local = (
-            (number, list(lines_of(writer, cfg, number, tokens, target=True)))
-            for number, tokens in _lines(corpus, _numbers(cfg, world, len(corpus.sizes)))
-        )
+
+        def texts_of(number: int) -> list[str]:
+            start, size = corpus.offsets[number], corpus.sizes[number]
+            tokens = corpus.tokens[start : start + size - 1].tolist()  # without </s>
+            return list(lines_of(writer, cfg, number, tokens, target=True))
+
+        local = ((number, texts_of(number)) for number in _numbers(cfg, world, len(corpus.sizes)))
         for _, texts in _of_all(local, world):
             for text in texts:
                 print(text, flush=True)
                 if file is not None:
                     print(text, file=file)
-
-
-def _lines(corpus: Corpus, numbers: range) -> Iterator[tuple[int, list[int]]]:
-    """Lines of *corpus* with their numbers, without ``</s>``."""
-    for number in numbers:
-        start, size = corpus.offsets[number], corpus.sizes[number]
-        yield number, corpus.tokens[start : start + size - 1].tolist()
 
 
 def _numbers(cfg: GenerateConfig, world: World, count: int) -> range:
@@ -153,15 +153,14 @@ def _of_all(local: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[An
 
 
 def _continue(
-    settings: Settings, writer: Writer, tokens: np.ndarray, starts: list[int], world: World
+    cfg: GenerateConfig, common: CommonConfig, writer: Writer, tokens: np.ndarray, starts: list[int], world: World
 ) -> Iterator[Passage]:
     """Passages for the contexts at *starts* of *tokens*, in that order, each as soon as it is complete."""
-    cfg: GenerateConfig = settings.command
     length, new = cfg.context_tokens, cfg.max_new_tokens
     prompts = [tokens[start : start + length].tolist() for start in starts]
     samples = cfg.num_samples // len(starts)
     numbers = _numbers(cfg, world, len(starts))
-    show = progress(settings.common, "tokens") if world.is_first else lambda items, length: items
+    show = progress(common, "tokens") if world.is_first else lambda items, length: items
     texts = _of_all(writer.continue_all(prompts, samples, show, numbers), world)
     # Contexts are of equal length and so complete in order.
     for (number, sample), text in texts:
@@ -181,20 +180,6 @@ def _contexts(cfg: GenerateConfig) -> int:
         )
     check_samples(cfg, cfg.num_samples // contexts, contexts)
     return contexts
-
-
-def _about(settings: Settings, writer: Writer) -> dict[str, Any]:
-    cfg: GenerateConfig = settings.command
-    names = ["context_tokens", "max_new_tokens", "num_samples", "num_contexts", "sampling", "sampling_topk"]
-    names += ["sampling_topp", "temperature", "beam", "batch_size", "int8", "model_overrides"]
-    decoding = {name: getattr(cfg, name) for name in names}
-    flags = {name: getattr(settings.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16")}
-    return {
-        "data": settings.data_path,
-        "split": cfg.text or cfg.gen_subset,
-        "device": str(writer.device),
-        "settings": {**decoding, "seed": writer.seed, **flags},
-    }
 
 
 cli_main = command(main, get_generation_parser)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.config.command_settings import GenerationConfig
-from fairseq.config.fields import flag
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import CommonConfig, typed_settings
+from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError, read_failure
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
@@ -22,7 +22,7 @@ from fairseq.system.opening import open_input
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive, text_line
 from fairseq.text.text_corpus import report_unknown
 from fairseq_cli import command
-from fairseq_cli.common import evaluation_parser, progress, with_models
+from fairseq_cli.common import data_and_models, evaluation_parser, progress
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +53,16 @@ def main(args: argparse.Namespace) -> None:
     Each line is a prompt; an empty line starts a new text. A sample depends on ``--seed`` and the number of its prompt,
     not on how prompts are read. Texts are separated by a line of dashes.
     """
-    settings = typed_settings(args, InteractiveConfig)
-    cfg: InteractiveConfig = settings.command
+    cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
-    settings, paths = with_models(settings)
-    writer = Writer.load(settings, paths)
+    data, paths = data_and_models(cfg, args.data)
+    writer = Writer.load(cfg, common, paths, data, vars(args))
     # Lines of stdin are answered one by one, as they arrive; the lines of a file are all there.
     if lines is None or cfg.finds_hypotheses:
         _answer(_stdin_lines() if lines is None else lines, writer, cfg)
     else:
-        _answer_together(lines, writer, cfg, settings.common)
+        _answer_together(lines, writer, cfg, common)
 
 
 def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> None:
@@ -74,11 +73,7 @@ def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> Non
             print(*lines_of(writer, cfg, number, prompt[1:], target=False), sep="\n", flush=True)
             continue
         for sample in range(cfg.num_samples):
-            tokens = writer.continue_one(prompt, number, sample)
-            if cfg.json:
-                _print_object(writer, number, sample, prompt, list(tokens))
-            else:
-                _print_text(writer, prompt, tokens, first=number == sample == 0)
+            _print(cfg, writer, number, sample, prompt, writer.continue_one(prompt, number, sample))
 
 
 def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, common: CommonConfig) -> None:
@@ -91,11 +86,7 @@ def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, c
         outputs[key] = tokens
         while awaited in outputs:
             number, sample = awaited
-            text = outputs.pop(awaited)
-            if cfg.json:
-                _print_object(writer, number, sample, prompts[number], text)
-            else:
-                _print_text(writer, prompts[number], text, first=number == sample == 0)
+            _print(cfg, writer, number, sample, prompts[number], outputs.pop(awaited))
             # No prompt has this number: after the last text none is awaited.
             awaited = next(order, (-1, -1))
 
@@ -113,22 +104,23 @@ def _encode(lines: list[str], writer: Writer, first: int = 0) -> list[list[int]]
     return prompts
 
 
-def _print_text(writer: Writer, prompt: list[int], tokens: Iterable[int], first: bool) -> None:
-    """Print the prompt and its continuation, each token as soon as it is chosen."""
-    if not first:
-        print("-" * 8)
+def _print(
+    cfg: InteractiveConfig, writer: Writer, number: int, sample: int, prompt: list[int], tokens: Iterable[int]
+) -> None:
+    """Print the prompt and its continuation, with ``--json`` as an object, else each token as soon as it is chosen."""
     text = writer.detokenizer.stream()
-    print(text.add(prompt[1:]) + text.pause(), end="", flush=True)
+    before = text.add(prompt[1:]) + text.pause()
+    if cfg.json:
+        ids = list(tokens)
+        values = {"prompt": number, "sample": sample, "text": before, "continuation": text.add(ids) + text.end()}
+        print(json.dumps({**values, "tokens": ids}, ensure_ascii=False), flush=True)
+        return
+    if number or sample:
+        print("-" * 8)
+    print(before, end="", flush=True)
     for token in tokens:
         print(text.add([token]), end="", flush=True)
     print(text.end(), flush=True)
-
-
-def _print_object(writer: Writer, number: int, sample: int, prompt: list[int], tokens: list[int]) -> None:
-    text = writer.detokenizer.stream()
-    before = text.add(prompt[1:]) + text.pause()
-    values = {"prompt": number, "sample": sample, "text": before, "continuation": text.add(tokens) + text.end()}
-    print(json.dumps({**values, "tokens": tokens}, ensure_ascii=False), flush=True)
 
 
 def _read_file(path: Path) -> list[str]:

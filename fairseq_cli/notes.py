@@ -67,10 +67,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     neighbours = {
         study.words.words[number]: (near, tokens)
         for number, near, tokens in zip(
-            numbers,
-            study.nearest_notes(numbers, cfg.nearest),
-            study.nearest_tokens(numbers, cfg.nearest),
-            strict=True,
+            numbers, study.nearest_notes(numbers, cfg.nearest), study.nearest_tokens(numbers, cfg.nearest), strict=True
         )
     }
     with results_folder(cfg.results_path):

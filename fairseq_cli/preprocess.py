@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from fairseq.config.command_settings import TextConfig
-from fairseq.config.fields import flag, shown, typed
+from fairseq.config.fields import flag, flag_name, shown, typed
 from fairseq.config.parser import Parser
 from fairseq.config.registry import BPES
 from fairseq.config.unused_flags import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES, add_unread
@@ -91,12 +89,10 @@ def main(args: argparse.Namespace) -> None:
     _check(config, splits)
     for hint in _hints(config, next(iter(splits.values()), None)):
         print(f"note: {printable(hint)}", file=sys.stderr)
-    with (
-        atomic_folder(config.destdir, flag="--destdir") as folder,
-        contextlib.redirect_stdout(_Recorder(sys.stdout)) as output,
-    ):
+    say = _Log(config.source_lang)
+    with atomic_folder(config.destdir, flag="--destdir") as folder:
         former = _former_log(Path(config.destdir))
-        tokenizer = _tokenizer(config, splits, folder)
+        tokenizer = _tokenizer(config, splits, folder, say)
         # A dictionary is learned from the training text alone.
         read = {name: path for name, path in splits.items() if not config.dict_only or name.startswith("train")}
         # The operating system removes a file without a name, however this process ends.
@@ -114,17 +110,16 @@ def main(args: argparse.Namespace) -> None:
                 learned = LearnedTexts(training, pool, file)
                 dictionary = _learn_dictionary(config, learned.counter(), tokenizer)
             _check_other_splits(config, dictionary, splits)
-            print(f"{_language(config)}Dictionary: {len(dictionary)} types")
+            say(f"Dictionary: {len(dictionary)} types")
             dictionary.save(folder / "dict.txt")
             if not config.dict_only:
-                with _binarizer(config, dictionary, tokenizer, texts, pool, learned, folder) as binarizer:
-                    _write(config, binarizer, dictionary.unk_word, texts, folder)
+                _binarize(config, dictionary, tokenizer, texts, pool, learned, folder, say)
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
         checksums.record(folder, Path(config.destdir))
         end = f"Wrote preprocessed data to {config.destdir}"
         settings = ", ".join(f"{name}={shown(value)}" for name, value in sorted(vars(config).items()))
-        text = f"settings: {settings}\n{output.text.getvalue()}{end}\n"
+        text = "\n".join([f"settings: {settings}", *say.lines, end, ""])
         # Names of files, which need not be UTF-8, are written as they are.
         (folder / LOG).write_bytes(former + text.encode(errors="surrogateescape"))
     if tokenizer is None:
@@ -133,19 +128,16 @@ def main(args: argparse.Namespace) -> None:
     print(end)
 
 
-class _Recorder:
-    """A stream that also keeps what is written to it, as *text*."""
+class _Log:
+    """Prints lines, with the language of the text before them, and keeps them as *lines*."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.text = io.StringIO()
-        self._stream = stream
+    def __init__(self, language: str | None) -> None:
+        self.lines: list[str] = []
+        self._prefix = f"[{language}] " if language else ""
 
-    def write(self, text: str) -> int:
-        self.text.write(text)
-        return self._stream.write(text)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
+    def __call__(self, text: str) -> None:
+        self.lines.append(self._prefix + text)
+        print(self.lines[-1], flush=True)
 
 
 def _former_log(folder: Path) -> bytes:
@@ -229,9 +221,7 @@ def _check_notes(config: PreprocessConfig) -> None:
     if not config.notes:
         for name in ("note_min_count", "note_max_count"):
             if getattr(config, name) != getattr(PreprocessConfig, name):
-                raise UserError(
-                    f"--{name.replace('_', '-')}: only --notes counts rare words; add it, or leave this out"
-                )
+                raise UserError(f"{flag_name(name)}: only --notes counts rare words; add it, or leave this out")
         return
     if config.trainpref is None or config.dict_only:
         raise UserError("--notes: rare words are counted in the training text; give --trainpref, without --dict-only")
@@ -256,12 +246,12 @@ def _check_subwords(config: PreprocessConfig) -> None:
         raise UserError("--learn-bpe: codes and dictionary are of the training text; give --trainpref, not --srcdict")
 
 
-def _tokenizer(config: PreprocessConfig, splits: Mapping[str, str], folder: Path) -> Tokenizer | None:
+def _tokenizer(config: PreprocessConfig, splits: Mapping[str, str], folder: Path, say: _Log) -> Tokenizer | None:
     """The tokenizer of the flags, its codes learned if need be, or ``--srcdict``'s; None: the text is tokens."""
     words, subwords = chosen_words(config), chosen_subwords(config)
     if config.bpe is not None and config.learn_bpe is not None:
         training = [path for name, path in splits.items() if name.startswith("train")]
-        print(f"{_language(config)}Learning {config.learn_bpe} subwords", flush=True)
+        say(f"Learning {config.learn_bpe} subwords")
         kind = BPES[config.bpe]
         subwords = learn_subwords(kind, config.learn_bpe, words, training, config, config.workers, folder)
         subwords.check()
@@ -298,7 +288,7 @@ def _learn_dictionary(config: PreprocessConfig, counter: Counter[str], tokenizer
     return dictionary
 
 
-def _binarizer(
+def _binarize(
     config: PreprocessConfig,
     dictionary: Dictionary,
     tokenizer: Tokenizer | None,
@@ -306,8 +296,9 @@ def _binarizer(
     pool: Workers[Any],
     learned: LearnedTexts | None,
     folder: Path,
-) -> Binarizer:
-    """The binarizer, with the words that have notes, which are chosen and saved."""
+    say: _Log,
+) -> None:
+    """Write the ids of each text, and with ``--notes`` the words that have notes, and where they are."""
     marks = None
     if config.notes:
         rule = tokenizer.rule if tokenizer is not None else SubwordMarks()
@@ -315,30 +306,18 @@ def _binarizer(
         counter = count_words(_training_texts(texts), config.workers, rule)
         notes = NoteWords.choose(counter, config.note_min_count, config.note_max_count, dictionary)
         notes.save(folder)
-        print(f"{_language(config)}Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
+        say(f"Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
         marks = NoteMarks(notes, dictionary, rule)
-    return Binarizer(dictionary, pool, marks, tokenizer is not None, learned)
-
-
-def _write(
-    config: PreprocessConfig, binarizer: Binarizer, unknown: str, texts: Mapping[str, TokenizedText], folder: Path
-) -> None:
-    for name, text in texts.items():
-        summary = binarizer.binarize(text.path, str(folder / name))
-        share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
-        raw = ""
-        if text.counts is not None:
-            save_counts(folder / name, text.counts)
-            raw = f", of {text.counts.words} words, {text.counts.bytes} bytes"
-        print(
-            f"{_language(config)}{text.source}: {summary.sentences} sents, {summary.tokens} tokens, "
-            f"{share}% replaced by {unknown}{raw}"
-        )
-
-
-def _language(config: PreprocessConfig) -> str:
-    """Prefix of log lines: the language, if given."""
-    return f"[{config.source_lang}] " if config.source_lang else ""
+    with Binarizer(dictionary, pool, marks, tokenizer is not None, learned) as binarizer:
+        for name, text in texts.items():
+            summary = binarizer.binarize(text.path, str(folder / name))
+            share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
+            raw = ""
+            if text.counts is not None:
+                save_counts(folder / name, text.counts)
+                raw = f", of {text.counts.words} words, {text.counts.bytes} bytes"
+            sizes = f"{summary.sentences} sents, {summary.tokens} tokens"
+            say(f"{text.source}: {sizes}, {share}% replaced by {dictionary.unk_word}{raw}")
 
 
 cli_main = command(main, get_preprocessing_parser, logs=False)

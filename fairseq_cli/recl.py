@@ -14,9 +14,9 @@ import numpy as np
 from fairseq import distributed
 from fairseq.analysis import plots, recl
 from fairseq.config.command_settings import ModelPathConfig
-from fairseq.config.fields import flag, parse_dict
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import Settings, StreamConfig, typed_settings
+from fairseq.config.settings import CommonConfig, StreamConfig
 from fairseq.errors import SettingError
 from fairseq.evaluation import report
 from fairseq.evaluation.report import markdown
@@ -26,24 +26,19 @@ from fairseq.system import pages
 from fairseq.system.files import atomic_file, atomic_folder
 from fairseq.system.provenance import about_run
 from fairseq_cli import command
-from fairseq_cli.common import (
-    evaluation_parser,
-    progress,
-    results_folder,
-    stream_settings,
-    with_models,
-)
+from fairseq_cli.common import data_and_models, evaluation_parser, progress, results_folder, stream_settings
 
 logger = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 8192
-PICTURES = ("recl-gain.png", "recl-relative-gain.png", "recl-perplexity.png")
-CAPTIONS = (
-    "Gain in perplexity of each step of context, by model; one panel for each share r of hardest positions. Lines that "
-    "stay high to the right use longer contexts. The scales of the panels differ.",
-    "The same relative to the perplexity of the group's best with the shorter context, with standard errors. A RECL is "
-    "the left number of the first step whose gain is below the threshold. Gains of zero are not shown.",
-    "Perplexity over context length, without a baseline. Where it rises, a long RECL shows fluctuating losses only.",
-)
+PICTURES = {
+    "recl-gain.png": "Gain in perplexity of each step of context, by model; one panel for each share r of hardest "
+    "positions. Lines that stay high to the right use longer contexts. The scales of the panels differ.",
+    "recl-relative-gain.png": "The same relative to the perplexity of the group's best with the shorter context, with "
+    "standard errors. A RECL is the left number of the first step whose gain is below the threshold. Gains of zero are "
+    "not shown.",
+    "recl-perplexity.png": "Perplexity over context length, without a baseline. Where it rises, a long RECL shows "
+    "fluctuating losses only.",
+}
 # results.json is the last to move: where it is, the other files are of the same run.
 FILES = ("recl.md", "recl.html", "losses.npz", *PICTURES, "results.json")
 
@@ -59,10 +54,7 @@ class ReclConfig(ModelPathConfig):
     threshold: float = flag(0.01, "minimum relative gain in perplexity for a longer context to count", above=0, below=1)
     top_r: list[float] = flag([1.0, 0.5, 0.1], "fractions of hardest positions to measure on", above=0, high=1)
     positions: int = flag(1000, "maximum number of random target positions", low=1)
-    whole_windows: bool = flag(
-        False,
-        "read each window in one pass, also in models with memory",
-    )
+    whole_windows: bool = flag(False, "read each window in one pass, also in models with memory")
     results_path: str | None = flag(None, "folder for the report, plots and losses", metavar="DIR")
 
     def check(self) -> None:
@@ -90,64 +82,53 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     Returns:
         The metrics, as in ``results.json``.
     """
-    settings = typed_settings(args, ReclConfig)
-    cfg: ReclConfig = settings.command
-    data, common = settings.data, settings.common
-    settings, paths = with_models(settings)
+    cfg, stream, common = typed(ReclConfig, args), typed(StreamConfig, args), typed(CommonConfig, args)
+    data, paths = data_and_models(cfg, args.data)
     names = recl.distinct_names(paths, cfg.names)
     contexts = np.arange(cfg.step, cfg.max_context + 1, cfg.step, dtype=np.int64)
+    longest = int(contexts[-1])
     if cfg.results_path is not None:
         plots.require("--results-path")
     device, precision = distributed.device_of(common), Precision(common)
-    readers, tokens = _load(args, settings, paths, names, int(contexts[-1]))
-    positions = recl.draw_positions(len(tokens), int(contexts[-1]), cfg.positions, common.seed)
-    unlimited = data.max_tokens is None and data.batch_size is None
+    overrides, flat = cfg.overrides, stream_settings(args)
+    loaded = [
+        recl.load_reader(path, name, data, longest, overrides, flat, cfg.whole_windows)
+        for path, name in zip(paths, names, strict=True)
+    ]
+    if common.compile:
+        for reader, _ in loaded:
+            compile_model(reader.model)
+    tokens = loaded[-1][1].corpus(stream.gen_subset).tokens
+    positions = recl.draw_positions(len(tokens), longest, cfg.positions, common.seed)
+    unlimited = stream.max_tokens is None and stream.batch_size is None
     with results_folder(cfg.results_path):
         if len(paths) == 1:
             logger.info("a single model is compared with itself; its RECL is not comparable with other runs")
         measured = recl.measure(
-            readers,
+            [reader for reader, _ in loaded],
             tokens,
             positions,
             contexts,
-            max_tokens=DEFAULT_MAX_TOKENS if unlimited else data.max_tokens,
-            batch_size=data.batch_size,
+            max_tokens=DEFAULT_MAX_TOKENS if unlimited else stream.max_tokens,
+            batch_size=stream.batch_size,
             precision=precision,
             device=device,
             progress=progress(common, "contexts"),
         )
         gains = [recl.relative_gains(measured.losses, top_r) for top_r in dict.fromkeys(cfg.top_r)]
-        print(*_text(measured, gains, cfg.threshold), sep="\n")
+        remarks = [line for remark in recl.remarks(measured) for line in ("", remark)]
+        text = [*markdown(recl.table(measured, gains, cfg.threshold), left=1), *remarks]
+        print(*text, sep="\n")
         count = measured.losses.shape[2]
         print(f"\nContexts in tokens, step {cfg.step}, threshold {cfg.threshold:g}, {count} positions.", flush=True)
         metrics = recl.results(measured, gains, cfg.threshold)
         if cfg.results_path is not None:
-            about = {"checkpoints": paths, "data": args.data, "split": data.gen_subset, "seed": common.seed}
+            about = {"checkpoints": paths, "data": args.data, "split": stream.gen_subset, "seed": common.seed}
             with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
+                with atomic_file(folder / "recl.md", "--results-path") as file:
+                    file.write("\n".join([*text, ""]).encode())
                 _write(folder, {**metrics, **about, **about_run()}, measured, positions, gains)
     return metrics
-
-
-def _load(
-    args: argparse.Namespace, settings: Settings, paths: Sequence[str], names: Sequence[str], longest: int
-) -> tuple[list[recl.WindowReader], np.ndarray]:
-    """The models of the group, for windows of up to *longest* tokens, and the tokens of the split."""
-    cfg: ReclConfig = settings.command
-    overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    flat = vars(stream_settings(args))
-    readers = []
-    for path, name in zip(paths, names, strict=True):
-        reader, task = recl.load_reader(path, name, settings.data_path, longest, overrides, flat, cfg.whole_windows)
-        if settings.common.compile:
-            compile_model(reader.model)
-        readers.append(reader)
-    return readers, task.corpus(settings.data.gen_subset).tokens
-
-
-def _text(measured: recl.ContextLosses, gains: Sequence[recl.Gains], threshold: float) -> list[str]:
-    """The table in Markdown and the remarks below it."""
-    lines = markdown(recl.table(measured, gains, threshold), left=1)
-    return [*lines, *(text for remark in recl.remarks(measured) for text in ("", remark))]
 
 
 def _write(
@@ -157,41 +138,29 @@ def _write(
     positions: np.ndarray,
     gains: Sequence[recl.Gains],
 ) -> None:
-    """Write the table, the report, the results, every loss and the plots, :data:`FILES`, to *folder*."""
+    """Write the report, the results, every loss and the plots to *folder*."""
     threshold = results["threshold"]
-    with atomic_file(folder / "recl.md", "--results-path") as file:
-        file.write("\n".join([*_text(measured, gains, threshold), ""]).encode())
     with atomic_file(folder / "losses.npz", "--results-path") as file:
-        np.savez(
-            file,
-            names=np.array(measured.names),
-            contexts=measured.contexts,
-            positions=positions,
-            losses=measured.losses,
-        )
+        names = np.array(measured.names)
+        np.savez(file, names=names, contexts=measured.contexts, positions=positions, losses=measured.losses)
     absolute, relative, perplexity = (folder / name for name in PICTURES)
     plots.draw_gains(absolute, measured, gains, None)
     plots.draw_gains(relative, measured, gains, threshold)
     plots.draw_perplexities(perplexity, measured)
-    pages.write(folder / "recl.html", _page(folder, results, measured, gains))
-    report.write_results(folder, results)
-
-
-def _page(folder: Path, results: dict[str, Any], measured: recl.ContextLosses, gains: Sequence[recl.Gains]) -> str:
-    """The report; the pictures are those in *folder*."""
     facts = {
         "Checkpoints": ", ".join(results["checkpoints"]),
         "Data": f"{results['data']}, {results['split']}",
         "Positions": f"{results['positions']}, drawn with seed {results['seed']}",
-        "Threshold": f"relative gain of {results['threshold']:g}",
+        "Threshold": f"relative gain of {threshold:g}",
         **pages.run_facts(results),
     }
-    rows = recl.table(measured, gains, results["threshold"])
+    table = pages.table(recl.table(measured, gains, threshold))
     body = [
-        pages.section("RECL in tokens", pages.table(rows), pages.paragraphs(recl.remarks(measured))),
-        pages.section("Plots", *map(pages.picture, (folder / name for name in PICTURES), CAPTIONS)),
+        pages.section("RECL in tokens", table, pages.paragraphs(recl.remarks(measured))),
+        pages.section("Plots", *(pages.picture(folder / name, caption) for name, caption in PICTURES.items())),
     ]
-    return pages.page("Relative effective context length", facts, "\n".join(body))
+    pages.write(folder / "recl.html", pages.page("Relative effective context length", facts, "\n".join(body)))
+    report.write_results(folder, results)
 
 
 cli_main = command(main, get_recl_parser)

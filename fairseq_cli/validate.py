@@ -16,9 +16,9 @@ from fairseq.analysis import plots
 from fairseq.analysis.recl import distinct_names
 from fairseq.config import fields
 from fairseq.config.command_settings import FrequencyConfig, ShardConfig
-from fairseq.config.fields import flag, parse_dict
+from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import DataConfig, DistributedConfig, Settings, typed_settings
+from fairseq.config.settings import CommonConfig, DataConfig, DistributedConfig
 from fairseq.criterions.subsets import TOKEN_LOSSES
 from fairseq.data.dataset import Sample
 from fairseq.data.token_blocks import TokenBlocks
@@ -48,7 +48,7 @@ from fairseq.system.provenance import about_run
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training.validation import validate
 from fairseq_cli import command
-from fairseq_cli.common import evaluation_parser, results_folder, run_on_processes, with_models
+from fairseq_cli.common import data_and_models, evaluation_parser, results_folder, run_on_processes
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +100,11 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
 
 def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict[str, float]]]:
     """Do the part of this process of *world*; see :func:`main`."""
-    settings = typed_settings(args, ValidateConfig)
-    cfg, common = settings.command, settings.common
-    overrides = parse_dict("--model-overrides", cfg.model_overrides)
-    splits = [split.strip() for split in settings.data.valid_subset.split(",") if split.strip()]
+    cfg, common, batches = typed(ValidateConfig, args), typed(CommonConfig, args), typed(DataConfig, args)
+    overrides = cfg.overrides
+    splits = [split.strip() for split in batches.valid_subset.split(",") if split.strip()]
     results: dict[str, dict[str, dict[str, float]]] = {}
-    settings, paths = with_models(settings)
+    data, paths = data_and_models(cfg, args.data)
     if cfg.by_frequency and cfg.results_path is not None:
         plots.require("--results-path")
     names = distinct_names(paths, None) if cfg.by_frequency else list(paths)
@@ -114,9 +113,9 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     of_checkpoint = fields.defaults(DataConfig).keys() - {"num_workers"}  # which this command line does not override
     flat = {name: value for name, value in vars(args).items() if name not in of_checkpoint}
     # Before anything is measured: one may be of another dictionary, and the counts may be missing.
-    loaded = [load_models([path], settings.data_path, overrides, flat) for path in paths]
+    loaded = [load_models([path], data, overrides, flat) for path in paths]
     dictionary = loaded[0][1].source_dictionary
-    counts = word_counts(cfg.word_counts, settings.data_path, dictionary) if cfg.by_frequency else {}
+    counts = word_counts(cfg.word_counts, data, dictionary) if cfg.by_frequency else {}
     for path, name, (models, task, trained) in zip(paths, names, loaded, strict=True):
         keeps = cfg.keep_notes and dictionary_of(models[0]) is not None
         if cfg.keep_notes and not keeps:
@@ -126,23 +125,22 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
         if keeps or cfg.rare_words:
             mark_distances(task)
         task.gives_positions = cfg.by_frequency
-        run = task.settings = trained.changed(**_batches(trained.data, settings.data))
+        task.settings = trained.changed(**_batches(trained.data, batches))
         Precision(common).move(models[0], world.device)
         if common.compile:
             compile_model(models[0])
-        results[path] = {}
+        results[path], of_model = {}, dataclasses.replace(cfg, keep_notes=keeps)
         for split in splits:
-            metrics, losses = _validate(split, models[0], task, run, world, dataclasses.replace(cfg, keep_notes=keeps))
-            results[path][split] = metrics
+            results[path][split], losses = _validate(split, models[0], task, world, of_model)
             words[split] |= {name + notes: each for notes, each in losses.items()}
     if world.is_first:
-        _report(cfg, settings, results, words if cfg.by_frequency else {}, counts)
+        _report(cfg, data, results, words if cfg.by_frequency else {}, counts)
     return results
 
 
 def _report(
     cfg: ValidateConfig,
-    settings: Settings,
+    data: str,
     results: Mapping[str, Any],
     words: Mapping[str, Mapping[str, WordLosses]],
     counts: Mapping[str, int],
@@ -157,7 +155,7 @@ def _report(
         with atomic_files() as files:
             for split, report in reports.items():
                 plots.draw_bands(folder / f"by-frequency-{split}.png", report, files.file)
-            about = {"checkpoints": list(results), "data": settings.data_path, **about_run()}
+            about = {"checkpoints": list(results), "data": data, **about_run()}
             write_results(folder, {"figures": results, "by_frequency": reports, **about}, files.file)
 
 
@@ -175,14 +173,14 @@ def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, Any]:
 
 
 def _validate(
-    split: str, model: BaseFairseqModel, task: FairseqTask, run: Settings, world: World, cfg: ValidateConfig
+    split: str, model: BaseFairseqModel, task: FairseqTask, world: World, cfg: ValidateConfig
 ) -> tuple[dict[str, float], dict[str, WordLosses]]:
     """Compute and print the metrics of one split.
 
     Returns:
         The metrics; and with ``--by-frequency`` the losses of words as they are, with ``--keep-notes`` also by control.
     """
-    criterion = task.build_criterion(run).to(world.device)
+    criterion = task.build_criterion(task.settings).to(world.device)
     graph = task.loss_graph(model, criterion)
     batches = task.iterator(
         split,
@@ -193,14 +191,14 @@ def _validate(
         world_size=cfg.num_shards * world.size,
         device=world.device,
     )
-    common = run.common
-    blocks, words = blocks_of(batches.dataset, run.chosen.task) if cfg.by_frequency else None, {}
+    common = task.settings.common
+    blocks, words = blocks_of(batches.dataset, task.settings.chosen.task) if cfg.by_frequency else None, {}
 
     def measure(samples: Iterable[Sample | None], notes: str = "") -> dict[str, float]:
         placed = samples if blocks is None else with_positions(samples, blocks)
         meter = validate(graph, task, placed, Precision(common), world)
         if blocks is not None:
-            words[notes] = _word_losses(meter, blocks, task, run)
+            words[notes] = _word_losses(meter, blocks, task)
         return {**meter.report(task.figures(criterion)), "ntokens": meter.tokens}
 
     def measure_control(control: str) -> dict[str, float]:
@@ -225,11 +223,12 @@ def _validate(
     return metrics, words
 
 
-def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask, run: Settings) -> WordLosses:
+def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask) -> WordLosses:
     """The losses of the words of *blocks* that a validation gathered."""
     rows = meter.totals.rows.get(TOKEN_LOSSES)
     if rows is None:
-        raise UserError(f"--by-frequency: --criterion {run.chosen.criterion} has no losses of tokens; leave it out")
+        criterion = task.settings.chosen.criterion
+        raise UserError(f"--by-frequency: --criterion {criterion} has no losses of tokens; leave it out")
     # Position −1 is no token of the corpus, but the symbol before a block.
     positions, losses = rows[rows[:, 0] >= 0].cpu().numpy().T
     tokens = np.asarray(blocks.corpus.tokens[:]).astype(np.int64)

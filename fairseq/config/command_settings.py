@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
-from fairseq.config.fields import Config, flag
+from fairseq.config.fields import Config, flag, parse_dict
 from fairseq.errors import SettingError
 
 _BANDS = [1, 10, 100, 1000, 10_000, 100_000]
@@ -17,6 +18,11 @@ class ModelPathConfig(Config):
 
     path: str | None = flag(None, "checkpoint or its folder, or several of an ensemble", metavar="FILE[:FILE…]")
     model_overrides: str = flag("{}", "checkpoint settings to change, a Python dict", metavar="DICT")
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The checkpoint settings to change, by name."""
+        return parse_dict("`model_overrides`", self.model_overrides)
 
 
 @dataclass(frozen=True)
@@ -88,19 +94,10 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
     sampling: bool = flag(False, "sample from the distribution instead of searching")
     sampling_topk: int = flag(0, "with `sampling`: only the K most probable tokens (0: all)", low=0, metavar="K")
     sampling_topp: float = flag(
-        1.0,
-        "with `sampling`: only the most probable tokens with this total probability",
-        above=0,
-        high=1,
-        metavar="P",
+        1.0, "with `sampling`: only the most probable tokens with this total probability", above=0, high=1, metavar="P"
     )
     temperature: float = flag(1.0, "with `sampling`: softmax temperature", above=0)
-    batch_size: int = flag(
-        16,
-        "maximum texts generated at once; each beam counts",
-        aliases=("--max-sentences",),
-        low=1,
-    )
+    batch_size: int = flag(16, "maximum texts generated at once; each beam counts", aliases=("--max-sentences",), low=1)
     int8: bool = flag(False, "int8 weights, one scale per output")
     results_format: str | None = flag(
         None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
+import functools
 import math
 import numbers
 import os
@@ -104,9 +105,8 @@ def flag(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def flag_name(field: dataclasses.Field[Any] | str) -> str:
+def flag_name(name: str) -> str:
     """``decoder_layers`` → ``--decoder-layers``."""
-    name = field if isinstance(field, str) else field.name
     return "--" + name.replace("_", "-")
 
 
@@ -120,7 +120,7 @@ def add_flags(
     """
     known = {s for action in parser._actions for s in action.option_strings}
     for field, hint in _fields(config):
-        names = [flag_name(field), *field.metadata.get("aliases", ())]
+        names = [flag_name(field.name), *field.metadata.get("aliases", ())]
         # Two dataclasses may declare a setting, such as a model and a task; it is one flag.
         if names[0] in known or (only is not None and field.name not in only):
             continue
@@ -135,7 +135,7 @@ def add_flags(
             negative = field.metadata.get("negative")
             options["action"] = argparse.BooleanOptionalAction if negative else "store_true"
         else:
-            options["type"] = _parser_type(field, hint)
+            options["type"] = functools.partial(coerce, field, hint, flags=True)
             options["metavar"] = field.metadata.get("metavar") or _metavar(field, kind, many)
             if field.metadata.get("const") is not None:
                 options.update(nargs="?", const=field.metadata["const"])
@@ -198,11 +198,6 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def fill(args: argparse.Namespace, config: type) -> None:
-    """Check and convert what *args* has of *config*, and add the defaults of what it lacks, in place."""
-    vars(args).update(checked(config, vars(args)))
-
-
 def checked(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of *config*: what *values* have of them, checked and converted, and the defaults of the others."""
     return dataclasses.asdict(typed(config, values, flags=True))
@@ -220,25 +215,20 @@ def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = F
         if optional:
             return None
         raise SettingError(f"{name}: a value is needed")
-    converted: Any
     if kind is bool:
         # YAML files and old checkpoints have 0 and 1 for switches.
         if not isinstance(value, bool | int):
             raise SettingError(f"{name}: expected true or false, got {value!r}")
         return bool(value)
-    if many:
-        converted = [_number(name, kind, item) for item in _split(value)]
-        if not converted and _default(field) != []:
-            raise SettingError(f"{name}: a value is needed")
-        for item in converted:
-            _check(name, field, item, flags)
-        return converted
     # Nearly always a shell variable that is not set.
-    if value == "" and kind is str and _default(field) != "":
+    if not many and value == "" and kind is str and _default(field) != "":
         raise SettingError(f"{name}: an empty value; give one or leave the flag out")
-    converted = _number(name, kind, value)
-    _check(name, field, converted, flags)
-    return converted
+    items = [_number(name, kind, item) for item in (_split(value) if many else [value])]
+    if not items and _default(field) != []:
+        raise SettingError(f"{name}: a value is needed")
+    for item in items:
+        _check(name, field, item, flags)
+    return items if many else items[0]
 
 
 def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -316,8 +306,8 @@ def _number(name: str, kind: type, value: Any) -> Any:
         converted = kind(value)
     except (TypeError, ValueError, OverflowError):
         raise SettingError(f"{name}: expected {expected}, got {shortened(value)}") from None
-    if abs(converted) > (LARGEST_INT if kind is int else LARGEST_FLOAT) or kind is float and math.isnan(converted):
-        limit = LARGEST_INT if kind is int else LARGEST_FLOAT
+    limit = LARGEST_INT if kind is int else LARGEST_FLOAT
+    if abs(converted) > limit or math.isnan(converted):
         raise SettingError(f"{name}: expected {expected} up to {limit}, got {shortened(value)}")
     return converted
 
@@ -374,11 +364,3 @@ def _plain(value: Any) -> Any:
         return [float(item) for item in _split(value)] or None
     except (ValueError, TypeError, OverflowError):
         return value or None
-
-
-def _parser_type(field: dataclasses.Field[Any], hint: Any) -> Any:
-    def parse(text: str) -> Any:
-        return coerce(field, hint, text, flags=True)
-
-    parse.__name__ = field.name
-    return parse

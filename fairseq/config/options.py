@@ -11,13 +11,13 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
-from fairseq.config.parser import CHOICES, Choice, Parser, title_of
-from fairseq.config.registry import ARCHITECTURES, EXTENSIONS
+from fairseq.config.parser import Parser, title_of
+from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, chosen_part
 from fairseq.config.settings import DEFAULT_BATCH_SIZE
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
@@ -57,17 +57,16 @@ def parse_args_and_arch(
     # Before parts are chosen: the folder may define them.
     if "user_dir" in chosen and chosen["user_dir"]:
         import_user_module(str(chosen["user_dir"]))
-    arch = str(chosen.get("arch", CHOICES["arch"].default))
+    arch = str(chosen.get("arch", ARCHITECTURES.default))
     # What an architecture recommends counts before the parts are chosen: it may name the optimizer and the schedule.
     recommended = parser.recommend(arch, chosen) if parser.recommend is not None else {}
-    chosen = {**recommended, **chosen}
-    parts = _choose(parser, chosen)
+    parts = _choose(parser, {**recommended, **chosen})
     defaults: dict[str, Any] = {}
     for choice, name, part in parts:
         defaults.update(_add_part_flags(parser, choice, name, part))
     defaults.update(recommended)
     if "arch" in parser.choices and {"-h", "--help"} & set(argv):
-        _show_architecture(parser, arch, recommended)
+        parser.show_defaults(ARCHITECTURES[arch].complete(recommended))
     if modify_parser is not None:
         modify_parser(parser)
     # Last, since a part may have a flag of that name.
@@ -83,7 +82,7 @@ def parse_args_and_arch(
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
     _check_names(parser, args)
-    _fill(parser, args, chosen, [part for _, _, part in parts], defaults)
+    _fill(parser, args, [part for _, _, part in parts], defaults)
     _leave_out_extensions(args, parts)
     return (args, unknown) if parse_known else args
 
@@ -164,14 +163,12 @@ def _first_look(argv: list[str]) -> dict[str, Any]:
     look = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     # The full parser will complain, and knows better.
     look.error = lambda message: None  # type: ignore[method-assign, assignment, return-value]
-    look.add_argument("--config")
-    look.add_argument("--user-dir")
-    # Settings that recipes and objectives depend on.
+    # Beside what chooses parts, the settings that recipes and objectives depend on.
+    for flag in ("--config", "--user-dir", "--max-lr", "--adaptive-softmax-cutoff"):
+        look.add_argument(flag)
     look.add_argument("--lr", "--learning-rate", dest="lr")
-    look.add_argument("--max-lr")
-    look.add_argument("--adaptive-softmax-cutoff")
-    for choice in CHOICES.values():
-        look.add_argument(fields.flag_name(choice.name), *choice.aliases, dest=choice.name)
+    for name, choice in CHOICES.items():
+        look.add_argument(choice.flag, *choice.aliases, dest=name)
     settings = vars(look.parse_known_args(argv)[0])
     return {**(read_yaml(settings["config"]) if "config" in settings else {}), **settings}
 
@@ -195,12 +192,11 @@ def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]
     """The parts that *chosen* names, or their defaults, and extensions: (name of the choice, the part's, the part)."""
     parts = []
     for name in parser.choices:
-        choice: Choice = CHOICES[name]
-        part = str(chosen.get(name, choice.default))
+        part = str(chosen.get(name, CHOICES[name].default))
         if name == "arch":
             check_architecture(part)
         parser.chosen[name] = part
-        instance = choice.part(part)
+        instance = chosen_part(name, part)
         # The task of an evaluation is the checkpoint's; the few of its flags that matter are among the command's.
         if name != "task" or "arch" in parser.choices:
             parts.append((name, part, instance))
@@ -246,14 +242,6 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: Any) -> dict[s
     return defaults
 
 
-def _show_architecture(parser: Parser, arch: str, recipe: Mapping[str, Any]) -> None:
-    """Let ``--help`` show the defaults of the chosen architecture and of its recipe."""
-    parser.recommended.update({name: str(recipe[name]) for name in CHOICES if name in recipe})
-    filled = argparse.Namespace(**recipe)
-    ARCHITECTURES[arch].fill(filled)
-    parser.show_defaults(vars(filled))
-
-
 def _from_file(parser: Parser, path: str) -> dict[str, Any]:
     """The settings in the --config file at *path*, by the names that parsing gives them."""
     known = {action.dest: action.dest for action in parser._actions}
@@ -271,13 +259,7 @@ def _from_file(parser: Parser, path: str) -> dict[str, Any]:
     return settings
 
 
-def _fill(
-    parser: Parser,
-    args: argparse.Namespace,
-    chosen: dict[str, Any],
-    parts: list[Any],
-    defaults: dict[str, Any],
-) -> None:
+def _fill(parser: Parser, args: argparse.Namespace, parts: list[Any], defaults: dict[str, Any]) -> None:
     """Complete *args*: what is given, then --config, a plug-in's *defaults*, the architecture, the dataclasses'."""
     from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
     if hasattr(args, "save_dir"):
@@ -287,20 +269,18 @@ def _fill(
             setattr(args, name, value)
     # A checkpoint stores the settings, not the file that they came from.
     args.__dict__.pop("config", None)
-    for name in parser.choices:
-        setattr(args, name, str(chosen.get(name, CHOICES[name].default)))
+    vars(args).update(parser.chosen)
     # Before the dataclasses' defaults, which fill what architectures leave open.
     if hasattr(args, "arch"):
         ARCHITECTURES[args.arch].fill(args)
     for settings in [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]:
         if settings is not None:
-            fields.fill(args, settings)
+            vars(args).update(fields.checked(settings, vars(args)))
     if "arch" in parser.choices and args.max_tokens is None and args.batch_size is None:
         args.batch_size = DEFAULT_BATCH_SIZE
-    if getattr(args, "fp16", False) and getattr(args, "bf16", False):
-        raise UserError("--fp16 --bf16: choose one of the two")
+    for name in ("fp16", "memory_efficient_fp16"):
+        if getattr(args, name, False) and getattr(args, "bf16", False):
+            raise UserError(f"{fields.flag_name(name)} --bf16: choose one of the two")
     # As in fairseq, this flag implies --fp16.
     if getattr(args, "memory_efficient_fp16", False):
-        if getattr(args, "bf16", False):
-            raise UserError("--memory-efficient-fp16 --bf16: choose one of the two")
         args.fp16 = True

@@ -7,57 +7,14 @@ import dataclasses
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
 from fairseq.config.fields import LARGEST_INT, shortened
-from fairseq.config.registry import (
-    ARCHITECTURES,
-    CRITERIONS,
-    EXTENSIONS,
-    LR_SCHEDULERS,
-    MODELS,
-    OPTIMIZERS,
-    TASKS,
-    Registry,
-)
+from fairseq.config.registry import CHOICES, EXTENSIONS, chosen_part
 from fairseq.errors import UserError, first_of
 from fairseq.system.version import __version__
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A flag that chooses a registered part."""
-
-    name: str
-    parts: Registry[Any]
-    default: str
-    help: str
-    aliases: tuple[str, ...] = ()
-
-    @property
-    def flag(self) -> str:
-        return fields.flag_name(self.name)
-
-    def part(self, name: str) -> Any:
-        """The class called *name*; for an architecture its model.
-
-        Raises:
-            UserError: there is none.
-        """
-        part = self.parts[name]
-        return MODELS[part.model] if self.name == "arch" else part
-
-
-CHOICES = {
-    "task": Choice("task", TASKS, "language_modeling", "task"),
-    "arch": Choice("arch", ARCHITECTURES, "transformer_lm", "architecture", ("-a",)),
-    "criterion": Choice("criterion", CRITERIONS, "cross_entropy", "loss function"),
-    "optimizer": Choice("optimizer", OPTIMIZERS, "nag", "optimizer"),
-    "lr_scheduler": Choice("lr_scheduler", LR_SCHEDULERS, "fixed", "learning-rate schedule"),
-}
 
 
 class Formatter(argparse.HelpFormatter):
@@ -89,7 +46,7 @@ class Parser(argparse.ArgumentParser):
     Args:
         description: one sentence.
         configs: dataclasses whose flags there always are.
-        choices: names of the flags that choose parts (see :data:`CHOICES`).
+        choices: settings that choose parts (:data:`~fairseq.config.registry.CHOICES`).
         optional: dataclasses, and which of their fields, whose flags are accepted but whose defaults are not filled in:
             a checkpoint's setting is the default.
         examples: command lines that ``--help`` begins with.
@@ -101,9 +58,8 @@ class Parser(argparse.ArgumentParser):
         recommend: what an architecture recommends, from its name and what the command line and ``--config`` choose.
 
     Attributes:
-        chosen: what the command line chooses, by the name of the choice; set while it is parsed.
+        chosen: what the command line chooses, by the name of the setting; set while it is parsed.
         unread: flags that nothing reads: *hidden* ones, and others on the command line; set while it is parsed.
-        recommended: what the architecture chooses by default, by the name of the choice; set for ``--help``.
     """
 
     def __init__(
@@ -136,16 +92,15 @@ class Parser(argparse.ArgumentParser):
         self.takes_unused = takes_unused
         self.recommend = recommend
         self.chosen: dict[str, str] = {}
-        self.recommended: dict[str, str] = {}
         self.add_argument("--version", action="version", version=version(), help="show the version")
         if settings_file:
             help = "YAML file of flags, without dashes; command-line flags override it"
             self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
         for name in choices:
             choice = CHOICES[name]
-            self.add_argument(
-                choice.flag, *choice.aliases, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=choice.help
-            )
+            help = f"{choice.help}, listed at the end (default: {choice.default})"
+            flags = (choice.flag, *choice.aliases)
+            self.add_argument(*flags, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=help)
         for cls in configs:
             fields.add_flags(self.add_argument_group(title_of(cls)), cls)
         for cls, names in optional:
@@ -178,11 +133,6 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The help text: usage, examples, the flags one needs first, all others, the names of parts."""
-        for action in self._actions:
-            if action.dest in self.choices:
-                choice = CHOICES[action.dest]
-                default = self.recommended.get(choice.name, choice.default)
-                action.help = f"{choice.help}, listed at the end (default: {default})".replace("%", "%%")
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
@@ -196,7 +146,7 @@ class Parser(argparse.ArgumentParser):
             formatter.end_section()
         for name in self.choices:
             formatter.start_section(CHOICES[name].flag)
-            formatter.add_text(", ".join(CHOICES[name].parts))
+            formatter.add_text(", ".join(CHOICES[name]))
             formatter.end_section()
         return formatter.format_help()
 
@@ -216,7 +166,7 @@ class Parser(argparse.ArgumentParser):
         """The error for a flag of parts that are not chosen, if *flag* is one."""
         for name in self.choices:
             choice = CHOICES[name]
-            owners = [part for part in choice.parts if flag in _flags(choice.part(part))]
+            owners = [part for part in choice if flag in _flags(chosen_part(name, part))]
             if owners:
                 chosen = self.chosen.get(name, choice.default)
                 return f"{flag}: belongs to {choice.flag} {first_of(owners)}, not to {choice.flag} {chosen}"
@@ -246,7 +196,7 @@ def _flags(part: Any) -> set[str]:
     parts = [part, *(EXTENSIONS[name] for name in EXTENSIONS if EXTENSIONS[name].extends(part))]
     configs = filter(None, (getattr(one, "config_class", None) for one in parts))
     declared = [field for cls in configs for field in dataclasses.fields(cls)]
-    return {flag for field in declared for flag in (fields.flag_name(field), *field.metadata.get("aliases", ()))}
+    return {flag for field in declared for flag in (fields.flag_name(field.name), *field.metadata.get("aliases", ()))}
 
 
 def folder_path(text: str) -> Path:

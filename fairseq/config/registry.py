@@ -31,11 +31,25 @@ class Registry(Generic[T]):
         flag: the flag that chooses one, e.g. ``"--criterion"``.
         homes: modules of this package that register its parts, imported at the first lookup: whoever looks a part up
             need not know where it is defined.
+        default: the part that is chosen without the flag.
+        help: what ``--help`` says of the flag (default: *kind*).
+        aliases: further names of the flag.
     """
 
-    def __init__(self, kind: str, flag: str, homes: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        flag: str,
+        homes: Sequence[str] = (),
+        default: str = "",
+        help: str | None = None,
+        aliases: Sequence[str] = (),
+    ) -> None:
         self.kind = kind
         self.flag = flag
+        self.default = default
+        self.help = help or kind
+        self.aliases = aliases
         self.base: type = object
         self._homes = homes
         self._parts: dict[str, T] = {}
@@ -131,6 +145,16 @@ class Architecture:
         vars(args).update(self.complete(vars(args)))
 
 
+def chosen_part(choice: str, name: str) -> Any:
+    """The class that the setting *choice* chooses with the value *name*; of an architecture its model.
+
+    Raises:
+        UserError: there is none.
+    """
+    part = CHOICES[choice][name]
+    return MODELS[part.model] if choice == "arch" else part
+
+
 def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """*settings* with *defaults* of what they lack; defaults that are functions are computed from all others."""
     # Plain values first, so that the functions see all of them, and whatever the user gave.
@@ -143,14 +167,30 @@ _MODELS = (
     *("fairseq.models.architectures", "fairseq.notes.architectures"),
 )
 MODELS: Registry[Any] = Registry("model", "--arch", _MODELS)
-ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch", _MODELS)
-TASKS: Registry[Any] = Registry("task", "--task", ("fairseq.tasks", "fairseq.notes.extension"))
-CRITERIONS: Registry[Any] = Registry("criterion", "--criterion", ("fairseq.criterions",))
-OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim",))
-LR_SCHEDULERS: Registry[Any] = Registry("learning-rate schedule", "--lr-scheduler", ("fairseq.optim.lr_scheduler",))
+ARCHITECTURES: Registry[Architecture] = Registry(
+    "architecture", "--arch", _MODELS, default="transformer_lm", aliases=("-a",)
+)
+TASKS: Registry[Any] = Registry(
+    "task", "--task", ("fairseq.tasks", "fairseq.notes.extension"), default="language_modeling"
+)
+CRITERIONS: Registry[Any] = Registry(
+    "criterion", "--criterion", ("fairseq.criterions",), default="cross_entropy", help="loss function"
+)
+OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim",), default="nag")
+LR_SCHEDULERS: Registry[Any] = Registry(
+    "learning-rate schedule", "--lr-scheduler", ("fairseq.optim.lr_scheduler",), default="fixed"
+)
 EXTENSIONS: Registry[Any] = Registry("extension", "a switch", ("fairseq.notes.extension",))
 TOKENIZERS: Registry[Any] = Registry("word tokenizer", "--tokenizer", ("fairseq.text.tokenizers",))
 BPES: Registry[Any] = Registry("subword encoding", "--bpe", ("fairseq.text.tokenizers",))
+
+CHOICES: dict[str, Registry[Any]] = {  # by the name of the setting that chooses a part
+    "task": TASKS,
+    "arch": ARCHITECTURES,
+    "criterion": CRITERIONS,
+    "optimizer": OPTIMIZERS,
+    "lr_scheduler": LR_SCHEDULERS,
+}
 
 register_task = TASKS.register
 register_criterion = CRITERIONS.register

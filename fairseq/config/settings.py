@@ -1,7 +1,7 @@
-"""Settings of the commands, one dataclass a concern, and :class:`Settings`, which holds all of a command's.
+"""Settings of the commands, one dataclass a concern, and :class:`Settings`, which holds all of a run's.
 
-A command types its flat namespace once, at its entrance (:func:`typed_settings`), and hands the parts down. Below, only
-plug-ins read the namespace.
+A command types its flat namespace once, at its entrance, and hands the parts down. Below, only plug-ins read the
+namespace.
 
 What a command line leaves open comes from ``--config FILE.yaml``, the architecture, the dataclass, in that order; no
 default lives below.
@@ -17,16 +17,7 @@ from typing import Any, TypeVar
 
 from fairseq.config import fields
 from fairseq.config.fields import Config, flag
-from fairseq.config.registry import (
-    ARCHITECTURES,
-    CRITERIONS,
-    EXTENSIONS,
-    LR_SCHEDULERS,
-    MODELS,
-    OPTIMIZERS,
-    TASKS,
-    Registry,
-)
+from fairseq.config.registry import CHOICES, EXTENSIONS, TASKS, chosen_part
 from fairseq.config.shared import KernelConfig, MeanConfig
 from fairseq.errors import UserError
 
@@ -56,22 +47,15 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     compile: bool = flag(False, "compile the model with torch.compile")
     fp16_init_scale: float = flag(128.0, "initial loss scale of `fp16`", above=0)
     fp16_scale_window: int | None = flag(
-        None,
-        "updates without overflow until the loss scale doubles (default: 16384 / processes / update-freq)",
-        low=1,
+        None, "updates without overflow until the loss scale doubles (default: 16384 / processes / update-freq)", low=1
     )
     fp16_scale_tolerance: float = flag(
-        0.0,
-        "fraction of overflows tolerated before the loss scale is halved",
-        low=0,
-        high=1,
+        0.0, "fraction of overflows tolerated before the loss scale is halved", low=0, high=1
     )
     min_loss_scale: float = flag(1e-4, "loss scale below which training stops", above=0)
     threshold_loss_scale: float | None = flag(None, "lower bound of the loss scale", above=0)
     log_format: str | None = flag(
-        None,
-        "log format (default: tqdm on a terminal, else simple)",
-        choices=("tqdm", "simple", "json", "none"),
+        None, "log format (default: tqdm on a terminal, else simple)", choices=("tqdm", "simple", "json", "none")
     )
     log_interval: int = flag(100, "updates between log lines; the first come earlier", low=1)
     no_progress_bar: bool = flag(False, "log lines instead of a progress bar")
@@ -178,17 +162,10 @@ class OptimizationConfig(MeanConfig, RateConfig):
     clip_norm: float = flag(0.0, "maximum gradient norm (0: no clipping)", low=0)
     no_decay_on_norms_and_biases: bool = flag(False, "weight decay of matrices only, not of norms and biases")
     average_weights_from: int | None = flag(
-        None,
-        "validate and save the average of weights from this update on",
-        low=1,
-        metavar="UPDATE",
+        None, "validate and save the average of weights from this update on", low=1, metavar="UPDATE"
     )
     ema_decay: float | None = flag(
-        None,
-        "validate and save an exponential moving average of weights, e.g. 0.999",
-        low=0,
-        below=1,
-        metavar="DECAY",
+        None, "validate and save an exponential moving average of weights, e.g. 0.999", low=0, below=1, metavar="DECAY"
     )
     skip_nonfinite: int = flag(0, "maximum updates to skip for an infinite or NaN loss or gradient", low=0)
     oom_retry: bool = flag(False, "split and repeat batches that exceed memory (not with memory models)")
@@ -253,10 +230,7 @@ class ProfileConfig(Config):
     """Profiling: the updates of a run that are traced."""
 
     profile: str | None = flag(
-        None,
-        "updates after FROM, up to TO, to profile (without a value: 10:20)",
-        metavar="FROM:TO",
-        const="10:20",
+        None, "updates after FROM, up to TO, to profile (without a value: 10:20)", metavar="FROM:TO", const="10:20"
     )
 
 
@@ -282,14 +256,13 @@ class ChosenParts:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a command that reads data with a model.
+    """All settings of a task and a model, of a command line or a checkpoint.
 
     Attributes:
         data_path: the data folder.
         chosen: names of the registered parts.
         task, model, criterion: their typed settings; None for a plug-in without a dataclass.
         extensions: the typed settings of each extension of the task that is switched on, by its name.
-        command: the command's own settings (:mod:`fairseq.config.command_settings`); None in training.
         namespace: everything in fairseq's flat form, for plug-ins; :attr:`flat` for others.
     """
 
@@ -301,13 +274,16 @@ class Settings:
     model: Any
     criterion: Any
     extensions: Mapping[str, Any]
-    command: Any
     namespace: argparse.Namespace
 
     @property
     def flat(self) -> Mapping[str, Any]:
         """All settings by name, plug-ins' too: what a checkpoint stores."""
         return vars(self.namespace)
+
+    def read_by(self, part: Any, typed: Any) -> Any:
+        """What the class *part* is made from: *typed*, its settings, or for one that may read any the namespace."""
+        return self.namespace if getattr(part, "reads_all_settings", False) else typed
 
     def changed(self: S, **values: Any) -> S:
         """A copy in which the fields called as *values* have these values, in every part and in the namespace."""
@@ -335,19 +311,17 @@ class TrainingSettings(Settings):
     lr_scheduler: Any
 
 
-def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings, command: type | None = None) -> Settings:
+def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings) -> Settings:
     """Return typed settings from *args*, a parsed command line or a checkpoint's; typed *args* are returned unchanged.
 
-    Args:
-        args: flat settings; missing ones get their defaults.
-        command: the dataclass of the command's own settings.
+    Missing settings get their defaults.
 
     Raises:
         UserError: a value has the wrong type or is out of range, or the architecture is unknown.
     """
     if isinstance(args, Settings):
         return args
-    return Settings(**_parts(argparse.Namespace(**args) if isinstance(args, Mapping) else args, command))
+    return Settings(**_parts(argparse.Namespace(**args) if isinstance(args, Mapping) else args))
 
 
 def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSettings:
@@ -355,45 +329,42 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
     if isinstance(args, TrainingSettings):
         return args
     settings = TrainingSettings(
-        **_parts(args, None),
+        **_parts(args),
         distributed=fields.typed(DistributedConfig, args),
         optimization=fields.typed(OptimizationConfig, args),
         checkpoint=fields.typed(CheckpointConfig, args),
         profiling=fields.typed(ProfileConfig, args),
-        optimizer=_part(OPTIMIZERS, "optimizer", args),
-        lr_scheduler=_part(LR_SCHEDULERS, "lr_scheduler", args),
+        optimizer=_typed_part("optimizer", args),
+        lr_scheduler=_typed_part("lr_scheduler", args),
     )
     if 0 in settings.optimization.lr and not vars(args).get("max_lr"):
         raise UserError("--lr 0: must be greater than 0, unless --max-lr is given and --lr is the minimum")
     return settings
 
 
-def _parts(args: argparse.Namespace, command: type | None) -> dict[str, Any]:
+def _parts(args: argparse.Namespace) -> dict[str, Any]:
     settings = vars(args)
-    names = {field.name: str(settings.get(field.name) or "") for field in dataclasses.fields(ChosenParts)}
-    model = MODELS[ARCHITECTURES[names["arch"]].model] if names["arch"] else None
-    task = names["task"]
-    extensions = [name for name in EXTENSIONS if settings.get(name) and task in TASKS]
-    extensions = [name for name in extensions if EXTENSIONS[name].extends(TASKS[task])]
+    names = {name: str(settings.get(name) or "") for name in CHOICES}
+    extensions = [name for name in EXTENSIONS if settings.get(name) and names["task"] in TASKS]
+    extensions = [name for name in extensions if EXTENSIONS[name].extends(TASKS[names["task"]])]
     return {
         "common": fields.typed(CommonConfig, args),
         "data": fields.typed(DataConfig, args),
         "data_path": str(settings.get("data", "")),
         "chosen": ChosenParts(**names),
-        "task": _part(TASKS, "task", args),
-        "model": _typed(model, args),
-        "criterion": _part(CRITERIONS, "criterion", args),
+        "task": _typed_part("task", args),
+        "model": _typed_part("arch", args),
+        "criterion": _typed_part("criterion", args),
         "extensions": {name: fields.typed(EXTENSIONS[name].config_class, args) for name in extensions},
-        "command": None if command is None else fields.typed(command, args),
         "namespace": args,
     }
 
 
-def _part(registry: Registry[Any], kind: str, args: argparse.Namespace) -> Any:
-    name = str(vars(args).get(kind))
-    return _typed(registry[name], args) if name in registry else None
-
-
-def _typed(part: Any, args: argparse.Namespace) -> Any:
-    cls = getattr(part, "config_class", None)
+def _typed_part(choice: str, args: argparse.Namespace) -> Any:
+    """The settings of the part that *args* choose as *choice*; None without one, or where it has no dataclass."""
+    name = str(vars(args).get(choice) or "")
+    # Of parts a checkpoint may name ones that are not here; without its architecture there is no model.
+    if not name or (choice != "arch" and name not in CHOICES[choice]):
+        return None
+    cls = getattr(chosen_part(choice, name), "config_class", None)
     return None if cls is None else fields.typed(cls, args)

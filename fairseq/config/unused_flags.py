@@ -71,7 +71,18 @@ tensorboard-logdir tgtdict threshold-loss-scale thresholdtgt wandb-project
 _OPTIONAL = ("post-process", "remove-bpe", "update-epoch-batch-itr")  # values that may be left out
 _SHORT = {"arch": "-a", "target-lang": "-t"}
 
+_NOT_IMPLEMENTED = """
+decoder-embed-path fp16-adam-stats retain-dropout scale-attn scale-fc scale-heads scale-resids
+spectral-norm-classification-head
+"""
 _INSTEAD = {  # flag: (values that change nothing, what to do)
+    **dict.fromkeys(_NOT_IMPLEMENTED.split(), ((), "not implemented; leave it out")),
+    **dict.fromkeys(("quant-noise-pq", "quant-noise-scalar", "unkpen"), (("0", "0.0"), "not implemented; use 0")),
+    **dict.fromkeys(("base-layers", "ignore-prefix-size"), (("0",), "not implemented; use 0")),
+    "constraints": (("",), "not implemented; leave it out"),
+    "decoder-xformers-att-config": (("",), "not implemented; leave it out"),
+    "decoding-format": (("",), "not implemented; leave it out"),
+    **dict.fromkeys(("self-target", "past-target"), ((), "targets are the next tokens; leave it out")),
     "tpu": ((), "there are no TPUs; leave it out"),
     "amp": ((), "use --fp16, which keeps float32 parameters"),
     "memory-efficient-bf16": ((), "use --bf16"),
@@ -81,12 +92,6 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "pipeline-model-parallel": ((), "pipelines are not implemented; leave it out"),
     "distributed-wrapper": (("DDP",), "not implemented; use DDP"),
     "raw-text": ((), "not supported; make binarised data with fairseq-preprocess"),
-    "self-target": ((), "targets are the next tokens; leave it out"),
-    "past-target": ((), "targets are the next tokens; leave it out"),
-    "scale-fc": ((), "not implemented; leave it out"),
-    "scale-attn": ((), "not implemented; leave it out"),
-    "scale-heads": ((), "not implemented; leave it out"),
-    "scale-resids": ((), "not implemented; leave it out"),
     "model-parallel-size": (("1",), "layers are not split; use 1"),
     "zero-sharding": (("none",), "not implemented; use none"),
     "num-shards": (("1",), "a split is read whole; use 1"),
@@ -101,30 +106,18 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "skip-masking": ((), "rows are always masked; leave it out"),
     "encoder-normalize-before": ((), "encoders have post-norm layers; leave it out"),
     "encoder-layers-to-keep": (("",), "encoders are not pruned; leave it out"),
-    "spectral-norm-classification-head": ((), "not implemented; leave it out"),
     "add-prev-output-tokens": ((), "there is no decoder; leave it out"),
-    "decoder-embed-path": ((), "not implemented; leave it out"),
     "decoder-attention": (("0", "False"), "there is no encoder; use 0"),
-    "fp16-adam-stats": ((), "not implemented; leave it out"),
-    "ignore-prefix-size": (("0",), "not implemented; use 0"),
     "match-source-len": ((), "not implemented; use --max-len-b"),
     "unnormalized": ((), "use --lenpen 0"),
     "sacrebleu": ((), "there are no translations to compare; leave it out"),
     "score-reference": ((), "use fairseq-eval-lm"),
-    "retain-dropout": ((), "not implemented; leave it out"),
-    "unkpen": (("0", "0.0"), "not implemented; use 0"),
     "replace-unk": (("",), "there is no source text; leave it out"),
-    "constraints": (("",), "not implemented; leave it out"),
     "diverse-beam-groups": (("-1",), "not implemented; use -1"),
     "diversity-rate": (("-1", "-1.0"), "not implemented; use -1"),
     "print-alignment": (("",), "there is no source text; leave it out"),
     "lm-path": (("",), "give several models to --path"),
     "lm-weight": (("0", "0.0"), "give several models to --path"),
-    "decoding-format": (("",), "not implemented; leave it out"),
-    "quant-noise-pq": (("0", "0.0"), "not implemented; use 0"),
-    "quant-noise-scalar": (("0", "0.0"), "not implemented; use 0"),
-    "base-layers": (("0",), "not implemented; use 0"),
-    "decoder-xformers-att-config": (("",), "not implemented; leave it out"),
 }
 _LANGUAGE_MODELS = "transformer_lm, transformer_xl or lstm_lm"
 _FAMILIES = {  # beginning of an architecture: what is refused, and what to choose

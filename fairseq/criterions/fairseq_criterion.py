@@ -72,11 +72,6 @@ class FairseqCriterion(nn.Module):
         """Add the flags of the criterion; not needed with a dataclass of settings."""
 
     @classmethod
-    def from_settings(cls, settings: Settings, task: Any) -> FairseqCriterion:
-        """The criterion of *task* in a command with *settings*."""
-        return cls.build_criterion(settings.criterion, task)
-
-    @classmethod
     def build_criterion(cls, args: Any, task: Any) -> FairseqCriterion:
         """Build the criterion with the settings that its constructor names.
 
@@ -140,7 +135,8 @@ class FairseqCriterion(nn.Module):
 def build_criterion(settings: Settings, task: Any) -> FairseqCriterion:
     """Return the criterion that *settings* select."""
     settings = typed_settings(settings)
-    return CRITERIONS[settings.chosen.criterion].from_settings(settings, task)
+    cls = CRITERIONS[settings.chosen.criterion]
+    return cls.build_criterion(settings.read_by(cls, settings.criterion), task)
 
 
 def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, Any]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fairseq import distributed
 from fairseq.config.command_settings import GenerationConfig
-from fairseq.config.fields import parse_dict
-from fairseq.config.settings import Settings
+from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.inference.decoding import Decoding
 from fairseq.inference.detokenize import RawText
@@ -51,28 +51,36 @@ class Writer:
     device: torch.device
 
     @classmethod
-    def load(cls, settings: Settings, paths: Sequence[str], device: torch.device | None = None) -> Writer:
-        """Load the checkpoints *paths* for a command with a :class:`GenerationConfig`.
+    def load(
+        cls,
+        cfg: GenerationConfig,
+        common: CommonConfig,
+        paths: Sequence[str],
+        data: str,
+        settings: Mapping[str, Any],
+        device: torch.device | None = None,
+    ) -> Writer:
+        """Load the checkpoints *paths* with the dictionary and the tokenizer of *data*.
 
-        *device* is where they run; None: as the settings say.
+        Args:
+            settings: that replace the ones of the checkpoints; see :func:`load_models`.
+            device: where the models run; None: as *common* says.
 
         Raises:
             UserError: flags contradict each other, or a checkpoint or the dictionary cannot be used.
         """
-        cfg: GenerationConfig = settings.command
-        sampling, common = decoding(cfg), settings.common
+        sampling = decoding(cfg)
         if common.compile:
             raise UserError("`compile`: generation reads token by token and is not compiled; leave it out")
         device, precision = device or distributed.device_of(common), Precision(common)
-        overrides = parse_dict("`model_overrides`", cfg.model_overrides)
-        models, task, _ = load_language_models(paths, settings.data_path, overrides, settings.flat)
+        models, task, _ = load_language_models(paths, data, cfg.overrides, settings)
         for path, model in zip(paths, models, strict=True):
             if not model.can_generate:
                 raise UserError(f"`path` {path}: {type(model).__name__} has no key-value cache and cannot generate")
             precision.move(model, device)
         begin = task.source_dictionary.begin() if task.cfg.add_bos_token else None
         readers = [Reader(model, precision.dtype, int8=cfg.int8, begin=begin) for model in models]
-        detokenizer = detokenizer_for(settings.data_path, task.source_dictionary, cfg.remove_bpe)
+        detokenizer = detokenizer_for(data, task.source_dictionary, cfg.remove_bpe)
         return cls(readers, task, sampling, common.seed, cfg.batch_size, detokenizer, device)
 
     @functools.cached_property

@@ -135,7 +135,9 @@ class ProgressBar(Generic[T]):
         """
         count = self.done if step is None else step
         self._move_to(count)
-        due = self._is_due(count)
+        # By the number of the update alone: a resumed run has the lines of an uninterrupted one.
+        early = self.run is not None and count < self.log_interval and str(count).rstrip("0") in ("1", "2", "5")
+        due = count > 0 and (early or count % self.log_interval == 0)
         # A person who resumes a run sees its first update at once; records stay as of an uninterrupted run.
         if not due and not (self.for_people and self.run is not None and count == self.run.start + 1):
             return None
@@ -152,13 +154,6 @@ class ProgressBar(Generic[T]):
         values = _plain(stats)
         self._show_end(values, tag)
         return values
-
-    def _is_due(self, step: int) -> bool:
-        if step <= 0:
-            return False
-        # By the number of the update alone: a resumed run has the lines of an uninterrupted one.
-        early = self.run is not None and step < self.log_interval and str(step).rstrip("0") in ("1", "2", "5")
-        return early or step % self.log_interval == 0
 
     def _move_to(self, step: int) -> None:
         pass
@@ -204,11 +199,9 @@ class JsonBar(ProgressBar[T]):
     """One JSON object a line, with every digit; null for a number that is not finite."""
 
     def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
-        position: dict[str, Any] = {}
-        if self.epoch is not None:
-            position["epoch"] = self.epoch
-            if self.total:
-                position["update"] = self.epoch - 1 + self.done / self.total
+        position: dict[str, Any] = {} if self.epoch is None else {"epoch": self.epoch}
+        if self.epoch is not None and self.total:
+            position["update"] = self.epoch - 1 + self.done / self.total
         self._write(json_line({**position, **values}), tag)
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
@@ -226,12 +219,8 @@ class TqdmBar(ProgressBar[T]):
         # Imported here: logs without a bar need no tqdm.
         from tqdm import tqdm
 
-        common: dict[str, Any] = {
-            "desc": self.prefix or None,
-            "leave": False,
-            "file": self.stream or sys.stderr,
-            "dynamic_ncols": True,
-        }
+        common: dict[str, Any] = {"desc": self.prefix or None, "leave": False, "dynamic_ncols": True}
+        common["file"] = self.stream or sys.stderr
         if self.run is None:
             self.bar = tqdm(self.iterable, total=self.total, initial=self.done, **common)
             return self.bar

@@ -7,9 +7,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
@@ -23,18 +22,10 @@ BEGIN = b'{"tag": "'
 METRICS = "fairseq.metrics"  # the logger of what progress bars show
 
 
-class Recorder(Protocol):
-    """A keeper of metrics by step."""
-
-    def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
-        """Add the metrics of *step*; *tag* says what they are of: ``train_inner``, ``train`` or a split."""
-
-    def close(self) -> None:
-        """Write what is left and let go of the files."""
-
-
+Write = Callable[[Mapping[str, Any], str, int], None]
+"""Writes metrics, what they are of (``train_inner``, ``train`` or a split), and step."""
 Record = Callable[[Mapping[str, Any] | None, str, int], None]
-"""Writes metrics, tag and step; None, a line that was not due, is ignored."""
+"""The same; None, a line that was not due, is ignored."""
 
 
 class TensorBoard:
@@ -164,15 +155,10 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-class LogFile:
-    """Lines of metrics in ``--log-file``, between the messages of the log."""
-
-    def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
-        text = " | ".join(f"{name} {short(value)}" for name, value in values.items())
-        logging.getLogger(METRICS).info("%s | %s", tag, text)
-
-    def close(self) -> None:
-        """Leave the file to the process's log."""
+def write_to_log_file(values: Mapping[str, Any], tag: str, step: int) -> None:
+    """Write a line of metrics to ``--log-file``, between the messages of the log."""
+    text = " | ".join(f"{name} {short(value)}" for name, value in values.items())
+    logging.getLogger(METRICS).info("%s | %s", tag, text)
 
 
 class _FileHandler(logging.FileHandler):
@@ -187,7 +173,7 @@ class _FileHandler(logging.FileHandler):
         raise UserError(f"`log_file` {self.baseFilename}: cannot be written ({reason}); choose another file") from None
 
 
-@contextmanager
+@contextlib.contextmanager
 def log_file(path: str | None) -> Iterator[None]:
     """Copy the log and its metrics to the file at *path*, if given, inside a ``with`` statement.
 
@@ -216,7 +202,7 @@ def log_file(path: str | None) -> Iterator[None]:
         handler.close()
 
 
-@contextmanager
+@contextlib.contextmanager
 def recording(common: CommonConfig | None, folder: str | Path = ".", after: int = 0) -> Iterator[Record]:
     """A function that writes to the recorders which flags ask for, inside a ``with`` statement.
 
@@ -225,27 +211,26 @@ def recording(common: CommonConfig | None, folder: str | Path = ".", after: int 
         folder: the checkpoint folder.
         after: updates that a resumed run has behind it.
     """
-    recorders: list[Recorder] = []
-    try:
-        if common is not None:
-            # Inside the `try`: if one cannot be opened, those before it are closed.
-            if common.tensorboard_logdir:
-                recorders.append(TensorBoard(common.tensorboard_logdir, after))
-            if common.metrics_file:
-                recorders.append(JsonLines(common.metrics_file, after))
-            if common.wandb_project:
-                recorders.append(WeightsAndBiases(common.wandb_project, Path(folder), after))
-            if common.log_file:
-                recorders.append(LogFile())
+    common, writes = common or CommonConfig(), list[Write]()
+    # If one cannot be opened, those before it are closed.
+    with contextlib.ExitStack() as opened:
+        if common.tensorboard_logdir:
+            board = TensorBoard(common.tensorboard_logdir, after)
+            writes.append(opened.enter_context(contextlib.closing(board)).write)
+        if common.metrics_file:
+            lines = JsonLines(common.metrics_file, after)
+            writes.append(opened.enter_context(contextlib.closing(lines)).write)
+        if common.wandb_project:
+            run = WeightsAndBiases(common.wandb_project, Path(folder), after)
+            writes.append(opened.enter_context(contextlib.closing(run)).write)
+        if common.log_file:
+            writes.append(write_to_log_file)
 
         def record(values: Mapping[str, Any] | None, tag: str, step: int) -> None:
-            for recorder in recorders if values is not None else ():
-                recorder.write(values or {}, tag, step)
+            for write in writes if values is not None else ():
+                write(values or {}, tag, step)
 
         yield record
-    finally:
-        for recorder in recorders:
-            recorder.close()
 
 
 def parse_entry(line: bytes) -> dict[str, Any]:

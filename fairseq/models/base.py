@@ -16,7 +16,6 @@ from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
 
 if TYPE_CHECKING:
-    from fairseq.config.settings import Settings
     from fairseq.text.dictionary import Dictionary
 
 # Beyond any published model; a mistyped number would otherwise build modules until memory ends.
@@ -85,11 +84,6 @@ class BaseFairseqModel(nn.Module):
     @staticmethod
     def add_args(parser: argparse.ArgumentParser) -> None:
         """Add the model's flags; models with a dataclass of settings need not."""
-
-    @classmethod
-    def from_settings(cls, settings: Settings, task: Any) -> BaseFairseqModel:
-        """The model for *task*'s dictionary in a command with *settings*."""
-        return cls.build_model(settings.model, task)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> BaseFairseqModel:

@@ -66,7 +66,8 @@ def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     settings = typed_settings(settings)
     # Before memory is allocated: a mistyped size should end in a message, not in the kernel's out-of-memory killer.
     with limited_models(ModelLimit.of_machine()):
-        model = MODELS[ARCHITECTURES[settings.chosen.arch].model].from_settings(settings, task)
+        cls = MODELS[ARCHITECTURES[settings.chosen.arch].model]
+        model = cls.build_model(settings.read_by(cls, settings.model), task)
         for name, cfg in settings.extensions.items():
             EXTENSIONS[name].extend_model(model, cfg, task)
     return model
@@ -227,12 +228,12 @@ def finished(
     return args, parameters
 
 
-def stored_settings(settings: Settings, model: BaseFairseqModel) -> dict[str, Any]:
-    """The settings a checkpoint stores: a flat dict of plain values, as fairseq's, and what *model* was built with."""
+def stored_settings(flat: Mapping[str, Any], model: BaseFairseqModel) -> dict[str, Any]:
+    """The settings a checkpoint stores: the plain values of *flat*, as fairseq's, and what *model* was built with."""
     cfg: Any = getattr(model, "cfg", None)
     # After the flat ones: a model may have completed its settings, such as the length of a table of positions.
     built: dict[str, Any] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
-    return {name: value for name, value in {**settings.flat, **built}.items() if _is_plain(value)}
+    return {name: value for name, value in {**flat, **built}.items() if _is_plain(value)}
 
 
 def stored_parameters(model: BaseFairseqModel) -> dict[str, Tensor]:

@@ -47,11 +47,6 @@ class FairseqOptimizer:
             self._optimizer = self.optimizer_class(params, **self.optimizer_config)
 
     @classmethod
-    def from_settings(cls, settings: TrainingSettings, params: Iterable[Any]) -> FairseqOptimizer:
-        """The optimizer of *params* in a run with *settings*."""
-        return cls(settings.optimizer, params)
-
-    @classmethod
     def group_of(cls, name: str, role: str) -> Mapping[str, Any]:
         """Return the settings of a parameter's group; parameters with the same settings form one.
 
@@ -177,7 +172,8 @@ def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> Fairse
     """Return the optimizer that *settings* choose, of the *params* that require a gradient, or of groups as dicts."""
     settings = training_settings(settings)
     cls = OPTIMIZERS[settings.chosen.optimizer]
-    return cls.from_settings(settings, [p for p in params if isinstance(p, dict) or p.requires_grad])
+    trained = [p for p in params if isinstance(p, dict) or p.requires_grad]
+    return cls(settings.read_by(cls, settings.optimizer), trained)
 
 
 def check_pair(setting: str, numbers: list[float], example: str) -> None:

@@ -186,7 +186,7 @@ class Run:
 
     def stored_settings(self) -> dict[str, Any]:
         """Return the settings in force, as a checkpoint stores them."""
-        return stored_settings(self.settings, self.trainer.model)
+        return stored_settings(self.settings.flat, self.trainer.model)
 
     def wall(self) -> float:
         """Return seconds of training so far, restored ones included."""

@@ -162,7 +162,7 @@ def test_losses_of_tokens_are_at_their_places_and_add_up_to_the_loss_with_notes(
 ) -> None:
     flags, name = KINDS[kind]
     data, meters = noted.corpus(tmp_path), []
-    monkeypatch.setattr(validate, "_word_losses", lambda meter, blocks, task, run: meters.append((meter, blocks)))
+    monkeypatch.setattr(validate, "_word_losses", lambda meter, blocks, task: meters.append((meter, blocks)))
     monkeypatch.setattr(validate, "_report", lambda *args: None)
     path = runs.saved(tmp_path / "model.pt", flags, data=data)
     validated("--by-frequency --keep-notes --valid-subset valid", ["--path", path], data=data)

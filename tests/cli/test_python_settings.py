@@ -71,7 +71,7 @@ def refusal_on_command_line(config: type, *argv: str) -> str:
     parser = argparse.ArgumentParser()
     fields.add_flags(parser, config)
     with pytest.raises(SettingError) as error:
-        fields.fill(parser.parse_args(argv), config)
+        fields.checked(config, vars(parser.parse_args(argv)))
     return error.value.with_flags
 
 
@@ -99,7 +99,7 @@ def test_values_out_of_range_are_refused_in_the_name_of_the_field_and_of_the_fla
             for value in refused(field):
                 tried += 1
                 shown = refusal(config, **{field.name: [value] if "list" in str(field.type) else value})
-                flag = fields.flag_name(field)
+                flag = fields.flag_name(field.name)
                 on_command_line = refusal_on_command_line(config, f"{flag}={value}")
                 assert on_command_line.startswith(f"{flag} "), config
                 assert shown.startswith(f"{field.name} "), config

@@ -16,6 +16,7 @@ import runs
 
 import fairseq
 from fairseq.config import options, registry
+from fairseq.config.fields import typed
 from fairseq.config.settings import TrainingSettings, training_settings, typed_settings
 from fairseq.criterions import FairseqCriterion
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
@@ -87,20 +88,21 @@ def test_a_command_line_becomes_typed_parts() -> None:
     assert isinstance(value.optimizer, AdamConfig) and value.optimizer.adam_betas == [0.5, 0.9]
     assert value.optimizer.lr == value.optimization.lr == value.lr_scheduler.lr == [0.05]
     assert (value.chosen.arch, value.chosen.criterion) == ("shortformer_tiny", "adaptive_loss")
-    assert value.data_path == str(runs.DATA) and value.command is None
+    assert value.data_path == str(runs.DATA)
     assert training_settings(value) is value is typed_settings(value)
 
 
 def test_a_command_has_its_own_settings() -> None:
-    value = typed_settings(argparse.Namespace(data="d", context_window=3, seed=7), EvalLMConfig)
-    assert value.command == EvalLMConfig(context_window=3)
+    args = argparse.Namespace(data="d", context_window=3, seed=7)
+    value = typed_settings(args)
+    assert typed(EvalLMConfig, args) == EvalLMConfig(context_window=3)
     assert (value.common.seed, value.model, value.task) == (7, None, None)
 
 
 @pytest.mark.parametrize("words", [["--remove-bpe"], ["--post-process", "subword_nmt"], ["--post-process"]])
 def test_fairseqs_names_of_the_subword_mark_are_the_mark(words: list[str]) -> None:
     args = options.parse_args_and_arch(get_eval_lm_parser(), ["d", *words])
-    assert typed_settings(args, EvalLMConfig).command.remove_bpe == "@@ "
+    assert typed(EvalLMConfig, args).remove_bpe == "@@ "
 
 
 def test_a_change_reaches_every_part_and_the_namespace_of_a_copy() -> None:

@@ -59,7 +59,10 @@ def classifier(
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn(parameter.shape))
     write_dictionary(folder / "run")
-    state = {"args": {**stored_settings(task.settings, model), "data_bin": "/nowhere"}, "model": model.state_dict()}
+    state = {
+        "args": {**stored_settings(task.settings.flat, model), "data_bin": "/nowhere"},
+        "model": model.state_dict(),
+    }
     checkpoint.save(folder / "run" / "checkpoint_best.pt", {**state, "optimizer_history": [], "extra_state": {}})
     return folder / "run" / "checkpoint_best.pt"
 

@@ -48,7 +48,7 @@ def test_what_fairseq_wrote_comes_back(name: str, tmp_path: Path) -> None:
     settings, model = training_settings(args), task.build_model(args)
     trainer = Trainer(settings, task, model, task.build_criterion(args))
     trainer.load_state_dict(checkpoint.load(GOLDEN / f"{name}.pt"), name)
-    checkpoint.save(tmp_path / "ours.pt", {"args": stored_settings(settings, model), **trainer.state_dict()})
+    checkpoint.save(tmp_path / "ours.pt", {"args": stored_settings(settings.flat, model), **trainer.state_dict()})
     written, theirs = export(tmp_path / "ours.pt", tmp_path / "out.pt"), checkpoint.read(GOLDEN / f"{name}.pt")
 
     assert list(written["model"]) == list(theirs["model"])

@@ -81,7 +81,7 @@ def test_notes_of_the_context_need_a_window(flags, data):
 
 
 def stored(trainer: Trainer) -> dict[str, Any]:
-    return loading.stored_settings(trainer.task.settings, trainer.model)
+    return loading.stored_settings(trainer.task.settings.flat, trainer.model)
 
 
 def check_settings(trainer: Trainer, args: dict[str, Any]) -> None:

@@ -84,7 +84,7 @@ def state() -> dict[str, Any]:
     for sample in batches(trainer, 3):
         trainer.train_step([sample])
     trainer.skipped.count = 1
-    return {"args": stored_settings(trainer.task.settings, trainer.model), **trainer.state_dict()}
+    return {"args": stored_settings(trainer.task.settings.flat, trainer.model), **trainer.state_dict()}
 
 
 def restored(state: dict[str, Any], *flags: str, base: str = TINY) -> Trainer:

@@ -26,17 +26,13 @@ PAD = 1  # the id of padding in every dictionary of fairseq
 def adapt(kind: str, part: Any) -> None:
     """Change *part*, a plug-in's part of the registry for *kind*, which calls this."""
     if kind in _ADAPTERS:
+        # Which settings a plug-in reads from the namespace cannot be seen: all of them count as read.
+        part.reads_all_settings = True
         _ADAPTERS[kind](part)
 
 
-def adapt_optimizer(part: Any) -> None:
-    """Let *part*, an optimizer or a schedule, be made from the namespace."""
-    _make_from_namespace(part, lambda cls: cls)
-
-
 def adapt_model(part: Any) -> None:
-    """Let *part*, a model, be built from the namespace; one that takes ``masked_tokens`` is an encoder."""
-    _make_from_namespace(part, lambda cls: cls.build_model)
+    """Let *part*, a model, be called as fairseq's are; one that takes ``masked_tokens`` is an encoder."""
     parameters = inspect.signature(part.forward).parameters
     # fairseq's masked-LM criterion passes this argument to every model that it trains, whatever its base class.
     if "masked_tokens" in parameters:
@@ -47,8 +43,7 @@ def adapt_model(part: Any) -> None:
 
 
 def adapt_criterion(part: Any) -> None:
-    """Let *part*, a criterion, be built from the namespace; one in fairseq's sense runs the model itself."""
-    _make_from_namespace(part, lambda cls: cls.build_criterion)
+    """Let *part*, a criterion, be called as this package's are; one in fairseq's sense runs the model itself."""
     criterions.put_under(part)
     # A criterion that overrides neither `forward` nor `compute_loss` with `reduce` is one of this package with other
     # settings, and keeps its loss without logits and the state of segments.
@@ -63,8 +58,6 @@ def adapt_task(part: Any) -> None:
     """Let methods of *part*, a task, take the namespace, and call the fairseq methods that it overrides."""
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
-    # Which settings a plug-in reads from the namespace cannot be seen: all of them count as read.
-    part.reads_all_settings = True
     part.typed = _typed
     part.loss_graph = _loss_graph(part.loss_graph)
     if task_methods.overrides(part, "load_dataset"):
@@ -73,14 +66,6 @@ def adapt_task(part: Any) -> None:
         part.sampler = task_methods.own_sampler
         # Copies of fairseq's method look here first.
         part.dataset_to_epoch_iter = {}
-
-
-def _make_from_namespace(part: Any, maker: Callable[[Any], Callable[..., Any]]) -> None:
-    def from_settings(cls: Any, settings: Settings, other: Any) -> Any:
-        return maker(cls)(settings.namespace, other)
-
-    part.from_settings = classmethod(from_settings)
-    part.reads_all_settings = True
 
 
 def _with_lengths(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -156,6 +141,7 @@ _ADAPTERS: dict[str, Callable[[Any], None]] = {
     "model": adapt_model,
     "task": adapt_task,
     "criterion": adapt_criterion,
-    "optimizer": adapt_optimizer,
-    "learning-rate schedule": adapt_optimizer,
+    # Their constructors are called as fairseq's are.
+    "optimizer": lambda part: None,
+    "learning-rate schedule": lambda part: None,
 }

@@ -35,11 +35,6 @@ class FairseqLRScheduler:
         self.best: float | None = None
 
     @classmethod
-    def from_settings(cls, settings: TrainingSettings, optimizer: FairseqOptimizer) -> FairseqLRScheduler:
-        """The schedule of *optimizer* in a run with *settings*."""
-        return cls(settings.lr_scheduler, optimizer)
-
-    @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
         """Add the schedule's flags to *parser*."""
         if cls.config_class is not None:
@@ -107,7 +102,8 @@ def build_lr_scheduler(settings: TrainingSettings, optimizer: FairseqOptimizer) 
         UserError: no schedule has that name, or its settings are wrong or contradict each other.
     """
     settings = training_settings(settings)
-    return LR_SCHEDULERS[settings.chosen.lr_scheduler].from_settings(settings, optimizer)
+    cls = LR_SCHEDULERS[settings.chosen.lr_scheduler]
+    return cls(settings.read_by(cls, settings.lr_scheduler), optimizer)
 
 
 def rate_of_epoch(rates: list[float], epoch: int) -> float:
