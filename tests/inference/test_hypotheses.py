@@ -7,6 +7,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import naive
@@ -16,11 +17,14 @@ import torch
 from mistakes import user_error
 
 from fairseq.config import options
+from fairseq.config.command_settings import GenerationConfig
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.errors import UserError
 from fairseq.inference.decoding import Decoding
+from fairseq.inference.engine import Reader
 from fairseq.inference.hypotheses import Hypothesis, Search, hypotheses
 from fairseq.inference.loading import load_models
+from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import generate, interactive
 from fairseq_cli.generate import get_generation_parser
@@ -84,6 +88,14 @@ def test_sampled_texts_are_as_many_as_the_beam_and_have_their_own_scores(pair: t
 def test_a_prefix_without_room_is_a_user_error(pair: tuple[Any, Any]) -> None:
     with pytest.raises(UserError, match="max_len_b: texts of 2 tokens have no room after 2 of a prefix"):
         find(pair, [4, 5], max_len=2)
+
+
+def test_texts_end_with_a_dictionary_without_padding_whose_last_symbol_is_the_end(pair: tuple[Any, Any]) -> None:
+    dictionary = Dictionary.of_listed([*(f"w{word}" for word in range(VOCABULARY - 1)), "</s>"], {"eos": "</s>"})
+    task = SimpleNamespace(source_dictionary=dictionary)
+    writer: Any = SimpleNamespace(task=task, models=[Reader(pair[0])], seed=1, detokenizer=None)
+    found = list(lines_of(writer, GenerationConfig(max_len_b=3), 0, [5], target=False))
+    assert [line[:3] for line in found] == ["S-0", "H-0", "D-0", "P-0"]
 
 
 CHECKPOINT = runs.GOLDEN / "baseline.pt"

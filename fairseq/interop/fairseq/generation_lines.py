@@ -49,7 +49,8 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
         eos=dictionary.eos(),
         # fairseq reads `<s>` in place of `</s>`, not before it.
         start=() if writer.models[0].begin is not None else None,
-        forbidden=[dictionary.pad()],
+        # A dictionary without padding, such as GPT-2's, has the index -1, which would be the last word.
+        forbidden=[dictionary.pad()] if dictionary.pad() >= 0 else [],
         generator=generator,
     )
     # Scores are natural logarithms here and to base 2 in fairseq's lines.
