@@ -201,8 +201,8 @@ def test_bands_that_cannot_reach_the_best_words_are_not_computed(load):
     reader = Reader(load("bands"))
     hidden = torch.cat(list(segments(reader, random_tokens(1))))
     expected = [reader.best(row[None], 4) for row in hidden]
-    for tail in reader.packed.output.tails:
-        tail.words.tensors[0].fill_(torch.nan)  # the best words of a band that is computed are NaN
+    for _, words in reader.packed.output.matrices[1:]:
+        words.tensors[0].fill_(torch.nan)  # the best words of a band that is computed are NaN
     found = [reader.best(row[None], 4) for row in hidden]
     skipped = [not scores.isnan().any() for scores, _ in found]
     assert 0 < sum(skipped) < len(hidden)
@@ -217,7 +217,7 @@ def test_of_equal_scores_the_first_words_are_best_and_nan_comes_before_all(load)
     hidden = torch.zeros(2, reader.packed.stack.out_width)
     scores, words = reader.best(hidden, 5, forbidden=[1])
     assert words.tolist() == [[0, 2, 3, 4, 5]] * 2 and not scores.isnan().any()
-    reader.packed.output.head.words.tensors[0][1, :, 9] = torch.nan  # word 25, in panel 1
+    reader.packed.output.matrices[0][1].tensors[0][1, :, 9] = torch.nan  # word 25, in panel 1
     scores, words = reader.best(hidden, 5)
     assert words.tolist() == [[25, 0, 1, 2, 3]] * 2 and scores.isnan().sum(1).tolist() == [1, 1]
 

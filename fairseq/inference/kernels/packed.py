@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,36 +14,25 @@ LANES = 16
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}
 
 
+def longs(*names: str) -> list[tuple[str, Any]]:
+    """Fields of a structure of type ``long``."""
+    return [(name, ctypes.c_long) for name in names]
+
+
+def pointers(*names: str) -> list[tuple[str, Any]]:
+    """Fields of a structure that are addresses."""
+    return [(name, ctypes.c_void_p) for name in names]
+
+
 class Matrix(ctypes.Structure):
-    """``Matrix`` of kernels.h."""
-
-    _fields_ = [
-        *((name, ctypes.c_long) for name in ("type", "outputs", "inputs")),
-        *((name, ctypes.c_void_p) for name in ("weight", "scale", "bias")),
-    ]
-
-
-@dataclass(frozen=True)
-class PackedMatrix:
-    """A linear map x Wᵀ + b.
+    """A linear map x Wᵀ + b, ``Matrix`` of kernels.h.
 
     Attributes:
-        struct: arguments of the kernels; points into *tensors*.
-        tensors: packed weight, scale and bias, kept alive.
+        tensors: packed weight, scale and bias, kept alive: the structure holds their addresses.
     """
 
-    struct: Matrix
-    tensors: tuple[Tensor | None, ...]
-
-    @property
-    def outputs(self) -> int:
-        """N."""
-        return int(self.struct.outputs)
-
-    @property
-    def inputs(self) -> int:
-        """K."""
-        return int(self.struct.inputs)
+    _fields_ = [*longs("type", "outputs", "inputs"), *pointers("weight", "scale", "bias")]
+    tensors: tuple[Tensor | None, ...] = ()
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,7 +50,7 @@ def dequantized(weight: Tensor) -> Tensor:
     return (values.float() * scale[:, None]).to(weight.dtype)
 
 
-def pack(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> PackedMatrix:
+def pack(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> Matrix:
     """Pack a weight [N, K], in its own type or int8, and a bias [N]."""
     scale = None
     weight = weight.detach()
@@ -78,11 +66,12 @@ def pack(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> P
         # The 16 outputs of a panel lie side by side: one vector load feeds a multiplication with one broadcast input.
         packed = weight.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()  # (N / 16, K, 16)
     bias = None if bias is None else floats(bias)
-    struct = Matrix(TYPES[packed.dtype], outputs, inputs, *(pointer(t) for t in (packed, scale, bias)))
-    return PackedMatrix(struct, (packed, scale, bias))
+    matrix = Matrix(TYPES[packed.dtype], outputs, inputs, *map(pointer, (packed, scale, bias)))
+    matrix.tensors = packed, scale, bias
+    return matrix
 
 
-NOTHING = Matrix(0, 0, 0, None, None, None)
+NOTHING = Matrix()
 
 
 def floats(tensor: Tensor) -> Tensor:

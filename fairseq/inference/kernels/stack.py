@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq.inference.kernels.packed import NOTHING, TYPES, Matrix, PackedMatrix, floats, pack, pointer
+from fairseq.inference.kernels.packed import NOTHING, TYPES, Matrix, floats, longs, pack, pointer, pointers
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.memory import KeyValueCache, LayerCache, RelativeLayerCache
 from fairseq.modules.native import library
@@ -27,8 +26,14 @@ def decoding_kernels() -> ctypes.CDLL | None:
     """The compiled kernels; None, with a warning, if they cannot be compiled."""
     compiled = library("decoding", Path(__file__).with_name("step.c"))
     if compiled is not None:
+        address, number = ctypes.c_void_p, ctypes.c_long
+        compiled.steps.argtypes = (address, address, address, number, address, address)
+        compiled.linear.argtypes = (address, address, number, address, number, address)
+        compiled.embed.argtypes = (address, address, number, address, address, number, address)
+        compiled.best.argtypes = (address, address, number, number, address, number, address, address, number, address)
+        compiled.scratch_size.argtypes, compiled.best_size.argtypes = (address, address), (address, number, number)
         # ctypes takes results for C's int, which would cut sizes of 64 bits.
-        compiled.scratch_size.restype = compiled.best_size.restype = ctypes.c_long
+        compiled.scratch_size.restype = compiled.best_size.restype = number
     return compiled
 
 
@@ -37,35 +42,29 @@ def threads_for(work: int) -> int:
     return max(1, min(torch.get_num_threads(), work // LEAST_WORK))
 
 
-def _structure(name: str, *fields: tuple[str, Any]) -> Any:
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields)})
-
-
-def _longs(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_long) for name in names]
-
-
-def _pointers(*names: str) -> list[tuple[str, Any]]:
-    return [(name, ctypes.c_void_p) for name in names]
-
-
 # As in step.c.
-_Layer = _structure(
-    "_Layer",
-    *((name, Matrix) for name in ("qkv", "out", "fc1", "fc2")),
-    *_pointers("attention_norm", "final_norm", "content_bias", "position_bias"),
-)
-_Stack = _structure(
-    "_Stack",
-    *_longs("layers", "width", "heads", "head_dim", "ffn_width", "pre_norm", "activation", "threads"),
-    ("norm_eps", ctypes.c_float),
-    *_pointers("layer", "norm"),
-    ("project", Matrix),
-)
-_LayerCache = _structure("_LayerCache", *_pointers("keys", "values", "bias", "distance_keys", "distance_scores"))
-_Cache = _structure(
-    "_Cache", *_longs("type", "rows", "length", "bias_stride", "past_length", "window"), *_pointers("layer")
-)
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, Matrix) for name in ("qkv", "out", "fc1", "fc2")),
+        *pointers("attention_norm", "final_norm", "content_bias", "position_bias"),
+    ]
+
+
+class _Stack(ctypes.Structure):
+    _fields_ = [
+        *longs("layers", "width", "heads", "head_dim", "ffn_width", "pre_norm", "activation", "threads"),
+        ("norm_eps", ctypes.c_float),
+        *pointers("layer", "norm"),
+        ("project", Matrix),
+    ]
+
+
+class _LayerCache(ctypes.Structure):
+    _fields_ = pointers("keys", "values", "bias", "distance_keys", "distance_scores")
+
+
+class _Cache(ctypes.Structure):
+    _fields_ = [*longs("type", "rows", "length", "bias_stride", "held", "window"), *pointers("layer")]
 
 
 def packable(layer: nn.Module) -> bool:
@@ -100,14 +99,12 @@ class PackedStack:
         biases: Any = None,
         int8: bool = False,
     ) -> None:
-        self.library = library
-        self.int8 = int8
+        self.library, self.int8 = library, int8
         self.size = sum(p.numel() for p in layers[0].parameters())
-        self.tensors: list[Any] = []  # tensors that the structures point to
-        first = layers[0]
-        attention = first.self_attn
+        self.tensors: list[Any] = []  # that the structures point to
+        first, attention = layers[0], layers[0].self_attn
         packed = (_Layer * len(layers))(*(self._layer(layer, biases) for layer in layers))
-        projection = None if project is None else pack(project.weight, int8=int8)
+        projection = NOTHING if project is None else pack(project.weight, int8=int8)
         self.tensors += [packed, projection]
         self.width = first.fc1.in_features
         self.out_width = self.width if project is None else project.out_features
@@ -116,7 +113,7 @@ class PackedStack:
             *(int(first.normalize_before), ACTIVATIONS[first.activation_fn], 1, first.final_layer_norm.eps),
             ctypes.addressof(packed),
             None if norm is None else self._norm(norm),
-            NOTHING if projection is None else projection.struct,
+            projection,
         )
         self._bound: _Binding | None = None
 
@@ -137,29 +134,22 @@ class PackedStack:
         embedded = embedded.contiguous()
         self.struct.threads = threads_for(self.size * rows)
         bound = self._bind(cache)
-        bound.struct.past_length, bound.struct.window = cache.length, window or 0
+        bound.struct.held, bound.struct.window = cache.length, window or 0
         hidden = torch.empty(rows, tokens, self.out_width)
-        self.library.steps(
-            ctypes.byref(self.struct),
-            ctypes.byref(bound.struct),
-            ctypes.c_void_p(embedded.data_ptr()),
-            ctypes.c_long(tokens),
-            ctypes.c_void_p(hidden.data_ptr()),
-            ctypes.c_void_p(bound.scratch.data_ptr()),
-        )
+        stack, held = ctypes.byref(self.struct), ctypes.byref(bound.struct)
+        self.library.steps(stack, held, embedded.data_ptr(), tokens, hidden.data_ptr(), bound.scratch.data_ptr())
         cache.advance(tokens)
         return hidden
 
     def _bind(self, cache: KeyValueCache) -> _Binding:
         """Pointers to the tensors of *cache*, rebuilt if the tensors have changed since the last step."""
         bound = self._bound
-        first = cache.layers[0].keys
         # Other tensors are another cache, or this one after rows were selected.
-        if bound is None or bound.first is not first or bound.struct_threads != self.struct.threads:
-            self._bound = bound = _Binding.of(cache, self.library, self.struct)
+        if bound is None or bound.first is not cache.layers[0].keys or bound.threads != self.struct.threads:
+            self._bound = bound = _Binding(cache, self.library, self.struct)
         return bound
 
-    def _layer(self, layer: Any, biases: Any) -> Any:
+    def _layer(self, layer: Any, biases: Any) -> _Layer:
         attention = layer.self_attn
         # Biases are in the cache, one for each position; see SelfAttention.new_cache.
         weight = torch.cat([p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)])
@@ -168,12 +158,11 @@ class PackedStack:
             *(pack(m.weight, m.bias, int8=self.int8) for m in (attention.out_proj, layer.fc1, layer.fc2)),
         ]
         self.tensors += matrices
-        biases_of_layer = [getattr(attention, name, None) for name in ("r_w_bias", "r_r_bias")]
-        if biases_of_layer[0] is None and biases is not None:
-            biases_of_layer = [biases.r_w_bias, biases.r_r_bias]
-        content, position = map(self._keep, biases_of_layer)
+        own = getattr(attention, "r_w_bias", None)
+        shared = attention if own is not None else biases
+        content, position = (getattr(shared, name, None) for name in ("r_w_bias", "r_r_bias"))
         norms = self._norm(layer.self_attn_layer_norm), self._norm(layer.final_layer_norm)
-        return _Layer(*(matrix.struct for matrix in matrices), *norms, content, position)
+        return _Layer(*matrices, *norms, self._keep(content), self._keep(position))
 
     def _norm(self, norm: Any) -> Any:
         return self._keep(torch.stack([norm.weight, norm.bias]))
@@ -185,7 +174,6 @@ class PackedStack:
         return pointer(self.tensors[-1])
 
 
-@dataclass(frozen=True)
 class _Binding:
     """Kernel arguments for a cache.
 
@@ -195,31 +183,22 @@ class _Binding:
         objects: what the structures point to.
     """
 
-    struct: Any
-    struct_threads: int
-    first: Tensor
-    scratch: Tensor
-    objects: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, cache: KeyValueCache, library: ctypes.CDLL, stack: Any) -> _Binding:
+    def __init__(self, cache: KeyValueCache, library: ctypes.CDLL, stack: _Stack) -> None:
         scores = [_distance_scores(layer) for layer in cache.layers]
-        layers = (_LayerCache * len(cache.layers))(
-            *(_layer_cache(layer, score) for layer, score in zip(cache.layers, scores, strict=True))
-        )
-        first = cache.layers[0]
-        keys = first.keys
-        stride = first.bias.stride(0)
-        struct = _Cache(TYPES[keys.dtype], keys.size(0), keys.size(2), stride, 0, 0, ctypes.addressof(layers))
-        size = library.scratch_size(ctypes.byref(stack), ctypes.byref(struct))
-        return cls(struct, stack.threads, keys, torch.empty(size), (layers, scores, [*cache.layers]))
+        layers = (_LayerCache * len(scores))(*map(_layer_cache, cache.layers, scores))
+        self.objects = layers, scores, [*cache.layers]
+        self.first, self.threads = cache.layers[0].keys, stack.threads
+        rows, _, length, _ = self.first.shape
+        stride = cache.layers[0].bias.stride(0)
+        self.struct = _Cache(TYPES[self.first.dtype], rows, length, stride, 0, 0, ctypes.addressof(layers))
+        self.scratch = torch.empty(library.scratch_size(ctypes.byref(stack), ctypes.byref(self.struct)))
 
 
-def _layer_cache(layer: LayerCache, scores: Tensor | None) -> Any:
+def _layer_cache(layer: LayerCache, scores: Tensor | None) -> _LayerCache:
     if not layer.keys.is_contiguous() or not layer.values.is_contiguous():
         raise ValueError("the cache's keys and values must be contiguous")
     distances = layer.distance_keys if isinstance(layer, RelativeLayerCache) else None
-    return _LayerCache(*(pointer(t) for t in (layer.keys, layer.values, layer.bias, distances, scores)))
+    return _LayerCache(*map(pointer, (layer.keys, layer.values, layer.bias, distances, scores)))
 
 
 def _distance_scores(layer: LayerCache) -> Tensor | None:
@@ -227,18 +206,11 @@ def _distance_scores(layer: LayerCache) -> Tensor | None:
     return None if scores is None else floats(scores)
 
 
-def linear(library: ctypes.CDLL, matrix: PackedMatrix, x: Tensor) -> Tensor:
+def linear(library: ctypes.CDLL, matrix: Matrix, x: Tensor) -> Tensor:
     """x Wᵀ + b: float32 [B, K] → float32 [B, N]."""
-    x = floats(x)
-    rows, threads = x.size(0), threads_for(x.size(0) * matrix.inputs * matrix.outputs)
+    x, rows = floats(x), x.size(0)
+    threads = threads_for(rows * matrix.inputs * matrix.outputs)
     result = torch.empty(rows, matrix.outputs)
     scratch = torch.empty(threads * rows * (matrix.inputs + 1))
-    library.linear(
-        ctypes.byref(matrix.struct),
-        ctypes.c_void_p(x.data_ptr()),
-        ctypes.c_long(rows),
-        ctypes.c_void_p(result.data_ptr()),
-        ctypes.c_long(threads),
-        ctypes.c_void_p(scratch.data_ptr()),
-    )
+    library.linear(ctypes.byref(matrix), x.data_ptr(), rows, result.data_ptr(), threads, scratch.data_ptr())
     return result
