@@ -18,7 +18,7 @@ from runs import saved, words
 from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.hub import MaskedLanguageModel, load_model, load_scorer
-from fairseq.interop.harness.encoder_requests import EncoderRequests
+from fairseq.interop.harness.requests import EncoderRequests
 from fairseq_cli import eval_lm
 from fairseq_cli.eval_lm import get_eval_lm_parser
 

@@ -17,7 +17,7 @@ from exports import imported
 
 from fairseq.errors import UserError
 from fairseq.interop.harness import harness_model, task_data
-from fairseq.interop.harness.encoder_requests import EncoderRequests
+from fairseq.interop.harness.requests import EncoderRequests
 from fairseq_cli import lm_eval
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hf_encoders" / "bert"

@@ -14,8 +14,7 @@ from lm_eval.api.registry import register_model
 
 from fairseq.errors import UserError
 from fairseq.hub import MaskedLanguageModel, load_scorer
-from fairseq.interop.harness.encoder_requests import EncoderRequests
-from fairseq.interop.harness.requests import Requests
+from fairseq.interop.harness.requests import EncoderRequests, Requests
 
 logger = logging.getLogger(__name__)
 

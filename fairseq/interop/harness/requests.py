@@ -1,10 +1,11 @@
-"""Adapter for EleutherAI's lm-evaluation-harness: its three kinds of requests, answered by a language model.
+"""Adapter for EleutherAI's lm-evaluation-harness: its three kinds of requests, answered by a decoder or an encoder.
 
 It does without the harness; :mod:`fairseq.interop.harness.model` is the model class for it.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,8 +17,9 @@ import torch
 import torch.nn.functional as F
 
 from fairseq.errors import UserError
+from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scoring
-from fairseq.hub import LanguageModel
+from fairseq.hub import LanguageModel, MaskedLanguageModel
 from fairseq.inference import sample
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextCorpus, report_unknown
@@ -70,14 +72,11 @@ class Requests:
         self.eos, self.segment = model.dictionary.eos(), model.tokens_per_sample
         self.begin = model.dictionary.begin() if model.add_bos_token else None
         self.keeps_lines = keeps_lines(model.dictionary, model.tokenizer)
+        self.encode = functools.partial(encode, dictionary=model.dictionary, tokenizer=model.tokenizer)
         scoring = Scoring(self.segment, batch_size=1, add_bos_token=model.add_bos_token)
         self.device = next(model.model.parameters()).device
         self.scorer = Scorer([model.model], model.dictionary, scoring, device=self.device)
         warn_closed(model.tokenizer)
-
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of *text*; a line feed is the symbol between lines."""
-        return encode(text, self.model.dictionary, self.model.tokenizer)
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
         """Return for each context and continuation the log-probability, and whether greedy search would choose it.
@@ -90,7 +89,7 @@ class Requests:
             # Every text follows `</s>`, as in training: its first token is predicted, too.
             pieces += self._pieces(number, [self.eos, *tokens], 1 + first)
             read += tokens
-        self._report(read)
+        report_unknown(read, self.model.dictionary, ())
         results = [(0.0, True)] * len(pairs)
         # By length, so that rows of a batch have little padding; the longest first, so that memory that does not
         # suffice shows at once.
@@ -110,7 +109,7 @@ class Requests:
             corpus = TextCorpus(np.array(ids, np.int32), np.array([len(ids)], np.int32))
             totals.append(float(self.scorer.score(corpus).lprobs.sum(dtype=np.float64)) if ids else 0.0)
             read += ids
-        self._report(read)
+        report_unknown(read, self.model.dictionary, ())
         return totals
 
     def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
@@ -126,7 +125,7 @@ class Requests:
             prompt = self.encode(context)
             texts.append(self._generated(prompt, settings))
             read += prompt
-        self._report(read)
+        report_unknown(read, self.model.dictionary, ())
         return texts
 
     def _generated(self, prompt: list[int], settings: Mapping[str, Any]) -> str:
@@ -136,7 +135,18 @@ class Requests:
         stops = [until] if isinstance(until, str) else list(until)
         longest = next((int(settings[name]) for name in LENGTHS if settings.get(name) is not None), self.max_tokens)
         before, chosen, text = self.model.text(prompt), [], ""
-        for token in self._sampled([self.eos, *prompt], longest, settings):
+        temperature = float(settings.get("temperature") or 0.0)
+        greedy = temperature == 0 or not settings.get("do_sample", True)
+        tokens = sample(
+            self.model.reader(),
+            [self.eos, *prompt],
+            longest,
+            temperature=1.0 if greedy else temperature,
+            top_k=1 if greedy else int(settings.get("top_k") or 0),
+            top_p=1.0 if greedy else float(settings.get("top_p") or 1.0),
+            forbidden=self.model.never_sampled,
+        )
+        for token in tokens:
             if token == self.eos and self.keeps_lines:
                 break
             # The whole text is decoded each time: a subword or a byte may change how the ones before it read, and a
@@ -146,22 +156,6 @@ class Requests:
             if ends := [text.index(stop) for stop in stops if stop and stop in text]:
                 return text[: min(ends)]
         return text
-
-    def _report(self, tokens: list[int]) -> None:
-        report_unknown(tokens, self.model.dictionary, ())
-
-    def _sampled(self, prompt: Sequence[int], longest: int, settings: Mapping[str, Any]) -> Iterable[int]:
-        temperature = float(settings.get("temperature") or 0.0)
-        greedy = temperature == 0 or not settings.get("do_sample", True)
-        return sample(
-            self.model.reader(),
-            prompt,
-            longest,
-            temperature=1.0 if greedy else temperature,
-            top_k=1 if greedy else int(settings.get("top_k") or 0),
-            top_p=1.0 if greedy else float(settings.get("top_p") or 1.0),
-            forbidden=self.model.never_sampled,
-        )
 
     def _pieces(self, row: int, tokens: list[int], first: int) -> list[Piece]:
         """The rows in which tokens from *first* on are scored: all of them, or windows counted from the end."""
@@ -211,6 +205,47 @@ class Requests:
                 sums.index_add_(0, chosen[some, 0], values.double())
                 misses.index_add_(0, chosen[some, 0], (lprobs.argmax(1) != targets[some]).double())
         return [(float(total), not miss) for total, miss in zip(sums.tolist(), misses.tolist(), strict=True)]
+
+
+class EncoderRequests:
+    """Answers of an encoder: pseudo-log-likelihoods, in which each token is masked in turn (Salazar et al. 2020).
+
+    Args:
+        model: whose texts are independent.
+        batch_size: masked rows read at once.
+        within_words: mask the rest of a token's word, too; see :class:`PseudoScorer`.
+    """
+
+    def __init__(self, model: MaskedLanguageModel, batch_size: int = 8, within_words: bool = False) -> None:
+        self.model, self.batch_size, self.within_words = model, batch_size, within_words
+        self.reader = model.reader
+        self.encode = functools.partial(encode, dictionary=self.reader.dictionary, tokenizer=self.reader.tokenizer)
+        self.scorer = PseudoScorer(model.model, self.reader.dictionary, within_words, batch_size)
+        warn_closed(self.reader.tokenizer)
+
+    def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
+        """Return the log-probability of each continuation, and whether each of its tokens is the most probable.
+
+        A token is predicted from the context and all other tokens of the continuation. The two are one row, with
+        ``</s>`` between lines, which is not scored; what does not fit the positions of the model is left out in front.
+        """
+        lines = [joined(self.encode, context, continuation) for context, continuation in pairs]
+        # Words outside of the vocabulary make results of different models incomparable, so that their share is logged.
+        report_unknown((token for line, _ in lines for token in line), self.reader.dictionary, ())
+        return self.scorer.score_after(lines)
+
+    def rolling(self, texts: Iterable[str]) -> list[float]:
+        """Return the log-probability of each text, read line by line as ``fairseq-eval-lm`` reads a file."""
+        scored = self.model.score(list(texts), self.batch_size, within_words=self.within_words)
+        return [float(lprobs.double().sum()) for _, lprobs in scored]
+
+    def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+        """Refuse.
+
+        Raises:
+            UserError: an encoder generates no text.
+        """
+        raise UserError("the model is an encoder, which generates no text; choose other tasks")
 
 
 def keeps_lines(dictionary: Dictionary, tokenizer: Tokenizer | None) -> bool:
