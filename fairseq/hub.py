@@ -65,6 +65,7 @@ class LanguageModel:
         self.model = model
         self._reader: tuple[object, Reader] | None = None
         self.dictionary = dictionary
+        self._text = TextReader(dictionary, tokenizer)
         self.tokens_per_sample = tokens_per_sample
         self.never_sampled = never_written(dictionary)
 
@@ -98,7 +99,7 @@ class LanguageModel:
 
     def encode(self, text: str) -> Tensor:
         """Return the ids of a text, each line with its ``</s>``: int64 [T]."""
-        return torch.from_numpy(self._corpus(text).tokens).long()
+        return torch.from_numpy(self._text.corpus(text).tokens).long()
 
     def decode(self, tokens: Tensor | Sequence[int]) -> str:
         """Return the text of ids; the inverse of :meth:`encode` but for what the tokenizer does not preserve."""
@@ -236,7 +237,7 @@ class LanguageModel:
             return self.sample([prompt], max_tokens, temperature, top_k, top_p, seed, batch_size)[0]
         _check_length("batch_size", batch_size, 1)
         decoding = Decoding(max_tokens, temperature, top_k, top_p)
-        texts = [self._corpus(one).tokens.tolist()[:-1] for one in prompt]
+        texts = [self._text.corpus(one).tokens.tolist()[:-1] for one in prompt]
         generated = continuations(
             [self.reader()],
             [[self.dictionary.eos(), *text] for text in texts],
@@ -262,15 +263,12 @@ class LanguageModel:
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of *tokens*; the symbol at the end of a line is a line feed."""
-        return TextReader(self.dictionary, self.tokenizer).text(tokens)
-
-    def _corpus(self, text: str) -> TextCorpus:
-        return TextReader(self.dictionary, self.tokenizer).corpus(text)
+        return self._text.text(tokens)
 
     def _scores(self, texts: Sequence[str], batch_size: int) -> Scores:
         """The scores of independent *texts*, each of which is a line."""
         _check_length("batch_size", batch_size, 1)
-        tokens = [self._corpus(text).tokens for text in texts]
+        tokens = [self._text.corpus(text).tokens for text in texts]
         corpus = TextCorpus(np.concatenate(tokens), np.array([len(text) for text in tokens], np.int32))
         begins = self.add_bos_token
         scoring = Scoring(self.tokens_per_sample, batch_size=batch_size, add_bos_token=begins, texts=True)

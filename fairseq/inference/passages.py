@@ -70,8 +70,15 @@ def draw_starts(tokens: int, context: int, reference: int, count: int, seed: int
 
 def parts_of(detokenizer: Detokenizer, context: Sequence[int], *following: Sequence[int]) -> list[Part]:
     """The parts for *context* and for each of *following*, decoded as its continuation."""
-    parts = [_part(detokenizer, context, _texts(detokenizer, context, ())[0])]
-    return parts + [_part(detokenizer, tokens, _texts(detokenizer, context, tokens)[1]) for tokens in following]
+    parts = []
+    for tokens in (None, *following):
+        stream = detokenizer.stream()
+        text = stream.add(context) + stream.pause()
+        if tokens is not None:
+            text = stream.add(tokens) + stream.end()
+        ids = [int(token) for token in (context if tokens is None else tokens)]
+        parts.append(Part(ids, " ".join(detokenizer.dictionary[token] for token in ids), text))
+    return parts
 
 
 def as_text(passage: Passage, count: int, split: str) -> str:
@@ -126,17 +133,6 @@ def _section(passage: Passage, count: int, split: str) -> str:
         for part in [getattr(passage, name)]
     )
     return pages.section(title(passage, count, split), "<div class=parts>", columns, "</div>")
-
-
-def _texts(detokenizer: Detokenizer, context: Sequence[int], following: Sequence[int]) -> tuple[str, str]:
-    stream = detokenizer.stream()
-    before = stream.add(context) + stream.pause()
-    return before, stream.add(following) + stream.end()
-
-
-def _part(detokenizer: Detokenizer, tokens: Sequence[int], text: str) -> Part:
-    ids = [int(token) for token in tokens]
-    return Part(ids, " ".join(detokenizer.dictionary[token] for token in ids), text)
 
 
 _STYLE = """

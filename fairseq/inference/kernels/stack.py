@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fairseq.inference.kernels.packed import NOTHING, TYPES, Matrix, floats, longs, pack, pointer, pointers
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
-from fairseq.modules.memory import KeyValueCache, LayerCache, RelativeLayerCache
+from fairseq.modules.memory import KeyValueCache, RelativeLayerCache
 from fairseq.modules.native import library
 from fairseq.modules.relative_attention import RelativeAttention, ShawAttention
 from fairseq.modules.transformer_layer import LayerNorm, TransformerLayer
@@ -184,26 +184,24 @@ class _Binding:
     """
 
     def __init__(self, cache: KeyValueCache, library: ctypes.CDLL, stack: _Stack) -> None:
-        scores = [_distance_scores(layer) for layer in cache.layers]
-        layers = (_LayerCache * len(scores))(*map(_layer_cache, cache.layers, scores))
+        scores: list[Tensor] = []
+        layers = (_LayerCache * len(cache.layers))()
+        for number, layer in enumerate(cache.layers):
+            if not layer.keys.is_contiguous() or not layer.values.is_contiguous():
+                raise ValueError("the cache's keys and values must be contiguous")
+            tensors = [layer.keys, layer.values, layer.bias]
+            if isinstance(layer, RelativeLayerCache):
+                tensors.append(layer.distance_keys)
+                if layer.distance_scores is not None:
+                    scores.append(floats(layer.distance_scores))
+                    tensors.append(scores[-1])
+            layers[number] = _LayerCache(*map(pointer, tensors))
         self.objects = layers, scores, [*cache.layers]
         self.first, self.threads = cache.layers[0].keys, stack.threads
         rows, _, length, _ = self.first.shape
         stride = cache.layers[0].bias.stride(0)
         self.struct = _Cache(TYPES[self.first.dtype], rows, length, stride, 0, 0, ctypes.addressof(layers))
         self.scratch = torch.empty(library.scratch_size(ctypes.byref(stack), ctypes.byref(self.struct)))
-
-
-def _layer_cache(layer: LayerCache, scores: Tensor | None) -> _LayerCache:
-    if not layer.keys.is_contiguous() or not layer.values.is_contiguous():
-        raise ValueError("the cache's keys and values must be contiguous")
-    distances = layer.distance_keys if isinstance(layer, RelativeLayerCache) else None
-    return _LayerCache(*map(pointer, (layer.keys, layer.values, layer.bias, distances, scores)))
-
-
-def _distance_scores(layer: LayerCache) -> Tensor | None:
-    scores = layer.distance_scores if isinstance(layer, RelativeLayerCache) else None
-    return None if scores is None else floats(scores)
 
 
 def linear(library: ctypes.CDLL, matrix: Matrix, x: Tensor) -> Tensor:

@@ -53,6 +53,11 @@ class Name:
 
     path: str
 
+    @classmethod
+    def of(cls, argument: str) -> Name:
+        """Return the name that an opcode gives as ``module name``."""
+        return cls(argument.replace(" ", ".", 1))
+
 
 @dataclass(eq=False, repr=False)
 class Inert:
@@ -87,27 +92,16 @@ def _mapping(content: Any = (), *rest: Any) -> dict[Any, Any]:
     return _keyed(content.items() if isinstance(content, dict) else content)
 
 
-def _nothing(*content: Any) -> dict[Any, Any]:
-    return {}
-
-
-def _object(cls: Any, *rest: Any) -> Inert:
-    return Inert(cls.path)
-
-
 CALLS: dict[str, Callable[..., Any]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda data, *rest: data,
     "collections.OrderedDict": _mapping,
     "collections.Counter": _mapping,
-    "collections.defaultdict": _nothing,
-    "re._compile": _nothing,  # patterns of tokenizers
-    "torch.device": _nothing,
-    "builtins.set": list,  # hashing nested tuples would recurse
-    "__builtin__.set": list,
-    "copyreg._reconstructor": _object,
-    "copy_reg._reconstructor": _object,
+    # `re._compile` makes patterns of tokenizers.
+    **dict.fromkeys(("collections.defaultdict", "re._compile", "torch.device"), lambda *content: {}),
+    **dict.fromkeys(("builtins.set", "__builtin__.set"), list),  # hashing nested tuples would recurse
+    **dict.fromkeys(("copyreg._reconstructor", "copy_reg._reconstructor"), lambda cls, *rest: Inert(cls.path)),
 }
 
 
@@ -160,9 +154,6 @@ class _Machine:
 
     def since_mark(self) -> list[Any]:
         return self.pop(len(self.stack) - self.marks.pop())
-
-    def name(self, argument: str) -> None:
-        self.push(Name(".".join(argument.split(" ", 1))))
 
     def name_of_two(self, _: Any) -> None:
         parts = self.pop(2)
@@ -288,10 +279,10 @@ OPERATIONS: dict[str, Operation] = {
     "DICT": lambda m, _: m.push(_pairs(m.since_mark())),
     "SETITEM": lambda m, _: m.assign(m.pop(2)),
     "SETITEMS": lambda m, _: m.assign(m.since_mark()),
-    "GLOBAL": _Machine.name,
+    "GLOBAL": lambda m, argument: m.push(Name.of(argument)),
     "STACK_GLOBAL": _Machine.name_of_two,
     "REDUCE": lambda m, _: m.call(*m.pop(2)),
-    "INST": lambda m, argument: m.call(Name(".".join(argument.split(" ", 1))), m.since_mark()),
+    "INST": lambda m, argument: m.call(Name.of(argument), m.since_mark()),
     "OBJ": lambda m, _: m.call(*_first_and_rest(m.since_mark())),
     "NEWOBJ": lambda m, _: m.instantiate(m.pop(2)),
     "NEWOBJ_EX": lambda m, _: m.instantiate(m.pop(3)),

@@ -128,7 +128,11 @@ def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shap
     for key in (*SIZES, *SWITCHES, *OTHERS):
         if key not in config:
             raise UserError(f"{where}: the configuration has no {key}; add it")
-    table = _first_table(tensors)
+    if TABLE not in tensors.left:
+        raise UserError(f"{where}: not a Transformer-XL (no {TABLE}); give the state dict of one")
+    table = tensors.left[TABLE]
+    if table.dim() != 2:
+        raise UserError(f"{where}: {TABLE} is {list(table.shape)}, expected [words, channels]; the file is damaged")
     tables = [value for name, value in tensors.left.items() if name.startswith("word_emb.emb_layers.") and value.dim()]
     # A state dict alone has neither, but its tables do; values that the configuration has come last and are compared
     # with the tensors later.
@@ -175,33 +179,25 @@ def _is_count(value: Any, low: int) -> bool:
     return type(value) is int and low <= value <= MOST
 
 
-def _first_table(tensors: Tensors) -> Tensor:
-    if TABLE not in tensors.left:
-        raise UserError(f"{tensors.where}: not a Transformer-XL (no {TABLE}); give the state dict of one")
-    table = tensors.left[TABLE]
-    if table.dim() != 2:
-        raise UserError(
-            f"{tensors.where}: {TABLE} is {list(table.shape)}, expected [words, channels]; the file is damaged"
-        )
-    return table
+def _tables(tensors: Tensors, shape: Shape, name: str, kind: str = "weight") -> list[Tensor]:
+    """Weights or biases of all bands, which are one tensor there where the bands are equally wide."""
+    words = [shape.words(band) for band in range(shape.bands)]
+    widths = [(shape.width(band),) if kind == "weight" else () for band in range(shape.bands)]
+    if shape.div_val == 1:
+        return list(tensors.take(f"{name}.0.{kind}", shape.vocab_size, *widths[0]).split(words))
+    return [tensors.take(f"{name}.{band}.{kind}", words[band], *widths[band]) for band in range(shape.bands)]
 
 
 def _embeddings(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
     """Embedding tables of all bands, and their projections to the width of the model."""
-    model = {}
-    if shape.div_val == 1:
-        tables = tensors.take(TABLE, shape.vocab_size, shape.d_embed).split([*map(shape.words, range(shape.bands))])
-        shared = tensors.take("word_emb.emb_projs.0", shape.d_model, shape.d_embed) if shape.projected else None
-    for band in range(shape.bands):
-        name, width = f"embed_tokens.embeddings.{band}", shape.width(band)
-        if shape.div_val == 1:
-            model[f"{name}.0.weight"] = tables[band]
-            if shared is not None:
-                model[f"{name}.1.weight"] = shared
-        else:
-            model[f"{name}.0.weight"] = tensors.take(f"word_emb.emb_layers.{band}.weight", shape.words(band), width)
-            model[f"{name}.1.weight"] = tensors.take(f"word_emb.emb_projs.{band}", shape.d_model, width)
-    return model
+    tables, projections = _tables(tensors, shape, "word_emb.emb_layers"), list[Tensor]()
+    if shape.projected:
+        files = 1 if shape.div_val == 1 else shape.bands  # one projection there for bands that are equally wide
+        sizes = [(shape.d_model, shape.width(band)) for band in range(files)]
+        projections = [tensors.take(f"word_emb.emb_projs.{band}", *size) for band, size in enumerate(sizes)]
+        projections *= shape.bands // files
+    model = {f"embed_tokens.embeddings.{band}.0.weight": table for band, table in enumerate(tables)}
+    return model | {f"embed_tokens.embeddings.{band}.1.weight": value for band, value in enumerate(projections)}
 
 
 def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -209,41 +205,28 @@ def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dic
     # The authors' `sample_softmax` keeps its only output table under this name.
     if "out_layer.weight" in tensors.left:
         raise UserError(f"{tensors.where}: sampled softmax; only full and adaptive softmax are supported")
-    softmax, tables, biases = {}, *_output_tables(tensors, shape, model)
+    biases = _tables(tensors, shape, "crit.out_layers", "bias")
+    if shape.tie_weight:
+        tables = [model[f"embed_tokens.embeddings.{band}.0.weight"] for band in range(shape.bands)]
+        for band, copy in enumerate([torch.cat(tables)] if shape.div_val == 1 else tables):
+            tensors.tied(f"crit.out_layers.{band}.weight", copy)
+    else:
+        tables = _tables(tensors, shape, "crit.out_layers")
+    softmax = {}
     for band in range(shape.bands):
-        name = f"adaptive_softmax.bands.{band}"
+        name, projection = f"adaptive_softmax.bands.{band}", f"crit.out_projs.{band}"
         softmax[f"{name}.weight"], softmax[f"{name}.bias"] = tables[band], biases[band]
         if shape.projected and band in shape.tied_bands:
-            projection = model[f"embed_tokens.embeddings.{band}.1.weight"]
-            softmax[f"{name}.projection"] = tensors.tied(f"crit.out_projs.{band}", projection)
+            embedded = model[f"embed_tokens.embeddings.{band}.1.weight"]
+            softmax[f"{name}.projection"] = tensors.tied(projection, embedded)
         elif shape.projected:
-            out_projection = tensors.take(f"crit.out_projs.{band}", shape.d_model, shape.width(band))
-            softmax[f"{name}.projection"] = out_projection
+            softmax[f"{name}.projection"] = tensors.take(projection, shape.d_model, shape.width(band))
     if shape.bands > 1:
         weight = tensors.take("crit.cluster_weight", shape.bands - 1, shape.d_embed)
         # Their loss reads the column −i for band i: band 1 is the last row of the file.
         softmax["adaptive_softmax.cluster_weight"] = weight.flip(0)
         softmax["adaptive_softmax.cluster_bias"] = tensors.take("crit.cluster_bias", shape.bands - 1).flip(0)
     return softmax
-
-
-def _output_tables(
-    tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]
-) -> tuple[list[Tensor], tuple[Tensor, ...]]:
-    """Weights and biases of the softmax, one of each a band."""
-    embeddings = [model[f"embed_tokens.embeddings.{band}.0.weight"] for band in range(shape.bands)]
-    words = [*map(shape.words, range(shape.bands))]
-    if shape.div_val == 1:
-        biases = tensors.take("crit.out_layers.0.bias", shape.vocab_size).split(words)
-        if shape.tie_weight:
-            tensors.tied("crit.out_layers.0.weight", torch.cat(embeddings))
-            return embeddings, biases
-        return list(tensors.take("crit.out_layers.0.weight", shape.vocab_size, shape.d_embed).split(words)), biases
-    biases = tuple(tensors.take(f"crit.out_layers.{band}.bias", n) for band, n in enumerate(words))
-    names = [f"crit.out_layers.{band}.weight" for band in range(shape.bands)]
-    if shape.tie_weight:
-        return [tensors.tied(name, table) for name, table in zip(names, embeddings, strict=True)], biases
-    return [tensors.take(name, words[band], shape.width(band)) for band, name in enumerate(names)], biases
 
 
 def _attention_tables(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:

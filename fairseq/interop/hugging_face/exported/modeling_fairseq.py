@@ -160,12 +160,6 @@ class FairseqPreTrainedModel(PreTrainedModel):
         """Return False: ``generate`` then takes the cache that ``forward`` returns."""
         return False
 
-    @property
-    def output_width(self) -> int:
-        """Channels of the hidden states that the output layer reads."""
-        projection = getattr(self.decoder, "project_out_dim", None)
-        return int(self.config.hidden_size if projection is None else projection.out_features)
-
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed_tokens
 
@@ -287,7 +281,9 @@ class FairseqForSequenceClassification(FairseqPreTrainedModel):
 
     def __init__(self, config: FairseqConfig) -> None:
         super().__init__(config)
-        self.score = nn.Linear(self.output_width, config.num_labels or 2, bias=False)
+        projection = getattr(self.decoder, "project_out_dim", None)
+        width = config.hidden_size if projection is None else projection.out_features
+        self.score = nn.Linear(width, config.num_labels or 2, bias=False)
         self.post_init()
 
     def forward(
