@@ -10,10 +10,9 @@ from torch import Tensor
 
 from fairseq.errors import UserError
 from fairseq.interop.pickles import inert
-from fairseq.interop.pickles.inert import Inert, Stored
+from fairseq.interop.pickles.inert import NAME_LENGTH, Inert, Stored
 
 MODEL = "model.pt"  # in the folder of a training run
-NAME_LENGTH = 256  # most characters in the name of a parameter
 ATTRIBUTES = {  # setting: (path of the submodule, attribute)
     **{key: ("", key) for key in ("n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "mem_len")},
     **{key: ("", key) for key in ("attn_type", "same_length", "clamp_len")},
