@@ -157,59 +157,51 @@ class WordStream(Stream):
     Only the last words of a line are kept; :func:`shortened` summarises the earlier ones, so that the cost of a token
     does not grow with the length of its line. A line that may be a heading (``= = Title = =``) is buffered until it
     ends or turns out not to be one.
-
-    Args:
-        mark: suffix of a subword that is continued by the next one.
     """
 
     def __init__(self, dictionary: Dictionary, mark: str | None) -> None:
         super().__init__(dictionary)
         self.mark = mark
-        self._begin_line()
+        self._begin_line(maybe_heading=True)
 
     def add(self, tokens: Iterable[int]) -> str:
         pieces = []
         for token in tokens:
             if token == self.dictionary.eos():
                 pieces.append(self._rest() + "\n")
-                self._begin_line()
-            elif self.buffer is None:
-                self._take(self.dictionary[token])
+                self._begin_line(maybe_heading=True)
             else:
-                self.buffer.append(self.dictionary[token])
-                if self.buffer[0] != "=" or len(self.buffer) > LONGEST_HEADING:
-                    self._release(self.buffer)
+                self._take(self.dictionary[token])
         return "".join(pieces) + self._new(complete_line=False)
 
     def pause(self) -> str:
         maybe_heading = bool(self.buffer)
         text = self._rest()
         if maybe_heading:
-            self._begin_line()
-            self.buffer, self.lead = None, " "
+            self._begin_line(maybe_heading=False)
+            self.lead = " "
         return text
 
-    def _begin_line(self) -> None:
-        self.words: list[str] = []  # the last may be incomplete
-        self.joined = False  # whether the next symbol continues the last word
-        self.buffer: list[str] | None = []  # symbols of a possible heading; None: the line is none
+    def _begin_line(self, maybe_heading: bool) -> None:
+        self.line = Words(self.mark)
+        self.buffer: list[str] = []  # symbols of a possible heading
+        self.maybe_heading = maybe_heading
         self.shown, self.lead = "", ""
 
     def _take(self, symbol: str) -> None:
-        """Add a symbol to the words: WikiText's marks inside words are removed, subwords joined."""
-        goes_on = self.mark is not None and symbol.endswith(self.mark)
-        text = symbol.removesuffix(self.mark) if goes_on and self.mark else JOINTS.get(symbol, symbol)
-        if self.words and (self.joined or symbol in JOINTS):
-            self.words[-1] += text
-        else:
-            self.words.append(text)
-        self.joined = goes_on or symbol in JOINTS
+        """Read a symbol; buffer it if its line may be a heading."""
+        if not self.maybe_heading:
+            self.line.add(symbol)
+            return
+        self.buffer.append(symbol)
+        if self.buffer[0] != "=" or len(self.buffer) > LONGEST_HEADING:
+            self._release(self.buffer)
 
     def _release(self, symbols: Sequence[str]) -> None:
-        """Add *symbols*, the buffer without heading markup, to the line, which is not a heading from here on."""
+        """Add *symbols*, the buffer without heading markup, to the line and clear the buffer."""
         for symbol in symbols:
-            self._take(symbol)
-        self.buffer = None
+            self.line.add(symbol)
+        self.buffer, self.maybe_heading = [], False
 
     def _rest(self) -> str:
         """The rest of the line's text, including the buffered part."""
@@ -222,7 +214,7 @@ class WordStream(Stream):
 
         A final punctuation mark is delayed until the next token, which decides the spaces around it.
         """
-        words = self.words
+        words = self.line.complete
         complete = complete_line or not words or words[-1].isalnum()
         text = detokenize(words if complete else words[:-1])
         if not complete and len(text) < len(self.shown):
@@ -235,6 +227,28 @@ class WordStream(Stream):
             words[:-1] = shortened(words[:-1])
             self.shown = detokenize(words if complete else words[:-1])
         return new
+
+
+class Words:
+    """Words built from symbols: WikiText's marks inside words removed, subwords joined.
+
+    Attributes:
+        complete: the words; the last may be incomplete.
+    """
+
+    def __init__(self, mark: str | None = None) -> None:
+        self.complete: list[str] = []
+        self.mark = mark  # suffix of a subword that is continued by the next one
+        self.joined = False
+
+    def add(self, symbol: str) -> None:
+        goes_on = self.mark is not None and symbol.endswith(self.mark)
+        text = symbol.removesuffix(self.mark) if goes_on and self.mark else JOINTS.get(symbol, symbol)
+        if self.complete and (self.joined or symbol in JOINTS):
+            self.complete[-1] += text
+        else:
+            self.complete.append(text)
+        self.joined = goes_on or symbol in JOINTS
 
 
 def heading(words: Sequence[str]) -> Sequence[str]:
