@@ -25,6 +25,6 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
     mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(2**31 - 1))
     mallopt(_M_TOP_PAD, 64 << 20)
-    # Other threads' arenas, such as that of the backward pass, return what they free whatever the threshold: a gradient
+    # Other threads' arenas, such as the backward pass's, return what they free whatever the threshold: a gradient
     # of 12 MB then takes ten milliseconds to fill. All threads share the first one.
     mallopt(_M_ARENA_MAX, 1)

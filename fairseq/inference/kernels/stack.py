@@ -136,8 +136,8 @@ class PackedStack:
         bound = self._bind(cache)
         bound.struct.held, bound.struct.window = cache.length, window or 0
         hidden = torch.empty(rows, tokens, self.out_width)
-        stack, held = ctypes.byref(self.struct), ctypes.byref(bound.struct)
-        self.library.steps(stack, held, embedded.data_ptr(), tokens, hidden.data_ptr(), bound.scratch.data_ptr())
+        stack, caches = ctypes.byref(self.struct), ctypes.byref(bound.struct)
+        self.library.steps(stack, caches, embedded.data_ptr(), tokens, hidden.data_ptr(), bound.scratch.data_ptr())
         cache.advance(tokens)
         return hidden
 
@@ -158,8 +158,8 @@ class PackedStack:
             *(pack(m.weight, m.bias, int8=self.int8) for m in (attention.out_proj, layer.fc1, layer.fc2)),
         ]
         self.tensors += matrices
-        own = getattr(attention, "r_w_bias", None)
-        shared = attention if own is not None else biases
+        first = getattr(attention, "r_w_bias", None)
+        shared = attention if first is not None else biases
         content, position = (getattr(shared, name, None) for name in ("r_w_bias", "r_r_bias"))
         norms = self._norm(layer.self_attn_layer_norm), self._norm(layer.final_layer_norm)
         return _Layer(*matrices, *norms, self._keep(content), self._keep(position))
