@@ -64,7 +64,7 @@ class _LayerCache(ctypes.Structure):
 
 
 class _Cache(ctypes.Structure):
-    _fields_ = [*longs("type", "rows", "length", "bias_stride", "held", "window"), *pointers("layer")]
+    _fields_ = [*longs("type", "rows", "length", "bias_stride", "filled", "window"), *pointers("layer")]
 
 
 def packable(layer: nn.Module) -> bool:
@@ -134,7 +134,7 @@ class PackedStack:
         embedded = embedded.contiguous()
         self.struct.threads = threads_for(self.size * rows)
         bound = self._bind(cache)
-        bound.struct.held, bound.struct.window = cache.length, window or 0
+        bound.struct.filled, bound.struct.window = cache.length, window or 0
         hidden = torch.empty(rows, tokens, self.out_width)
         stack, caches = ctypes.byref(self.struct), ctypes.byref(bound.struct)
         self.library.steps(stack, caches, embedded.data_ptr(), tokens, hidden.data_ptr(), bound.scratch.data_ptr())
