@@ -12,6 +12,7 @@ import pytest
 import runs
 
 CHOICES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
 # What a process prints under a load that rises and falls by its own will, not by that of the machine.
 PROGRAM = """
@@ -62,7 +63,7 @@ RISE_AND_FALL = """
 """
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="counts the spare threads of two cores")
+@pytest.mark.skipif(CORES != 2, reason="counts the spare threads of two cores")
 def test_threads_wait_briefly_while_the_load_is_high_and_between_the_bounds_as_before() -> None:
     found = [int(number) for number in result_of(RISE_AND_FALL).split()]
     assert found[1::2] == [0, 1, 1, 0, 0, 1] and found[-1] == 0
@@ -94,7 +95,7 @@ def test_nothing_happens_where_the_system_does_not_tell_how_long_threads_waited(
     assert result_of(code) == "['MainThread']"
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) != 2, reason="has as many threads as cores, and one more")
+@pytest.mark.skipif(CORES != 2, reason="has as many threads as cores, and one more")
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads processor time of threads from /proc")
 def test_a_waiting_thread_gives_up_its_core_and_numbers_stay() -> None:
     """The processor time of a thread that waits for the next parallel loop, in ticks of the kernel, and a sum."""
@@ -117,9 +118,13 @@ def test_a_waiting_thread_gives_up_its_core_and_numbers_stay() -> None:
         time.sleep(0.1)
         short, second = spent()
         release.set()
-        print(long / short > 2 or long < 0.02, first == second)
+        print(long, short, first == second)
     """
-    assert result_of(code) == "True True"
+    long, short, same = result_of(code).split()
+    assert same == "True"
+    if float(long) < 0.04:
+        pytest.skip("this OpenMP's threads do not spin while they wait")
+    assert float(long) > 2 * float(short)
 
 
 def test_the_time_without_a_core_is_read_for_each_thread() -> None:
