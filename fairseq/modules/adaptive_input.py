@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fairseq.errors import SettingError
 from fairseq.modules.attention import is_cpu
-from fairseq.modules.linear import Linear
+from fairseq.modules.linear import Linear, lowered
 
 
 def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = None) -> None:
@@ -92,12 +92,11 @@ class AdaptiveInput(nn.Module):
         """Embeddings of *tokens* [B, T]: [B, T, C]."""
         result: Tensor | None = None
         for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
-            embedded = self.embeddings[band](_rows(tokens, first, last))
-            if result is None:
-                result = embedded
-            else:
-                # Bands ascend: the last one that begins at or below a word is the word's.
-                result = torch.where((tokens >= first).unsqueeze(-1), embedded.to(result.dtype), result)
+            # Half precision from the first layer on, with and without projections.
+            embedded = lowered(self.embeddings[band](_rows(tokens, first, last)))
+            # Bands ascend: the last one that begins at or below a word is the word's.
+            above = (tokens >= first).unsqueeze(-1)
+            result = embedded if result is None else torch.where(above, embedded, result)
         assert result is not None
         return result
 

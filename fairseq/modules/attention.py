@@ -364,7 +364,9 @@ def _attend_unfused(query: Tensor, key: Tensor, value: Tensor, visible: Visibili
         bias = bias.expand(batch, heads, -1, -1).flatten(0, 1)  # (B·H, 1, S)
     # Undivided: the gradient of a slice would be copied into zeros.
     if torch.is_grad_enabled():
-        attended = fused_attention(q, k, v, bias, dropout_p)
+        # The kernel knows which keys are ahead of a query, and does not compute them.
+        causal = isinstance(visible, Causal) and visible.window is None
+        attended = fused_attention(q, k, v, None if causal else bias, dropout_p, causal)
         if attended is None:
             attended = torch.bmm(softmax_dropout(_scores(q, k, bias), dropout_p), v)
     else:

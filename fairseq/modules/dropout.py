@@ -36,9 +36,16 @@ def softmax_dropout(scores: Tensor, p: float) -> Tensor:
     return dropout(scores.softmax(-1), p)
 
 
-def fused_attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, p: float) -> Tensor | None:
+def fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, p: float, causal: bool = False
+) -> Tensor | None:
     """:func:`fairseq.modules.fused.attention`; None where that does not compute it."""
-    return fused().attention(query, key, value, bias, p) if _is_fused(query, p) else None
+    return fused().attention(query, key, value, bias, p, causal) if _is_fused(query, p) else None
+
+
+def fused_relative_attention(*tensors: Tensor, bias: Tensor | None) -> Tensor | None:
+    """:func:`fairseq.modules.fused.relative_attention`; None where that does not compute it."""
+    return fused().relative_attention(*tensors, bias) if _is_fused(tensors[0], 0.0) else None
 
 
 def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:

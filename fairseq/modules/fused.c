@@ -15,6 +15,7 @@
 enum { FLOAT32, BFLOAT16 };
 
 typedef uint32_t words __attribute__((vector_size(64)));
+typedef uint64_t longs __attribute__((vector_size(64)));
 
 /* ---- sixteen numbers at a time; count may be less at the end of a row ---- */
 
@@ -84,8 +85,8 @@ INLINE floats exponentials(floats x) {
     return choose(tiny, all(0.0f), p * (floats)((n + 127) << 23));
 }
 
-/* For i from FIRST in steps of LANES, with the count of numbers: a constant but at the end, so that loads and stores are
-   one instruction each. */
+/* For i from FIRST in steps of LANES, with the count of numbers: a constant but at the end, so that loads and stores
+   are one instruction each. */
 #define EACH(FIRST, END, ...)                              \
     {                                                      \
         long i = FIRST;                                    \
@@ -99,7 +100,7 @@ INLINE floats exponentials(floats x) {
         }                                                  \
     }
 
-/* ---- masks of dropout: a bit an element, 1 where it is kept; a buffer has 4 bytes more, for kept() ---- */
+/* ---- masks of dropout: a bit an element, 1 where it is kept; a buffer has 8 bytes more, for whole words ---- */
 
 INLINE ints kept(const uint8_t *mask, long first) {
     const words powers = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
@@ -108,35 +109,37 @@ INLINE ints kept(const uint8_t *mask, long first) {
     return (ints)(((bits >> first % 8) & powers) != 0);
 }
 
-/* The mask of count elements: of the 65536 values of sixteen bits of noise, the lowest as signed numbers drop one.
- *
- * The noise is that of numpy's SFC64 in the given state (Doty-Humphrey, "PractRand": small fast counting), which draws
- * the masks where this is not compiled. It has no jump ahead, so that one thread draws.
- */
-void draw_mask(const uint64_t *state, long dropped, uint8_t *mask, long count) {
+/* Words first + 1 to first + 8 of SplitMix64's sequence from a seed (Steele, Lea & Flood 2014, "Fast splittable
+   pseudorandom number generators"): any of them is computed alone, so that threads share the work. */
+INLINE longs random_words(uint64_t seed, long first) {
+    const longs steps = {1, 2, 3, 4, 5, 6, 7, 8};
+    longs z = seed + (steps + (uint64_t)first) * 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+/* The mask of count elements: of the 65536 values of sixteen bits of noise, the lowest as signed numbers drop one. */
+void draw_mask(uint64_t seed, long dropped, uint8_t *mask, long count, long threads) {
+    typedef int16_t signs __attribute__((vector_size(64)));
+    typedef int8_t flags __attribute__((vector_size(32)));
+    typedef uint8_t bytes __attribute__((vector_size(8)));
     const int16_t lowest = (int16_t)(dropped - 32768);
-    typedef int16_t signs __attribute__((vector_size(32)));
-    typedef uint8_t flags __attribute__((vector_size(16)));
-    uint64_t a = state[0], b = state[1], c = state[2], counter = state[3], noise[BLOCK / 4];
-    for (long first = 0; first < count; first += BLOCK) {
-        const long some = least(BLOCK, count - first);
-        for (long i = 0; i < (some + 3) / 4; i++) {
-            noise[i] = a + b + counter++;
-            a = b ^ b >> 11;
-            b = c + (c << 3);
-            c = (c << 24 | c >> 40) + noise[i];
-        }
-        for (long i = 0; i < some; i += LANES) {
-            signs values;
-            uint64_t halves[2];
-            memcpy(&values, noise + i / 4, sizeof values);
-            flags ones = __builtin_convertvector((values >= lowest) & 1, flags);
-            memcpy(halves, &ones, sizeof halves);
+    _Pragma("omp parallel for num_threads(threads) schedule(static)")
+    for (long first = 0; first < count; first += BLOCK)
+        for (long i = first; i < least(count, first + BLOCK); i += 64) {
+            union {
+                flags halves[2];
+                longs words;
+            } ones;
+            for (int half = 0; half < 2; half++) {
+                const signs values = (signs)random_words(seed, i / 4 + 8 * half);
+                ones.halves[half] = __builtin_convertvector((values >= lowest) & 1, flags);
+            }
             /* The product moves the lowest bits of eight bytes into its highest byte. */
-            for (int half = 0; half < 2; half++)
-                mask[(first + i) / 8 + half] = halves[half] * 0x0102040810204080u >> 56;
+            const bytes bits = __builtin_convertvector(ones.words * 0x0102040810204080u >> 56, bytes);
+            memcpy(mask + i / 8, &bits, sizeof bits);
         }
-    }
 }
 
 /* ---- pieces and rows of one type ---- */
@@ -155,77 +158,113 @@ INLINE void drop_piece(int type, int mode, const void *x, const void *other, voi
     )
 }
 
-/* e to the (x - largest) for the numbers of a row from first on, at most BLOCK of them; returns their sum */
-INLINE float exponential_block(int type, const void *x, long start, long first, long columns, float largest,
-                               float *values) {
+/* A row of scores from start on: x, and what is added to it, of which the row begins at moved; visible ones come first,
+   and the others are not read beyond the vector of the last one */
+typedef struct {
+    const void *x, *added; /* added may be NULL */
+    long start, moved, visible, end;
+} scores;
+
+/* The row of a matrix with so many columns. With a period, the number of queries T, the last query of each T sees all
+   columns, the one before it one less, and so on; a row of what is added then begins T - 1 - t columns later (Dai et
+   al. 2019, appendix B). */
+INLINE scores row_of(const void *x, const void *added, long row, long columns, long period) {
+    const long start = row * columns, hidden = period ? period - 1 - row % period : 0, visible = columns - hidden;
+    return (scores){x, added, start, start + hidden, visible, least(columns, (visible + LANES - 1) / LANES * LANES)};
+}
+
+INLINE floats score(int type, scores row, long i, long count) {
+    const ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    floats value = load(type, row.x, row.start + i, count, 0);
+    if (row.added) value += load(type, row.added, row.moved + i, count, 0);
+    return i + LANES <= row.visible ? value : choose(lanes < (int)(row.visible - i), value, all(-INFINITY));
+}
+
+/* e to the (score - largest) of a row from first on, at most BLOCK of them; returns their sum */
+INLINE float exponential_block(int type, scores row, long first, float largest, float *values) {
     floats sum = all(0);
-    EACH(first, least(columns, first + BLOCK),
-        floats value = exponentials(load(type, x, start + i, count, -INFINITY) - largest);
+    EACH(first, least(row.end, first + BLOCK),
+        floats value = exponentials(score(type, row, i, count) - largest);
         store(FLOAT32, values, i - first, count, value);
         sum += value;
     )
     return sum_of(sum);
 }
 
-/* The sum of all e to the (x - largest) of a row; values are those of its last block. */
-INLINE double exponential_sum(int type, const void *x, long start, long columns, float *largest, float *values) {
+/* The sum of all e to the (score - largest) of a row; values are those of its last block. */
+INLINE double exponential_sum(int type, scores row, float *largest, float *values) {
     floats best = all(-INFINITY);
-    EACH(0, columns,
-        floats value = load(type, x, start + i, count, -INFINITY);
+    EACH(0, row.end,
+        floats value = score(type, row, i, count);
         best = choose(value > best, value, best);
     )
     *largest = best[0];
     for (int i = 1; i < LANES; i++) *largest = best[i] > *largest ? best[i] : *largest;
     double total = 0;
-    for (long first = 0; first < columns; first += BLOCK)
-        total += exponential_block(type, x, start, first, columns, *largest, values);
+    for (long first = 0; first < row.end; first += BLOCK)
+        total += exponential_block(type, row, first, *largest, values);
     return total;
 }
 
 /* For the blocks of a row, with their exponentials: those of a row of one block are still there. */
-#define EACH_EXPONENTIAL(COLUMNS, ...)                                                                 \
-    for (long first = 0; first < (COLUMNS); first += BLOCK) {                                          \
-        if ((COLUMNS) > BLOCK) exponential_block(type, x, start, first, COLUMNS, largest, values);     \
-        EACH(first, least(COLUMNS, first + BLOCK),                                                     \
-            floats value = load(FLOAT32, values, i - first, count, 0) * factor;                        \
-            __VA_ARGS__                                                                                \
-        )                                                                                              \
+#define EACH_EXPONENTIAL(...)                                                                  \
+    for (long first = 0; first < row.end; first += BLOCK) {                                    \
+        if (row.end > BLOCK) exponential_block(type, row, first, largest, values);             \
+        EACH(first, least(row.end, first + BLOCK),                                             \
+            floats value = load(FLOAT32, values, i - first, count, 0) * factor;                \
+            __VA_ARGS__                                                                        \
+        )                                                                                      \
     }
 
-INLINE void softmax_row(int type, const void *x, void *probabilities, void *dropped, long row, long columns,
-                        const uint8_t *mask, float scale) {
-    const long start = row * columns;
-    float largest, values[BLOCK];
-    const float factor = (float)(1 / exponential_sum(type, x, start, columns, &largest, values));
-    EACH_EXPONENTIAL(columns,
-        store(type, probabilities, start + i, count, value);
-        store(type, dropped, start + i, count, choose(kept(mask, start + i), value * scale, all(0)));
-    )
+INLINE void clear(int type, void *to, long first, long count) {
+    const size_t size = type == FLOAT32 ? 4 : 2;
+    memset((char *)to + (size_t)first * size, 0, (size_t)count * size);
 }
 
-INLINE void softmax_gradient_row(int type, const void *probabilities, const void *gradient, void *result, long row,
-                                 long columns, const uint8_t *mask, float scale) {
-    const long start = row * columns;
+INLINE void softmax_row(int type, scores row, void *probabilities, void *dropped, long columns, const uint8_t *mask,
+                        float scale) {
+    float largest, values[BLOCK];
+    const float factor = (float)(1 / exponential_sum(type, row, &largest, values));
+    EACH_EXPONENTIAL(
+        store(type, probabilities, row.start + i, count, value);
+        if (dropped)
+            store(type, dropped, row.start + i, count, choose(kept(mask, row.start + i), value * scale, all(0)));
+    )
+    clear(type, probabilities, row.start + row.end, columns - row.end);
+    if (dropped) clear(type, dropped, row.start + row.end, columns - row.end);
+}
+
+INLINE void softmax_gradient_row(int type, scores row, const void *gradient, void *result, void *added, long columns,
+                                 const uint8_t *mask, float scale) {
     floats sums = all(0);
+    if (added) clear(type, added, row.start, columns - row.visible);
     for (int pass = 0; pass < 2; pass++) {
         const float sum = sum_of(sums);
-        EACH(0, columns,
-            floats own = choose(kept(mask, start + i), load(type, gradient, start + i, count, 0) * scale, all(0));
-            floats probability = load(type, probabilities, start + i, count, 0);
+        EACH(0, row.end,
+            floats own = load(type, gradient, row.start + i, count, 0);
+            if (mask) own = choose(kept(mask, row.start + i), own * scale, all(0));
+            floats probability = load(type, row.x, row.start + i, count, 0);
             if (pass == 0) sums += own * probability;
-            else store(type, result, start + i, count, (own - sum) * probability);
+            else {
+                own = (own - sum) * probability;
+                store(type, result, row.start + i, count, own);
+                /* Hidden ones would be the next row's. */
+                if (added && i + LANES <= row.visible) store(type, added, row.moved + i, LANES, own);
+                else if (added) store(type, added, row.moved + i, row.visible - i, own);
+            }
         )
     }
+    clear(type, result, row.start + row.end, columns - row.end);
 }
 
-INLINE double cross_entropy_row(int type, void *x, long row, long columns, long target, int gradient) {
-    const long start = row * columns;
-    float largest, chosen = get(type, x, start + target), values[BLOCK];
-    const double sum = exponential_sum(type, x, start, columns, &largest, values);
+INLINE double cross_entropy_row(int type, void *x, long number, long columns, long target, int gradient) {
+    const scores row = row_of(x, NULL, number, columns, 0);
+    float largest, chosen = get(type, x, row.start + target), values[BLOCK];
+    const double sum = exponential_sum(type, row, &largest, values);
     const float factor = (float)(1 / sum), rest = (float)(exp((double)chosen - largest) / sum - 1);
     if (gradient) {
-        EACH_EXPONENTIAL(columns, store(type, x, start + i, count, value);)
-        put(type, x, start + target, rest);
+        EACH_EXPONENTIAL(store(type, x, row.start + i, count, value);)
+        put(type, x, row.start + target, rest);
     }
     return log(sum) + largest - chosen;
 }
@@ -251,16 +290,19 @@ void drop(long type, long mode, const void *x, const void *other, void *y, const
     else FOR_PIECES(RELU_GRADIENT)
 }
 
-/* probabilities = softmax(scores), dropped = dropout(probabilities): [rows, columns] */
-void softmax_drop(long type, const void *scores, void *probabilities, void *dropped, const uint8_t *mask, float scale,
-                  long rows, long columns, long threads) {
-    FOR_ROWS(softmax_row(T, scores, probabilities, dropped, row, columns, mask, scale))
+/* probabilities = softmax(x + added), by rows as of row_of, and dropped = dropout(probabilities): [rows, columns];
+   dropped with its mask, and added, may be NULL */
+void softmax_drop(long type, const void *x, const void *added, void *probabilities, void *dropped, const uint8_t *mask,
+                  float scale, long rows, long columns, long period, long threads) {
+    FOR_ROWS(softmax_row(T, row_of(x, added, row, columns, period), probabilities, dropped, columns, mask, scale))
 }
 
-/* result: the gradient of the scores, from that of what was dropped; all [rows, columns] */
-void softmax_drop_gradient(long type, const void *probabilities, const void *gradient, void *result,
-                           const uint8_t *mask, float scale, long rows, long columns, long threads) {
-    FOR_ROWS(softmax_gradient_row(T, probabilities, gradient, result, row, columns, mask, scale))
+/* result: the gradient of x, and another of what was added to it, unless that is NULL, from that of what was dropped,
+   or, without a mask, of the probabilities; all [rows, columns] */
+void softmax_drop_gradient(long type, const void *probabilities, const void *gradient, void *result, void *added,
+                           const uint8_t *mask, float scale, long rows, long columns, long period, long threads) {
+    FOR_ROWS(softmax_gradient_row(T, row_of(probabilities, NULL, row, columns, period), gradient, result, added,
+                                  columns, mask, scale))
 }
 
 /* losses [rows] = -log softmax(logits)[targets]; with gradient, it replaces the logits [rows, columns] */

@@ -2,10 +2,6 @@
 
 They are compiled at first use; without them torch's operators give the same numbers to rounding, and the same masks. On
 GPUs torch's kernels take fewer passes for dropout after a ReLU, and for the residual that dropout is added to.
-
-torch's dropout draws one random number for each element on one thread, which costs more than the matrix product that it
-follows. Here 16 bits decide about an element, four elements to a word of a faster generator; the rate is exact to
-1/65536 (the kept values are scaled by what was really kept, so the expectation is exact).
 """
 
 from __future__ import annotations
@@ -22,15 +18,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fairseq.modules.native import library
+from fairseq.modules.noise import LOWEST, draw_seed, dropped_values, generator, pick, scale_of, words_of
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MODES = {"plain": 0, "add": 1, "relu": 2, "relu gradient": 3}  # as in fused.c
 _LEAST_WORK = 1 << 15  # elements per thread; fewer take no longer than it takes to start a thread
 _CACHED_SCORES = 1 << 19  # attention scores per thread of a group of heads: fewer cost calls, more leave its cache
-_LEVELS = 1 << 16
-# torch draws signed numbers of 64 bits.
-_SEEDS = 1 << 62
-_LOWEST = torch.iinfo(torch.int16).min
+_SOURCE = Path(__file__).with_name("fused.c")
 
 
 def kernels(x: Tensor) -> ctypes.CDLL | None:
@@ -61,15 +55,39 @@ def softmax_dropout(scores: Tensor, p: float) -> Tensor:
     return _Dropout.apply(scores.softmax(-1), noise, p, None)
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, p: float) -> Tensor | None:
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, p: float, causal: bool = False
+) -> Tensor | None:
     """dropout(softmax(Q Kᵀ / √D + bias)) V in training; None if no kernel computes it.
 
-    Shape: query [N, T, D], key and value [N, S, D], bias broadcastable to [N, T, S] → [N, T, D].
+    Args:
+        query: [N, T, D].
+        key: [N, S, D]; *value* also.
+        bias: broadcastable to [N, T, S].
+        causal: hide the keys after each query, of which the last stands at the last key.
+
+    Returns:
+        [N, T, D].
     """
     if kernels(query) is None or not query.dtype == key.dtype == value.dtype:
         return None
-    mask = _mask(len(query) * query.size(1) * key.size(1), p)
-    return _Attention.apply(query.contiguous(), key.contiguous(), value.contiguous(), bias, mask, p)
+    mask = _mask(len(query) * query.size(1) * key.size(1), p) if p else None
+    period = query.size(1) if causal else 0
+    return _Attention.apply(query.contiguous(), key.contiguous(), value.contiguous(), bias, mask, p, period)
+
+
+def relative_attention(
+    content: Tensor, distance: Tensor, key: Tensor, value: Tensor, table: Tensor, bias: Tensor | None
+) -> Tensor | None:
+    """softmax(Q⁺ Kᵀ + shift(Q* Rᵀ) + bias) V over the keys up to each query; None if no kernel computes it.
+
+    Shape: content and distance, the queries, [H, B, T, D]; key and value [H, B, K, D]; table, of the distances K − 1,
+    …, 0, [H, K, D]; bias [T, K] → [H, B, T, D].
+    """
+    tensors = (content, distance, key, value, table)
+    if kernels(content) is None or any(x.dtype != content.dtype for x in tensors):
+        return None
+    return _RelativeAttention.apply(*(x.contiguous() for x in tensors), bias)
 
 
 def cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> Tensor | None:
@@ -115,7 +133,7 @@ class _Dropout(torch.autograd.Function):
         ctx.save_for_backward(noise)
         if _is_mask(noise):
             return _drop("add" if ctx.adds else "plain", x, residual, noise, p)
-        dropped = _pick(x, noise, p)
+        dropped = pick(x, noise, p)
         return dropped if residual is None else residual + dropped
 
     @staticmethod
@@ -135,7 +153,7 @@ class _ReLUDropout(torch.autograd.Function):
         if noise is None:
             y = torch.native_dropout(x.relu(), p, True)[0]
         else:
-            y = _drop("relu", x, None, noise, p) if ctx.fused else _pick(x, noise, p).clamp_min_(0)
+            y = _drop("relu", x, None, noise, p) if ctx.fused else pick(x, noise, p).clamp_min_(0)
         ctx.save_for_backward(y)
         return y
 
@@ -146,7 +164,7 @@ class _ReLUDropout(torch.autograd.Function):
             return torch.ops.aten.native_dropout_backward(grads[0], y > 0, 1 / (1 - ctx.p)), None, None
         if ctx.fused and not torch.is_grad_enabled():  # torch's operators have a second derivative
             return _drop("relu gradient", grads[0], y, None, ctx.p), None, None
-        return torch.ops.aten.threshold_backward(grads[0], y, 0).mul_(_scale(ctx.p)), None, None
+        return torch.ops.aten.threshold_backward(grads[0], y, 0).mul_(scale_of(ctx.p)), None, None
 
 
 class _AddDropout(torch.autograd.Function):
@@ -172,7 +190,7 @@ class _SoftmaxDropout(torch.autograd.Function):
     def forward(ctx: Any, scores: Tensor, mask: Tensor, p: float) -> Tensor:
         ctx.p, scores = p, scores.contiguous()
         probabilities, dropped = torch.empty_like(scores), torch.empty_like(scores)
-        _soften(scores, probabilities, dropped, mask, p)
+        _soften(scores, None, probabilities, dropped, mask, p)
         ctx.save_for_backward(probabilities, mask)
         return dropped
 
@@ -182,7 +200,7 @@ class _SoftmaxDropout(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         probabilities, mask = ctx.saved_tensors
         result = torch.empty_like(probabilities)
-        _soften_gradient(probabilities, grads[0].contiguous(), result, mask, ctx.p)
+        _soften_gradient(probabilities, grads[0].contiguous(), result, None, mask, ctx.p)
         return result, None, None
 
 
@@ -191,9 +209,16 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, mask: Tensor, p: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        bias: Tensor | None,
+        mask: Tensor | None,
+        p: float,
+        period: int,
     ) -> Tensor:
-        ctx.p, result = p, torch.empty_like(query)
+        ctx.p, ctx.period, result = p, period, torch.empty_like(query)
         probabilities = query.new_empty(*query.shape[:2], key.size(1))
         scale = 1 / math.sqrt(query.size(-1))
         beta = 0 if bias is None else 1
@@ -201,8 +226,9 @@ class _Attention(torch.autograd.Function):
         for some, bits, scores in _groups(probabilities, mask):
             added = bias.expand(len(query), -1, -1)[some] if bias.dim() == 3 else bias
             torch.baddbmm(added, query[some], key[some].transpose(1, 2), beta=beta, alpha=scale, out=scores)
-            _soften(scores, probabilities[some], scores, bits, p)
-            torch.bmm(scores, value[some], out=result[some])
+            dropped = None if bits is None else scores
+            _soften(scores, None, probabilities[some], dropped, bits, p, period)
+            torch.bmm(probabilities[some] if dropped is None else dropped, value[some], out=result[some])
         ctx.save_for_backward(query, key, value, probabilities, mask)
         return result
 
@@ -213,78 +239,96 @@ class _Attention(torch.autograd.Function):
         grad, scale = grads[0].contiguous(), 1 / math.sqrt(query.size(-1))
         of_query, of_key, of_value = (torch.empty_like(x) for x in (query, key, value))
         for some, bits, scores in _groups(probabilities, mask):
-            _drop("plain", probabilities[some], None, bits, ctx.p, scores)
-            torch.bmm(scores.transpose(1, 2), grad[some], out=of_value[some])
+            dropped = probabilities[some]
+            if bits is not None:
+                dropped = _drop("plain", dropped, None, bits, ctx.p, scores)
+            torch.bmm(dropped.transpose(1, 2), grad[some], out=of_value[some])
             torch.bmm(grad[some], value[some].transpose(1, 2), out=scores)
-            _soften_gradient(probabilities[some], scores, scores, bits, ctx.p)
+            _soften_gradient(probabilities[some], scores, scores, None, bits, ctx.p, ctx.period)
             for result, product, other in ((of_query, scores, key), (of_key, scores.transpose(1, 2), query)):
                 torch.baddbmm(result[some], product, other[some], beta=0, alpha=scale, out=result[some])
-        return of_query, of_key, of_value, None, None, None
+        return of_query, of_key, of_value, *[None] * 4
 
 
-def _groups(probabilities: Tensor, mask: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+class _RelativeAttention(torch.autograd.Function):
+    """Attention by content and distance, some heads of all rows at a time; only the probabilities are kept."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, content: Tensor, distance: Tensor, key: Tensor, value: Tensor, table: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        rows, queries = content.shape[1:3]
+        probabilities, result = content.new_empty(*content.shape[:3], key.size(2)), torch.empty_like(content)
+        for some, _, by_distance in _groups(probabilities.flatten(1, 2), None):
+            torch.bmm(distance[some].flatten(1, 2), table[some].transpose(1, 2), out=by_distance)
+            scores = probabilities[some].flatten(0, 1)
+            q, k, v, attended = (x[some].flatten(0, 1) for x in (content, key, value, result))
+            if bias is None:
+                torch.bmm(q, k.transpose(1, 2), out=scores)
+            else:
+                torch.baddbmm(bias, q, k.transpose(1, 2), out=scores)
+            _soften(scores, by_distance, scores, None, None, 0.0, queries)
+            torch.bmm(scores, v, out=attended)
+        ctx.save_for_backward(content, distance, key, value, table, probabilities)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        content, distance, key, value, table, probabilities = ctx.saved_tensors
+        grad, results = grads[0].contiguous(), [torch.empty_like(x) for x in (content, distance, key, value, table)]
+        for some, _, by_distance in _groups(probabilities.flatten(1, 2), None):
+            scores = torch.empty_like(by_distance).view_as(probabilities[some].flatten(0, 1))
+            of_content, of_distance, of_key, of_value, of_table = (x[some] for x in results)
+            q, k, v, g, p = (x[some].flatten(0, 1) for x in (content, key, value, grad, probabilities))
+            torch.bmm(p.transpose(1, 2), g, out=of_value.flatten(0, 1))
+            torch.bmm(g, v.transpose(1, 2), out=scores)
+            _soften_gradient(p, scores, scores, by_distance, None, 0.0, content.size(2))
+            torch.bmm(scores, k, out=of_content.flatten(0, 1))
+            torch.bmm(scores.transpose(1, 2), q, out=of_key.flatten(0, 1))
+            torch.bmm(by_distance, table[some], out=of_distance.flatten(1, 2))
+            torch.bmm(by_distance.transpose(1, 2), distance[some].flatten(1, 2), out=of_table)
+        return *results, None
+
+
+def _groups(probabilities: Tensor, mask: Tensor | None) -> Iterator[tuple[slice, Tensor | None, Tensor]]:
     """Some heads each of *probabilities* [N, T, S], their part of the *mask*, and room for their scores."""
     heads, each = len(probabilities), probabilities[0].numel()
     # So many heads that each part of the mask begins with a byte.
-    unit = 8 // math.gcd(each, 8)
-    together = max(1, _CACHED_SCORES // (unit * each)) * unit * torch.get_num_threads()
+    unit = 1 if mask is None else 8 // math.gcd(each, 8)
+    together = max(1, _CACHED_SCORES * torch.get_num_threads() // (unit * each)) * unit
     room = torch.empty_like(probabilities[:together])
     for start in range(0, heads, together):
         some = slice(start, min(start + together, heads))
-        yield some, mask[start * each // 8 :], room[: some.stop - start]
+        yield some, None if mask is None else mask[start * each // 8 :], room[: some.stop - start]
 
 
 def _noise(x: Tensor, p: float) -> Tensor:
     """What decides about the elements of *x*: a mask with a bit for each where kernels read it, else sixteen bits."""
-    if kernels(x) is not None:
-        return _mask(x.numel(), p)
-    return torch.from_numpy(_generator().random_raw(max(1, (x.numel() + 3) // 4)).view(np.int64))
+    return (
+        _mask(x.numel(), p)
+        if kernels(x) is not None
+        else torch.from_numpy(words_of(x.numel(), draw_seed()).view(np.int64))
+    )
 
 
 def _mask(size: int, p: float) -> Tensor:
-    # Kernels read up to four bytes further than the last bit.
+    # Kernels read and write up to eight bytes further than the last bit.
     mask = torch.empty(size // 8 + 8, dtype=torch.uint8, device="cpu")
     if p == 0:
         return mask.fill_(255)
-    state = (ctypes.c_uint64 * 4)(*_generator().state["state"]["state"].tolist())
-    _compiled().draw_mask(state, ctypes.c_long(_dropped(p)), *_pointers(mask), ctypes.c_long(size))
+    seed, dropped = draw_seed(), dropped_values(p)
+    if generator() == "sfc64":
+        bits = np.packbits(words_of(size, seed).view(np.int16)[:size] >= LOWEST + dropped, bitorder="little")
+        mask[: len(bits)] = torch.from_numpy(bits)
+    else:
+        drawn = (ctypes.c_uint64(seed), ctypes.c_long(dropped))
+        _compiled().draw_mask(*drawn, *_pointers(mask), ctypes.c_long(size), _threads(size))
     return mask
-
-
-def _generator() -> np.random.SFC64:
-    # torch's generator draws the seed, so that a checkpoint's random state repeats it.
-    return np.random.SFC64(int(torch.randint(_SEEDS, (), device="cpu")))
 
 
 def _is_mask(noise: Tensor) -> bool:
     return noise.dtype == torch.uint8
-
-
-def _dropped(p: float) -> int:
-    """Number of the 65536 values of sixteen bits that drop an element."""
-    # Never all values: the factor of the rest would be infinite.
-    return min(max(round(p * _LEVELS), 0), _LEVELS - 1)
-
-
-def _scale(p: float) -> float:
-    """Factor of what is kept."""
-    return _LEVELS / (_LEVELS - _dropped(p))
-
-
-def _pick(x: Tensor, words: Tensor, p: float) -> Tensor:
-    """*x* scaled where the noise *words* keep it, 0 elsewhere.
-
-    Elements are picked by torch's threshold kernel, which runs at the speed of memory: a boolean mask would be
-    converted and multiplied at a tenth of it.
-    """
-    # Noise at or below it drops the element.
-    threshold = _LOWEST + _dropped(p) - 1
-    noise = words.view(torch.int16)[: x.numel()].view(x.shape).float()
-    if x.dtype != torch.float32:
-        # Only the sign of the difference matters, which every type keeps.
-        noise = noise.sub_(threshold).to(x.dtype)
-        threshold = 0
-    return torch.ops.aten.threshold_backward(x, noise, threshold).mul_(_scale(p))
 
 
 def _drop(
@@ -298,20 +342,37 @@ def _drop(
     return y
 
 
-def _soften(scores: Tensor, probabilities: Tensor, dropped: Tensor, mask: Tensor, p: float) -> None:
-    """The kernel ``softmax_drop``; *dropped* may be *scores*."""
-    pointers = _pointers(scores, probabilities, dropped, mask)
-    _compiled().softmax_drop(_type(scores), *pointers, _factor(p), *_shape(scores), *_last(scores))
+def _soften(
+    x: Tensor,
+    added: Tensor | None,
+    probabilities: Tensor,
+    dropped: Tensor | None,
+    mask: Tensor | None,
+    p: float,
+    period: int = 0,
+) -> None:
+    """The kernel ``softmax_drop``; *dropped*, and without it *probabilities*, may be *x*."""
+    pointers = _pointers(x, added, probabilities, dropped, mask)
+    _compiled().softmax_drop(_type(x), *pointers, _factor(p), *_shape(x), ctypes.c_long(period), *_last(x))
 
 
-def _soften_gradient(probabilities: Tensor, grad: Tensor, result: Tensor, mask: Tensor, p: float) -> None:
+def _soften_gradient(
+    probabilities: Tensor,
+    grad: Tensor,
+    result: Tensor,
+    of_added: Tensor | None,
+    mask: Tensor | None,
+    p: float,
+    period: int = 0,
+) -> None:
     """The kernel ``softmax_drop_gradient``; *result* may be *grad*."""
-    pointers = _pointers(probabilities, grad, result, mask)
-    _compiled().softmax_drop_gradient(_type(grad), *pointers, _factor(p), *_shape(grad), *_last(grad))
+    pointers = _pointers(probabilities, grad, result, of_added, mask)
+    shape = (*_shape(grad), ctypes.c_long(period))
+    _compiled().softmax_drop_gradient(_type(grad), *pointers, _factor(p), *shape, *_last(grad))
 
 
 def _compiled() -> Any:
-    return library("training", Path(__file__).with_name("fused.c"))
+    return library("training", _SOURCE)
 
 
 def _type(x: Tensor) -> ctypes.c_long:
@@ -323,7 +384,7 @@ def _pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
 
 
 def _factor(p: float) -> ctypes.c_float:
-    return ctypes.c_float(_scale(p))
+    return ctypes.c_float(scale_of(p))
 
 
 def _shape(x: Tensor) -> tuple[ctypes.c_long, ctypes.c_long]:
@@ -333,5 +394,9 @@ def _shape(x: Tensor) -> tuple[ctypes.c_long, ctypes.c_long]:
 
 def _last(x: Tensor, *switches: bool) -> list[ctypes.c_long]:
     """The last arguments of a kernel: switches, and the number of threads for *x*."""
-    threads = max(1, min(torch.get_num_threads(), x.numel() // _LEAST_WORK))
-    return [ctypes.c_long(value) for value in (*switches, threads)]
+    return [*(ctypes.c_long(value) for value in switches), _threads(x.numel())]
+
+
+def _threads(size: int) -> ctypes.c_long:
+    """Threads for so many elements."""
+    return ctypes.c_long(max(1, min(torch.get_num_threads(), size // _LEAST_WORK)))

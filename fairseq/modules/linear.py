@@ -31,6 +31,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return _Linear.apply(x.reshape(-1, x.size(-1)), weight, bias).unflatten(0, x.shape[:-1])
 
 
+def lowered(x: Tensor) -> Tensor:
+    """*x* in the precision of the matrix products that read it, converted once; autocast converts it for each."""
+    device = x.device.type
+    # torch has no autocast for the meta device.
+    if x.is_meta or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

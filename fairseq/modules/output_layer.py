@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fairseq.modules.attention import on_cpu
 from fairseq.modules.dropout import fused
-from fairseq.modules.linear import is_by_onednn, linear
-from fairseq.modules.transformer_layer import lowered
+from fairseq.modules.linear import is_by_onednn, linear, lowered
 
 # Logits of a chunk: 4 MiB in float32, which stay in a CPU's cache; on a GPU enough to fill it.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}

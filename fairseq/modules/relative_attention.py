@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fairseq.modules.attention import CAUSAL, Causal, SelfAttention, Visibility, on_cpu, pad_heads
-from fairseq.modules.dropout import softmax_dropout
+from fairseq.modules.dropout import fused_relative_attention, softmax_dropout
 from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
 
@@ -78,6 +78,13 @@ class DistanceAttention(SelfAttention):
         bias = visible.bias(queries, keys, query.device, query.dtype)
         dropout_p = self.dropout if self.training else 0.0
         content, distance = self._content_query(query, positions), self._distance_query(query, positions)
+        if torch.is_grad_enabled() and on_cpu(query) and distances.scores is None and dropout_p == 0.0:
+            # The kernel knows which keys are ahead of a query, and does not compute them.
+            hidden_ones = None if visible.window is None else bias
+            tensors = (x.transpose(0, 1) for x in (content, distance, key, value))  # (H, B, …, D)
+            attended = fused_relative_attention(*tensors, distances.keys, bias=hidden_ones)
+            if attended is not None:
+                return attended.transpose(0, 1)
         return attend_by_distance(content, distance, key, value, distances, bias, dropout_p)
 
     def new_cache(self, batch: int, length: int, positions: RelativePositions | None = None) -> RelativeLayerCache:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fairseq.errors import UserError, nearest
 from fairseq.modules.attention import CAUSAL, Visibility, is_cpu
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, variational_dropout
-from fairseq.modules.linear import Linear
+from fairseq.modules.linear import Linear, lowered
 from fairseq.modules.memory import LayerCache
 
 logger = logging.getLogger(__name__)
@@ -196,12 +196,3 @@ def skips_layer(probability: float, training: bool) -> bool:
 
 
 TransformerDecoderLayer = TransformerLayer  # the name that plug-ins know
-
-
-def lowered(x: Tensor) -> Tensor:
-    """*x* in the precision of the matrix products that read it, converted once; autocast converts it for each."""
-    device = x.device.type
-    # torch has no autocast for the meta device.
-    if x.is_meta or not torch.is_autocast_enabled(device):
-        return x
-    return x.to(torch.get_autocast_dtype(device))

@@ -24,6 +24,7 @@ from fairseq.errors import UserError, nearest
 from fairseq.logging.progress import ProgressBar, RunProgress, progress_bar
 from fairseq.logging.recorders import Record
 from fairseq.models.loading import check_settings, stored_settings
+from fairseq.modules import noise
 from fairseq.tasks import FairseqTask, setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary, check_save_dir, dictionary_of
 from fairseq.training import log
@@ -84,6 +85,7 @@ class Run:
         self.milestones = Milestones(self.saving, settings.data_path, data.train_subset)
         # Here and not at start-up: what other stages drew must not change the initial values of this one.
         torch.manual_seed(self.common.seed)
+        noise.use_generator(noise.GENERATORS[0])
         self.task: FairseqTask = setup_task(settings)
         # What the task changed while it was set up; a plug-in that writes to its namespace changed nothing here.
         before = settings.flat

@@ -24,6 +24,7 @@ from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Meter, NamedSums
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import layers_of, load_parameters, stored_parameters
+from fairseq.modules import noise
 from fairseq.modules.precision import Precision
 from fairseq.optim import OPTIMIZERS, FairseqOptimizer, build_optimizer, hidden_matrices, parameter_groups
 from fairseq.optim.elementwise import ElementwiseOptimizer
@@ -256,6 +257,7 @@ class Trainer:
             ),
             "extra_state": {
                 "random": self._gather_random_states(),
+                "dropout": noise.generator(),
                 "carried": self.task.save_carried(self.world),
                 "sums": {name: meter.state_dict() for name, meter in self.meters.items()},
             },
@@ -329,6 +331,8 @@ class Trainer:
                     meter.load_state_dict(extra["sums"][name])
         if not options.reset_dataloader:
             self._restore_random_states(extra.get("random"), source)
+            # Runs saved before 0.9 go on with the masks that they would have had.
+            noise.use_generator(extra.get("dropout", "sfc64"))
         # Version 0.1 saved the memory of rows beside the other entries.
         saved = extra.get("carried") or {"memory": extra.get("memory") or []}
         self.task.load_carried(saved, rows, self.world)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq.modules import fused, native
+from fairseq.modules import fused, native, noise
 from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility
 from fairseq.modules.attention import _attend_unfused as attend_unfused
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, softmax_dropout
@@ -51,17 +51,40 @@ def test_several_libraries_are_loaded_in_one_process(machine: str, tmp_path: Pat
         assert library is not None and library.number() == number
 
 
+def splitmix64(seed: int, count: int) -> np.ndarray:
+    """Words of the generator as its authors write it, a state that grows and is hashed: uint64."""
+    words, whole = [], (1 << 64) - 1
+    for _ in range(count):
+        seed = (seed + 0x9E3779B97F4A7C15) & whole
+        z = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9 & whole
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & whole
+        words.append(z ^ z >> 31)
+    return np.array(words, dtype=np.uint64)
+
+
 def mask_of(p: float, shape: tuple[int, ...]) -> Tensor:
-    """The factors of the next dropout, in float64: sixteen bits of numpy's noise from a seed that torch draws."""
-    noise = np.random.SFC64(int(torch.randint(1 << 62, ()))).random_raw(math.prod(shape) // 4 + 1).view(np.int16)
+    """The factors of the next dropout, in float64: sixteen bits of noise from a seed that torch draws."""
+    seed, count = int(torch.randint(1 << 62, ())), math.prod(shape) // 4 + 1
+    words = splitmix64(seed, count) if noise.generator() == "splitmix64" else np.random.SFC64(seed).random_raw(count)
+    bits = words.view(np.int16)
     dropped = round(p * 65536)
-    kept = torch.from_numpy(noise[: math.prod(shape)].astype(int) >= dropped - 32768).view(shape)
+    kept = torch.from_numpy(bits[: math.prod(shape)].astype(int) >= dropped - 32768).view(shape)
     return kept.double() * 65536 / (65536 - dropped)
+
+
+@pytest.fixture(params=noise.GENERATORS)
+def generator(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What masks are drawn by."""
+    noise.use_generator(request.param)
+    yield request.param
+    noise.use_generator(noise.GENERATORS[0])
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1,), (31,), (3, 32), (2, 5, 77), (9, 1000), (15, 9001)], ids=str)
-def test_dropouts_and_their_gradients_are_those_of_torch_in_float64(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+def test_dropouts_and_their_gradients_are_those_of_torch_in_float64(
+    shape: tuple[int, ...], dtype: torch.dtype, generator: str
+) -> None:
     torch.manual_seed(7)
     factors = mask_of(0.3, shape)
     x, residual, grad = (torch.randn(shape).to(dtype) for _ in range(3))
@@ -127,6 +150,50 @@ def test_attention_in_groups_of_heads_is_that_of_torch_in_float64(
     for a, b in [(attended, expected), *((o.grad, e.grad) for o, e in zip(ours, exact, strict=True))]:
         assert a is not None and b is not None
         torch.testing.assert_close(a.double(), b, rtol=2 * TYPES[dtype], atol=2 * TYPES[dtype])
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("lengths", [(5, 9), (1, 40), (21, 21), (7, 70)])
+def test_relative_attention_in_groups_of_heads_is_that_of_torch_in_float64(
+    lengths: tuple[int, int], window: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The score of key j for query i is the content's plus the distance's, column T − 1 − i + j of the products."""
+    monkeypatch.setattr(fused, "_CACHED_SCORES", 1)
+    queries, keys = lengths
+    inputs = [torch.randn(3, 2, length, 16) / 2 for length in (queries, queries, keys, keys)]
+    inputs.append(torch.randn(3, keys, 16))
+    grad = torch.randn(3, 2, queries, 16).to(dtype)
+    bias = Causal(window).bias(queries, keys, grad.device)
+    ours, exact = ([x.to(dtype).to(kind, copy=True).requires_grad_() for x in inputs] for kind in (dtype, torch.double))
+    attended = fused.relative_attention(*ours, None if window is None or bias is None else bias.to(dtype))
+    if attended is None:
+        assert fused.kernels(grad) is None
+        return
+    content, distance, key, value, table = exact
+    by_distance = distance @ table.transpose(1, 2)[:, None]
+    columns = (torch.arange(keys) + queries - 1 - torch.arange(queries)[:, None]).clamp(max=keys - 1)
+    scores = content @ key.transpose(2, 3) + by_distance.gather(3, columns.expand_as(by_distance))
+    expected = (scores if bias is None else scores + bias.double()).softmax(-1) @ value
+    attended.backward(grad)
+    expected.backward(grad.double())
+    for a, b in [(attended, expected), *((o.grad, e.grad) for o, e in zip(ours, exact, strict=True))]:
+        assert a is not None and b is not None
+        torch.testing.assert_close(a.double(), b, rtol=2 * TYPES[dtype], atol=2 * TYPES[dtype])
+
+
+@pytest.mark.parametrize("rows", [1, 33])
+def test_masks_do_not_depend_on_the_number_of_threads(rows: int, generator: str) -> None:
+    x, threads = torch.ones(rows, 4100), torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            torch.manual_seed(3)
+            results.append(dropout(x, 0.4))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(results[0], other) for other in results)
 
 
 def test_attention_keeps_no_scores_but_its_probabilities() -> None:

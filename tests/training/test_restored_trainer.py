@@ -17,6 +17,7 @@ from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.models.loading import stored_settings
+from fairseq.modules import noise
 from fairseq.text.dictionary import Dictionary
 from fairseq.training import run as run_module
 from fairseq.training import trainer as trainer_module
@@ -61,7 +62,7 @@ def test_a_state_has_what_the_run_has() -> None:
     plain = a_trainer("--optimizer adam").state_dict()
     assert set(plain) == {"model", "optimizer_history", "last_optimizer_state", "extra_state", "dictionary"}
     assert plain["dictionary"] == Dictionary.load(runs.DATA / "dict.txt").digest()
-    assert set(plain["extra_state"]) == {"random", "carried", "sums"}
+    assert set(plain["extra_state"]) == {"random", "dropout", "carried", "sums"}
     (history,) = plain["optimizer_history"]
     assert history == {
         "criterion_name": "AdaptiveLoss",
@@ -73,8 +74,21 @@ def test_a_state_has_what_the_run_has() -> None:
     full = a_trainer(FULL, "--skip-nonfinite 3")
     full.skipped.count = 2
     extra = full.state_dict()["extra_state"]
-    assert set(extra) == {"random", "carried", "sums", "average", "loss_scaler", "skipped_nonfinite"}
+    assert set(extra) == {"random", "dropout", "carried", "sums", "average", "loss_scaler", "skipped_nonfinite"}
     assert extra["skipped_nonfinite"] == 2
+
+
+def test_a_run_keeps_the_generator_of_its_masks() -> None:
+    """Runs saved before 0.9 do not name it, and had another one than runs have now."""
+    one = a_trainer("")
+    state = one.state_dict()
+    assert state["extra_state"]["dropout"] == noise.generator() == "splitmix64"
+    try:
+        del state["extra_state"]["dropout"]
+        one.load_state_dict(state, "an older run")
+        assert one.state_dict()["extra_state"]["dropout"] == noise.generator() == "sfc64"
+    finally:
+        noise.use_generator("splitmix64")
 
 
 @pytest.fixture(scope="module")
