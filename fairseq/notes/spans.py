@@ -14,8 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -88,7 +87,10 @@ class NoteSpansWriter:
         # Closed in the opposite order: the numbers are in place before the index, whose presence implies them.
         self._index = self._files.enter_context(atomic_file(f"{self.prefix}.notes.idx"))
         self._numbers = self._files.enter_context(atomic_file(f"{self.prefix}.notes.bin"))
+        # Room for the header, which has the number of tokens and is written last.
         self._index.write(bytes(_HEADER.size))
+        # A failure there must leave neither file, as one inside the with block does.
+        self._files.push(lambda kind, *_: self._finish_index() if kind is None else None)
         return self
 
     def add(self, numbers: np.ndarray, begins: np.ndarray) -> None:
@@ -101,20 +103,15 @@ class NoteSpansWriter:
         self._rest = bits[full_bytes:]
         self._tokens += len(numbers)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._index.write(np.packbits(self._rest, bitorder="little").data)
-                self._index.seek(0)
-                size = self._dtype.itemsize
-                self._index.write(_HEADER.pack(MAGIC, VERSION, size, self._tokens, self._words, self._fingerprint))
-        # A failure here must leave neither file, as one inside the with block does.
-        except BaseException as failure:
-            self._files.__exit__(type(failure), failure, failure.__traceback__)
-            raise
-        self._files.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._files.__exit__(*error)
+
+    def _finish_index(self) -> None:
+        """Add the bits that do not fill a byte, and the header."""
+        self._index.write(np.packbits(self._rest, bitorder="little").data)
+        self._index.seek(0)
+        size = self._dtype.itemsize
+        self._index.write(_HEADER.pack(MAGIC, VERSION, size, self._tokens, self._words, self._fingerprint))
 
 
 class NoteSpans:
