@@ -5,45 +5,21 @@ from __future__ import annotations
 import argparse
 import inspect
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 
 from fairseq.config import fields
 from fairseq.config.registry import CRITERIONS
 from fairseq.config.settings import Settings, typed_settings
+from fairseq.data.dataset import Sample
 from fairseq.logging.figures import Figure, language_model_figures
 from fairseq.logging.reduced import log_figures, reduced_figures
-from fairseq.modules.output_layer import OutputLayer
+from fairseq.models import BaseFairseqModel
 
-Sample = dict[str, Any]
 Loss = tuple[Tensor, int, dict[str, Any]]
 """The summed loss, the divisor of the gradient, and named sums over the batch: numbers, tensors of one element, or
 :class:`~fairseq.logging.figures.Gathered` predictions."""
-
-
-class TrainedModel(Protocol):
-    """What a criterion uses of a model; :class:`fairseq.models.BaseFairseqModel` has it."""
-
-    @property
-    def output_layer(self) -> OutputLayer | None:
-        """The distribution over words after hidden states; None: the model returns logits or something else.
-
-        A plug-in for fairseq may have a method of this name.
-        """
-
-    @property
-    def predicts_next_token(self) -> bool:
-        """False for encoders."""
-
-    def __call__(self, **net_input: Any) -> Any:
-        """The model's output for the ``net_input`` of a sample."""
-
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Sample | None = None) -> Tensor:
-        """Probabilities, or their logarithms, over all words: [B, T, V]."""
-
-    def get_targets(self, sample: Sample, net_output: Any) -> Tensor:
-        """The targets of *sample*: [B, T]."""
 
 
 class FairseqCriterion(nn.Module):
@@ -89,14 +65,16 @@ class FairseqCriterion(nn.Module):
         values |= {"task": task, "args": args, "cfg": args}
         return cls(**{name: values[name] for name in parameters if name in values})
 
-    def check(self, model: TrainedModel) -> None:
+    def check(self, model: BaseFairseqModel) -> None:
         """Raise UserError if *model* lacks the outputs this loss needs; called once, before any batch."""
 
-    def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
+    def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
         """Add to *sample*, on the host, values whose computation on the device would synchronise."""
         return sample
 
-    def step(self, model: TrainedModel, sample: Sample, inputs: Mapping[str, Any]) -> tuple[Loss, Mapping[str, Any]]:
+    def step(
+        self, model: BaseFairseqModel, sample: Sample, inputs: Mapping[str, Any]
+    ) -> tuple[Loss, Mapping[str, Any]]:
         """Return the loss on *sample*, and the ``extra`` that the model returned.
 
         Further keyword arguments of the model, *inputs*, come from the state that steps carry.
@@ -108,7 +86,7 @@ class FairseqCriterion(nn.Module):
         extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None
         return self.compute_loss(model, net_output, sample), extra if isinstance(extra, Mapping) else {}
 
-    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         """Return the loss of *net_output*, which ``model(**sample["net_input"])`` returned, and sums by name."""
         raise NotImplementedError
 
@@ -127,7 +105,7 @@ class FairseqCriterion(nn.Module):
         """Log figures of the sums in *logging_outputs*, a list of one; plug-ins written for fairseq override it."""
         log_figures(language_model_figures(), logging_outputs[0])
 
-    def forward(self, model: TrainedModel, sample: Sample, reduce: bool = True) -> Loss:
+    def forward(self, model: BaseFairseqModel, sample: Sample, reduce: bool = True) -> Loss:
         """Run the model on *sample* and compute its loss."""
         return self.compute_loss(model, model(**sample["net_input"]), sample)
 

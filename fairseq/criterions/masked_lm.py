@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, is_padded, logging_output
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, is_padded, logging_output
 from fairseq.criterions.subsets import subset_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
+from fairseq.models import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 
@@ -27,7 +28,7 @@ class MaskedLMCriterion(FairseqCriterion):
         super().__init__(task)
         mask_prob("masked_lm", task)
 
-    def check(self, model: TrainedModel) -> None:
+    def check(self, model: BaseFairseqModel) -> None:
         if model.predicts_next_token:
             raise UserError(
                 f"`criterion` masked_lm: {type(model).__name__} is not an encoder; use `criterion` cross_entropy"
@@ -35,7 +36,7 @@ class MaskedLMCriterion(FairseqCriterion):
         if hasattr(model, "generator"):
             raise UserError(f"`criterion` masked_lm: {type(model).__name__} is not BERT; use `criterion` electra")
 
-    def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
+    def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
         """Find the chosen tokens on the host, and ask the model for hidden states.
 
         A plug-in's model without an output layer is asked for the logits of the chosen tokens.
@@ -47,7 +48,7 @@ class MaskedLMCriterion(FairseqCriterion):
         net_input = {**sample["net_input"], "features_only": True, "padded": is_padded(sample, self.padding_idx)}
         return {**sample, "net_input": net_input, "partition": (rows, target)}
 
-    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         output = net_output[0].flatten(0, -2)
         if "chosen" in sample:
             # fairseq's models return logits of the chosen tokens, [M, V], if they know the argument; else [B, T, V].
@@ -80,7 +81,7 @@ def mask_prob(criterion: str, task: Any) -> float:
     return share
 
 
-def output_layer(model: TrainedModel) -> OutputLayer:
+def output_layer(model: BaseFairseqModel) -> OutputLayer:
     """The output layer of *model*, which predicts words from hidden states."""
     layer = model.output_layer
     assert isinstance(layer, OutputLayer)
