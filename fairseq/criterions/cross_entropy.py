@@ -12,8 +12,7 @@ from torch import Tensor
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_criterion
 from fairseq.config.shared import AdaptiveCriterionConfig, MeanConfig
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
-from fairseq.criterions.subsets import subset_sums
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output, subset_sums
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.adaptive_softmax import BandedSoftmax

@@ -10,9 +10,15 @@ import torch.nn.functional as F
 
 from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, is_padded, logging_output
+from fairseq.criterions.fairseq_criterion import (
+    FairseqCriterion,
+    Loss,
+    Sample,
+    is_padded,
+    logging_output,
+    subset_sums_of,
+)
 from fairseq.criterions.masked_lm import mask_prob, output_layer
-from fairseq.criterions.subsets import subset_sums_of
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.models import BaseFairseqModel

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, is_padded, logging_output
-from fairseq.criterions.subsets import subset_sums
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, is_padded, logging_output, subset_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.models import BaseFairseqModel

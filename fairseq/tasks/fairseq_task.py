@@ -17,8 +17,7 @@ from fairseq.config import fields
 from fairseq.config.registry import EXTENSIONS, TASKS
 from fairseq.config.settings import DataConfig, Settings, typed_settings
 from fairseq.criterions import build_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
-from fairseq.criterions.subsets import subset_figures
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, subset_figures
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator, Turns
@@ -70,7 +69,7 @@ class FairseqTask:
         evaluated_by: module of :mod:`fairseq_cli` that evaluates a checkpoint, which the log of training names.
         extensions: what changes data and models of the task from outside, by name.
         kinds: the kinds of state that a step hands to the next.
-        subsets: names of the subsets of tokens that samples mark (:mod:`fairseq.criterions.subsets`).
+        subsets: names of the subsets of tokens that samples mark (:mod:`fairseq.criterions.fairseq_criterion`).
         gives_positions: whether samples have the ``positions`` of targets, so that the losses of tokens are gathered.
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """
