@@ -42,26 +42,21 @@ class MaskedLMCriterion(FairseqCriterion):
         """
         if not isinstance(model.output_layer, OutputLayer):
             chosen = sample["target"].ne(self.padding_idx)
-            return {**sample, "net_input": {**sample["net_input"], "masked_tokens": chosen}, "chosen": chosen}
+            return {**sample, "net_input": {**sample["net_input"], "masked_tokens": chosen}}
         rows, target = output_layer(model).partition(sample["target"].reshape(-1), self.padding_idx)
         net_input = {**sample["net_input"], "features_only": True, "padded": is_padded(sample, self.padding_idx)}
         return {**sample, "net_input": net_input, "partition": (rows, target)}
 
     def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         output = net_output[0].flatten(0, -2)
-        if "chosen" in sample:
-            # fairseq's models return logits of the chosen tokens, [M, V], if they know the argument; else [B, T, V].
-            rows = sample["chosen"] if net_output[0].dim() == 2 else slice(None)
-            loss = nll(output, sample["target"][rows].reshape(-1), self.padding_idx)
-            chosen = int(sample["chosen"].sum())
+        if "partition" not in sample:
+            # Logits: [B, T, V], or of the chosen tokens, [M, V], from fairseq's models, which know the argument.
+            mask = sample["target"].ne(self.padding_idx)
+            target = sample["target"][mask] if net_output[0].dim() == 2 else sample["target"].reshape(-1)
+            loss, chosen = nll(output, target, self.padding_idx), int(mask.sum())
             return loss, chosen, logging_output(loss, sample, chosen)
-        if "partition" in sample:
-            chosen = len(sample["partition"][1])
-            loss = output_layer(model).loss(output, move_partition(sample["partition"], output.device))
-        else:
-            target = sample["target"].reshape(-1)
-            chosen = int(target.ne(self.padding_idx).sum())
-            loss = nll(output, target, self.padding_idx)
+        chosen = len(sample["partition"][1])
+        loss = output_layer(model).loss(output, move_partition(sample["partition"], output.device))
         sums = logging_output(loss, sample, chosen)
         if not self.training:
             sums |= subset_sums(output_layer(model), output, sample, self.padding_idx)

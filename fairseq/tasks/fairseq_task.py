@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import build_model
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory
-from fairseq.tasks.extension import Extension
 from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
@@ -54,6 +53,46 @@ class LossGraph(nn.Module):
     def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> tuple[StepOutput, Mapping[str, Any]]:
         """See :meth:`FairseqCriterion.step`."""
         return self.criterion.step(self.model, sample, inputs)
+
+
+class Extension(Protocol):
+    """What changes data and model of one task from outside, by settings of its own; made as ``cls(task)``.
+
+    Registered in :data:`~fairseq.config.registry.EXTENSIONS` under the name of the switch among its settings. Where
+    the switch is on, a task makes one of itself; no task or model knows any by name.
+    """
+
+    decisive_settings: ClassVar[tuple[str, ...]]
+    """Settings of the extension that change what a model computes, but not the names and shapes of its parameters."""
+    loading_settings: ClassVar[tuple[str, ...]]
+    """Settings of how a checkpoint is used, which :meth:`finished` and :meth:`measured` read; none stores them."""
+    kinds: ClassVar[tuple[CarriedState, ...]]
+    """Further kinds of state that a step hands to the next."""
+    subsets: ClassVar[tuple[str, ...]]
+    """Names of the subsets of tokens that its samples mark."""
+
+    @staticmethod
+    def extends(part: Any) -> bool:
+        """Return whether *part*, a registered class, is a task that has this extension's settings."""
+
+    @staticmethod
+    def extend_model(model: BaseFairseqModel, cfg: Any, task: Any) -> None:
+        """Add to *model*, just built for *task*, what *cfg* says, the settings of the extension."""
+
+    @staticmethod
+    def finished(
+        args: Mapping[str, Any], parameters: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+        """Settings and parameters of a model that is used without the extension, unless *args* keep it."""
+
+    @staticmethod
+    def measured(args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Settings of the task that evaluates a model with *args*, changed as these ask for."""
+
+    def extend_dataset(
+        self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool
+    ) -> Dataset:
+        """The examples of *split* in *folder*, selected, with what *model* reads of them in addition."""
 
 
 class FairseqTask:
