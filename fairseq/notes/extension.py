@@ -284,13 +284,14 @@ class Notes:
         if not isinstance(dataset, TokenBlocks):
             return dataset  # of a plug-in
         dictionary = self.task.source_dictionary
-        joins = word_parts(dictionary, note_rule(dictionary))[1]
+        rule = note_rule(dictionary)
+        joins = word_parts(dictionary, rule)[1]
         # A vocabulary of bytes may have no unknown symbol.
         unknown = dictionary.unk() if dictionary.unk() >= 0 else dictionary.eos()
         if dictionary.unk() >= 0:
             # The text of the unknown symbol is not visible, nor whether the next token continues it.
             joins[unknown] = joins.any()
-        delay = 0 if note_rule(dictionary).ends_known else 1
+        delay = 0 if rule.ends_known else 1
         return NotedStream(dataset, spans, joins, delay=delay, read=notes is not None, written=written, mask=unknown)
 
     def _written(self, notes: NoteDictionary | None) -> np.ndarray:
