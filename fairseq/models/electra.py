@@ -14,11 +14,17 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
 from fairseq.errors import SettingError
-from fairseq.models.bert import BertModel, EncoderModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
-from fairseq.models.encoder import INIT_STD, BertConfig, TransformerEncoder, initialize
-from fairseq.modules.linear import Linear
+from fairseq.models.bert import (
+    BertModel,
+    ClassificationHead,
+    EncoderModel,
+    MaskedLMEncoder,
+    encoder_parameters,
+    vocabulary_of,
+)
+from fairseq.models.encoder import BertConfig, TransformerEncoder
 from fairseq.modules.output_layer import OutputLayer, row_chunks
-from fairseq.modules.transformer_layer import Infuse, activation
+from fairseq.modules.transformer_layer import Infuse
 
 Masked = tuple[Tensor, Tensor]
 """Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64 [M]."""
@@ -61,28 +67,15 @@ class ElectraConfig(BertConfig):
         )
 
 
-class DiscriminatorHead(nn.Module):
-    """Head that detects replaced tokens: dense layer, activation, one logit a token (Clark et al. 2020, §2)."""
-
-    def __init__(self, dim: int, activation_fn: str, init_std: float = INIT_STD) -> None:
-        super().__init__()
-        self.dense = Linear(dim, dim)
-        self.out_proj = Linear(dim, 1)
-        self.activation = activation(activation_fn)
-        initialize(self, init_std)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Logits of "replaced": [..., C] → [...]."""
-        return self.out_proj(self.activation(self.dense(hidden))).squeeze(-1)
-
-
 class Discriminator(nn.Module):
-    """An encoder and the head that detects replaced tokens."""
+    """An encoder and the head that detects replaced tokens, with one logit a token (Clark et al. 2020, §2)."""
 
     def __init__(self, cfg: BertConfig, vocabulary: int, padding_idx: int) -> None:
         super().__init__()
         self.sentence_encoder = TransformerEncoder(cfg, vocabulary, padding_idx)
-        self.discriminator_head = DiscriminatorHead(cfg.encoder_embed_dim, cfg.head_activation, cfg.init_std)
+        self.discriminator_head = ClassificationHead(
+            cfg.encoder_embed_dim, 1, activation_fn=cfg.head_activation, init_std=cfg.init_std
+        )
 
 
 @register_model("electra", dataclass=ElectraConfig)
@@ -165,7 +158,7 @@ class ElectraModel(EncoderModel):
         infuse_discriminator = None if infuse_generator_only else infuse
         hidden = self.encoder.sentence_encoder(src_tokens, token_types, infuse_discriminator, padded)  # (B, T, C)
         extra["hidden"] = hidden
-        return hidden if features_only else self.encoder.discriminator_head(hidden), extra
+        return hidden if features_only else self.encoder.discriminator_head(hidden).squeeze(-1), extra
 
     @torch.no_grad()
     def _corrupt(
