@@ -191,7 +191,7 @@ def give_notes(
     model.__class__ = type(shown.__name__, (kind, cls), names)
     assert isinstance(model, NotedModel)
     model.notes, model.note_projection = notes, projection
-    model.readers, model.padding_idx = readers, padding_idx
+    model.readers, model.padding_idx = dict(readers), padding_idx
 
 
 @EXTENSIONS.register(NAME, CausalNoteConfig)
