@@ -186,6 +186,7 @@ def give_notes(
     their names, and what reads its memory and caches knows that class.
     """
     cls = type(model)
+    # Messages name the class of the model, unless the kind is a registered model itself.
     shown = cls if kind is NotedModel else kind
     names = {"__module__": shown.__module__, "__doc__": shown.__doc__}
     model.__class__ = type(shown.__name__, (kind, cls), names)
