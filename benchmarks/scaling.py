@@ -30,10 +30,10 @@ from fairseq.config import options
 from fairseq.config.settings import CommonConfig, DistributedConfig, TrainingSettings, training_settings
 from fairseq.distributed import Job, World
 from fairseq.distributed.sharding import build_device
-from fairseq.models.flops import OPERATIONS
 from fairseq.tasks import setup_task
 from fairseq.training.saving import Saver
 from fairseq.training.trainer import Trainer
+from fairseq.training.utilisation import OPERATIONS
 from fairseq_cli import preprocess
 from fairseq_cli.common import get_training_parser
 from fairseq_cli.preprocess import get_preprocessing_parser

@@ -19,7 +19,7 @@ from fairseq.config.command_settings import FrequencyConfig, ShardConfig
 from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, DataConfig, DistributedConfig
-from fairseq.criterions.subsets import TOKEN_LOSSES
+from fairseq.criterions.fairseq_criterion import TOKEN_LOSSES
 from fairseq.data.dataset import Sample
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.distributed import World

@@ -164,7 +164,7 @@ def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
 
 _MODELS = (
     *(f"fairseq.models.{name}" for name in ("bert", "electra", "lstm_lm", "transformer_lm", "transformer_xl")),
-    *("fairseq.models.architectures", "fairseq.notes.architectures"),
+    *("fairseq.models.architectures", "fairseq.notes.tnf"),
 )
 MODELS: Registry[Any] = Registry("model", "--arch", _MODELS)
 ARCHITECTURES: Registry[Architecture] = Registry(

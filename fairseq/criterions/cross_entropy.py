@@ -12,9 +12,9 @@ from torch import Tensor
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_criterion
 from fairseq.config.shared import AdaptiveCriterionConfig, MeanConfig
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, logging_output
-from fairseq.criterions.subsets import subset_sums
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output, subset_sums
 from fairseq.errors import UserError
+from fairseq.models import BaseFairseqModel
 from fairseq.modules.adaptive_softmax import BandedSoftmax
 from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partition
 
@@ -34,7 +34,7 @@ class CrossEntropyCriterion(FairseqCriterion):
         super().__init__(task)
         self.sentence_avg = sentence_avg
 
-    def check(self, model: TrainedModel) -> None:
+    def check(self, model: BaseFairseqModel) -> None:
         if not model.predicts_next_token:
             raise UserError(
                 f"`criterion`: {type(model).__name__} is an encoder, which does not predict the next token; "
@@ -47,7 +47,7 @@ class CrossEntropyCriterion(FairseqCriterion):
                 "use `task` language_modeling"
             )
 
-    def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
+    def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
         layer = model.output_layer
         if isinstance(layer, OutputLayer):
             # On the host: selecting targets on a device synchronises, because their number has to be read.
@@ -55,7 +55,7 @@ class CrossEntropyCriterion(FairseqCriterion):
             sample["partition"] = layer.partition(target, self.padding_idx, self.band_padding)
         return sample
 
-    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         hidden = net_output[0]
         layer = model.output_layer
         if isinstance(layer, OutputLayer):
@@ -100,7 +100,7 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         super().__init__(task, sentence_avg)
         self.eps = label_smoothing
 
-    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         layer = model.output_layer
         # Only a full softmax without bias has this short form of the mean over all words.
         if isinstance(layer, LinearOutput) and layer.bias is None:
@@ -125,7 +125,7 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         # h·w_v).
         return nll + self.eps * (of_target - of_all / weight.size(0)), nll
 
-    def _full(self, model: TrainedModel, layer: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:
+    def _full(self, model: BaseFairseqModel, layer: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:
         if isinstance(layer, OutputLayer):
             lprobs, target = layer.log_probs(net_output[0]), sample["target"]
         else:
@@ -147,7 +147,7 @@ class AdaptiveLoss(CrossEntropyCriterion):
         super().__init__(task, sentence_avg)
         self.band_padding = typed(AdaptiveCriterionConfig, cfg or {}).band_padding
 
-    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         # Two bounds are one band: such a softmax is a full one.
         if not isinstance(model.output_layer, BandedSoftmax) or len(model.output_layer.bounds) == 2:
             raise UserError(

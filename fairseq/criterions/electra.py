@@ -10,11 +10,18 @@ import torch.nn.functional as F
 
 from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, is_padded, logging_output
+from fairseq.criterions.fairseq_criterion import (
+    FairseqCriterion,
+    Loss,
+    Sample,
+    is_padded,
+    logging_output,
+    subset_sums_of,
+)
 from fairseq.criterions.masked_lm import mask_prob, output_layer
-from fairseq.criterions.subsets import subset_sums_of
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
+from fairseq.models import BaseFairseqModel
 from fairseq.modules.output_layer import move_partition
 
 
@@ -40,14 +47,14 @@ class ElectraCriterion(FairseqCriterion):
         # The expected number of chosen tokens, not the drawn one, so that all processes divide by the same.
         self.mask_prob = mask_prob("electra", task)
 
-    def check(self, model: TrainedModel) -> None:
+    def check(self, model: BaseFairseqModel) -> None:
         if getattr(model, "generator", None) is None:
             raise UserError(
                 f"`criterion` electra: {type(model).__name__} has no generator; use an electra architecture "
                 "with `generator_size` above 0"
             )
 
-    def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
+    def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
         """Find the chosen tokens on the host, for the generator to fill."""
         target = sample["target"].reshape(-1)
         rows = (target != self.padding_idx).nonzero().squeeze(1)
@@ -55,7 +62,7 @@ class ElectraCriterion(FairseqCriterion):
         more = {"masked": masked, "noise": sample.get("noise"), "padded": is_padded(sample, self.padding_idx)}
         return {**sample, "net_input": {**sample["net_input"], **more}}
 
-    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         logits, extra = net_output
         net_input = sample["net_input"]
         masked = move_partition(net_input["masked"], logits.device)

@@ -1,49 +1,35 @@
-"""Base class of criterions: the interface that the trainer uses."""
+"""Base class of criterions: the interface that the trainer uses; and the sums that several of them return.
+
+Validation losses are also of subsets of tokens and of single tokens: ``sample["subsets"]`` holds a mask for each of the
+task's ``subsets``, bool [B, T] or broadcastable to it; ``sample["positions"]``, where there is one, the position of
+each target in the corpus, int64 [B, T], −1 for none.
+"""
 
 from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Mapping
-from typing import Any, Protocol
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fairseq.config import fields
 from fairseq.config.registry import CRITERIONS
 from fairseq.config.settings import Settings, typed_settings
-from fairseq.logging.figures import Figure, language_model_figures
+from fairseq.data.dataset import Sample
+from fairseq.logging.figures import Figure, Gathered, language_model_figures, ratio
 from fairseq.logging.reduced import log_figures, reduced_figures
-from fairseq.modules.output_layer import OutputLayer
+from fairseq.models import BaseFairseqModel
+from fairseq.modules.output_layer import OutputLayer, move_partition
 
-Sample = dict[str, Any]
 Loss = tuple[Tensor, int, dict[str, Any]]
 """The summed loss, the divisor of the gradient, and named sums over the batch: numbers, tensors of one element, or
 :class:`~fairseq.logging.figures.Gathered` predictions."""
-
-
-class TrainedModel(Protocol):
-    """What a criterion uses of a model; :class:`fairseq.models.BaseFairseqModel` has it."""
-
-    @property
-    def output_layer(self) -> OutputLayer | None:
-        """The distribution over words after hidden states; None: the model returns logits or something else.
-
-        A plug-in for fairseq may have a method of this name.
-        """
-
-    @property
-    def predicts_next_token(self) -> bool:
-        """False for encoders."""
-
-    def __call__(self, **net_input: Any) -> Any:
-        """The model's output for the ``net_input`` of a sample."""
-
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Sample | None = None) -> Tensor:
-        """Probabilities, or their logarithms, over all words: [B, T, V]."""
-
-    def get_targets(self, sample: Sample, net_output: Any) -> Tensor:
-        """The targets of *sample*: [B, T]."""
+TOKEN_LOSSES = "token losses"
+"""Name of gathered rows (position in the corpus, loss in nats), float64 [n, 2]."""
 
 
 class FairseqCriterion(nn.Module):
@@ -89,14 +75,16 @@ class FairseqCriterion(nn.Module):
         values |= {"task": task, "args": args, "cfg": args}
         return cls(**{name: values[name] for name in parameters if name in values})
 
-    def check(self, model: TrainedModel) -> None:
+    def check(self, model: BaseFairseqModel) -> None:
         """Raise UserError if *model* lacks the outputs this loss needs; called once, before any batch."""
 
-    def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
+    def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
         """Add to *sample*, on the host, values whose computation on the device would synchronise."""
         return sample
 
-    def step(self, model: TrainedModel, sample: Sample, inputs: Mapping[str, Any]) -> tuple[Loss, Mapping[str, Any]]:
+    def step(
+        self, model: BaseFairseqModel, sample: Sample, inputs: Mapping[str, Any]
+    ) -> tuple[Loss, Mapping[str, Any]]:
         """Return the loss on *sample*, and the ``extra`` that the model returned.
 
         Further keyword arguments of the model, *inputs*, come from the state that steps carry.
@@ -108,7 +96,7 @@ class FairseqCriterion(nn.Module):
         extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None
         return self.compute_loss(model, net_output, sample), extra if isinstance(extra, Mapping) else {}
 
-    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         """Return the loss of *net_output*, which ``model(**sample["net_input"])`` returned, and sums by name."""
         raise NotImplementedError
 
@@ -127,7 +115,7 @@ class FairseqCriterion(nn.Module):
         """Log figures of the sums in *logging_outputs*, a list of one; plug-ins written for fairseq override it."""
         log_figures(language_model_figures(), logging_outputs[0])
 
-    def forward(self, model: TrainedModel, sample: Sample, reduce: bool = True) -> Loss:
+    def forward(self, model: BaseFairseqModel, sample: Sample, reduce: bool = True) -> Loss:
         """Run the model on *sample* and compute its loss."""
         return self.compute_loss(model, model(**sample["net_input"]), sample)
 
@@ -153,3 +141,41 @@ def is_padded(sample: Sample, padding_idx: int) -> bool | None:
     """Return whether the tokens of *sample* have padding; None: they are on a GPU, where looking would synchronise."""
     tokens: Tensor = sample["net_input"]["src_tokens"]
     return bool(tokens.eq(padding_idx).any()) if tokens.device.type == "cpu" else None
+
+
+def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx: int) -> dict[str, Any]:
+    """Summed losses and numbers of the targets of each subset, for hidden states [N, C] of all tokens."""
+    sums: dict[str, Any] = {}
+    if "positions" in sample:
+        target = sample["target"].reshape(-1)
+        # This synchronises, in validation only.
+        rows = (target != padding_idx).nonzero().squeeze(1)
+        sums[TOKEN_LOSSES] = _gathered(sample, rows, -layer.target_log_probs(hidden[rows], target[rows]))
+    for name, mask in sample.get("subsets", {}).items():
+        target = sample["target"].masked_fill(~mask, padding_idx).reshape(-1)
+        count = int((target != padding_idx).sum())
+        partition = move_partition(layer.partition(target, padding_idx), hidden.device)
+        sums |= {f"{name}_loss": layer.loss(hidden, partition) if count else 0.0, f"{name}_targets": count}
+    return sums
+
+
+def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, Any]:
+    """The sums of :func:`subset_sums` from all tokens' losses [B, T]; *real*, bool [B, T], is false at padding."""
+    sums: dict[str, Any] = {}
+    if "positions" in sample:
+        rows = real.reshape(-1).nonzero().squeeze(1)
+        sums[TOKEN_LOSSES] = _gathered(sample, rows, losses.reshape(-1)[rows])
+    for name, mask in sample.get("subsets", {}).items():
+        sums |= {f"{name}_loss": (losses * (real & mask)).sum(), f"{name}_targets": (real & mask).sum()}
+    return sums
+
+
+def _gathered(sample: Sample, rows: Tensor, losses: Tensor) -> Gathered:
+    """The *losses* [n] of the targets *rows* [n] of *sample*, with their positions."""
+    # float64 holds positions up to 2**53 exactly, so that position and loss are gathered as one tensor.
+    return Gathered(torch.stack([sample["positions"].reshape(-1)[rows].double(), losses.double()], 1))
+
+
+def subset_figures(names: Iterable[str]) -> dict[str, Figure]:
+    """``NAME_loss`` of each subset, in bits a token; NaN where it has none."""
+    return {f"{name}_loss": ratio(f"{name}_loss", f"{name}_targets", 1 / math.log(2)) for name in names}

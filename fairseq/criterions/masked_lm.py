@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, is_padded, logging_output
-from fairseq.criterions.subsets import subset_sums
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, is_padded, logging_output, subset_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
+from fairseq.models import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 
@@ -27,7 +27,7 @@ class MaskedLMCriterion(FairseqCriterion):
         super().__init__(task)
         mask_prob("masked_lm", task)
 
-    def check(self, model: TrainedModel) -> None:
+    def check(self, model: BaseFairseqModel) -> None:
         if model.predicts_next_token:
             raise UserError(
                 f"`criterion` masked_lm: {type(model).__name__} is not an encoder; use `criterion` cross_entropy"
@@ -35,33 +35,28 @@ class MaskedLMCriterion(FairseqCriterion):
         if hasattr(model, "generator"):
             raise UserError(f"`criterion` masked_lm: {type(model).__name__} is not BERT; use `criterion` electra")
 
-    def prepare(self, model: TrainedModel, sample: Sample) -> Sample:
+    def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
         """Find the chosen tokens on the host, and ask the model for hidden states.
 
         A plug-in's model without an output layer is asked for the logits of the chosen tokens.
         """
         if not isinstance(model.output_layer, OutputLayer):
             chosen = sample["target"].ne(self.padding_idx)
-            return {**sample, "net_input": {**sample["net_input"], "masked_tokens": chosen}, "chosen": chosen}
+            return {**sample, "net_input": {**sample["net_input"], "masked_tokens": chosen}}
         rows, target = output_layer(model).partition(sample["target"].reshape(-1), self.padding_idx)
         net_input = {**sample["net_input"], "features_only": True, "padded": is_padded(sample, self.padding_idx)}
         return {**sample, "net_input": net_input, "partition": (rows, target)}
 
-    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         output = net_output[0].flatten(0, -2)
-        if "chosen" in sample:
-            # fairseq's models return logits of the chosen tokens, [M, V], if they know the argument; else [B, T, V].
-            rows = sample["chosen"] if net_output[0].dim() == 2 else slice(None)
-            loss = nll(output, sample["target"][rows].reshape(-1), self.padding_idx)
-            chosen = int(sample["chosen"].sum())
+        if "partition" not in sample:
+            # Logits: [B, T, V], or of the chosen tokens, [M, V], from fairseq's models, which know the argument.
+            mask = sample["target"].ne(self.padding_idx)
+            target = sample["target"][mask] if net_output[0].dim() == 2 else sample["target"].reshape(-1)
+            loss, chosen = nll(output, target, self.padding_idx), int(mask.sum())
             return loss, chosen, logging_output(loss, sample, chosen)
-        if "partition" in sample:
-            chosen = len(sample["partition"][1])
-            loss = output_layer(model).loss(output, move_partition(sample["partition"], output.device))
-        else:
-            target = sample["target"].reshape(-1)
-            chosen = int(target.ne(self.padding_idx).sum())
-            loss = nll(output, target, self.padding_idx)
+        chosen = len(sample["partition"][1])
+        loss = output_layer(model).loss(output, move_partition(sample["partition"], output.device))
         sums = logging_output(loss, sample, chosen)
         if not self.training:
             sums |= subset_sums(output_layer(model), output, sample, self.padding_idx)
@@ -80,7 +75,7 @@ def mask_prob(criterion: str, task: Any) -> float:
     return share
 
 
-def output_layer(model: TrainedModel) -> OutputLayer:
+def output_layer(model: BaseFairseqModel) -> OutputLayer:
     """The output layer of *model*, which predicts words from hidden states."""
     layer = model.output_layer
     assert isinstance(layer, OutputLayer)

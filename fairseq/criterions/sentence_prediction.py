@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.registry import register_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, TrainedModel, logging_output
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, Gathered, Values, ratio
+from fairseq.models import BaseFairseqModel
 
 PREDICTIONS = "predictions"
 LIBRARIES = {"f1": "sklearn.metrics", "mcc": "sklearn.metrics", "pearson": "scipy.stats", "spearman": "scipy.stats"}
@@ -42,14 +43,14 @@ class SentencePredictionCriterion(FairseqCriterion):
             if name in LIBRARIES:
                 _library(name)
 
-    def check(self, model: TrainedModel) -> None:
+    def check(self, model: BaseFairseqModel) -> None:
         if not hasattr(model, "classification_heads"):
             raise UserError(
                 f"`criterion` sentence_prediction: {type(model).__name__} has no classification head; "
                 "use `task` sentence_prediction"
             )
 
-    def compute_loss(self, model: TrainedModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         if "target" not in sample:
             raise UserError("the split has no labels to compute a loss; give a split with a label column")
         target = sample["target"]

@@ -153,7 +153,7 @@ def blocks_of(dataset: Dataset, task: str) -> TokenBlocks:
 
 
 def with_positions(samples: Iterable[Sample | None], blocks: TokenBlocks) -> Iterator[Sample | None]:
-    """Yield *samples* with the positions of their targets; see :mod:`fairseq.criterions.subsets`."""
+    """Yield *samples* with the positions of their targets; see :mod:`fairseq.criterions.fairseq_criterion`."""
     for sample in samples:
         if sample is not None:
             target = sample["target"]

@@ -12,7 +12,8 @@ from fairseq.config.fields import typed
 from fairseq.config.registry import register_model
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.encoder import BertConfig, TransformerEncoder, initialize
+from fairseq.models.encoder import INIT_STD, BertConfig, TransformerEncoder, initialize
+from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
 from fairseq.modules.transformer_layer import Infuse, activation, layer_norm
@@ -38,6 +39,25 @@ class MaskedLMHead(LinearOutput):
 
     def _transform(self, hidden: Tensor) -> Tensor:
         return self.layer_norm(self.activation(self.dense(hidden)))
+
+
+class ClassificationHead(nn.Module):
+    """Dropout, dense layer, activation, dropout, projection to n classes (Devlin et al. 2019, §3.2)."""
+
+    def __init__(
+        self, dim: int, outputs: int, dropout: float = 0.0, activation_fn: str = "tanh", init_std: float = INIT_STD
+    ) -> None:
+        super().__init__()
+        self.dense = Linear(dim, dim)
+        self.out_proj = Linear(dim, outputs)
+        self.activation = activation(activation_fn)
+        self.dropout = dropout
+        initialize(self, init_std)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Logits: [..., C] → [..., n]."""
+        x = self.activation(self.dense(dropout(hidden, self.dropout, self.training)))
+        return self.out_proj(dropout(x, self.dropout, self.training))
 
 
 class MaskedLMEncoder(nn.Module):

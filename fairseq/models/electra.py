@@ -14,11 +14,17 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
 from fairseq.errors import SettingError
-from fairseq.models.bert import BertModel, EncoderModel, MaskedLMEncoder, encoder_parameters, vocabulary_of
-from fairseq.models.encoder import INIT_STD, BertConfig, TransformerEncoder, initialize
-from fairseq.modules.linear import Linear
+from fairseq.models.bert import (
+    BertModel,
+    ClassificationHead,
+    EncoderModel,
+    MaskedLMEncoder,
+    encoder_parameters,
+    vocabulary_of,
+)
+from fairseq.models.encoder import BertConfig, TransformerEncoder
 from fairseq.modules.output_layer import OutputLayer, row_chunks
-from fairseq.modules.transformer_layer import Infuse, activation
+from fairseq.modules.transformer_layer import Infuse
 
 Masked = tuple[Tensor, Tensor]
 """Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64 [M]."""
@@ -61,28 +67,15 @@ class ElectraConfig(BertConfig):
         )
 
 
-class DiscriminatorHead(nn.Module):
-    """Head that detects replaced tokens: dense layer, activation, one logit a token (Clark et al. 2020, §2)."""
-
-    def __init__(self, dim: int, activation_fn: str, init_std: float = INIT_STD) -> None:
-        super().__init__()
-        self.dense = Linear(dim, dim)
-        self.out_proj = Linear(dim, 1)
-        self.activation = activation(activation_fn)
-        initialize(self, init_std)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Logits of "replaced": [..., C] → [...]."""
-        return self.out_proj(self.activation(self.dense(hidden))).squeeze(-1)
-
-
 class Discriminator(nn.Module):
-    """An encoder and the head that detects replaced tokens."""
+    """An encoder and the head that detects replaced tokens, with one logit a token (Clark et al. 2020, §2)."""
 
     def __init__(self, cfg: BertConfig, vocabulary: int, padding_idx: int) -> None:
         super().__init__()
         self.sentence_encoder = TransformerEncoder(cfg, vocabulary, padding_idx)
-        self.discriminator_head = DiscriminatorHead(cfg.encoder_embed_dim, cfg.head_activation, cfg.init_std)
+        self.discriminator_head = ClassificationHead(
+            cfg.encoder_embed_dim, 1, activation_fn=cfg.head_activation, init_std=cfg.init_std
+        )
 
 
 @register_model("electra", dataclass=ElectraConfig)
@@ -155,37 +148,34 @@ class ElectraModel(EncoderModel):
         """
         extra: dict[str, Any] = {}
         if masked is not None:
-            src_tokens, extra = self._corrupt(src_tokens, token_types, infuse, masked, noise, padded)
+            if self.generator is None:
+                raise SettingError(
+                    "`generator_size` 0: a discriminator without generator cannot be trained on `task` masked_lm"
+                )
+            states = self.generator.sentence_encoder(src_tokens, token_types, infuse, padded)  # (B, T, G)
+            src_tokens, replaced = self._corrupt(src_tokens, states, masked, noise)
+            extra = {"generator_hidden": states, "replaced": replaced}
         infuse_discriminator = None if infuse_generator_only else infuse
         hidden = self.encoder.sentence_encoder(src_tokens, token_types, infuse_discriminator, padded)  # (B, T, C)
         extra["hidden"] = hidden
-        return hidden if features_only else self.encoder.discriminator_head(hidden), extra
+        return hidden if features_only else self.encoder.discriminator_head(hidden).squeeze(-1), extra
 
+    @torch.no_grad()
     def _corrupt(
-        self,
-        src_tokens: Tensor,
-        token_types: Tensor | None,
-        infuse: Infuse | None,
-        masked: Masked,
-        noise: Tensor | None,
-        padded: bool | None,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """The text with chosen tokens sampled from the generator [B, T]; no gradient passes through them (§2)."""
-        if self.generator is None:
-            raise SettingError(
-                "`generator_size` 0: a discriminator without generator cannot be trained on `task` masked_lm"
-            )
+        self, src_tokens: Tensor, hidden: Tensor, masked: Masked, noise: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The text with chosen tokens sampled from the generator's *hidden* states, and where it differs: [B, T] each.
+
+        No gradient passes through the sampled tokens (§2).
+        """
         rows, original = masked
-        hidden = self.generator.sentence_encoder(src_tokens, token_types, infuse, padded)  # (B, T, G)
-        with torch.no_grad():
-            # Only the chosen tokens are filled: logits of the others would be computed for nothing.
-            chosen = hidden.flatten(0, 1).index_select(0, rows)
-            written = self._sample(chosen, torch.rand_like(original, dtype=torch.float) if noise is None else noise)
-            corrupted = src_tokens.flatten().index_copy(0, rows, written).view_as(src_tokens)
-            replaced = torch.zeros_like(src_tokens, dtype=torch.bool).flatten()
-            # A token that the generator happens to restore counts as original (Clark et al. 2020, §2).
-            replaced = replaced.index_copy(0, rows, written.ne(original)).view_as(src_tokens)
-        return corrupted, {"generator_hidden": hidden, "replaced": replaced}
+        # Only the chosen tokens are filled: logits of the others would be computed for nothing.
+        chosen = hidden.flatten(0, 1).index_select(0, rows)
+        written = self._sample(chosen, torch.rand_like(original, dtype=torch.float) if noise is None else noise)
+        corrupted = src_tokens.flatten().index_copy(0, rows, written).view_as(src_tokens)
+        replaced = torch.zeros_like(src_tokens, dtype=torch.bool).flatten()
+        # A token that the generator happens to restore counts as original (Clark et al. 2020, §2).
+        return corrupted, replaced.index_copy(0, rows, written.ne(original)).view_as(src_tokens)
 
     def _sample(self, hidden: Tensor, noise: Tensor) -> Tensor:
         """One token for each row of *hidden* [M, G] by inversion of the distribution function: int64 [M].

@@ -9,31 +9,11 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.bert import EncoderModel, encoder_parameters
-from fairseq.models.encoder import TransformerEncoder, initialize
-from fairseq.modules.dropout import dropout
-from fairseq.modules.linear import Linear
-from fairseq.modules.transformer_layer import activation
+from fairseq.models.bert import ClassificationHead, EncoderModel, encoder_parameters
+from fairseq.models.encoder import TransformerEncoder
 
 HEADS = "classification_heads."
 ONLY_IN_PRETRAINING = ("generator_size", "untie_weights_roberta")
-
-
-class ClassificationHead(nn.Module):
-    """Dropout, dense layer, activation, dropout, projection to n classes (Devlin et al. 2019, §3.2)."""
-
-    def __init__(self, dim: int, outputs: int, dropout: float = 0.0, activation_fn: str = "tanh") -> None:
-        super().__init__()
-        self.dense = Linear(dim, dim)
-        self.out_proj = Linear(dim, outputs)
-        self.activation = activation(activation_fn)
-        self.dropout = dropout
-        initialize(self)
-
-    def forward(self, first: Tensor) -> Tensor:
-        """Logits from the hidden states of the rows' first tokens: [B, C] → [B, n]."""
-        x = self.activation(self.dense(dropout(first, self.dropout, self.training)))
-        return self.out_proj(dropout(x, self.dropout, self.training))
 
 
 class SentenceModel(EncoderModel):

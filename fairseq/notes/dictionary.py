@@ -44,6 +44,7 @@ class NoteDictionary(nn.Module):
 
     Attributes:
         table: [N, C].
+        tokens_after: tokens behind a word that its note is taken from.
         moments: of the centred form: the sum of the written notes, the sum of their squared norms, and their number,
             float64 [C + 2].
         digest: SHA-256 of the words, uint8 [32]; zeros for unnamed words.
@@ -90,6 +91,7 @@ class NoteDictionary(nn.Module):
         self.note_lambda = note_lambda
         self.note_gamma = note_gamma
         self.note_half_window = note_half_window
+        self.tokens_after = note_half_window
         self.context = context
         self.read_window = read_window
         self.centred = form == "centred"
@@ -184,7 +186,8 @@ class NoteDictionary(nn.Module):
         """
         words, dim = self.table.shape
         row, first, end, word = spans.unbind(1)
-        low, high = self._window(first, end, lengths[row])
+        low = (first - self.note_half_window).clamp(min=0)
+        high = torch.minimum(end + self.tokens_after, lengths[row])
         width = min(_longest(spans, longest) + 2 * self.note_half_window, hidden.size(1))
         flat, inside = _token_indices(row, low, high, width, hidden.size(1))  # (S, W)
         if self.context:
@@ -266,11 +269,6 @@ class NoteDictionary(nn.Module):
         scaled = (notes - mean.float()) * variance.clamp(min=1e-12).rsqrt().float()
         return scaled, readable if active is None else readable & active
 
-    def _window(self, first: Tensor, end: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """First token and end of the window around a word at [first, end), over which its note is averaged."""
-        k = self.note_half_window
-        return (first - k).clamp(min=0), torch.minimum(end + k, length)
-
     def _reading(self, spans: Tensor, batch: int, tokens: int, longest: int) -> tuple[Tensor, Tensor]:
         """Tokens that read the note of each span, as indices in the flattened batch, and their weights: [S, W]."""
         row, first, end, _ = spans.unbind(1)
@@ -323,9 +321,7 @@ class CausalNoteDictionary(NoteDictionary):
         if self.read_window:
             raise ValueError("read_window: tokens before a word must not read its note in a causal model")
         self.delay = delay
-
-    def _window(self, first: Tensor, end: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        return (first - self.note_half_window).clamp(min=0), torch.minimum(end, length)
+        self.tokens_after = 0
 
     def _reading(self, spans: Tensor, batch: int, tokens: int, longest: int) -> tuple[Tensor, Tensor]:
         row, _, end, word = spans.unbind(1)

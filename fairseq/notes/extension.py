@@ -1,15 +1,16 @@
-"""Notes as an extension of tasks: rare words in their batches, causal models that read notes, and a task with them."""
+"""Notes as an extension of tasks: rare words in their batches, models that read notes, and a task with them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq.config import fields
 from fairseq.config.fields import Config, flag
@@ -20,8 +21,7 @@ from fairseq.data.folders import corpus_prefixes, data_folders
 from fairseq.data.masking import MaskedBlocks, word_parts
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import SettingError, UserError
-from fairseq.models import BaseFairseqModel, FairseqLanguageModel
-from fairseq.modules.memory import Memory
+from fairseq.models import BaseFairseqModel
 from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
 from fairseq.notes.dictionary import FORMS, CausalNoteDictionary, NoteDictionary
 from fairseq.notes.spans import reopen_spans
@@ -87,10 +87,73 @@ def without_notes(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in parameters.items() if not name.startswith(PREFIXES)}
 
 
-class NoteHolder(BaseFairseqModel):
-    """A model with notes, and which of a checkpoint's are for its words."""
+@dataclass(frozen=True)
+class CausalNoteConfig(NoteConfig):
+    """Settings of notes in causal models."""
+
+    note_half_window: int = flag(16, "tokens before a word that its note averages, besides the word", low=0)
+    notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
+
+
+class NotedModel(BaseFairseqModel):
+    """A model that reads notes and takes new ones; :func:`give_notes` mixes it into the class of a model.
+
+    Parameters, optimizer state and checkpoints differ from those without notes only by the names ``notes.…`` and
+    ``note_projection.…``.
+
+    Attributes:
+        notes: note dictionary of width C.
+        note_projection: projection of notes to the width of embeddings, if that is another; dropped with the notes.
+        readers: arguments of ``forward`` that say which networks of the model read notes.
+        padding_idx: id of the padding behind the rows of an encoder; −1: rows are full.
+    """
 
     notes: NoteDictionary
+    note_projection: nn.Linear | None
+    readers: Mapping[str, Any]
+    padding_idx: int
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        *args: Any,
+        spans: Tensor | None = None,
+        longest_span: int | None = None,
+        **inputs: Any,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Run the model with notes at rare words.
+
+        Args:
+            src_tokens: int64 [B, T], padded on the right.
+            spans: occurrences of rare words that may read their notes, in a causal model those that are complete in
+                *src_tokens*; int64 [S, 4] (row, first token, end, word). None: no notes are read or taken.
+            longest_span: most tokens of a span; None: computed from the spans, which synchronises a GPU.
+            args, inputs: further arguments of the model.
+
+        Returns:
+            The output of the model, with ``notes`` in its extra: sums and counts of
+            :meth:`~fairseq.notes.dictionary.NoteDictionary.take`.
+        """
+        if spans is None:
+            if self.note_projection is None:
+                return super().forward(src_tokens, *args, **inputs)
+            # A rank without a batch must reduce the projection's gradient, too: the graph is as without rare words.
+            spans = src_tokens.new_empty(0, 4)
+
+        def infuse(x: Tensor) -> Tensor:
+            return self.notes.read(x, spans, longest_span, self.note_projection)
+
+        output, extra = super().forward(src_tokens, *args, infuse=infuse, **self.readers, **inputs)
+        # The last token that is not padding, not their number: the text itself may contain the padding symbol.
+        end = torch.arange(1, src_tokens.size(1) + 1, device=src_tokens.device)
+        lengths = (src_tokens.ne(self.padding_idx) * end).amax(1)
+        # The output of a causal model is its last hidden states.
+        hidden = extra.get("hidden", output)  # (B, T, C)
+        return output, {**extra, "notes": self.notes.take(hidden, spans, lengths, longest_span)}
+
+    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rename the parameters of the model without notes; keep the notes'."""
+        return {**notes_of(state), **super().upgrade_state_dict(without_notes(state))}
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
         super().check_parameters(parameters)
@@ -108,62 +171,28 @@ class NoteHolder(BaseFairseqModel):
         return {} if stored is None or torch.equal(stored.cpu(), self.notes.digest.cpu()) else notes_of(parameters)
 
 
-@dataclass(frozen=True)
-class CausalNoteConfig(NoteConfig):
-    """Settings of notes in causal models."""
+def give_notes(
+    model: BaseFairseqModel,
+    notes: NoteDictionary,
+    kind: type[NotedModel] = NotedModel,
+    *,
+    projection: nn.Linear | None = None,
+    readers: Mapping[str, Any] = MappingProxyType({}),
+    padding_idx: int = -1,
+) -> None:
+    """Let *model*, whose ``forward`` takes ``infuse``, read *notes* and take new ones.
 
-    note_half_window: int = flag(16, "tokens before a word that its note averages, besides the word", low=0)
-    notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
-
-
-class NotedLanguageModel(NoteHolder, FairseqLanguageModel):
-    """A causal model that reads notes and takes new ones; :func:`give_notes` mixes it into the class of a model."""
-
-    notes: CausalNoteDictionary
-
-    def forward(
-        self,
-        src_tokens: Tensor,
-        memory: Memory | None = None,
-        spans: Tensor | None = None,
-        longest_span: int | None = None,
-        **kwargs: Any,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Run the model with notes at rare words.
-
-        Args:
-            src_tokens: [B, T].
-            memory: of the model.
-            spans: the rare words that are complete in *src_tokens*, int64 [S, 4] (row, first token, end, word); None:
-                no notes are read or taken.
-            longest_span: most tokens of a span; None: computed from the spans, which synchronises a GPU.
-            kwargs: further arguments of the model.
-
-        Returns:
-            The output of the model, with ``notes`` in its extra: sums and counts of
-            :meth:`~fairseq.notes.dictionary.NoteDictionary.take`.
-        """
-        if spans is None:
-            return super().forward(src_tokens, memory, **kwargs)
-        notes = self.notes
-        output, extra = super().forward(
-            src_tokens, memory, infuse=lambda x: notes.read(x, spans, longest_span), **kwargs
-        )
-        # Blocks of a causal model are full; in the last one, what lies behind a word is not part of its window.
-        lengths = torch.full((src_tokens.size(0),), src_tokens.size(1), device=src_tokens.device)
-        return output, {**extra, "notes": notes.take(output, spans, lengths, longest_span)}
-
-
-def give_notes(model: BaseFairseqModel, notes: CausalNoteDictionary) -> None:
-    """Let *model*, a causal one whose ``forward`` takes ``infuse``, read *notes* and take new ones.
-
-    It becomes a :class:`NotedLanguageModel` of its own class, rather than part of one: what reads its memory and caches
-    knows that class.
+    It becomes a *kind* of model with notes that is also of its own class, rather than part of one: parameters keep
+    their names, and what reads its memory and caches knows that class.
     """
     cls = type(model)
-    names = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    model.__class__ = type(cls.__name__, (NotedLanguageModel, cls), names)
-    model.notes = notes
+    # Messages name the class of the model, unless the kind is a registered model itself.
+    shown = cls if kind is NotedModel else kind
+    names = {"__module__": shown.__module__, "__doc__": shown.__doc__}
+    model.__class__ = type(shown.__name__, (kind, cls), names)
+    assert isinstance(model, NotedModel)
+    model.notes, model.note_projection = notes, projection
+    model.readers, model.padding_idx = dict(readers), padding_idx
 
 
 @EXTENSIONS.register(NAME, CausalNoteConfig)
@@ -213,8 +242,7 @@ class Notes:
         # Where only the next token shows that a word has ended, reading at its last one would reveal that it does.
         delay = 0 if note_rule(task.source_dictionary).ends_known else 1
         notes = CausalNoteDictionary(len(words), dim, **dictionary_settings(cfg), delay=delay)
-        notes.name_words(words.words)
-        give_notes(model, notes)
+        give_notes(model, notes.name_words(words.words))
 
     @staticmethod
     def finished(
@@ -257,13 +285,14 @@ class Notes:
         if not isinstance(dataset, TokenBlocks):
             return dataset  # of a plug-in
         dictionary = self.task.source_dictionary
-        joins = word_parts(dictionary, note_rule(dictionary))[1]
+        rule = note_rule(dictionary)
+        joins = word_parts(dictionary, rule)[1]
         # A vocabulary of bytes may have no unknown symbol.
         unknown = dictionary.unk() if dictionary.unk() >= 0 else dictionary.eos()
         if dictionary.unk() >= 0:
             # The text of the unknown symbol is not visible, nor whether the next token continues it.
             joins[unknown] = joins.any()
-        delay = 0 if note_rule(dictionary).ends_known else 1
+        delay = 0 if rule.ends_known else 1
         return NotedStream(dataset, spans, joins, delay=delay, read=notes is not None, written=written, mask=unknown)
 
     def _written(self, notes: NoteDictionary | None) -> np.ndarray:

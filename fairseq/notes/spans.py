@@ -14,8 +14,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -88,7 +87,10 @@ class NoteSpansWriter:
         # Closed in the opposite order: the numbers are in place before the index, whose presence implies them.
         self._index = self._files.enter_context(atomic_file(f"{self.prefix}.notes.idx"))
         self._numbers = self._files.enter_context(atomic_file(f"{self.prefix}.notes.bin"))
+        # Room for the header, which has the number of tokens and is written last.
         self._index.write(bytes(_HEADER.size))
+        # A failure there must leave neither file, as one inside the with block does.
+        self._files.push(lambda kind, *_: self._finish_index() if kind is None else None)
         return self
 
     def add(self, numbers: np.ndarray, begins: np.ndarray) -> None:
@@ -101,20 +103,15 @@ class NoteSpansWriter:
         self._rest = bits[full_bytes:]
         self._tokens += len(numbers)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if kind is None:
-                self._index.write(np.packbits(self._rest, bitorder="little").data)
-                self._index.seek(0)
-                size = self._dtype.itemsize
-                self._index.write(_HEADER.pack(MAGIC, VERSION, size, self._tokens, self._words, self._fingerprint))
-        # A failure here must leave neither file, as one inside the with block does.
-        except BaseException as failure:
-            self._files.__exit__(type(failure), failure, failure.__traceback__)
-            raise
-        self._files.__exit__(kind, error, trace)
+    def __exit__(self, *error: Any) -> None:
+        self._files.__exit__(*error)
+
+    def _finish_index(self) -> None:
+        """Add the bits that do not fill a byte, and the header."""
+        self._index.write(np.packbits(self._rest, bitorder="little").data)
+        self._index.seek(0)
+        size = self._dtype.itemsize
+        self._index.write(_HEADER.pack(MAGIC, VERSION, size, self._tokens, self._words, self._fingerprint))
 
 
 class NoteSpans:
@@ -168,14 +165,14 @@ class NoteSpans:
         """Return the rare words in the windows ``tokens[starts[b] : starts[b] + lengths[b]]``.
 
         Args:
-            starts: integers [B]; −1 for a row that begins with the ``</s>`` before the corpus.
+            starts: int64 [B]; −1 for a row that begins with the ``</s>`` before the corpus.
             lengths: integers [B], at least 1; the windows lie in the corpus.
 
         Returns:
             int64 [S, 4], by row and position: row, first token and end (exclusive) within the row, word.
         """
-        positions, lengths = _positions(starts, lengths)
-        return self.spans_at(positions, lengths)
+        column = np.arange(int(lengths.max(initial=0)) + 1)
+        return self.spans_at(starts[:, None] + column, lengths)
 
     def spans_at(self, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the same for rows that read the corpus at *positions*.
@@ -206,17 +203,6 @@ class NoteSpans:
     def rare_at(self, positions: np.ndarray) -> np.ndarray:
         """Return whether the tokens at *positions*, int64 of any shape, belong to rare words, whole or not: bool."""
         return self._numbers_at(positions) > 0
-
-    def word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return bool [B, T]: whether a word, rare or not, begins at each token of the windows of :meth:`spans`.
-
-        T is the longest length; False behind a row's end. A row that begins inside a word has its first beginning
-        at the word after it.
-        """
-        positions, lengths = _positions(starts, lengths)
-        begins = self.begins_at(positions)
-        begins[np.arange(positions.shape[1]) >= lengths[:, None]] = False
-        return begins[:, :-1]
 
     def checksums(self) -> dict[str, int]:
         """CRC-32 of the numbers and of the beginnings of words, by name of their file."""
@@ -276,13 +262,6 @@ def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> Not
 
 
 SPANS: Checked[NoteSpans] = Checked()  # about 1 KB a file, and the words
-
-
-def _positions(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The positions [B, T + 1] of windows and of the token after each, and their lengths."""
-    lengths = np.asarray(lengths, dtype=np.int64)
-    column = np.arange(int(lengths.max(initial=0)) + 1)
-    return np.asarray(starts, dtype=np.int64)[:, None] + column, lengths
 
 
 def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -> tuple[StoredArray, StoredArray]:

@@ -13,15 +13,17 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.notes.dictionary import NoteDictionary
+from fairseq.tasks.carried import CarriedState
 
 Taken = tuple[tuple[Tensor, Tensor], ...]
 """For each batch of an update, sums and counts as :meth:`NoteDictionary.take` returns them."""
 
 
-class NoteState:
+class NoteState(CarriedState):
     """The notes that the batches of an update took, until the update counts.
 
-    The value is a :data:`Taken`. The table itself is a buffer of the model, ``model.notes.table``, and saved with it.
+    The value is a :data:`Taken`, or None. The model reads its own table, the buffer ``model.notes.table``, which is
+    saved with it, holds all notes between updates, and is kept across epochs.
     """
 
     name = "notes"
@@ -33,10 +35,6 @@ class NoteState:
                 f"`criterion`: {type(criterion).__name__} overrides forward, so it cannot carry the model's notes; "
                 "define compute_loss instead"
             )
-
-    def inputs(self, value: Taken | None, sample: Sample) -> dict[str, Any]:
-        """Return no arguments: the model reads its own table."""
-        return {}
 
     def advance(self, value: Taken | None, extra: Mapping[str, Any], sample: Sample) -> Taken:
         """Append the notes that the model returned as ``notes``."""
@@ -52,17 +50,6 @@ class NoteState:
 
     def skip(self, before: Any, after: Taken | None) -> Taken:
         """Drop the notes: the table changes with the weights only."""
-        return ()
-
-    def restart(self, value: Any) -> Taken:
-        """Return no notes: the table is kept across epochs."""
-        return ()
-
-    def save(self, value: Any, world: World) -> None:
-        """Save nothing: between updates all notes are in the table."""
-
-    def load(self, saved: Any, rows: int, world: World) -> Taken:
-        """Return no notes."""
         return ()
 
 

@@ -9,7 +9,7 @@ the state is unchanged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +24,11 @@ Carried = Mapping[str, Any]
 """Values by the name of their kind."""
 
 
-class CarriedState(Protocol):
-    """One kind of carried state: functions that use, advance, commit and save values, which it does not hold.
+class CarriedState:
+    """Base of the kinds of carried state: functions that use, advance, commit and save values, which it does not hold.
 
-    To add a kind, write a class with these methods and list it in ``kinds`` of a task; trainer, loss graph and
-    checkpoints need no change.
+    To add a kind, override what differs and list the class in ``kinds`` of a task; trainer, loss graph and checkpoints
+    need no change. By default a value is None at the start of an epoch, and no checkpoint has it.
     """
 
     name: str
@@ -39,15 +39,19 @@ class CarriedState(Protocol):
 
     def inputs(self, value: Any, sample: Sample) -> dict[str, Any]:
         """Keyword arguments of the model's ``forward`` on *sample*."""
+        return {}
 
     def advance(self, value: Any, extra: Mapping[str, Any], sample: Sample) -> Any:
         """The value after a forward pass on *sample* that returned *extra*."""
+        raise NotImplementedError
 
     def commit(self, before: Any, after: Any, model: BaseFairseqModel, world: World) -> Any:
         """The initial value of the next update, after this one counted; may reduce over ranks."""
+        return after
 
     def skip(self, before: Any, after: Any) -> Any:
         """The initial value of the next update, after this one was not applied though its forward pass was finite."""
+        return after
 
     def restart(self, value: Any) -> Any:
         """The value at the beginning of an epoch."""
@@ -59,11 +63,12 @@ class CarriedState(Protocol):
         """The value in *saved*; *rows* is the number of rows of a batch on one rank."""
 
 
-class RowMemory:
+class RowMemory(CarriedState):
     """The memory of rows that continue each other from batch to batch (Shortformer's cache, Transformer-XL's memory).
 
     The value is a :data:`~fairseq.modules.memory.Memory` of this rank's rows, or None at a start. In checkpoints it is
-    the rows of all ranks, in rank order, [rows, M, C] a layer.
+    the rows of all ranks, in rank order, [rows, M, C] a layer. Ranks have separate rows, so that nothing is reduced,
+    and a skipped update keeps its memory: the weights did not change, and the next segment follows this one.
     """
 
     name = "memory"
@@ -83,18 +88,6 @@ class RowMemory:
 
     def advance(self, value: Memory | None, extra: Mapping[str, Any], sample: Sample) -> Memory | None:
         return extra.get("memory")
-
-    def commit(self, before: Any, after: Memory | None, model: BaseFairseqModel, world: World) -> Memory | None:
-        # Ranks have separate rows, so that nothing is reduced.
-        return after
-
-    def skip(self, before: Any, after: Memory | None) -> Memory | None:
-        # The weights did not change, and the next segment follows this one.
-        return after
-
-    def restart(self, value: Memory | None) -> None:
-        # Rows begin at other positions of the corpus.
-        return
 
     def save(self, value: Memory | None, world: World) -> list[Tensor]:
         """The rows of all ranks, a tensor a layer; [] without memory."""

@@ -7,7 +7,7 @@ import functools
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from fairseq.config import fields
 from fairseq.config.registry import EXTENSIONS, TASKS
 from fairseq.config.settings import DataConfig, Settings, typed_settings
 from fairseq.criterions import build_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
-from fairseq.criterions.subsets import subset_figures
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, subset_figures
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator, Turns
@@ -30,7 +29,6 @@ from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import build_model
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory
-from fairseq.tasks.extension import Extension
 from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
@@ -57,6 +55,46 @@ class LossGraph(nn.Module):
         return self.criterion.step(self.model, sample, inputs)
 
 
+class Extension(Protocol):
+    """What changes data and model of one task from outside, by settings of its own; made as ``cls(task)``.
+
+    Registered in :data:`~fairseq.config.registry.EXTENSIONS` under the name of the switch among its settings. Where
+    the switch is on, a task makes one of itself; no task or model knows any by name.
+    """
+
+    decisive_settings: ClassVar[tuple[str, ...]]
+    """Settings of the extension that change what a model computes, but not the names and shapes of its parameters."""
+    loading_settings: ClassVar[tuple[str, ...]]
+    """Settings of how a checkpoint is used, which :meth:`finished` and :meth:`measured` read; none stores them."""
+    kinds: ClassVar[tuple[CarriedState, ...]]
+    """Further kinds of state that a step hands to the next."""
+    subsets: ClassVar[tuple[str, ...]]
+    """Names of the subsets of tokens that its samples mark."""
+
+    @staticmethod
+    def extends(part: Any) -> bool:
+        """Return whether *part*, a registered class, is a task that has this extension's settings."""
+
+    @staticmethod
+    def extend_model(model: BaseFairseqModel, cfg: Any, task: Any) -> None:
+        """Add to *model*, just built for *task*, what *cfg* says, the settings of the extension."""
+
+    @staticmethod
+    def finished(
+        args: Mapping[str, Any], parameters: Mapping[str, Tensor]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
+        """Settings and parameters of a model that is used without the extension, unless *args* keep it."""
+
+    @staticmethod
+    def measured(args: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Settings of the task that evaluates a model with *args*, changed as these ask for."""
+
+    def extend_dataset(
+        self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool
+    ) -> Dataset:
+        """The examples of *split* in *folder*, selected, with what *model* reads of them in addition."""
+
+
 class FairseqTask:
     """A registered task: data, batches, model and criterion, and the state that training steps carry along.
 
@@ -70,7 +108,7 @@ class FairseqTask:
         evaluated_by: module of :mod:`fairseq_cli` that evaluates a checkpoint, which the log of training names.
         extensions: what changes data and models of the task from outside, by name.
         kinds: the kinds of state that a step hands to the next.
-        subsets: names of the subsets of tokens that samples mark (:mod:`fairseq.criterions.subsets`).
+        subsets: names of the subsets of tokens that samples mark (:mod:`fairseq.criterions.fairseq_criterion`).
         gives_positions: whether samples have the ``positions`` of targets, so that the losses of tokens are gathered.
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq.criterions.subsets import subset_figures, subset_sums, subset_sums_of
+from fairseq.criterions.fairseq_criterion import subset_figures, subset_sums, subset_sums_of
 from fairseq.modules.output_layer import LinearOutput
 
 PAD = 1

@@ -14,11 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
-from fairseq.models.flops import Reading
 from fairseq.tasks import setup_task
 from fairseq.training import utilisation
 from fairseq.training.trainer import Trainer
-from fairseq.training.utilisation import peak_flops, token_flops, token_share
+from fairseq.training.utilisation import Reading, peak_flops, token_flops, token_share
 
 # Dropout of attention lets the CPU write the products out, so that torch counts all of them.
 PLAIN = f"--arch transformer_lm {runs.SMALL} --optimizer adam --criterion cross_entropy --attention-dropout 0.1"

@@ -35,6 +35,8 @@ register_architectures(
         "roberta_base": ROBERTA_BASE,
         "roberta_large": encoder_sizes(24, 1024, 16),
         "xlm": encoder_sizes(16, 1280, 16),  # Conneau & Lample 2019, in fairseq a size of RoBERTa
+        # A generator alone: an encoder with a masked language model's output layer.
+        "electra_generator": {**ELECTRA_SMALL, "encoder_input_dim": 768},
     },
 )
 register_architectures(
@@ -48,5 +50,3 @@ register_architectures(
         "electra_tiny": {**DEVLIN, **encoder_sizes(2, 128, 2), "generator_size": 0.5},
     },
 )
-# A generator alone: an encoder with a masked language model's output layer.
-register_architectures("bert", {"electra_generator": {**ELECTRA_SMALL, "encoder_input_dim": 768}})
