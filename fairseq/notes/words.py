@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from fairseq.errors import UserError, read_failure
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.opening import read_regular
-from fairseq.text.counting import read_words
+from fairseq.text.counting import read_words, text_blocks
 from fairseq.text.dictionary import DIGITS, Dictionary
 from fairseq.text.tokenizers import find_tokenizer
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
@@ -111,20 +111,20 @@ def note_rule(dictionary: Dictionary) -> WordRule:
 
 
 class WordMarker:
-    """Finder of words with notes in text; picklable, because worker processes receive it."""
+    """Finder of words with notes in a part of a text; picklable, because worker processes receive it."""
 
     def __init__(self, notes: NoteWords, rule: WordRule, dtype: np.dtype) -> None:
         self._numbers = {word: number for number, word in enumerate(notes.words, 1)}
         self._rule = rule
         self._dtype = dtype
 
-    def mark(self, blocks: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, path: str, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of each token's word [N], from 1 (0: no note), and whether a word begins there, bool [N].
 
-        The tokens are the text in *blocks*, with the ``</s>`` of each line.
+        The tokens are the text between two bytes of a file, with the ``</s>`` of each line.
         """
         numbers, begins = [np.empty(0, self._dtype)], [np.empty(0, bool)]
-        for words, lengths in read_words(blocks, self._rule):
+        for words, lengths in read_words(text_blocks(path, start, end), self._rule):
             numbers_of_words = map(self._numbers.get, words, itertools.repeat(0))
             counts = np.array(lengths, np.int64)
             numbers.append(np.repeat(np.fromiter(numbers_of_words, self._dtype, len(words)), counts))
