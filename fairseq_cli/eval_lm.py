@@ -29,10 +29,11 @@ from fairseq.errors import SettingError, UserError
 from fairseq.evaluation import Scorer, Scoring, report
 from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency, table, word_counts
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
-from fairseq.evaluation.scorer import Progress, Scores
+from fairseq.evaluation.scorer import Scores
 from fairseq.inference import Decoding, generator_of, stream
 from fairseq.inference.loading import load_models
 from fairseq.inference.text import never_written
+from fairseq.logging import Progress
 from fairseq.models import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import compile_model
@@ -133,7 +134,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     in_training = word_counts(cfg.word_counts, data, model.dictionary) if cfg.by_frequency else {}
     # Loading is no part of the speed.
     start = time.perf_counter()
-    scores = model.score(corpus, progress(common, name) if world.is_first else None)
+    scores = model.score(corpus, progress(common, name, world.is_first))
     seconds = time.perf_counter() - start
 
     words = report.join_words(scores, model.dictionary, cfg.remove_bpe)
@@ -150,7 +151,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         losses = {}
         if baseline is not None:
             path, other, text_of_other = baseline
-            show = progress(common, f"{path}, baseline") if world.is_first else None
+            show = progress(common, f"{path}, baseline", world.is_first)
             losses[path] = other.word_losses(other.score(text_of_other, show))
         losses[paths[0] if len(paths) == 1 else "model"] = model.word_losses(scores)
         by_name = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
@@ -203,7 +204,7 @@ class _Model:
     """
 
     task: FairseqTask
-    score: Callable[[Corpus, Progress | None], Scores]
+    score: Callable[[Corpus, Progress], Scores]
     mode: str
     used: dict[str, Any]
     scorer: Scorer | None = None
