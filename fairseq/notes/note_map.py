@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fairseq.evaluation.labels import without_overlap
 from fairseq.notes.study import Neighbour, Note
 from fairseq.system import pages
 from fairseq.system.terminal import page_text
@@ -15,6 +15,7 @@ from fairseq.system.terminal import page_text
 SIDE = 900
 FONT = 9  # size of a label, in the units of the map
 HEAD = ("word", "occurrences", "taken", "age", "norm", "nearest notes", "nearest tokens")
+NARROW, WIDE, HEIGHT = 0.6, 1.05, 1.25  # of a character, as shares of the size of the font
 LABELS = 60  # most points labelled on the map; the others are labelled under the pointer
 
 
@@ -47,6 +48,32 @@ def as_page(
     introduction = pages.paragraphs(["The first two principal components. Point at a note to see its numbers."])
     body = [pages.section("Map", introduction, drawn), pages.section("Neighbours", pages.table(rows))]
     return pages.page("Notes", facts, "\n".join(body), _STYLE)
+
+
+def width(text: str, size: float) -> float:
+    """Approximate width of *text* in a proportional font of *size*."""
+    return sum(size * (WIDE if unicodedata.east_asian_width(char) in "WF" else NARROW) for char in text)
+
+
+def without_overlap(positions: np.ndarray, words: Sequence[str], size: float, most: int) -> list[int]:
+    """Return the points whose labels fit beside them, the first points first, at most *most*.
+
+    Args:
+        positions: [n, 2], in the units of the font's *size*; a label begins at its point.
+        words: the labels, [n].
+    """
+    chosen: list[int] = []
+    boxes = np.zeros((0, 3))  # left, right and middle of the labels chosen
+    for number, (x, y) in enumerate(positions):
+        if len(chosen) == most:
+            break
+        right = x + width(words[number], size)
+        apart = (boxes[:, 0] > right) | (boxes[:, 1] < x) | (np.abs(boxes[:, 2] - y) > HEIGHT * size)
+        if apart.all():
+            # The first points come first: a label once placed is not moved for a later one.
+            chosen.append(number)
+            boxes = np.vstack([boxes, (x, right, y)])
+    return chosen
 
 
 def _point(note: Note, x: float, y: float, label: bool) -> str:
