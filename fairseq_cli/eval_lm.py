@@ -191,24 +191,15 @@ def _prepare_files(cfg: EvalLMConfig, paths: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Model:
-    """A loaded model, or several whose probabilities are averaged, and how it is scored.
+    """A loaded model, or several whose probabilities are averaged, and how it is scored."""
 
-    Attributes:
-        task: of the first.
-        score: from a corpus and a progress bar to the scores of its tokens: a decoder's after those before them, an
-            encoder's among the others of their line.
-        mode: of scoring.
-        used: its settings.
-        scorer: of decoders; None: an encoder.
-        exact: the scorer without ``--int8``.
-    """
-
-    task: FairseqTask
+    task: FairseqTask  # of the first
+    # The scores of a corpus's tokens: a decoder's after those before them, an encoder's among the others of their line.
     score: Callable[[Corpus, Progress], Scores]
-    mode: str
-    used: dict[str, Any]
-    scorer: Scorer | None = None
-    exact: Scorer | None = None
+    mode: str  # of scoring
+    used: dict[str, Any]  # settings of scoring
+    scorer: Scorer | None = None  # of decoders; None: an encoder
+    exact: Scorer | None = None  # the scorer without ``--int8``
 
     @property
     def dictionary(self) -> Dictionary:

@@ -33,18 +33,12 @@ MOST_TOKENS = 10**8  # of all continuations of a run
 
 @dataclass(frozen=True)
 class Writer:
-    """Models and settings of a generating command.
+    """Models and settings of a generating command."""
 
-    Attributes:
-        models: their weights in the precision of the command, cast and packed once.
-        decoding: choice of tokens; samples depend on ``seed`` and the number of the text only.
-        detokenizer: conversion between text and tokens.
-    """
-
-    models: list[Reader]
+    models: list[Reader]  # their weights in the precision of the command, cast and packed once
     task: FairseqTask
     decoding: Decoding
-    seed: int
+    seed: int  # samples depend on it and the number of the text only
     batch_size: int
     detokenizer: Detokenizer
     device: torch.device
