@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fairseq.errors import UserError
-from fairseq.text.dictionary import Dictionary
+from fairseq.text.dictionary import FILLER, Dictionary
+from fairseq.text.symbols import BYTES
 from fairseq.text.text_corpus import log_tokens
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.moses import Moses
 
 SPACES = ("_", "▁", "␣", "<space>")  # symbols for a space in character corpora
-BYTES = frozenset(map(str, range(256)))
 LONGEST_HEADING = 40  # words
 LONGEST_LINE = 512  # symbols of a line that a tokenizer decodes again for each token
 LONGEST_TAIL = 64  # words of a line that are detokenized again for each token
@@ -27,7 +27,7 @@ def never_written(dictionary: Dictionary) -> list[int]:
     fillers = {
         index
         for index, (word, count) in enumerate(zip(dictionary.symbols, dictionary.count, strict=True))
-        if word.startswith("madeupword") and count == 0
+        if word.startswith(FILLER) and count == 0
     }
     return sorted(index for index in special | fillers if index >= 0 and index != dictionary.eos())
 
