@@ -121,9 +121,9 @@ def main(args: argparse.Namespace) -> None:
         checksums.record(folder, Path(config.destdir))
         end = f"Wrote preprocessed data to {config.destdir}"
         settings = ", ".join(f"{name}={shown(value)}" for name, value in sorted(vars(config).items()))
-        text = "\n".join([f"settings: {settings}", *say.lines, end, ""])
+        log = "\n".join([f"settings: {settings}", *say.lines, end, ""])
         # Names of files, which need not be UTF-8, are written as they are.
-        (folder / LOG).write_bytes(former + text.encode(errors="surrogateescape"))
+        (folder / LOG).write_bytes(former + log.encode(errors="surrogateescape"))
     if tokenizer is None:
         # Only now that the new files are there: a run that fails leaves what it found.
         _remove_former(Path(config.destdir), dictionary, splits)
