@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import decoded, read_named
 from fairseq.text.counting import read_words, text_blocks
 from fairseq.text.dictionary import DIGITS, Dictionary
 from fairseq.text.tokenizers import find_tokenizer
@@ -75,14 +75,9 @@ class NoteWords:
             UserError: it is missing, not UTF-8 or truncated, or has a word twice.
         """
         path = os.path.join(folder, NOTES)
-        try:
-            content = read_regular(path)
-            checksums.check(path, [content])
-            text = content.decode("utf-8")
-        except OSError as error:
-            raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: byte offset {error.start}: not UTF-8; {AGAIN}") from None
+        content = read_named(path, "run fairseq-preprocess --notes")
+        checksums.check(path, [content])
+        text = decoded(content, path, AGAIN)
         words: dict[str, int] = {}
         for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
             word, _, count = line.rpartition(" ")

@@ -53,6 +53,15 @@ def read_named(path: str | Path, advice: str, flag: str = "", largest: int = LAR
         raise UserError(f"{flag} {path}: {read_failure(error)}; {advice}".removeprefix(" ")) from None
 
 
+def decoded(content: bytes, where: str | Path, advice: str) -> str:
+    """Return UTF-8 as text; UserError, which begins with *where* and ends in *advice*, if *content* is not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{where}: line {line}, byte offset {error.start}: not UTF-8; {advice}") from None
+
+
 def open_input(path: str | Path) -> BinaryIO:
     """Open a file that a flag names: a regular one, or a pipe of this process (``<(command)`` of a shell).
 

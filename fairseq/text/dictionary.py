@@ -12,7 +12,7 @@ import numpy as np
 from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import Create, atomic_file
-from fairseq.system.opening import read_named
+from fairseq.system.opening import decoded, read_named
 
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
@@ -229,13 +229,7 @@ class Dictionary:
                 is there twice, or the header names a word that is not there.
         """
         checksums.check(path, [content])
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            bad = content.count(b"\n", 0, error.start) + 1
-            raise UserError(
-                f"{path}: line {bad}, byte offset {error.start}: not UTF-8; make the dictionary again"
-            ) from None
+        text = decoded(content, path, "make the dictionary again")
         # Not splitlines: words may hold other separators, such as U+2028.
         lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
         if lines == [""]:
