@@ -37,13 +37,12 @@ class Detokenizer:
     """Conversion between text and the tokens of a dictionary."""
 
     dictionary: Dictionary
-    split: Callable[[str], Iterable[str]]  # the symbols of one line, including unknown ones
-    stream: Callable[[], Stream]  # a new incremental decoder
+    stream: Callable[[], Stream]  # makes an incremental decoder
     tokenizer: Tokenizer | None = None  # of the data; None: text is words, characters or bytes
 
     def encode(self, text: str) -> tuple[list[int], list[str]]:
         """The tokens of one line without ``</s>``, and its symbols that are not in the dictionary, each time."""
-        symbols = list(self.split(text))
+        symbols = list(self.stream().split(text))
         unknown = [symbol for symbol in symbols if symbol not in self.dictionary]
         return [self.dictionary.index(symbol) for symbol in symbols], unknown
 
@@ -58,7 +57,7 @@ def detokenizer_of(
 ) -> Detokenizer:
     """The detokenizer for *dictionary*: of the tokenizer of its data, for bytes, for characters, or else for words.
 
-    Words are separated by white space, with a line in the log.
+    Text of words is read as tokens between white space, which the log tells.
 
     Args:
         remove_bpe: suffix of a subword that is continued by the next one, such as ``@@``; without a tokenizer only.
@@ -70,36 +69,30 @@ def detokenizer_of(
     if tokenizer is not None:
         if remove_bpe is not None:
             raise UserError(f"`remove_bpe`: the data has a tokenizer ({tokenizer}), which joins subwords; leave it out")
-        encode = tokenizer.encode
-        return Detokenizer(
-            dictionary, lambda text: encode(text).split(), lambda: LineStream(dictionary, tokenizer), tokenizer
-        )
+        return Detokenizer(dictionary, lambda: LineStream(dictionary, tokenizer), tokenizer)
     special = set(never_written(dictionary)) | {dictionary.eos()}
     symbols = [word for index, word in enumerate(dictionary.symbols) if index not in special]
     # By the symbols alone: such data hold no tokenizer that would say so.
     if symbols and BYTES.issuperset(symbols):
-        # Bytes that are not UTF-8 arrive from a command line or a pipe as lone surrogates.
-        return Detokenizer(
-            dictionary, lambda text: map(str, text.encode("utf-8", "surrogateescape")), lambda: ByteStream(dictionary)
-        )
+        return Detokenizer(dictionary, lambda: ByteStream(dictionary))
     if symbols and all(len(word) == 1 or word in SPACES for word in symbols):
         # text8 has no symbol for spaces, which end its lines.
         space = next((symbol for symbol in SPACES if symbol in dictionary), dictionary[dictionary.eos()])
-        return Detokenizer(
-            dictionary,
-            lambda text: (space if character.isspace() else character for character in text),
-            lambda: CharacterStream(dictionary, space),
-        )
+        return Detokenizer(dictionary, lambda: CharacterStream(dictionary, space))
     log_tokens(dictionary)
     mark = remove_bpe.strip() if remove_bpe else None
-    return Detokenizer(dictionary, str.split, lambda: WordStream(dictionary, mark))
+    return Detokenizer(dictionary, lambda: WordStream(dictionary, mark))
 
 
 class Stream:
-    """Incremental decoder: the concatenated pieces equal the text of all tokens."""
+    """Text of one kind: its symbols, and their incremental decoder, whose pieces together are the whole text."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.dictionary = dictionary
+
+    def split(self, text: str) -> Iterable[str]:
+        """The symbols of one line, including unknown ones."""
+        return text.split()
 
     def add(self, tokens: Iterable[int]) -> str:
         """Read *tokens*; return the text that later tokens cannot change."""
@@ -129,11 +122,14 @@ class Stream:
 
 
 class CharacterStream(Stream):
-    """Decoder of characters. A space is the symbol *space*, one of :data:`SPACES`, or ``</s>``, as in text8."""
+    """Characters. A space is the symbol *space*, one of :data:`SPACES`, or ``</s>``, as in text8."""
 
     def __init__(self, dictionary: Dictionary, space: str) -> None:
         super().__init__(dictionary)
         self.space = space
+
+    def split(self, text: str) -> Iterable[str]:
+        return (self.space if character.isspace() else character for character in text)
 
     def _take(self, symbol: str) -> str:
         return " " if symbol == self.space else symbol
@@ -143,11 +139,15 @@ class CharacterStream(Stream):
 
 
 class ByteStream(Stream):
-    """Decoder of UTF-8 bytes as decimal numbers, as in enwik8; a character is returned with its last byte."""
+    """UTF-8 bytes as decimal numbers, as in enwik8; a character is returned with its last byte."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         super().__init__(dictionary)
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def split(self, text: str) -> Iterable[str]:
+        # Bytes that are not UTF-8 arrive from a command line or a pipe as lone surrogates.
+        return map(str, text.encode("utf-8", "surrogateescape"))
 
     def end(self) -> str:
         return self.decoder.decode(b"", final=True)
@@ -160,7 +160,7 @@ class ByteStream(Stream):
 
 
 class LineStream(Stream):
-    """Decoder that decodes the line so far with each token; its last word is returned once it is complete.
+    """Raw text; the line so far is decoded with each token, and its last word returned once it is complete.
 
     After :data:`LONGEST_LINE` symbols without an end of line, text goes on after a whole word as if a line began.
     """
@@ -169,6 +169,9 @@ class LineStream(Stream):
         super().__init__(dictionary)
         self.tokenizer = tokenizer
         self._begin("")
+
+    def split(self, text: str) -> Iterable[str]:
+        return self.tokenizer.encode(text).split()
 
     def pause(self) -> str:
         return self._new(self._text())
@@ -216,7 +219,7 @@ class LineStream(Stream):
 
 
 class WordStream(Stream):
-    """Decoder of words, detokenized with sacremoses; heading markup and WikiText's marks are removed.
+    """Words between white space, detokenized with sacremoses; heading markup and WikiText's marks are removed.
 
     A word's text depends only on the words before it in its line.
 
