@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 
@@ -64,18 +64,12 @@ class Files(Protocol):
 T = TypeVar("T", bound=Files)
 
 
-class Checked(Generic[T]):
-    """A cache of data that were checked when they were opened: they are opened again only if their files change."""
-
-    def __init__(self) -> None:
-        self._data: dict[Hashable, T] = {}
-
-    def get(self, key: Hashable, open_data: Callable[[], T]) -> T:
-        """Return the data of *key*, opened by *open_data* unless they are here and their files are unchanged."""
-        data = self._data.get(key)
-        if data is None or not data.is_unchanged():
-            data = self._data[key] = open_data()
-        return data
+def reopen(cache: dict[Any, T], key: Hashable, open_data: Callable[[], T]) -> T:
+    """Return the data of *key*: those in *cache* if their files are unchanged, else newly opened by *open_data*."""
+    data = cache.get(key)
+    if data is None or not data.is_unchanged():
+        data = cache[key] = open_data()
+    return data
 
 
 class IndexedCorpus:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq.data.indexed_dataset import Checked, token_count
+from fairseq.data.indexed_dataset import reopen, token_count
 from fairseq.errors import UserError, read_failure
 from fairseq.notes.words import AGAIN, NOTES, NoteWords, WordMarker
 from fairseq.system.checksums import Checksum, Verification
@@ -233,14 +233,14 @@ def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> Not
         UserError: as :class:`NoteSpans`.
     """
     key = os.path.abspath(prefixes[0]), len(prefixes)
-    spans = SPANS.get(key, lambda: NoteSpans(prefixes, notes=notes))
+    spans = reopen(SPANS, key, lambda: NoteSpans(prefixes, notes=notes))
     if notes is not None and notes != spans.notes:
         # Raises an error: the files were made for other words.
         return NoteSpans(prefixes, notes=notes)
     return spans
 
 
-SPANS: Checked[NoteSpans] = Checked()  # about 1 KB a file, and the words
+SPANS: dict[tuple[str, int], NoteSpans] = {}  # checked when they were opened; about 1 KB a file, and the words
 
 
 def _positions(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

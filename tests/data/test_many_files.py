@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fairseq.data.folders import corpus_prefixes, load_dictionary, open_corpus, reopen_corpus
-from fairseq.data.indexed_dataset import Checked, IndexedWriter
+from fairseq.data.indexed_dataset import IndexedWriter
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -151,7 +151,7 @@ def test_spans_that_were_checked_are_reopened_without_reading_their_words(
         for kind, method in ((NoteWords, "fingerprint"), (NoteWords, "load"), (Dictionary, "load")):
             patch.setattr(kind, method, None)
         assert reopen_spans(prefixes, WORDS) is reopen_spans(prefixes) is spans
-    monkeypatch.setattr("fairseq.notes.spans.SPANS", Checked())
+    monkeypatch.setattr("fairseq.notes.spans.SPANS", {})
     assert reopen_spans(prefixes) is not spans
 
 
