@@ -139,8 +139,8 @@ class NoteSpans:
         Returns:
             int64 [S, 4], by row and position: row, first token and end (exclusive) within the row, word.
         """
-        positions, lengths = _positions(starts, lengths)
-        return self.spans_at(positions, lengths)
+        column = np.arange(int(np.max(lengths, initial=0)) + 1)
+        return self.spans_at(np.asarray(starts, dtype=np.int64)[:, None] + column, lengths)
 
     def spans_at(self, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the same for rows that read the corpus at *positions*.
@@ -171,17 +171,6 @@ class NoteSpans:
     def rare_at(self, positions: np.ndarray) -> np.ndarray:
         """Return whether the tokens at *positions*, int64 of any shape, belong to rare words, whole or not: bool."""
         return self._numbers_at(positions) > 0
-
-    def word_starts(self, starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return bool [B, T]: whether a word, rare or not, begins at each token of the windows of :meth:`spans`.
-
-        T is the longest length; False behind a row's end. A row that begins inside a word has its first beginning
-        at the word after it.
-        """
-        positions, lengths = _positions(starts, lengths)
-        begins = self.begins_at(positions)
-        begins[np.arange(positions.shape[1]) >= lengths[:, None]] = False
-        return begins[:, :-1]
 
     def checksums(self) -> dict[str, int]:
         """CRC-32 of the numbers and of the beginnings of words, by name of their file."""
@@ -241,13 +230,6 @@ def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> Not
 
 
 SPANS: dict[tuple[str, int], NoteSpans] = {}  # checked when they were opened; about 1 KB a file, and the words
-
-
-def _positions(starts: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The positions [B, T + 1] of windows and of the token after each, and their lengths."""
-    lengths = np.asarray(lengths, dtype=np.int64)
-    column = np.arange(int(lengths.max(initial=0)) + 1)
-    return np.asarray(starts, dtype=np.int64)[:, None] + column, lengths
 
 
 def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -> tuple[StoredArray, StoredArray]:
