@@ -16,13 +16,13 @@ from fairseq.config.parser import Parser
 from fairseq.config.registry import BPES
 from fairseq.config.unused_flags import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES, add_unread
 from fairseq.data.binarizer import Binarizer, LearnedTexts, splitters
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.notes.spans import mark_texts
 from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.system.files import atomic_folder
 from fairseq.system.limits import check_processes
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 from fairseq.system.terminal import printable
 from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
@@ -144,12 +144,7 @@ class _Log:
 
 def _former_log(folder: Path) -> bytes:
     """The log of earlier runs in *folder*, which fairseq adds to, too."""
-    try:
-        return read_regular(folder / LOG)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise UserError(f"--destdir {folder / LOG}: {read_failure(error)}; remove it") from None
+    return read_named(folder / LOG, "remove it", "--destdir") if (folder / LOG).exists() else b""
 
 
 def _hints(config: PreprocessConfig, path: str | None) -> Iterator[str]:

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from fairseq.data.indexed_dataset import reopen, token_count
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.notes.words import AGAIN, NOTES, NoteWords, WordMarker
 from fairseq.system.checksums import Checksum, Verification
 from fairseq.system.files import atomic_file
 from fairseq.system.lazy_array import JoinedArray, LazyArray
-from fairseq.system.opening import open_regular
+from fairseq.system.opening import open_regular, read_errors
 from fairseq.system.stored_array import StoredArray, stamp
 from fairseq.system.workers import Workers
 from fairseq.text.counting import over
@@ -265,8 +265,5 @@ def _examine(numbers: StoredArray, bits: StoredArray, verification: Verification
 
 def _begin(path: str) -> tuple[bytes, int]:
     """The first bytes of a file, as many as a header has, and its size."""
-    try:
-        with open_regular(path) as file:
-            return file.read(_HEADER.size), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None
+    with read_errors(path, "run fairseq-preprocess --notes"), open_regular(path) as file:
+        return file.read(_HEADER.size), os.fstat(file.fileno()).st_size

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import open_input, open_regular
+from fairseq.system.opening import open_input, open_regular, read_errors
 from fairseq.text.text_tables import is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
 
@@ -90,16 +90,13 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lamb
     if is_table(path):
         yield from _table_blocks(path, form.field or "text", report)
         return
-    try:
-        with open_input(path) as raw:
-            before = 0
-            for block in blocks_of(path, _decompressed(raw, path), form):
-                yield block
-                # By the compressed bytes: the size of the text is not known before its end.
-                report(raw.tell() - before)
-                before = raw.tell()
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
+    with read_errors(path, "give a text file"), open_input(path) as raw:
+        before = 0
+        for block in blocks_of(path, _decompressed(raw, path), form):
+            yield block
+            # By the compressed bytes: the size of the text is not known before its end.
+            report(raw.tell() - before)
+            before = raw.tell()
 
 
 def _table_blocks(path: str, field: str, report: Callable[[int], Any]) -> Iterator[Block]:
