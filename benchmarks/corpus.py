@@ -27,7 +27,7 @@ import torch
 from benchmarks.machine import describe, peak_rss
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedWriter
-from fairseq.notes.spans import NoteSpansWriter
+from fairseq.notes.spans import write_spans
 from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.tasks import setup_task
@@ -61,9 +61,8 @@ def write_corpus(folder: Path, shards: int, lines: int, notes: bool) -> None:
             with IndexedWriter(folder / split, tokens.dtype) as writer:
                 writer.add(tokens, sizes)
             if notes:
-                with NoteSpansWriter(folder / split, words, dictionary) as spans:
-                    numbers = np.where(tokens < len(words), tokens, 0)
-                    spans.add(numbers, np.ones(len(tokens), bool))
+                numbers = np.where(tokens < len(words), tokens, 0)
+                write_spans(folder / split, words, dictionary, [(numbers, np.ones(len(tokens), bool))])
     checksums.record(folder, folder)
 
 

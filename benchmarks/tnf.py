@@ -31,7 +31,7 @@ from fairseq.data.indexed_dataset import IndexedWriter, token_dtype
 from fairseq.distributed import World
 from fairseq.models import BaseFairseqModel
 from fairseq.notes.dictionary import NoteDictionary
-from fairseq.notes.spans import NoteSpansWriter, number_dtype
+from fairseq.notes.spans import number_dtype, write_spans
 from fairseq.notes.state import gather_notes
 from fairseq.notes.words import NoteWords
 from fairseq.system.allocator import keep_freed_memory
@@ -63,8 +63,7 @@ def make_corpus(folder: Path, words: int, share: float, seed: int = 1) -> None:
         tokens = (rng.choice(VOCABULARY - 4, size, p=frequencies / frequencies.sum()) + 4).astype(np.int64)
         with IndexedWriter(str(folder / split), token_dtype(len(dictionary))) as writer:
             writer.add(tokens, np.full(size // 32, 32, dtype=np.int32))
-        with NoteSpansWriter(folder / split, notes, dictionary) as spans:
-            spans.add(numbers.astype(number_dtype(words)), begins[:size])
+        write_spans(folder / split, notes, dictionary, [(numbers.astype(number_dtype(words)), begins[:size])])
 
 
 def trainer_of(arch: str, args: argparse.Namespace, folder: Path, device: torch.device) -> Trainer:

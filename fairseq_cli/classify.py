@@ -13,9 +13,9 @@ from typing import BinaryIO
 
 from fairseq.config.fields import Config, flag, typed
 from fairseq.config.parser import Parser
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
-from fairseq.system.opening import open_input
+from fairseq.system.opening import open_input, read_errors
 from fairseq.text.raw_text import STDIN, lines_as_they_arrive, text_line
 from fairseq_cli import command
 
@@ -69,10 +69,8 @@ def main(args: argparse.Namespace) -> None:
 def _opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
     if path == STDIN:
         return contextlib.nullcontext(sys.stdin.buffer)
-    try:
+    with read_errors(path, "give another file"):
         return open_input(path)
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; give another file") from None
 
 
 def _texts(file: BinaryIO, path: str, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

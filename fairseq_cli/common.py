@@ -28,7 +28,7 @@ from fairseq.config.settings import (
 )
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
-from fairseq.logging import progress_bar
+from fairseq.logging import Progress, no_progress, progress_bar
 from fairseq.models.recipes import recommended
 from fairseq.system.files import prepare_folder
 from fairseq.system.terminal import log_to_stderr
@@ -121,11 +121,13 @@ def _evaluate(what: tuple[Callable[[argparse.Namespace, World], Any], argparse.N
     return evaluate(args, world)
 
 
-def progress(common: CommonConfig, name: str) -> Callable[[Iterable[Any], int], Iterable[Any]]:
+def progress(common: CommonConfig, name: str, is_shown: bool = True) -> Progress:
     """Return a function that shows the progress of *name* on stderr: a bar on a terminal, lines elsewhere.
 
     Lines are printed every ``--log-interval`` items, with items a second and the remaining seconds.
     """
+    if not is_shown:
+        return no_progress
     otherwise = "tqdm" if sys.stderr.isatty() and not common.no_progress_bar else "simple"
     log_format, interval = common.log_format or otherwise, common.log_interval
 
@@ -160,8 +162,8 @@ def read_text(
     """
     if path == STDIN and world.size > 1:
         raise UserError(f"--text -: {world.size} processes cannot share stdin; save the text to a file")
-    reader, form_of_path = TextReader.of(data, dictionary), format_of(path, form.text_field, form.join_lines)
-    return reader.read_documents(path, form_of_path) if documents else reader.read(path, form_of_path)
+    form_of_path = format_of(path, form.text_field, form.join_lines)
+    return TextReader.of(data, dictionary).read(path, form_of_path, documents)
 
 
 @contextlib.contextmanager

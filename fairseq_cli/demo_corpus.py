@@ -27,6 +27,7 @@ from typing import NamedTuple
 from fairseq.config.parser import Parser, check_words, folder_path
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, prepare_folder
+from fairseq.text.tokenizers.moses import Moses
 from fairseq_cli import command
 
 MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
@@ -259,20 +260,13 @@ def unique(articles: Iterable[Article]) -> Iterator[Article]:
 # ---- from articles to files ------------------------------------------------------------------------------------------
 
 
-class Tokenizer:
-    """Moses tokenizer with ``@-@`` for hyphens inside words, as in WikiText; identifiers are not split."""
-
-    def __init__(self) -> None:
-        from sacremoses import MosesTokenizer
-
-        self.moses = MosesTokenizer("en")
-
-    def __call__(self, text: str) -> list[str]:
-        pieces = re.split(r"(?<![\w.])([\w.]*_[\w.]*\w|__\w+__)", text)
-        tokens: list[str] = []
-        for number, piece in enumerate(pieces):
-            tokens += [piece] if number % 2 else self.moses.tokenize(piece, aggressive_dash_splits=True, escape=False)
-        return tokens
+def tokenize(text: str, moses: Moses) -> list[str]:
+    """The words of *text*, with ``@-@`` for hyphens inside words, as in WikiText; identifiers are not split."""
+    pieces = re.split(r"(?<![\w.])([\w.]*_[\w.]*\w|__\w+__)", text)
+    tokens: list[str] = []
+    for number, piece in enumerate(pieces):
+        tokens += [piece] if number % 2 else moses.split(piece)
+    return tokens
 
 
 def heading(name: str) -> str:
@@ -280,13 +274,13 @@ def heading(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", re.sub(r"[._]+", " ", name)).strip()
 
 
-def layout(article: Article, tokenize: Tokenizer) -> list[list[str]]:
+def layout(article: Article, moses: Moses) -> list[list[str]]:
     """The article's lines in WikiText's format, each a list of tokens; headings are between empty lines."""
-    lines: list[list[str]] = [[], ["=", *tokenize(heading(article.title)), "="], []]
+    lines: list[list[str]] = [[], ["=", *tokenize(heading(article.title), moses), "="], []]
     for section in article.sections:
         if section.title:
-            lines += [*([[]] if lines[-1] else []), ["=", "=", *tokenize(heading(section.title)), "=", "="], []]
-        lines += [tokenize(paragraph) for paragraph in section.paragraphs]
+            lines += [*([[]] if lines[-1] else []), ["=", "=", *tokenize(heading(section.title), moses), "=", "="], []]
+        lines += [tokenize(paragraph, moses) for paragraph in section.paragraphs]
     return lines
 
 
@@ -317,9 +311,9 @@ def collect(max_words: int | None = None, packages: Iterable[str] = PACKAGES) ->
 
 def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = False) -> None:
     """Write the splits, with ``<unk>`` for rare words unless *rare_words* stay as they are, and print their sizes."""
-    tokenize = Tokenizer()
+    moses = Moses()
     lines = {
-        name: [line for article in articles for line in layout(article, tokenize)] for name, articles in parts.items()
+        name: [line for article in articles for line in layout(article, moses)] for name, articles in parts.items()
     }
     if rare_words:
         known = set(chain.from_iterable(chain.from_iterable(lines.values())))

@@ -29,10 +29,11 @@ from fairseq.errors import SettingError, UserError
 from fairseq.evaluation import Scorer, Scoring, report
 from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency, table, word_counts
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
-from fairseq.evaluation.scorer import Progress, Scores
+from fairseq.evaluation.scorer import Scores
 from fairseq.inference import Decoding, generator_of, stream
 from fairseq.inference.loading import load_models
 from fairseq.inference.text import never_written
+from fairseq.logging import Progress
 from fairseq.models import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import compile_model
@@ -133,7 +134,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     in_training = word_counts(cfg.word_counts, data, model.dictionary) if cfg.by_frequency else {}
     # Loading is no part of the speed.
     start = time.perf_counter()
-    scores = model.score(corpus, progress(common, name) if world.is_first else None)
+    scores = model.score(corpus, progress(common, name, world.is_first))
     seconds = time.perf_counter() - start
 
     words = report.join_words(scores, model.dictionary, cfg.remove_bpe)
@@ -150,7 +151,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         losses = {}
         if baseline is not None:
             path, other, text_of_other = baseline
-            show = progress(common, f"{path}, baseline") if world.is_first else None
+            show = progress(common, f"{path}, baseline", world.is_first)
             losses[path] = other.word_losses(other.score(text_of_other, show))
         losses[paths[0] if len(paths) == 1 else "model"] = model.word_losses(scores)
         by_name = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
@@ -190,24 +191,15 @@ def _prepare_files(cfg: EvalLMConfig, paths: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class _Model:
-    """A loaded model, or several whose probabilities are averaged, and how it is scored.
+    """A loaded model, or several whose probabilities are averaged, and how it is scored."""
 
-    Attributes:
-        task: of the first.
-        score: from a corpus and a progress bar to the scores of its tokens: a decoder's after those before them, an
-            encoder's among the others of their line.
-        mode: of scoring.
-        used: its settings.
-        scorer: of decoders; None: an encoder.
-        exact: the scorer without ``--int8``.
-    """
-
-    task: FairseqTask
-    score: Callable[[Corpus, Progress | None], Scores]
-    mode: str
-    used: dict[str, Any]
-    scorer: Scorer | None = None
-    exact: Scorer | None = None
+    task: FairseqTask  # of the first
+    # The scores of a corpus's tokens: a decoder's after those before them, an encoder's among the others of their line.
+    score: Callable[[Corpus, Progress], Scores]
+    mode: str  # of scoring
+    used: dict[str, Any]  # settings of scoring
+    scorer: Scorer | None = None  # of decoders; None: an encoder
+    exact: Scorer | None = None  # the scorer without ``--int8``
 
     @property
     def dictionary(self) -> Dictionary:

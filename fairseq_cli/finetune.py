@@ -150,21 +150,15 @@ def _completed(cfg: SentencePredictionTaskConfig, data: str, path: str) -> Sente
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs of ``fairseq-train`` that differ in learning rate and seed.
-
-    Attributes:
-        cfg: settings of the command.
-        task_cfg, common, processes: settings that are flags of ``fairseq-train``, too.
-        data: DATA.
-        stored: settings of the pre-trained model.
-    """
+    """Runs of ``fairseq-train`` that differ in learning rate and seed."""
 
     cfg: FinetuneConfig
+    # Settings that are flags of ``fairseq-train``, too.
     task_cfg: SentencePredictionTaskConfig
     common: CommonConfig
     processes: DistributedConfig
     data: str
-    stored: Mapping[str, Any]
+    stored: Mapping[str, Any]  # settings of the pre-trained model
 
     @property
     def splits(self) -> list[str]:

@@ -160,7 +160,7 @@ def _continue(
     prompts = [tokens[start : start + length].tolist() for start in starts]
     samples = cfg.num_samples // len(starts)
     numbers = _numbers(cfg, world, len(starts))
-    show = progress(common, "tokens") if world.is_first else lambda items, length: items
+    show = progress(common, "tokens", world.is_first)
     texts = _of_all(writer.continue_all(prompts, samples, show, numbers), world)
     # Contexts are of equal length and so complete in order.
     for (number, sample), text in texts:

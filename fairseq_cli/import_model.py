@@ -79,27 +79,16 @@ def _source_format(name: str) -> str:
 
 @dataclass(frozen=True)
 class Imported:
-    """A foreign model.
+    """A foreign model."""
 
-    Attributes:
-        model: parameters by name.
-        settings: ``args`` of the checkpoint.
-        size: number of words of the model.
-        words: the words in the order of their ids; None: the source has none.
-        ids: special symbols by role that the source names by their ids.
-        names: the names of special symbols, by role.
-        tokenizer: text to words and back; None: the source has none.
-        dictionary: the source's own; None: it is made from *words*, *ids* and *names*.
-    """
-
-    model: dict[str, Tensor]
-    settings: dict[str, Any]
-    size: int
-    words: Sequence[str] | None
-    ids: Mapping[str, int]
-    names: Mapping[str, Sequence[str]]
-    tokenizer: Tokenizer | None = None
-    dictionary: Dictionary | None = None
+    model: dict[str, Tensor]  # parameters by name
+    settings: dict[str, Any]  # ``args`` of the checkpoint
+    size: int  # number of words of the model
+    words: Sequence[str] | None  # in the order of their ids; None: the source has none
+    ids: Mapping[str, int]  # special symbols by role that the source names by their ids
+    names: Mapping[str, Sequence[str]]  # the names of special symbols, by role
+    tokenizer: Tokenizer | None = None  # text to words and back; None: the source has none
+    dictionary: Dictionary | None = None  # the source's own; None: it is made from *words*, *ids* and *names*
 
 
 def main(args: argparse.Namespace) -> None:

@@ -15,10 +15,10 @@ from fairseq.config.command_settings import GenerationConfig
 from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
-from fairseq.system.opening import open_input
+from fairseq.system.opening import open_input, read_errors
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive, text_line
 from fairseq.text.text_corpus import report_unknown
 from fairseq_cli import command
@@ -129,12 +129,9 @@ def _read_file(path: Path) -> list[str]:
     Raises:
         UserError: the file cannot be read, is empty or is not UTF-8.
     """
-    try:
-        with open_input(path) as file:
-            # One byte more than the limit shows that there are more, without reading a file of any size.
-            content = file.read(LARGEST_INPUT + 1)
-    except OSError as error:
-        raise UserError(f"--input {path}: {read_failure(error)}; give another file, or - for stdin") from None
+    with read_errors(f"--input {path}", "give another file, or - for stdin"), open_input(path) as file:
+        # One byte more than the limit shows that there are more, without reading a file of any size.
+        content = file.read(LARGEST_INPUT + 1)
     if len(content) > LARGEST_INPUT:
         raise UserError(f"--input {path}: larger than {LARGEST_INPUT >> 20} MiB; split it")
     if not content:

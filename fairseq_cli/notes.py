@@ -16,9 +16,11 @@ from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
+from fairseq.evaluation.report import markdown
 from fairseq.inference.loading import load_models
 from fairseq.notes import note_map
-from fairseq.notes.study import Neighbour, Note, NoteStudy
+from fairseq.notes.note_map import Neighbours
+from fairseq.notes.study import Note, NoteStudy
 from fairseq.notes.words import NoteWords
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
@@ -72,7 +74,9 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     }
     with results_folder(cfg.results_path):
         notes = [study.facts(number) for number in range(len(study.words))]
-        _print(study, [notes[number] for number in numbers], neighbours)
+        written = int((study.written > 0).sum())
+        print(f"{len(study.words)} notes, {written} of them written, in {study.updates} updates\n")
+        print(*markdown(note_map.table(notes, neighbours), left=len(note_map.HEAD)), sep="\n")
         report = _report(path, study, notes, neighbours)
         if cfg.results_path is not None:
             _write(cfg, study, notes, neighbours, report)
@@ -88,22 +92,6 @@ def _study(path: str, data: str | None) -> NoteStudy:
         raise UserError(f"DATA {folder}: folder not found; give the data folder that {path} was trained with")
     models, task, _ = load_models([path], folder, {"keep_notes": True}, states=[state])
     return NoteStudy(models[0], NoteWords.load(folder), task.source_dictionary, path)
-
-
-Neighbours = dict[str, tuple[list[Neighbour], list[Neighbour]]]
-
-
-def _print(study: NoteStudy, notes: list[Note], neighbours: Neighbours) -> None:
-    written = int((study.written > 0).sum())
-    print(f"{len(study.words)} notes, {written} of them written, in {study.updates} updates\n")
-    print("| word | occurrences | taken | age | norm | nearest notes | nearest tokens |")
-    print("|---|---|---|---|---|---|---|")
-    for note in notes:
-        near, tokens = map(note_map.listed, neighbours[note.word])
-        age = "never written" if note.age is None else note.age
-        cells = [note.word, note.count, note.taken, age, f"{note.norm:.3g}", near, tokens]
-        # A bar would end the cell.
-        print("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |")
 
 
 def _report(path: str, study: NoteStudy, notes: list[Note], neighbours: Neighbours) -> dict[str, Any]:
@@ -130,9 +118,7 @@ def _write(
     assert cfg.results_path is not None
     with atomic_folder(cfg.results_path, files, "--results-path") as folder:
         report = {**report, **about_run()}
-        content = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
-        # File names that are not UTF-8 hold lone surrogates, which UTF-8 cannot represent.
-        (folder / "notes.json").write_bytes(content.encode("utf-8", "backslashreplace"))
+        pages.write(folder / "notes.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
         if not drawn:
             return
         positions, chosen = study.plane(drawn), [notes[number] for number in drawn]

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fairseq.config.command_settings import TextConfig
 from fairseq.config.fields import flag, flag_name, shown, typed
@@ -17,15 +16,14 @@ from fairseq.config.parser import Parser
 from fairseq.config.registry import BPES
 from fairseq.config.unused_flags import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES, add_unread
 from fairseq.data.binarizer import Binarizer, LearnedTexts, splitters
-from fairseq.errors import UserError, read_failure
-from fairseq.notes.spans import NoteMarks
+from fairseq.errors import UserError
+from fairseq.notes.spans import mark_texts
 from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.system.files import atomic_folder
 from fairseq.system.limits import check_processes
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 from fairseq.system.terminal import printable
-from fairseq.system.workers import Workers
 from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import check_raw, format_of, lines_of, read_blocks
@@ -113,15 +111,19 @@ def main(args: argparse.Namespace) -> None:
             say(f"Dictionary: {len(dictionary)} types")
             dictionary.save(folder / "dict.txt")
             if not config.dict_only:
-                _binarize(config, dictionary, tokenizer, texts, pool, learned, folder, say)
+                if config.notes:
+                    _write_notes(config, dictionary, tokenizer, texts, folder, say)
+                binarizer = Binarizer(dictionary, pool, tokenizer is not None, learned)
+                for name, text in texts.items():
+                    _binarize(binarizer, text, folder / name, dictionary.unk_word, say)
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
         checksums.record(folder, Path(config.destdir))
         end = f"Wrote preprocessed data to {config.destdir}"
         settings = ", ".join(f"{name}={shown(value)}" for name, value in sorted(vars(config).items()))
-        text = "\n".join([f"settings: {settings}", *say.lines, end, ""])
+        log = "\n".join([f"settings: {settings}", *say.lines, end, ""])
         # Names of files, which need not be UTF-8, are written as they are.
-        (folder / LOG).write_bytes(former + text.encode(errors="surrogateescape"))
+        (folder / LOG).write_bytes(former + log.encode(errors="surrogateescape"))
     if tokenizer is None:
         # Only now that the new files are there: a run that fails leaves what it found.
         _remove_former(Path(config.destdir), dictionary, splits)
@@ -142,12 +144,7 @@ class _Log:
 
 def _former_log(folder: Path) -> bytes:
     """The log of earlier runs in *folder*, which fairseq adds to, too."""
-    try:
-        return read_regular(folder / LOG)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise UserError(f"--destdir {folder / LOG}: {read_failure(error)}; remove it") from None
+    return read_named(folder / LOG, "remove it", "--destdir") if (folder / LOG).exists() else b""
 
 
 def _hints(config: PreprocessConfig, path: str | None) -> Iterator[str]:
@@ -288,36 +285,34 @@ def _learn_dictionary(config: PreprocessConfig, counter: Counter[str], tokenizer
     return dictionary
 
 
-def _binarize(
+def _write_notes(
     config: PreprocessConfig,
     dictionary: Dictionary,
     tokenizer: Tokenizer | None,
     texts: Mapping[str, TokenizedText],
-    pool: Workers[Any],
-    learned: LearnedTexts | None,
     folder: Path,
     say: _Log,
 ) -> None:
-    """Write the ids of each text, and with ``--notes`` the words that have notes, and where they are."""
-    marks = None
-    if config.notes:
-        rule = tokenizer.rule if tokenizer is not None else SubwordMarks()
-        # Counted again, in words: the dictionary counts subwords, and a rare word is several of these.
-        counter = count_words(_training_texts(texts), config.workers, rule)
-        notes = NoteWords.choose(counter, config.note_min_count, config.note_max_count, dictionary)
-        notes.save(folder)
-        say(f"Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
-        marks = NoteMarks(notes, dictionary, rule)
-    with Binarizer(dictionary, pool, marks, tokenizer is not None, learned) as binarizer:
-        for name, text in texts.items():
-            summary = binarizer.binarize(text.path, str(folder / name))
-            share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
-            raw = ""
-            if text.counts is not None:
-                save_counts(folder / name, text.counts)
-                raw = f", of {text.counts.words} words, {text.counts.bytes} bytes"
-            sizes = f"{summary.sentences} sents, {summary.tokens} tokens"
-            say(f"{text.source}: {sizes}, {share}% replaced by {dictionary.unk_word}{raw}")
+    """Write the words that have notes, and where they are in each text."""
+    rule = tokenizer.rule if tokenizer is not None else SubwordMarks()
+    # Counted again, in words: the dictionary counts subwords, and a rare word is several of these.
+    counter = count_words(_training_texts(texts), config.workers, rule)
+    notes = NoteWords.choose(counter, config.note_min_count, config.note_max_count, dictionary)
+    notes.save(folder)
+    say(f"Notes: {len(notes)} words, {sum(notes.counts)} occurrences in the training text")
+    mark_texts({folder / name: text.path for name, text in texts.items()}, notes, dictionary, rule, config.workers)
+
+
+def _binarize(binarizer: Binarizer, text: TokenizedText, prefix: Path, unknown: str, say: _Log) -> None:
+    """Write the ids of a text, and say how many of its words became the symbol *unknown*."""
+    summary = binarizer.binarize(text.path, prefix)
+    share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
+    raw = ""
+    if text.counts is not None:
+        save_counts(prefix, text.counts)
+        raw = f", of {text.counts.words} words, {text.counts.bytes} bytes"
+    sizes = f"{summary.sentences} sents, {summary.tokens} tokens"
+    say(f"{text.source}: {sizes}, {share}% replaced by {unknown}{raw}")
 
 
 cli_main = command(main, get_preprocessing_parser, logs=False)

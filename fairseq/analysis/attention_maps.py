@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fairseq.data.samplers import StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import SettingError, UserError
-from fairseq.evaluation.scorer import Progress
+from fairseq.logging import Progress, no_progress
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.attention import CAUSAL, Visibility
 from fairseq.modules.memory import Memory, keep_rows
@@ -206,7 +206,7 @@ class AttentionReader:
         return int(self.blocks.starts[block] + self.blocks.sizes[block] - 1)
 
     @torch.inference_mode()
-    def read(self, positions: Sequence[int], progress: Progress | None = None) -> AttentionMaps:
+    def read(self, positions: Sequence[int], progress: Progress = no_progress) -> AttentionMaps:
         """Read the corpus; *positions*, UserError if out of range, are predicted tokens that are shown separately."""
         tokens = len(self.blocks.corpus.tokens)
         for position in positions:
@@ -215,7 +215,6 @@ class AttentionReader:
         blocks = np.searchsorted(self.blocks.starts, positions, side="right") - 1  # (P,)
         sums = _Sums(self.model.memory_length + int(self.blocks.sizes[0]), len(self.modules))
         at_positions: dict[int, AtPosition] = {}
-        progress = progress or (lambda items, length: items)
         memory: Memory | None = None
         with record_calls(self.modules) as calls:
             for indices in progress(self.sampler.epoch(1), len(self.sampler)):

@@ -19,7 +19,7 @@ from fairseq.analysis.attention_maps import AtPosition, AttentionMaps
 from fairseq.analysis.curves import Curve
 from fairseq.analysis.recl import ContextLosses, Gains
 from fairseq.errors import UserError
-from fairseq.evaluation.labels import without_overlap
+from fairseq.notes.note_map import without_overlap
 from fairseq.notes.study import Note
 from fairseq.system.files import Create, atomic_file
 

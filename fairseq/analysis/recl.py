@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from fairseq.errors import UserError
-from fairseq.evaluation.scorer import Progress
 from fairseq.inference.loading import check_no_begin, load_language_models
+from fairseq.logging import Progress, no_progress
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
@@ -211,7 +211,7 @@ def measure(
     batch_size: int | None = None,
     precision: Precision | None = None,
     device: torch.device | str = "cpu",
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> ContextLosses:
     """Measure losses of *readers* at *positions* [N] of *tokens* with each of *contexts* [K]; one forward pass each.
 
@@ -225,7 +225,6 @@ def measure(
     """
     device = torch.device(device)
     precision = precision or Precision()
-    progress = progress or (lambda items, length: items)
     batches = list(_batches(len(positions), contexts, max_tokens, batch_size))
     losses = np.zeros((len(readers), len(contexts), len(positions)))
     work = [(number, *batch) for number in range(len(readers)) for batch in batches]

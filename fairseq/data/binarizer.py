@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import functools
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import BinaryIO
 
 import numpy as np
 
@@ -32,24 +29,6 @@ class Summary:
     sentences: int = 0
     tokens: int = 0
     replaced: int = 0
-
-
-class Marker(Protocol):
-    """Finds marks of tokens in a worker process; picklable."""
-
-    def mark(self, blocks: Iterable[str]) -> tuple[np.ndarray, ...]:
-        """Return the marks of the tokens of the text in *blocks*, with the ``</s>`` of each line."""
-
-
-class Annotation(Protocol):
-    """What is written beside a corpus, token by token."""
-
-    @property
-    def marker(self) -> Marker:
-        """Finds the marks."""
-
-    def writer(self, prefix: str | Path) -> AbstractContextManager[Any]:
-        """Open the files beside the corpus *prefix*; the value's ``add(*marks)`` appends what the marker found."""
 
 
 class LearnedTexts:
@@ -102,13 +81,12 @@ class LearnedTexts:
 
 
 class Binarizer:
-    """Writes texts as corpora of a dictionary's ids; a context manager with the processes for what is beside them.
+    """Writes texts as corpora of a dictionary's ids.
 
     A line ends at ``\\n``, ``\\r`` or ``\\r\\n``; its words are what Unicode white space separates; ``</s>`` is added.
 
     Args:
-        pool: of :func:`splitters` (default: this process); what is written beside has as many processes of its own.
-        beside: what is written beside each corpus; None: nothing is.
+        pool: of :func:`splitters` (default: this process).
         replaced_before: whether unknown symbols in the text count as replaced, as a tokenizer's do.
         learned: texts that are not read again.
     """
@@ -117,28 +95,14 @@ class Binarizer:
         self,
         dictionary: Dictionary,
         pool: Workers[_Part] | None = None,
-        beside: Annotation | None = None,
         replaced_before: bool = False,
         learned: LearnedTexts | None = None,
     ) -> None:
         self._dictionary = dictionary
         self._dtype = token_dtype(len(dictionary))
-        self._beside = beside
         self._replaced_before = replaced_before
         self._learned = learned
         self._pool = splitters(1) if pool is None else pool
-        self._marks: Workers[tuple[np.ndarray, ...]] | None = None
-        if beside is not None:
-            self._marks = Workers(functools.partial(_marked, beside.marker), self._pool.count)
-
-    def __enter__(self) -> Binarizer:
-        if self._marks is not None:
-            self._marks.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        if self._marks is not None:
-            self._marks.__exit__(*error)
 
     def binarize(self, path: str, prefix: str | Path) -> Summary:
         """Write the text *path* to *prefix* ``.bin`` and ``.idx``; the same bytes for any number of processes.
@@ -147,8 +111,7 @@ class Binarizer:
             UserError: the text is missing, empty or not UTF-8, or a process died; no file is written.
         """
         summary = Summary()
-        with contextlib.ExitStack() as files:
-            writer = files.enter_context(IndexedWriter(prefix, self._dtype))
+        with IndexedWriter(prefix, self._dtype) as writer:
             for numbers, ids, replaced in self._parts(path):
                 # Distances between ends of lines, the end counted with its line.
                 sizes = np.diff(np.flatnonzero(numbers == 0), prepend=-1)
@@ -159,10 +122,6 @@ class Binarizer:
             # Ends of lines alone are no corpus.
             if summary.tokens == summary.sentences:
                 raise no_words(path)
-            if self._beside is not None and self._marks is not None:
-                annotation = files.enter_context(self._beside.writer(prefix))
-                for marks in over(self._marks, path, "marking words of"):
-                    annotation.add(*marks)
         return summary
 
     def _parts(self, path: str) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -212,7 +171,3 @@ def _numbered(path: str, start: int, end: int) -> _Part:
     # The last line of a text may lack its line feed.
     ids.append(np.zeros(int(unfinished), np.uint32))
     return _Part(list(numbers)[1:], np.concatenate(ids).astype(np.min_scalar_type(len(numbers))))
-
-
-def _marked(marker: Marker, path: str, start: int, end: int) -> tuple[np.ndarray, ...]:
-    return marker.mark(text_blocks(path, start, end))

@@ -11,7 +11,7 @@ import itertools
 import os
 from pathlib import Path
 
-from fairseq.data.indexed_dataset import Checked, IndexedCorpus, JoinedCorpus, token_count
+from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, reopen, token_count
 from fairseq.errors import UserError
 from fairseq.system.checksums import Verification
 from fairseq.text.dictionary import Dictionary, read_dictionary
@@ -99,10 +99,10 @@ def reopen_corpus(
     """As :func:`open_corpus`, but files that an earlier epoch or stage has checked are not checked again."""
     # The number of files is part of the key: one may be added from epoch to epoch.
     key = os.path.abspath(folder), split, len(corpus_prefixes(folder, split, combine=combine))
-    corpus = CORPORA.get(key, lambda: open_corpus(folder, split, dictionary, combine=combine))
+    corpus = reopen(CORPORA, key, lambda: open_corpus(folder, split, dictionary, combine=combine))
     corpus.check(dictionary)
     return corpus
 
 
-# About 1 KB a file, and 8 bytes a line once `offsets` has been read, as scoring does.
-CORPORA: Checked[IndexedCorpus | JoinedCorpus] = Checked()
+# Checked when they were opened; about 1 KB a file, and 8 bytes a line once `offsets` has been read, as scoring does.
+CORPORA: dict[tuple[str, str, int], IndexedCorpus | JoinedCorpus] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import logging
 import math
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.errors import UserError, nearest
-from fairseq.system.opening import read_named
+from fairseq.system.opening import decoded, read_named
 
 logger = logging.getLogger(__name__)
 
@@ -157,13 +158,9 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a file; UserError if it cannot be read, is empty or not UTF-8."""
-    content = read_named(path, "check DATA and the name of the split")
-    try:
-        # Spreadsheets begin a file with a byte-order mark.
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}: line {line}, byte offset {error.start}: not UTF-8; convert the file") from None
+    # Spreadsheets begin a file with a byte-order mark.
+    content = read_named(path, "check DATA and the name of the split").removeprefix(codecs.BOM_UTF8)
+    text = decoded(content, path, "convert the file")
     if not text.strip():
         raise UserError(f"{path}: empty file; make or download it again")
     # Not splitlines, which would also divide at separators that sentences contain.

@@ -11,23 +11,24 @@ import contextlib
 import functools
 import os
 import struct
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Generic, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import numpy as np
 
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system.checksums import Checksum, Verification
 from fairseq.system.files import atomic_file
 from fairseq.system.lazy_array import JoinedArray
-from fairseq.system.opening import open_regular
+from fairseq.system.opening import open_regular, read_errors
 from fairseq.system.stored_array import StoredArray
 from fairseq.text.dictionary import Dictionary
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats: no tokens
+MISSING = "make it with fairseq-preprocess"  # advice
 _HEADER = struct.Struct("<9sQBQ")  # magic, version, type, lines
 _STEP = 1 << 20  # lines looked at together
 
@@ -64,18 +65,12 @@ class Files(Protocol):
 T = TypeVar("T", bound=Files)
 
 
-class Checked(Generic[T]):
-    """A cache of data that were checked when they were opened: they are opened again only if their files change."""
-
-    def __init__(self) -> None:
-        self._data: dict[Hashable, T] = {}
-
-    def get(self, key: Hashable, open_data: Callable[[], T]) -> T:
-        """Return the data of *key*, opened by *open_data* unless they are here and their files are unchanged."""
-        data = self._data.get(key)
-        if data is None or not data.is_unchanged():
-            data = self._data[key] = open_data()
-        return data
+def reopen(cache: dict[Any, T], key: Hashable, open_data: Callable[[], T]) -> T:
+    """Return the data of *key*: those in *cache* if their files are unchanged, else newly opened by *open_data*."""
+    data = cache.get(key)
+    if data is None or not data.is_unchanged():
+        data = cache[key] = open_data()
+    return data
 
 
 class IndexedCorpus:
@@ -110,7 +105,7 @@ class IndexedCorpus:
             )
         if total == 0:
             raise UserError(f"{data}: no tokens in it; preprocess a text that is not empty")
-        with _read_errors(data):
+        with read_errors(data, MISSING):
             self.tokens: Any = StoredArray(data, dtype, total)
         self._symbols = 0  # dictionaries of at least so many symbols have all tokens; 0: unknown
 
@@ -194,23 +189,14 @@ def _offsets(sizes: Any) -> np.ndarray:
     return offsets
 
 
-@contextlib.contextmanager
-def _read_errors(path: str) -> Iterator[None]:
-    """Raise UserError where *path* cannot be read."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
-
-
 def _file_size(path: str) -> int:
-    with _read_errors(path):
+    with read_errors(path, MISSING):
         return os.path.getsize(path)
 
 
 def _read_header(path: str) -> tuple[np.dtype, int]:
     """(type of the tokens, number of lines), once the file has the right length for them."""
-    with _read_errors(path), open_regular(path) as file:
+    with read_errors(path, MISSING), open_regular(path) as file:
         size, header = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{path}: not a corpus index in the mmap format; preprocess the text again")

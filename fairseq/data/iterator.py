@@ -214,13 +214,6 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
     return value
 
 
-@dataclasses.dataclass
-class _Failure:
-    """An exception on its way from the background thread to the consumer."""
-
-    error: BaseException
-
-
 _END = object()
 
 
@@ -239,6 +232,7 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
     """*items*, made by a thread up to *ahead* of them early; the thread is gone when the generator is closed."""
     ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
     stop = threading.Event()
+    failures: list[BaseException] = []
 
     def produce() -> None:
         try:
@@ -246,19 +240,19 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
                 ready.put(item)
                 if stop.is_set():
                     return
-            ready.put(_END)
         except BaseException as error:
-            # The consumer would wait for a batch for ever otherwise.
-            ready.put(_Failure(error))
+            failures.append(error)
+        # After an error, too: the consumer would wait for a batch for ever otherwise.
+        ready.put(_END)
 
     # A daemon: a process that ends with an error need not wait for a batch.
     thread = threading.Thread(target=produce, name="batches", daemon=True)
     thread.start()
     try:
         while (item := _next(ready, thread)) is not _END:
-            if isinstance(item, _Failure):
-                raise item.error
             yield item
+        if failures:
+            raise failures[0]
     finally:
         stop.set()
         # The thread may wait for room in the queue, which is made here.

@@ -16,7 +16,6 @@ from fairseq.errors import UserError
 from fairseq.text.dictionary import Dictionary
 
 INPUTS = ("input0", "input1")
-PADDING = "madeupword"  # begins the symbols that round up the size of a dictionary
 
 
 def input_folders(data: str | Path) -> list[Path]:
@@ -42,8 +41,7 @@ def classes_of(data: str | Path) -> list[str]:
         UserError: the dictionary cannot be read, or a class has a comma, which separates `labels`.
     """
     path = Path(data) / "label" / "dict.txt"
-    dictionary = Dictionary.load(path)
-    classes = [symbol for symbol in dictionary.symbols[dictionary.nspecial :] if not symbol.startswith(PADDING)]
+    classes = Dictionary.load(path).words()
     if commas := [name for name in classes if "," in name]:
         raise UserError(f"{path}: label {commas[0][:80]!r} has a comma; give it another name")
     return classes

@@ -28,7 +28,7 @@ from fairseq.data.masking import special_symbols, word_parts, word_rule
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.evaluation.report import markdown
-from fairseq.system.opening import read_named
+from fairseq.system.opening import decoded, read_named
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.rules import ContinuationMarks, SubwordMarks
 
@@ -193,10 +193,8 @@ def read_counts(path: str | Path) -> Counter[str]:
         UserError: it cannot be read, is not UTF-8, or has other lines or none.
     """
     advice = "give a file with lines `word count`"
-    try:
-        lines = read_named(path, advice, "`word_counts`").decode("utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError:
-        raise UserError(f"`word_counts` {path}: not UTF-8; {advice}") from None
+    text = decoded(read_named(path, advice, "`word_counts`"), f"`word_counts` {path}", advice)
+    lines = text.removesuffix("\n").split("\n")
     counter = Counter[str]()
     for number, line in enumerate(lines, 1):
         word, _, count = line.rstrip().replace("\t", " ").rpartition(" ")

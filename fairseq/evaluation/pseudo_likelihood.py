@@ -14,7 +14,8 @@ from fairseq.distributed import World
 from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
 from fairseq.evaluation.by_frequency import WordGroups
-from fairseq.evaluation.scorer import Progress, Scores
+from fairseq.evaluation.scorer import Scores
+from fairseq.logging import Progress, no_progress
 from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
@@ -91,7 +92,7 @@ class PseudoScorer:
     def score_corpus(
         self,
         corpus: Corpus,
-        progress: Progress | None = None,
+        progress: Progress = no_progress,
         world: World | None = None,
         shard: int = 0,
         shards: int = 1,
@@ -120,7 +121,7 @@ class PseudoScorer:
         ends = np.unique(np.append(lines[np.unique(lines // TOGETHER, return_index=True)[1]], len(text)))  # of parts
         lprobs = torch.zeros(len(text))
         parts = list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))[world.rank :: world.size]
-        for start, end in progress(parts, len(parts)) if progress is not None else parts:
+        for start, end in progress(parts, len(parts)):
             inside = lines[(lines >= start) & (lines <= end)]
             lprobs[start:end] = torch.cat(self.score(np.split(text[start:end], inside[1:-1] - start)))
         # Each process adds zeros to what the others computed.

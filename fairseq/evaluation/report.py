@@ -23,8 +23,7 @@ from fairseq.system.files import Create, atomic_file
 from fairseq.system.json_files import finite
 from fairseq.text.dictionary import NONE, Dictionary
 from fairseq.text.raw_text import RawCounts
-
-BYTES = frozenset(map(str, range(256)))
+from fairseq.text.symbols import BYTES
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,7 @@ def raw_metrics(words: Words, counts: RawCounts) -> dict[str, Any]:
 
 def is_of_characters(dictionary: Dictionary) -> bool:
     """Return whether all symbols of *dictionary* but the special ones are characters, or all are bytes as numbers."""
-    # madeupword0000, … pad the dictionary.
-    symbols = [word for word in dictionary.symbols[dictionary.nspecial :] if not word.startswith("madeupword")]
+    symbols = dictionary.words()
     return bool(symbols) and (all(len(word) == 1 for word in symbols) or BYTES.issuperset(symbols))
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +25,7 @@ from fairseq.distributed import World
 from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
+from fairseq.logging import Progress, no_progress
 from fairseq.models import BaseFairseqModel
 from fairseq.models.language_model import LanguageModel, LogProbabilities
 from fairseq.modules.memory import KeyValueCache, Memory, keep_rows
@@ -37,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 36000  # fairseq's
 TOGETHER = {"cpu": 512, "cuda": 16384}  # hidden states projected to the vocabulary at once
-
-Progress = Callable[[Iterable[Any], int], Iterable[Any]]
-"""A progress bar around an iterable of known length: (items, length) → items."""
 
 
 @dataclass(frozen=True)
@@ -124,14 +121,13 @@ class Scorer:
         self.readers = [Reader(model, self.precision.dtype, int8=int8, begin=begin) for model in models]
 
     @torch.inference_mode()
-    def score(self, corpus: Corpus, progress: Progress | None = None) -> Scores:
+    def score(self, corpus: Corpus, progress: Progress = no_progress) -> Scores:
         """The log-probability of every token of *corpus*.
 
         Raises:
             UserError: a block is longer than a model's positions or than ``max_tokens``, or no block is left.
         """
         blocks = self._blocks(corpus)
-        progress = progress or (lambda items, length: items)
         lprobs: list[np.ndarray] = []  # of each model
         for reader in self.readers:
             model = reader.model

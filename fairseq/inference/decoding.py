@@ -55,11 +55,6 @@ class Decoding:
         # With top_p alone no number of candidates is known to suffice.
         return 1 if self.temperature == 0 else self.top_k
 
-    @property
-    def random(self) -> bool:
-        """True if tokens are sampled."""
-        return self.beam == 1 and self.temperature > 0
-
 
 def choose(lprobs: Tensor, decoding: Decoding, draws: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
     """Choose one token from each distribution.

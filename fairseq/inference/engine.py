@@ -137,18 +137,13 @@ class Reader:
 
 @dataclass(frozen=True)
 class _Packed:
-    """A model packed for the kernels.
-
-    Attributes:
-        lookup: packed embeddings; None: the modules of the model compute embeddings.
-        window: most keys that a token attends to.
-    """
+    """A model packed for the kernels."""
 
     model: DecoderModel
-    lookup: PackedEmbedding | None
+    lookup: PackedEmbedding | None  # None: the modules of the model compute embeddings
     stack: PackedStack
     output: PackedOutput
-    window: int | None
+    window: int | None  # most keys that a token attends to
 
     def embed(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Input of the first layer for *tokens* [B, 1]: [B, 1, C]."""

@@ -16,17 +16,11 @@ from fairseq.inference.predictor import Model, Predictor
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A text that begins with a prefix and, when it is complete, ends with ``</s>``.
-
-    Attributes:
-        tokens: all of them.
-        lprobs: natural logarithm of each token's probability.
-        lenpen: exponent of the length in the score.
-    """
+    """A text that begins with a prefix and, when it is complete, ends with ``</s>``."""
 
     tokens: list[int]
-    lprobs: list[float]
-    lenpen: float
+    lprobs: list[float]  # natural logarithm of each token's probability
+    lenpen: float  # exponent of the length in the score
 
     @property
     def score(self) -> float:
@@ -40,23 +34,14 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Search:
-    """Settings of a search.
+    """Settings of a search."""
 
-    Attributes:
-        beam: width, and number of texts where tokens are sampled.
-        max_len: most tokens of a text before ``</s>``, the prefix included.
-        min_len: fewest tokens before ``</s>``.
-        lenpen: exponent of the length that scores are divided by; above 1 longer texts are preferred.
-        no_repeat_ngram: length of n-grams that occur once in a text (0: any may be repeated).
-        sampling: choice of sampled tokens; None: beam search.
-    """
-
-    beam: int = 1
-    max_len: int = 200
-    min_len: int = 1
-    lenpen: float = 1.0
-    no_repeat_ngram: int = 0
-    sampling: Decoding | None = None
+    beam: int = 1  # width, and number of texts where tokens are sampled
+    max_len: int = 200  # most tokens of a text before ``</s>``, the prefix included
+    min_len: int = 1  # fewest tokens before ``</s>``
+    lenpen: float = 1.0  # exponent of the length that scores are divided by; above 1 longer texts are preferred
+    no_repeat_ngram: int = 0  # length of n-grams that occur once in a text (0: any may be repeated)
+    sampling: Decoding | None = None  # choice of sampled tokens; None: beam search
 
 
 @torch.inference_mode()

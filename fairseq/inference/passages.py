@@ -31,17 +31,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Passage:
-    """A context, one generated continuation and the original one (paper, appendix E).
+    """A context, one generated continuation and the original one (paper, appendix E)."""
 
-    Attributes:
-        number: of the passage, from 1.
-        start: number of the context's first token in the corpus, from 0.
-        sample: number of the continuation of this context, from 1.
-    """
-
-    number: int
-    start: int
-    sample: int
+    number: int  # of the passage, from 1
+    start: int  # number of the context's first token in the corpus, from 0
+    sample: int  # number of the continuation of this context, from 1
     context: Part
     continuation: Part
     reference: Part

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 
 from fairseq.inference.decoding import Advance, Decoding, Prompt, beam_search, sample_batch
 from fairseq.inference.predictor import Model, Predictor, reader_of
-
-Progress = Callable[[Iterable[Advance], int], Iterable[Advance]]
-"""A progress bar around an iterable of known length: (items, length) → items; an item is a token."""
+from fairseq.logging import Progress, no_progress
 
 
 def generator_of(seed: int, prompt: int = 0, sample: int = 0) -> torch.Generator:
@@ -82,7 +80,7 @@ def continuations(
     generators: Callable[[int], torch.Generator],
     batch_size: int = 1,
     forbidden: Sequence[int] = (),
-    progress: Progress | None = None,
+    progress: Progress = no_progress,
 ) -> Iterator[tuple[int, list[int]]]:
     """Continuations of many prompts, each as soon as it is complete: (number of the prompt, tokens).
 
@@ -110,10 +108,7 @@ def continuations(
                 yield from ((batch[row], tokens) for row, tokens in step)
 
     texts: dict[int, list[int]] = {number: [] for number in order}
-    items: Iterable[Advance] = advances()
-    if progress is not None:
-        items = progress(items, len(prompts) * decoding.max_tokens)
-    for number, tokens in items:
+    for number, tokens in progress(advances(), len(prompts) * decoding.max_tokens):
         texts[number] += tokens
         if len(texts[number]) == decoding.max_tokens:
             yield number, texts.pop(number)

@@ -1,18 +1,22 @@
-"""Conversion between running text and dictionary tokens: words, characters or bytes."""
+"""Conversion between text and dictionary tokens: words, characters, bytes, or the symbols of a tokenizer."""
 
 from __future__ import annotations
 
 import codecs
-import functools
 import os
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from fairseq.text.dictionary import Dictionary
+from fairseq.errors import UserError
+from fairseq.text.dictionary import FILLER, Dictionary
+from fairseq.text.symbols import BYTES
+from fairseq.text.text_corpus import log_tokens
+from fairseq.text.tokenizers import Tokenizer
+from fairseq.text.tokenizers.moses import Moses
 
 SPACES = ("_", "▁", "␣", "<space>")  # symbols for a space in character corpora
-BYTES = frozenset(map(str, range(256)))
 LONGEST_HEADING = 40  # words
+LONGEST_LINE = 512  # symbols of a line that a tokenizer decodes again for each token
 LONGEST_TAIL = 64  # words of a line that are detokenized again for each token
 JOINTS = {"@-@": "-", "@,@": ",", "@.@": "."}  # WikiText's marks inside words
 
@@ -23,53 +27,24 @@ def never_written(dictionary: Dictionary) -> list[int]:
     fillers = {
         index
         for index, (word, count) in enumerate(zip(dictionary.symbols, dictionary.count, strict=True))
-        if word.startswith("madeupword") and count == 0
+        if word.startswith(FILLER) and count == 0
     }
     return sorted(index for index in special | fillers if index >= 0 and index != dictionary.eos())
 
 
-def detokenizer_of(dictionary: Dictionary, remove_bpe: str | None = None) -> Detokenizer:
-    """The detokenizer for *dictionary*: for bytes, for characters, or else for words.
-
-    Args:
-        remove_bpe: suffix of a subword that is continued by the next one, such as ``@@``.
-    """
-    special = set(never_written(dictionary)) | {dictionary.eos()}
-    symbols = [word for index, word in enumerate(dictionary.symbols) if index not in special]
-    # By the symbols alone: such data hold no tokenizer that would say so.
-    if symbols and BYTES.issuperset(symbols):
-        return ByteDetokenizer(dictionary)
-    if symbols and all(len(word) == 1 or word in SPACES for word in symbols):
-        return CharacterDetokenizer(dictionary)
-    return Detokenizer(dictionary, remove_bpe.strip() if remove_bpe else None)
-
-
+@dataclass(frozen=True)
 class Detokenizer:
-    """Tokens are words separated by white space. Text is detokenized with sacremoses; heading markup and WikiText's
-    marks are removed.
+    """Conversion between text and the tokens of a dictionary."""
 
-    Args:
-        dictionary: of the tokens.
-        mark: suffix of a subword that is continued by the next one.
-    """
-
-    def __init__(self, dictionary: Dictionary, mark: str | None = None) -> None:
-        self.dictionary = dictionary
-        self.mark = mark
-
-    def split(self, text: str) -> list[str]:
-        """The symbols of one line, including unknown ones."""
-        return text.split()
+    dictionary: Dictionary
+    stream: Callable[[], Stream]  # makes an incremental decoder
+    tokenizer: Tokenizer | None = None  # of the data; None: text is words, characters or bytes
 
     def encode(self, text: str) -> tuple[list[int], list[str]]:
         """The tokens of one line without ``</s>``, and its symbols that are not in the dictionary, each time."""
-        symbols = self.split(text)
+        symbols = list(self.stream().split(text))
         unknown = [symbol for symbol in symbols if symbol not in self.dictionary]
         return [self.dictionary.index(symbol) for symbol in symbols], unknown
-
-    def stream(self) -> Stream:
-        """A new incremental decoder."""
-        return WordStream(self.dictionary, self.mark)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of *tokens*; ``</s>`` becomes a line feed."""
@@ -77,41 +52,53 @@ class Detokenizer:
         return stream.add(tokens) + stream.end()
 
 
-class CharacterDetokenizer(Detokenizer):
-    """Tokens are characters. A space is one of :data:`SPACES`, or ``</s>`` if there is none, as in text8."""
+def detokenizer_of(
+    dictionary: Dictionary, remove_bpe: str | None = None, tokenizer: Tokenizer | None = None
+) -> Detokenizer:
+    """The detokenizer for *dictionary*: of the tokenizer of its data, for bytes, for characters, or else for words.
 
-    def __init__(self, dictionary: Dictionary) -> None:
-        super().__init__(dictionary)
-        line_end = dictionary[dictionary.eos()]
-        self.space = next((symbol for symbol in SPACES if symbol in dictionary), line_end)
+    Text of words is read as tokens between white space, which the log tells.
 
-    def split(self, text: str) -> list[str]:
-        return [self.space if character.isspace() else character for character in text]
+    Args:
+        remove_bpe: suffix of a subword that is continued by the next one, such as ``@@``; without a tokenizer only.
+        tokenizer: of the data; None: there is none.
 
-    def stream(self) -> Stream:
-        return CharacterStream(self.dictionary, self.space)
-
-
-class ByteDetokenizer(Detokenizer):
-    """Tokens are UTF-8 bytes as decimal numbers, as in enwik8; the end of a line is byte 10."""
-
-    def split(self, text: str) -> list[str]:
-        # Bytes that are not UTF-8 arrive from a command line or a pipe as lone surrogates.
-        return [str(byte) for byte in text.encode("utf-8", "surrogateescape")]
-
-    def stream(self) -> Stream:
-        return ByteStream(self.dictionary)
+    Raises:
+        UserError: *remove_bpe* is given beside a tokenizer.
+    """
+    if tokenizer is not None:
+        if remove_bpe is not None:
+            raise UserError(f"`remove_bpe`: the data has a tokenizer ({tokenizer}), which joins subwords; leave it out")
+        return Detokenizer(dictionary, lambda: LineStream(dictionary, tokenizer), tokenizer)
+    special = set(never_written(dictionary)) | {dictionary.eos()}
+    symbols = [word for index, word in enumerate(dictionary.symbols) if index not in special]
+    # By the symbols alone: such data hold no tokenizer that would say so.
+    if symbols and BYTES.issuperset(symbols):
+        return Detokenizer(dictionary, lambda: ByteStream(dictionary))
+    if symbols and all(len(word) == 1 or word in SPACES for word in symbols):
+        # text8 has no symbol for spaces, which end its lines.
+        space = next((symbol for symbol in SPACES if symbol in dictionary), dictionary[dictionary.eos()])
+        return Detokenizer(dictionary, lambda: CharacterStream(dictionary, space))
+    log_tokens(dictionary)
+    mark = remove_bpe.strip() if remove_bpe else None
+    return Detokenizer(dictionary, lambda: WordStream(dictionary, mark))
 
 
 class Stream:
-    """Incremental decoder: the concatenated pieces equal the text of all tokens."""
+    """Text of one kind: its symbols, and their incremental decoder, whose pieces together are the whole text."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.dictionary = dictionary
 
+    def split(self, text: str) -> Iterable[str]:
+        """The symbols of one line, including unknown ones."""
+        return text.split()
+
     def add(self, tokens: Iterable[int]) -> str:
         """Read *tokens*; return the text that later tokens cannot change."""
-        raise NotImplementedError
+        eos = self.dictionary.eos()
+        pieces = [self._end_line() if token == eos else self._take(self.dictionary[token]) for token in tokens]
+        return "".join(pieces) + self._complete()
 
     def pause(self) -> str:
         """Return buffered text at the end of a prompt; the continuation is shown separately."""
@@ -121,58 +108,133 @@ class Stream:
         """Return buffered text at the end of the text."""
         return self.pause()
 
+    def _take(self, symbol: str) -> str:
+        """Read a symbol of the line; return its text, or nothing where it is buffered."""
+        raise NotImplementedError
+
+    def _end_line(self) -> str:
+        """Return the rest of the line, with its end."""
+        raise NotImplementedError
+
+    def _complete(self) -> str:
+        """Return buffered text that no further symbol can change."""
+        return ""
+
 
 class CharacterStream(Stream):
-    """Decoder of characters."""
+    """Characters. A space is the symbol *space*, one of :data:`SPACES`, or ``</s>``, as in text8."""
 
     def __init__(self, dictionary: Dictionary, space: str) -> None:
         super().__init__(dictionary)
-        self.special = {dictionary.eos(): "\n"} | {dictionary.index(space): " "}
+        self.space = space
 
-    def add(self, tokens: Iterable[int]) -> str:
-        return "".join(self.special.get(token, self.dictionary[token]) for token in tokens)
+    def split(self, text: str) -> Iterable[str]:
+        return (self.space if character.isspace() else character for character in text)
+
+    def _take(self, symbol: str) -> str:
+        return " " if symbol == self.space else symbol
+
+    def _end_line(self) -> str:
+        return " " if self.dictionary[self.dictionary.eos()] == self.space else "\n"
 
 
 class ByteStream(Stream):
-    """Decoder of bytes; a character is returned with its last byte."""
+    """UTF-8 bytes as decimal numbers, as in enwik8; a character is returned with its last byte."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         super().__init__(dictionary)
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def add(self, tokens: Iterable[int]) -> str:
-        return "".join(self._add(token) for token in tokens)
+    def split(self, text: str) -> Iterable[str]:
+        # Bytes that are not UTF-8 arrive from a command line or a pipe as lone surrogates.
+        return map(str, text.encode("utf-8", "surrogateescape"))
 
     def end(self) -> str:
         return self.decoder.decode(b"", final=True)
 
-    def _add(self, token: int) -> str:
-        symbol = "10" if token == self.dictionary.eos() else self.dictionary[token]
+    def _take(self, symbol: str) -> str:
         return self.decoder.decode(bytes([int(symbol)]) if symbol in BYTES else symbol.encode())
+
+    def _end_line(self) -> str:
+        return self._take("10")
+
+
+class LineStream(Stream):
+    """Raw text; the line so far is decoded with each token, and its last word returned once it is complete.
+
+    After :data:`LONGEST_LINE` symbols without an end of line, text goes on after a whole word as if a line began.
+    """
+
+    def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer) -> None:
+        super().__init__(dictionary)
+        self.tokenizer = tokenizer
+        self._begin("")
+
+    def split(self, text: str) -> Iterable[str]:
+        return self.tokenizer.encode(text).split()
+
+    def pause(self) -> str:
+        return self._new(self._text())
+
+    def _begin(self, lead: str) -> None:
+        self.symbols: list[str] = []
+        self.lead = lead  # text before the line's own
+        self.shown = 0
+
+    def _take(self, symbol: str) -> str:
+        self.symbols.append(symbol)
+        return self._restart() if len(self.symbols) > LONGEST_LINE else ""
+
+    def _end_line(self) -> str:
+        rest = self.pause()
+        self._begin("")
+        return rest + "\n"
+
+    def _complete(self) -> str:
+        # The last word is held back: a further subword may join it, and a detokeniser attaches punctuation to it.
+        return self._new(self._text().rstrip().rpartition(" ")[0])
+
+    def _text(self) -> str:
+        return self.lead + self.tokenizer.decode(self.symbols)
+
+    def _new(self, text: str) -> str:
+        """The part of the line's *text* that was not returned yet."""
+        new = text[self.shown :]
+        # What was returned is not taken back if the line, decoded anew, is shorter.
+        self.shown = max(self.shown, len(text))
+        return new
+
+    def _restart(self) -> str:
+        """Return the text of all words but the last, which begins a line, if that is a word with a space before it."""
+        # Before a word that begins with a letter or digit: the text of what is left does not depend on what is cut off.
+        words, sizes = self.tokenizer.rule.group(self.symbols)
+        if len(words) < 2 or not words[-1][:1].isalnum():
+            return ""
+        last, before = self.symbols[-sizes[-1] :], self.symbols[: -sizes[-1]]
+        self.symbols = before
+        done = self.pause()
+        self._begin(" ")
+        self.symbols = last
+        return done
 
 
 class WordStream(Stream):
-    """Decoder of words, detokenized with sacremoses. A word's text depends only on the words before it in its line.
+    """Words between white space, detokenized with sacremoses; heading markup and WikiText's marks are removed.
+
+    A word's text depends only on the words before it in its line.
 
     Only the last words of a line are kept; :func:`shortened` summarises the earlier ones, so that the cost of a token
     does not grow with the length of its line. A line that may be a heading (``= = Title = =``) is buffered until it
     ends or turns out not to be one.
+
+    Args:
+        mark: suffix of a subword that is continued by the next one.
     """
 
     def __init__(self, dictionary: Dictionary, mark: str | None) -> None:
         super().__init__(dictionary)
         self.mark = mark
         self._begin_line(maybe_heading=True)
-
-    def add(self, tokens: Iterable[int]) -> str:
-        pieces = []
-        for token in tokens:
-            if token == self.dictionary.eos():
-                pieces.append(self._rest() + "\n")
-                self._begin_line(maybe_heading=True)
-            else:
-                self._take(self.dictionary[token])
-        return "".join(pieces) + self._new(complete_line=False)
 
     def pause(self) -> str:
         maybe_heading = bool(self.buffer)
@@ -188,14 +250,22 @@ class WordStream(Stream):
         self.maybe_heading = maybe_heading
         self.shown, self.lead = "", ""
 
-    def _take(self, symbol: str) -> None:
-        """Read a symbol; buffer it if its line may be a heading."""
-        if not self.maybe_heading:
+    def _take(self, symbol: str) -> str:
+        if self.maybe_heading:
+            self.buffer.append(symbol)
+            if self.buffer[0] != "=" or len(self.buffer) > LONGEST_HEADING:
+                self._release(self.buffer)
+        else:
             self.line.add(symbol)
-            return
-        self.buffer.append(symbol)
-        if self.buffer[0] != "=" or len(self.buffer) > LONGEST_HEADING:
-            self._release(self.buffer)
+        return ""
+
+    def _end_line(self) -> str:
+        rest = self._rest()
+        self._begin_line(maybe_heading=True)
+        return rest + "\n"
+
+    def _complete(self) -> str:
+        return self._new(complete_line=False)
 
     def _release(self, symbols: Sequence[str]) -> None:
         """Add *symbols*, the buffer without heading markup, to the line and clear the buffer."""
@@ -259,17 +329,18 @@ def heading(words: Sequence[str]) -> Sequence[str]:
     return words[level : len(words) - level]
 
 
-def detokenize(words: Sequence[str]) -> str:
-    """Text of complete words."""
-    return str(_detokenizer().detokenize(words, unescape=False)) if words else ""
+detokenize = Moses().join  # text of complete words
 
 
 def shortened(words: Sequence[str]) -> list[str]:
     """A short equivalent of *words* for the detokenizer's state: the open quotes and the last word."""
+    # Imported at first use: most commands never detokenize.
+    from sacremoses import MosesDetokenizer
+
     words = " ".join(words).split()  # as in the detokenizer
     if not words:
         return []
-    is_quote = _detokenizer().IS_OPEN_QUOTE.search
+    is_quote = MosesDetokenizer.IS_OPEN_QUOTE.search
     last, opened = words[-1], list[str]()
     for quote in dict.fromkeys(filter(is_quote, words)):
         if _is_open(quote, words) != _is_open(quote, opened):
@@ -288,11 +359,3 @@ def _is_open(quote: str, words: Sequence[str]) -> bool:
 def _common(first: str, second: str) -> int:
     """Length of the common prefix of two texts."""
     return len(second) if first.startswith(second) else len(os.path.commonprefix([first, second]))
-
-
-@functools.cache
-def _detokenizer() -> Any:
-    # Imported at first use: most commands never detokenize.
-    from sacremoses import MosesDetokenizer
-
-    return MosesDetokenizer(lang="en")

@@ -6,7 +6,6 @@ import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,16 +15,16 @@ from fairseq.config.command_settings import GenerationConfig
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.inference.decoding import Decoding
-from fairseq.inference.detokenize import RawText
 from fairseq.inference.engine import Reader
 from fairseq.inference.loading import load_language_models
 from fairseq.inference.predictor import reach
-from fairseq.inference.sampling import Progress, continuations, generator_of, stream
+from fairseq.inference.sampling import continuations, generator_of, stream
 from fairseq.inference.text import Detokenizer, detokenizer_of, never_written
+from fairseq.logging import Progress
 from fairseq.modules.precision import Precision
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
-from fairseq.text.text_corpus import TextReader, log_tokens
+from fairseq.text.text_corpus import TextReader
 
 logger = logging.getLogger(__name__)
 
@@ -34,18 +33,12 @@ MOST_TOKENS = 10**8  # of all continuations of a run
 
 @dataclass(frozen=True)
 class Writer:
-    """Models and settings of a generating command.
+    """Models and settings of a generating command."""
 
-    Attributes:
-        models: their weights in the precision of the command, cast and packed once.
-        decoding: choice of tokens; samples depend on ``seed`` and the number of the text only.
-        detokenizer: conversion between text and tokens.
-    """
-
-    models: list[Reader]
+    models: list[Reader]  # their weights in the precision of the command, cast and packed once
     task: FairseqTask
     decoding: Decoding
-    seed: int
+    seed: int  # samples depend on it and the number of the text only
     batch_size: int
     detokenizer: Detokenizer
     device: torch.device
@@ -78,9 +71,10 @@ class Writer:
             if not model.can_generate:
                 raise UserError(f"`path` {path}: {type(model).__name__} has no key-value cache and cannot generate")
             precision.move(model, device)
-        begin = task.source_dictionary.begin() if task.cfg.add_bos_token else None
+        dictionary: Dictionary = task.source_dictionary
+        begin = dictionary.begin() if task.cfg.add_bos_token else None
         readers = [Reader(model, precision.dtype, int8=cfg.int8, begin=begin) for model in models]
-        detokenizer = detokenizer_for(data, task.source_dictionary, cfg.remove_bpe)
+        detokenizer = detokenizer_of(dictionary, cfg.remove_bpe, TextReader.of(data, dictionary).tokenizer)
         return cls(readers, task, sampling, common.seed, cfg.batch_size, detokenizer, device)
 
     @functools.cached_property
@@ -130,23 +124,6 @@ class Writer:
                 more,
                 self.window,
             )
-
-
-def detokenizer_for(data: str | Path, dictionary: Dictionary, remove_bpe: str | None) -> Detokenizer:
-    """Return the detokenizer with the tokenizer of *data*; without one, text is tokens, with a line in the log.
-
-    Raises:
-        UserError: the tokenizer is damaged or of another dictionary, or *remove_bpe* is given beside it.
-    """
-    tokenizer = TextReader.of(data, dictionary).tokenizer
-    if tokenizer is None:
-        detokenizer = detokenizer_of(dictionary, remove_bpe)
-        if type(detokenizer) is Detokenizer:  # not of characters or bytes
-            log_tokens(dictionary)
-        return detokenizer
-    if remove_bpe is not None:
-        raise UserError(f"`remove_bpe`: the data has a tokenizer ({tokenizer}), which joins subwords; leave it out")
-    return RawText(dictionary, tokenizer)
 
 
 def decoding(cfg: GenerationConfig) -> Decoding:

@@ -20,10 +20,17 @@ from fairseq.system.terminal import LOG_DATES
 T = TypeVar("T")
 Stats = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 Eta = Callable[[Mapping[str, Any]], float | None]
+Progress = Callable[[Iterable[Any], int], Iterable[Any]]
+"""A progress bar around an iterable of known length: (items, length) → items."""
 POSITION = ("epoch", "update")  # metrics that lines of text replace by the number of the epoch
 # Metrics left out on a terminal, where a line has 80 columns; --metrics-file and the other formats have them.
 OMITTED = {*POSITION, "stage", "tokens_per_sample", "wps", "ups", "wpb", "bsz", "num_updates", "gnorm"}
 OMITTED |= {"clip", "train_wall", "wall"}
+
+
+def no_progress(items: Iterable[Any], length: int) -> Iterable[Any]:
+    """Return *items*, without a bar."""
+    return items
 
 
 @dataclass

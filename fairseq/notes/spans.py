@@ -8,26 +8,25 @@ bytes of such a number (uint8), tokens (uint64), words (uint64), a fingerprint o
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 
-from fairseq.data.indexed_dataset import Checked, token_count
-from fairseq.errors import UserError, read_failure
+from fairseq.data.indexed_dataset import reopen, token_count
+from fairseq.errors import UserError
 from fairseq.notes.words import AGAIN, NOTES, NoteWords, WordMarker
 from fairseq.system.checksums import Checksum, Verification
 from fairseq.system.files import atomic_file
 from fairseq.system.lazy_array import JoinedArray, LazyArray
-from fairseq.system.opening import open_regular
+from fairseq.system.opening import open_regular, read_errors
 from fairseq.system.stored_array import StoredArray, stamp
+from fairseq.system.workers import Workers
+from fairseq.text.counting import over
 from fairseq.text.dictionary import Dictionary
-from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
+from fairseq.text.tokenizers.rules import WordRule
 
 MAGIC = b"FSNOTES\x00"
 VERSION = 1
@@ -39,79 +38,48 @@ def number_dtype(words: int) -> np.dtype:
     return next(np.dtype(name) for name in ("<u1", "<u2", "<u4") if words <= np.iinfo(name).max)
 
 
-@dataclass(frozen=True)
-class NoteMarks:
-    """What ``fairseq-preprocess --notes`` writes beside a corpus: an :class:`~fairseq.data.binarizer.Annotation`.
-
-    Attributes:
-        notes: the words that have notes.
-        dictionary: of the corpus.
-        rule: how tokens make words.
-    """
-
-    notes: NoteWords
-    dictionary: Dictionary
-    rule: WordRule = SubwordMarks()
-
-    @property
-    def marker(self) -> WordMarker:
-        """Finds words with notes in text."""
-        return WordMarker(self.notes, self.rule, number_dtype(len(self.notes)))
-
-    def writer(self, prefix: str | Path) -> NoteSpansWriter:
-        """Open the files beside the corpus *prefix*."""
-        return NoteSpansWriter(prefix, self.notes, self.dictionary)
-
-
-class NoteSpansWriter:
-    """Writes the two files of a corpus; used as a context manager, it leaves both whole or none.
+def write_spans(
+    prefix: str | Path, notes: NoteWords, dictionary: Dictionary, parts: Iterable[tuple[np.ndarray, np.ndarray]]
+) -> None:
+    """Write the two files beside a corpus, both whole or none.
 
     Args:
         prefix: path of the corpus without ``.bin`` and ``.idx``.
         notes: the words that have notes.
         dictionary: of the corpus.
+        parts: for consecutive tokens the number of each one's word [N] (0: no note), and whether a word begins there,
+            bool [N].
     """
+    dtype, tokens = number_dtype(len(notes)), 0
+    rest = np.empty(0, dtype=bool)  # bits that do not fill a byte yet
+    # Closed in the opposite order: the numbers are in place before the index, whose presence implies them.
+    with atomic_file(f"{prefix}.notes.idx") as index, atomic_file(f"{prefix}.notes.bin") as file:
+        index.write(bytes(_HEADER.size))
+        for numbers, begins in parts:
+            file.write(np.ascontiguousarray(numbers, dtype=dtype).data)
+            # Parts need not end at a byte; the rest waits for the next one.
+            bits = np.concatenate([rest, begins])
+            full_bytes = len(bits) - len(bits) % 8
+            index.write(np.packbits(bits[:full_bytes], bitorder="little").data)
+            rest = bits[full_bytes:]
+            tokens += len(numbers)
+        index.write(np.packbits(rest, bitorder="little").data)
+        index.seek(0)
+        fingerprint = notes.fingerprint(dictionary)
+        index.write(_HEADER.pack(MAGIC, VERSION, dtype.itemsize, tokens, len(notes), fingerprint))
 
-    def __init__(self, prefix: str | Path, notes: NoteWords, dictionary: Dictionary) -> None:
-        self.prefix = os.fspath(prefix)
-        self._words = len(notes)
-        self._fingerprint = notes.fingerprint(dictionary)
-        self._dtype = number_dtype(self._words)
-        self._tokens = 0
-        self._rest = np.empty(0, dtype=bool)  # bits that do not fill a byte yet
-        self._files = contextlib.ExitStack()
-        self._numbers: BinaryIO
-        self._index: BinaryIO
 
-    def __enter__(self) -> NoteSpansWriter:
-        # Closed in the opposite order: the numbers are in place before the index, whose presence implies them.
-        self._index = self._files.enter_context(atomic_file(f"{self.prefix}.notes.idx"))
-        self._numbers = self._files.enter_context(atomic_file(f"{self.prefix}.notes.bin"))
-        # Room for the header, which has the number of tokens and is written last.
-        self._index.write(bytes(_HEADER.size))
-        # A failure there must leave neither file, as one inside the with block does.
-        self._files.push(lambda kind, *_: self._finish_index() if kind is None else None)
-        return self
+def mark_texts(
+    texts: Mapping[Path, str], notes: NoteWords, dictionary: Dictionary, rule: WordRule, workers: int = 1
+) -> None:
+    """Write the files beside the corpora of *texts*, by prefix, whose words *workers* processes find.
 
-    def add(self, numbers: np.ndarray, begins: np.ndarray) -> None:
-        """Append tokens: the number of each one's word [N] (0: no note), whether a word begins there, bool [N]."""
-        self._numbers.write(np.ascontiguousarray(numbers, dtype=self._dtype).data)
-        # Batches of tokens need not end at a byte; the rest waits for the next batch.
-        bits = np.concatenate([self._rest, begins])
-        full_bytes = len(bits) - len(bits) % 8
-        self._index.write(np.packbits(bits[:full_bytes], bitorder="little").data)
-        self._rest = bits[full_bytes:]
-        self._tokens += len(numbers)
-
-    def __exit__(self, *error: Any) -> None:
-        self._files.__exit__(*error)
-
-    def _finish_index(self) -> None:
-        """Add the bits that do not fill a byte, and the header."""
-        self._index.write(np.packbits(self._rest, bitorder="little").data)
-        self._index.seek(0)
-        size = self._dtype.itemsize
-        self._index.write(_HEADER.pack(MAGIC, VERSION, size, self._tokens, self._words, self._fingerprint))
+    Args:
+        rule: how tokens make words.
+    """
+    with Workers(WordMarker(notes, rule, number_dtype(len(notes))), workers) as pool:
+        for prefix, path in texts.items():
+            write_spans(prefix, notes, dictionary, over(pool, path, "marking words of"))
 
 
 class NoteSpans:
@@ -171,8 +139,8 @@ class NoteSpans:
         Returns:
             int64 [S, 4], by row and position: row, first token and end (exclusive) within the row, word.
         """
-        column = np.arange(int(lengths.max(initial=0)) + 1)
-        return self.spans_at(starts[:, None] + column, lengths)
+        column = np.arange(int(np.max(lengths, initial=0)) + 1)
+        return self.spans_at(np.asarray(starts, dtype=np.int64)[:, None] + column, lengths)
 
     def spans_at(self, positions: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Return the same for rows that read the corpus at *positions*.
@@ -254,14 +222,14 @@ def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> Not
         UserError: as :class:`NoteSpans`.
     """
     key = os.path.abspath(prefixes[0]), len(prefixes)
-    spans = SPANS.get(key, lambda: NoteSpans(prefixes, notes=notes))
+    spans = reopen(SPANS, key, lambda: NoteSpans(prefixes, notes=notes))
     if notes is not None and notes != spans.notes:
         # Raises an error: the files were made for other words.
         return NoteSpans(prefixes, notes=notes)
     return spans
 
 
-SPANS: Checked[NoteSpans] = Checked()  # about 1 KB a file, and the words
+SPANS: dict[tuple[str, int], NoteSpans] = {}  # checked when they were opened; about 1 KB a file, and the words
 
 
 def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -> tuple[StoredArray, StoredArray]:
@@ -297,8 +265,5 @@ def _examine(numbers: StoredArray, bits: StoredArray, verification: Verification
 
 def _begin(path: str) -> tuple[bytes, int]:
     """The first bytes of a file, as many as a header has, and its size."""
-    try:
-        with open_regular(path) as file:
-            return file.read(_HEADER.size), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None
+    with read_errors(path, "run fairseq-preprocess --notes"), open_regular(path) as file:
+        return file.read(_HEADER.size), os.fstat(file.fileno()).st_size

@@ -9,17 +9,17 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
-from fairseq.system.opening import read_regular
-from fairseq.text.counting import read_words
+from fairseq.system.opening import decoded, read_named
+from fairseq.text.counting import read_words, text_blocks
 from fairseq.text.dictionary import DIGITS, Dictionary
 from fairseq.text.tokenizers import find_tokenizer
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
@@ -75,14 +75,9 @@ class NoteWords:
             UserError: it is missing, not UTF-8 or truncated, or has a word twice.
         """
         path = os.path.join(folder, NOTES)
-        try:
-            content = read_regular(path)
-            checksums.check(path, [content])
-            text = content.decode("utf-8")
-        except OSError as error:
-            raise UserError(f"{path}: {read_failure(error)}; run fairseq-preprocess --notes") from None
-        except UnicodeDecodeError as error:
-            raise UserError(f"{path}: byte offset {error.start}: not UTF-8; {AGAIN}") from None
+        content = read_named(path, "run fairseq-preprocess --notes")
+        checksums.check(path, [content])
+        text = decoded(content, path, AGAIN)
         words: dict[str, int] = {}
         for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
             word, _, count = line.rpartition(" ")
@@ -111,20 +106,20 @@ def note_rule(dictionary: Dictionary) -> WordRule:
 
 
 class WordMarker:
-    """Finder of words with notes in text; picklable, because worker processes receive it."""
+    """Finder of words with notes in a part of a text; picklable, because worker processes receive it."""
 
     def __init__(self, notes: NoteWords, rule: WordRule, dtype: np.dtype) -> None:
         self._numbers = {word: number for number, word in enumerate(notes.words, 1)}
         self._rule = rule
         self._dtype = dtype
 
-    def mark(self, blocks: Iterable[str]) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, path: str, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of each token's word [N], from 1 (0: no note), and whether a word begins there, bool [N].
 
-        The tokens are the text in *blocks*, with the ``</s>`` of each line.
+        The tokens are the text between two bytes of a file, with the ``</s>`` of each line.
         """
         numbers, begins = [np.empty(0, self._dtype)], [np.empty(0, bool)]
-        for words, lengths in read_words(blocks, self._rule):
+        for words, lengths in read_words(text_blocks(path, start, end), self._rule):
             numbers_of_words = map(self._numbers.get, words, itertools.repeat(0))
             counts = np.array(lengths, np.int64)
             numbers.append(np.repeat(np.fromiter(numbers_of_words, self._dtype, len(words)), counts))

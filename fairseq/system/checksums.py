@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system.files import atomic_file
-from fairseq.system.opening import open_regular, read_named
+from fairseq.system.opening import decoded, open_regular, read_errors, read_named
 
 logger = logging.getLogger(__name__)
 
@@ -115,10 +115,8 @@ class Checksum:
 
 def _read(path: Path) -> dict[str, tuple[int, int]]:
     """(size, CRC-32) of each file that ``checksums.txt`` lists."""
-    try:
-        content = read_named(path, "preprocess the text again").decode("utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8; preprocess the text again") from None
+    advice = "preprocess the text again"
+    content = decoded(read_named(path, advice), path, advice)
     # The file that is written last tells whether the copy of a folder is complete.
     if content and not content.endswith("\n"):
         raise UserError(f"{path}: its last line is cut off; preprocess the text again")
@@ -135,8 +133,5 @@ def _read(path: Path) -> dict[str, tuple[int, int]]:
 
 
 def _pieces(path: str | Path) -> Iterator[bytes]:
-    try:
-        with open_regular(path) as file:
-            yield from iter(lambda: file.read(_PIECE), b"")
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; make it with fairseq-preprocess") from None
+    with read_errors(path, "make it with fairseq-preprocess"), open_regular(path) as file:
+        yield from iter(lambda: file.read(_PIECE), b"")

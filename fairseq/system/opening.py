@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -41,16 +43,32 @@ def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
     return content
 
 
+@contextlib.contextmanager
+def read_errors(name: str | Path, advice: str) -> Iterator[None]:
+    """Raise UserError, which begins with *name* and ends in *advice*, where a file cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{name}: {read_failure(error)}; {advice}") from None
+
+
 def read_named(path: str | Path, advice: str, flag: str = "", largest: int = LARGEST_TEXT) -> bytes:
     """Return the content of a regular file that a user or a folder names; see :func:`read_regular`.
 
     Raises:
         UserError: it cannot be read; the message names *flag* and *path*, and ends in *advice*.
     """
-    try:
+    with read_errors(f"{flag} {path}".removeprefix(" "), advice):
         return read_regular(path, largest)
-    except OSError as error:
-        raise UserError(f"{flag} {path}: {read_failure(error)}; {advice}".removeprefix(" ")) from None
+
+
+def decoded(content: bytes, where: str | Path, advice: str) -> str:
+    """Return UTF-8 as text; UserError, which begins with *where* and ends in *advice*, if *content* is not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{where}: line {line}, byte offset {error.start}: not UTF-8; {advice}") from None
 
 
 def open_input(path: str | Path) -> BinaryIO:

@@ -12,7 +12,7 @@ import numpy as np
 from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import Create, atomic_file
-from fairseq.system.opening import read_named
+from fairseq.system.opening import decoded, read_named
 
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
@@ -21,6 +21,7 @@ HEADER = "#specials"  # first line of a file that lists all its symbols: "#speci
 OVERWRITE = "#fairseq:overwrite"  # ends the line of a word that gets an id of its own beside an equal symbol
 DIGITS = 18  # of a count, at most: it fits into 64 bits
 NONE = -1  # the id of a special symbol that a dictionary does not have
+FILLER = "madeupword"  # begins the symbols that round up the size of a dictionary
 
 
 class Dictionary:
@@ -137,6 +138,10 @@ class Dictionary:
         last = len(self) - 1
         return checksums.fingerprint(self.symbols[:last] if self.mask_index == last else self.symbols)
 
+    def words(self) -> list[str]:
+        """Return the symbols that occur in text: no special ones at the start, and none that round up the size."""
+        return [word for word in self.symbols[self.nspecial :] if not word.startswith(FILLER)]
+
     def __repr__(self) -> str:
         return f"Dictionary({len(self)} symbols)"
 
@@ -204,7 +209,7 @@ class Dictionary:
         """Add ``madeupword0000``, … (count 0) until the size is a multiple of *padding_factor*."""
         number = 0
         while padding_factor > 1 and len(self) % padding_factor != 0:
-            self.add_symbol(f"madeupword{number:04d}", 0)
+            self.add_symbol(f"{FILLER}{number:04d}", 0)
             number += 1
 
     @classmethod
@@ -224,13 +229,7 @@ class Dictionary:
                 is there twice, or the header names a word that is not there.
         """
         checksums.check(path, [content])
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            bad = content.count(b"\n", 0, error.start) + 1
-            raise UserError(
-                f"{path}: line {bad}, byte offset {error.start}: not UTF-8; make the dictionary again"
-            ) from None
+        text = decoded(content, path, "make the dictionary again")
         # Not splitlines: words may hold other separators, such as U+2028.
         lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
         if lines == [""]:

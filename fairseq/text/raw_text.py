@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import gzip
 import io
 import itertools
 import json
@@ -18,12 +16,13 @@ from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import open_input, open_regular
+from fairseq.system.opening import open_input, open_regular, read_errors
 from fairseq.text.text_tables import is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
 
 BLOCK_BYTES = 1 << 20  # read at once
 COMPRESSED_BYTES = 1 << 10  # decompressed at once
+GZIP = 16 + zlib.MAX_WBITS  # zlib's code for its format with a header of gzip
 LONGEST_LINE = 1 << 20  # bytes; a longer line is read in parts
 LONGEST_ROW = 1 << 26  # bytes of a row of JSON lines, which is read as a whole
 STDIN = "-"  # as the name of a file
@@ -91,18 +90,13 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lamb
     if is_table(path):
         yield from _table_blocks(path, form.field or "text", report)
         return
-    try:
-        with open_input(path) as raw, _decompressed(raw, path) as file:
-            before = 0
-            for block in blocks_of(path, file, form):
-                yield block
-                # By the compressed bytes: the size of the text is not known before its end.
-                report(raw.tell() - before)
-                before = raw.tell()
-    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        raise _damaged(path, error) from None
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
+    with read_errors(path, "give a text file"), open_input(path) as raw:
+        before = 0
+        for block in blocks_of(path, _decompressed(raw, path), form):
+            yield block
+            # By the compressed bytes: the size of the text is not known before its end.
+            report(raw.tell() - before)
+            before = raw.tell()
 
 
 def _table_blocks(path: str, field: str, report: Callable[[int], Any]) -> Iterator[Block]:
@@ -157,21 +151,18 @@ def _suffix(path: str) -> str:
     return next((suffix for suffix in (".gz", ".xz", ".zst") if path.endswith(suffix)), "")
 
 
-@contextlib.contextmanager
-def _decompressed(raw: BinaryIO, path: str) -> Iterator[BinaryIO]:
+def _decompressed(raw: BinaryIO, path: str) -> BinaryIO:
     suffix = _suffix(path)
     if suffix == ".gz":
-        # The reader of gzip itself reports a missing end, and what follows it.
-        with gzip.GzipFile(fileobj=raw) as file:
-            yield cast(BinaryIO, io.BufferedReader(file))
+        frames = _Frames(raw, path, lambda: zlib.decompressobj(GZIP), b"\0")
     elif suffix == ".xz":
-        yield cast(BinaryIO, io.BufferedReader(_Frames(raw, path, lzma.LZMADecompressor, b"\0"), BLOCK_BYTES))
+        frames = _Frames(raw, path, lzma.LZMADecompressor, b"\0")
     elif suffix == ".zst":
         library = import_package("zstandard", f"{path}: needs the package zstandard; {EXTRA}")
         frames = _Frames(raw, path, lambda: library.ZstdDecompressor().decompressobj())
-        yield cast(BinaryIO, io.BufferedReader(frames, BLOCK_BYTES))
     else:
-        yield raw
+        return raw
+    return cast(BinaryIO, io.BufferedReader(frames, BLOCK_BYTES))
 
 
 class _Frames(io.RawIOBase):

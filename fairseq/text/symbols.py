@@ -23,6 +23,7 @@ from fairseq.text.dictionary import Dictionary
 
 LINE_ENDS = {"bytes": ord("\n"), "letters": ord(" ")}
 LETTERS = frozenset(b"abcdefghijklmnopqrstuvwxyz ")
+BYTES = frozenset(map(str, range(256)))  # symbols of bytes
 CHUNK = 1 << 20
 
 

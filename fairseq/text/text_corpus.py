@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import re
@@ -22,7 +23,6 @@ from fairseq.text.raw_text import (
     blocks_of,
     check_raw,
     documents_of,
-    lines_of,
     no_words,
     read_blocks,
 )
@@ -104,30 +104,25 @@ class TextReader:
         join = " ".join if self.tokenizer is None else self.tokenizer.decode
         return "\n".join(join(line) for line in lines)
 
-    def read(self, path: str, form: TextFormat) -> TextCorpus:
-        """Return the tokens of a text, ``-`` for stdin; UserError if it cannot be read or has no words."""
-        return self._with_words(path, (lines_of(block, form) for block in _blocks(path, form)))
+    def read(self, path: str, form: TextFormat, documents: bool = False) -> TextCorpus:
+        """Return the tokens of a text, ``-`` for stdin; UserError if it cannot be read or has no words.
 
-    def read_documents(self, path: str, form: TextFormat) -> TextCorpus:
-        """As :meth:`read`, with the sizes of documents, which are rows of JSON lines or else lines."""
-        lengths: list[int] = []
+        With *documents* sizes are of documents, which are rows of JSON lines or else lines.
+        """
+        lengths: list[int] = []  # lines of each document
 
         def lines() -> Iterator[list[str]]:
             for block in _blocks(path, form):
-                documents = documents_of(block, form)
-                lengths.extend(map(len, documents))
-                yield [line for document in documents for line in document]
+                texts = documents_of(block, form)
+                lengths.extend(map(len, texts))
+                yield [line for text in texts for line in text]
 
-        corpus = self._with_words(path, lines())
-        # Documents are sums of consecutive lines, whose numbers of lines were noted while they were read.
-        sizes = np.add.reduceat(corpus.sizes, np.cumsum([0, *lengths[:-1]]))
-        return TextCorpus(corpus.tokens, sizes, corpus.counts)
-
-    def _with_words(self, path: str, blocks: Iterable[Sequence[str]]) -> TextCorpus:
-        corpus = self._corpus(blocks)
+        corpus = self._corpus(lines())
         if len(corpus.tokens) == len(corpus.sizes):
             raise no_words(path)
-        return corpus
+        if not documents:
+            return corpus
+        return dataclasses.replace(corpus, sizes=np.add.reduceat(corpus.sizes, np.cumsum([0, *lengths[:-1]])))
 
     def _corpus(self, blocks: Iterable[Sequence[str]]) -> TextCorpus:
         encoded: list[np.ndarray] = []  # of each line

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fairseq.analysis import plots
 from fairseq.evaluation import report
-from fairseq.evaluation.labels import HEIGHT, width, without_overlap
 from fairseq.notes import note_map
+from fairseq.notes.note_map import HEIGHT, width, without_overlap
 from fairseq.notes.study import Note
 from fairseq.system import pages
 

@@ -69,8 +69,7 @@ def test_text_is_read_as_pythons_text_files_are_however_it_is_cut(text: str, blo
             return
         dictionary = Dictionary()
         dictionary.update({"a": 1, "世": 1})
-        with Binarizer(dictionary) as open_binarizer:
-            summary = open_binarizer.binarize(path, f"{folder}/out")
+        summary = Binarizer(dictionary).binarize(path, f"{folder}/out")
         corpus = IndexedCorpus(f"{folder}/out")
         expected = [dictionary.encode_line(" ".join(line)).tolist() for line in lines]
         assert corpus.sizes.tolist() == [len(line) for line in expected]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from typing import Any
@@ -241,11 +242,14 @@ def test_tensors_come_out_on_the_device_and_numbers_stay_numbers() -> None:
 
 
 def test_a_thread_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Broken(iterator_module._Failure):
-        def __init__(self, error: BaseException) -> None:
-            raise MemoryError  # not even the failure can be handed over
+    put = queue.Queue.put
 
-    monkeypatch.setattr(iterator_module, "_Failure", Broken)
+    def broken(self: queue.Queue[Any], item: Any) -> None:
+        if item is iterator_module._END:
+            raise MemoryError  # not even the end can be handed over
+        put(self, item)
+
+    monkeypatch.setattr(queue.Queue, "put", broken)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
     items = iterator_module._in_background(iter(map(int, "12x")), 1)
     assert [next(items), next(items)] == [1, 2]

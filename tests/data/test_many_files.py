@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from fairseq.data.folders import corpus_prefixes, load_dictionary, open_corpus, reopen_corpus
-from fairseq.data.indexed_dataset import Checked, IndexedWriter
+from fairseq.data.indexed_dataset import IndexedWriter
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.notes.blocks import NotedBlocks
-from fairseq.notes.spans import NoteSpans, NoteSpansWriter, reopen_spans
+from fairseq.notes.spans import NoteSpans, reopen_spans, write_spans
 from fairseq.notes.words import NoteWords
 from fairseq.system import checksums, stored_array
 from fairseq.text.dictionary import Dictionary
@@ -42,8 +42,8 @@ def data_folder(path: Path, shards: int, lines: int) -> Path:
         flat = part.ravel()
         with IndexedWriter(prefix, part.dtype) as writer:
             writer.add(flat, np.full(len(part), LINE))
-        with NoteSpansWriter(prefix, WORDS, dictionary) as spans:
-            spans.add(np.where(flat % 3 == 0, np.maximum(flat, 4) - 3, 0), np.ones(len(flat), bool))
+        numbers = np.where(flat % 3 == 0, np.maximum(flat, 4) - 3, 0)
+        write_spans(prefix, WORDS, dictionary, [(numbers, np.ones(len(flat), bool))])
     checksums.record(path, path)
     return path
 
@@ -151,7 +151,7 @@ def test_spans_that_were_checked_are_reopened_without_reading_their_words(
         for kind, method in ((NoteWords, "fingerprint"), (NoteWords, "load"), (Dictionary, "load")):
             patch.setattr(kind, method, None)
         assert reopen_spans(prefixes, WORDS) is reopen_spans(prefixes) is spans
-    monkeypatch.setattr("fairseq.notes.spans.SPANS", Checked())
+    monkeypatch.setattr("fairseq.notes.spans.SPANS", {})
     assert reopen_spans(prefixes) is not spans
 
 

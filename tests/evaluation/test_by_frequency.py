@@ -107,7 +107,7 @@ def test_words_of_other_tokenizers_do_not_compare() -> None:
     "content, message",
     [
         (None, "file not found"),
-        (b"\xff 3\n", "not UTF-8"),
+        (b"\xff 3\n", "line 1, byte offset 0: not UTF-8"),
         (b"", "line 1: expected word and count, found ''"),
         (b"the 3\nof\n", "line 2: expected word and count, found 'of'"),
         (b"the -3\n", "line 1: expected word and count"),

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from fairseq.inference.detokenize import RawText
+from fairseq.inference.text import Detokenizer, detokenizer_of
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.base import Space
@@ -19,7 +19,7 @@ LINES = ['"Don\'t go," said Mr. Smith, "it\'s a well-known river (of 1839)."', "
 COUNTS = Counter(" ".join(LINES).split())
 
 
-def detokenizer(kind: str) -> RawText:
+def detokenizer(kind: str) -> Detokenizer:
     if kind == "gpt2":
         pytest.importorskip("tokenizers")
         tokenizer = Tokenizer(None, GPT2("#version: 0.2\nt h\nĠ w\nÃ ¯\n".encode()))
@@ -34,7 +34,7 @@ def detokenizer(kind: str) -> RawText:
     for line in tokenizer.encode_lines(LINES):
         for symbol in line.split():
             dictionary.add_symbol(symbol)
-    return RawText(dictionary, tokenizer)
+    return detokenizer_of(dictionary, tokenizer=tokenizer)
 
 
 @pytest.mark.parametrize("kind", ["moses", "space", "subword_nmt", "sentencepiece", "gpt2"])
@@ -62,7 +62,7 @@ def test_a_prompt_is_shown_whole_before_its_continuation(kind: str) -> None:
 
 
 def test_an_endless_line_is_decoded_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fairseq.inference.detokenize.LONGEST", 7)
+    monkeypatch.setattr("fairseq.inference.text.LONGEST_LINE", 7)
     text = detokenizer("subword_nmt")
     line = " ".join(["said Mr. Smith, it's a river"] * 9)
     tokens, _ = text.encode(line)

@@ -24,6 +24,7 @@ from fairseq.inference.decoding import Decoding
 from fairseq.inference.engine import Reader
 from fairseq.inference.hypotheses import Hypothesis, Search, hypotheses
 from fairseq.inference.loading import load_models
+from fairseq.inference.text import detokenizer_of
 from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import generate, interactive
@@ -93,7 +94,8 @@ def test_a_prefix_without_room_is_a_user_error(pair: tuple[Any, Any]) -> None:
 def test_texts_end_with_a_dictionary_without_padding_whose_last_symbol_is_the_end(pair: tuple[Any, Any]) -> None:
     dictionary = Dictionary.of_listed([*(f"w{word}" for word in range(VOCABULARY - 1)), "</s>"], {"eos": "</s>"})
     task = SimpleNamespace(source_dictionary=dictionary)
-    writer: Any = SimpleNamespace(task=task, models=[Reader(pair[0])], seed=1, detokenizer=None)
+    plain = detokenizer_of(task.source_dictionary)
+    writer: Any = SimpleNamespace(task=task, models=[Reader(pair[0])], seed=1, detokenizer=plain)
     found = list(lines_of(writer, GenerationConfig(max_len_b=3), 0, [5], target=False))
     assert [line[:3] for line in found] == ["S-0", "H-0", "D-0", "P-0"]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fairseq.data.binarizer import Binarizer, splitters
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
-from fairseq.notes.spans import NoteMarks, NoteSpans
+from fairseq.notes.spans import NoteSpans, mark_texts
 from fairseq.notes.words import NoteWords
 from fairseq.text import counting
 from fairseq.text.counting import count_words
@@ -62,8 +62,9 @@ def write(text: str, folder: Path, low: int = 1, high: int = 3, workers: int = 1
     except UserError:
         return None
     notes.save(folder)
-    with splitters(workers) as pool, Binarizer(dictionary, pool, NoteMarks(notes, dictionary)) as open_binarizer:
-        open_binarizer.binarize(str(path), folder / "train")
+    mark_texts({folder / "train": str(path)}, notes, dictionary, SubwordMarks(), workers)
+    with splitters(workers) as pool:
+        Binarizer(dictionary, pool).binarize(str(path), folder / "train")
     return notes
 
 
@@ -189,8 +190,8 @@ def test_words_of_other_tokenizers_follow_their_rule(tmp_path: Path) -> None:
     dictionary.save(tmp_path / "dict.txt")
     notes = NoteWords.choose(counter, 2, 2, dictionary)
     notes.save(tmp_path)
-    with Binarizer(dictionary, None, NoteMarks(notes, dictionary, Underscores())) as open_binarizer:
-        open_binarizer.binarize(str(path), tmp_path / "train")
+    mark_texts({tmp_path / "train": str(path)}, notes, dictionary, Underscores())
+    Binarizer(dictionary).binarize(str(path), tmp_path / "train")
     assert NoteSpans(tmp_path / "train").spans(np.array([0]), np.array([9])).tolist() == [[0, 1, 3, 0], [0, 4, 6, 0]]
 
 
@@ -222,9 +223,8 @@ def test_notes_of_another_dictionary_or_corpus_are_refused(folder: Path) -> None
     other.update({"the": 1})
     with pytest.raises(UserError, match=r"train\.notes\.idx: made for another dict\.txt or notes\.txt"):
         NoteSpans(folder / "train", other)
-    with Binarizer(Dictionary.load(folder / "dict.txt")) as open_binarizer:
-        (folder / "text.txt").write_text("the end\n")
-        open_binarizer.binarize(str(folder / "text.txt"), folder / "train")
+    (folder / "text.txt").write_text("the end\n")
+    Binarizer(Dictionary.load(folder / "dict.txt")).binarize(str(folder / "text.txt"), folder / "train")
     with pytest.raises(UserError, match="made for 21 tokens, but .* has 3"):
         NoteSpans(folder / "train")
 

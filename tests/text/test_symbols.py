@@ -82,11 +82,10 @@ def test_a_corpus_has_a_token_a_character_and_no_unknown_one(
     assert words == sorted(counts, key=lambda word: (-counts[word], word))
     assert {word: dictionary.count[dictionary.index(word)] for word in words} == counts
     assert len(dictionary) % 8 == 0 and is_of_characters(dictionary)
-    with Binarizer(dictionary) as binarizer:
-        for split in SPLITS:
-            summary = binarizer.binarize(str(tmp_path / "out" / f"{split}.txt"), tmp_path / split)
-            assert (summary.tokens, summary.replaced) == (tokens[split], 0)
-            assert len(IndexedCorpus(str(tmp_path / split)).tokens) == tokens[split]
+    for split in SPLITS:
+        summary = Binarizer(dictionary).binarize(str(tmp_path / "out" / f"{split}.txt"), tmp_path / split)
+        assert (summary.tokens, summary.replaced) == (tokens[split], 0)
+        assert len(IndexedCorpus(str(tmp_path / split)).tokens) == tokens[split]
 
 
 @pytest.mark.parametrize(

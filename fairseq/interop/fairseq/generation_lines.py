@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.inference.decoding import Decoding
-from fairseq.inference.detokenize import RawText
 from fairseq.inference.hypotheses import Search, hypotheses
 from fairseq.inference.sampling import generator_of
 from fairseq.inference.writer import Writer
@@ -58,7 +57,7 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
         text = dictionary.string(hypothesis.tokens, cfg.remove_bpe)
         scores = " ".join(f"{lprob / math.log(2):.4f}" for lprob in hypothesis.lprobs)
         yield f"H-{number}\t{hypothesis.score / math.log(2)}\t{text}"
-        if isinstance(writer.detokenizer, RawText):
+        if writer.detokenizer.tokenizer is not None:
             text = writer.detokenizer.decode(hypothesis.tokens[:-1])  # without </s>
         yield f"D-{number}\t{hypothesis.score / math.log(2)}\t{text}"
         yield f"P-{number}\t{scores}"
