@@ -29,11 +29,9 @@ Record = Callable[[Mapping[str, Any] | None, str, int], None]
 
 
 class TensorBoard:
-    """TensorBoard's logs in *folder*, one for each tag.
+    """TensorBoard's logs in *folder*, which is made, one for each tag.
 
-    Args:
-        folder: where they are; it is made.
-        after: updates that a resumed run has behind it; what an interrupted one logged beyond them is taken back.
+    What an interrupted run logged beyond the update *after* is taken back.
 
     Raises:
         UserError: tensorboard is not installed, or the folder cannot be made.
@@ -79,9 +77,7 @@ class TensorBoard:
 class JsonLines:
     """One JSON object a line in the file *path*: ``tag``, ``step``, then the metrics; null for what is not finite.
 
-    Args:
-        path: the file. Lines of updates beyond *after* are removed, the rest is kept and added to.
-        after: updates that a resumed run has behind it.
+    Lines of updates beyond *after* are removed, the rest is kept and added to.
 
     Raises:
         UserError: the file cannot be read or written, or is not one of these.
@@ -121,12 +117,9 @@ class JsonLines:
 
 
 class WeightsAndBiases:
-    """A run on Weights & Biases, with the name of its checkpoint folder; a resumed run goes on there, too.
+    """A run on Weights & Biases, with the name of its checkpoint *folder*, which its id is written to.
 
-    Args:
-        project: that it belongs to.
-        folder: the checkpoint folder, which the run's id is written to.
-        after: updates that a resumed run has behind it.
+    A resumed run, which has updates before it (*after*), goes on there, too.
 
     Raises:
         UserError: wandb is not installed.

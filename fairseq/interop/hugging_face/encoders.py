@@ -130,10 +130,7 @@ def write(
 ) -> dict[str, Tensor]:
     """Return Hugging Face tensors by name for the parameters *model*; missing token types get zero embeddings.
 
-    Args:
-        model: parameters by their names here.
-        layout: of the encoder.
-        names: of all parameters (default: of the encoder and its output layer).
+    *names* are of all parameters (default: of the encoder and its output layer).
     """
     zero = torch.zeros(layout.token_types, layout.cfg.embedding_dim)
     tensors = {}
@@ -150,11 +147,7 @@ def write(
 
 
 def configuration(layout: EncoderLayout, roles: Mapping[str, int]) -> dict[str, Any]:
-    """Return ``config.json`` of a model.
-
-    Args:
-        layout: of the model.
-        roles: ids of ``bos``, ``pad`` and ``eos``.
+    """Return ``config.json`` of a model; *roles* are the ids of ``bos``, ``pad`` and ``eos``.
 
     Raises:
         UserError: the activation of its output layer is not possible in transformers.
@@ -171,10 +164,9 @@ def configuration(layout: EncoderLayout, roles: Mapping[str, int]) -> dict[str, 
 def classifier_configuration(
     layout: EncoderLayout, roles: Mapping[str, int], labels: Sequence[str], dropout: float
 ) -> dict[str, Any]:
-    """Return ``config.json`` of a classifier.
+    """Return ``config.json`` of a classifier; see :func:`configuration`.
 
     Args:
-        layout, roles: see :func:`configuration`.
         labels: the classes by number; empty in regression.
         dropout: dropout rate of the head.
 
