@@ -17,7 +17,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation.classifier import SentenceClassifier
 from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
 from fairseq.interop.hugging_face import encoders, export
-from fairseq.interop.hugging_face.encoder_names import EncoderSizes, classifier_parameters
+from fairseq.interop.hugging_face.encoder_names import EncoderLayout, classifier_parameters
 from fairseq.interop.hugging_face.export import Export, write_texts
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE
 from fairseq.interop.hugging_face.sources import sources
@@ -105,10 +105,10 @@ def _check_no_results(args: argparse.Namespace) -> None:
 def _export_encoder(model: BaseFairseqModel, dictionary: Dictionary, half: str, arch: str, job: Export) -> str:
     """Write an encoder, with the tokenizer beside its *dictionary*."""
     kind, encoder, state = _half(model, half, arch, job.source)
-    sizes = _sizes(kind, encoder, state)
-    config = encoders.configuration(sizes, encoder.cfg, _special_ids(dictionary))
+    layout = EncoderLayout(kind, encoder.cfg, len(dictionary), encoder.padding_idx)
+    config = encoders.configuration(layout, _special_ids(dictionary))
     tokenizer = find_tokenizer(dictionary.path, dictionary.symbols) if dictionary.path is not None else None
-    return _write(job.out, encoders.write(state, sizes), config, dictionary, tokenizer)
+    return _write(job.out, encoders.write(state, layout), config, dictionary, tokenizer)
 
 
 def _export_classifier(classifier: SentenceClassifier, job: Export) -> str:
@@ -116,14 +116,15 @@ def _export_classifier(classifier: SentenceClassifier, job: Export) -> str:
     model, task = classifier.model, classifier.task
     encoder, state = model.encoder.sentence_encoder, model.state_dict()
     head = task.cfg.pooler_activation_fn
-    sizes = _sizes(_classifier_kind(encoder.cfg, head, str(task.settings.chosen.arch), job.source), encoder, state)
+    kind = _classifier_kind(encoder.cfg, head, str(task.settings.chosen.arch), job.source)
+    layout = EncoderLayout(kind, encoder.cfg, len(task.dictionary), encoder.padding_idx)
     roles = _special_ids(task.dictionary)
-    config = encoders.classifier_configuration(sizes, encoder.cfg, roles, classifier.labels, task.cfg.pooler_dropout)
-    names = classifier_parameters(sizes, model.name, task.layout.outputs)
+    config = encoders.classifier_configuration(layout, roles, classifier.labels, task.cfg.pooler_dropout)
+    names = classifier_parameters(layout, model.name, task.layout.outputs)
     # The exported tokenizer puts `<s>` first, and the head reads the state of the first token.
     if task.cfg.init_token not in (None, task.dictionary.bos()):
         raise UserError(f"{job.source}: its rows begin with id {task.cfg.init_token}, not with <s> as in transformers")
-    tensors, separator = encoders.write(state, sizes, names), task.cfg.separator_token
+    tensors, separator = encoders.write(state, layout, names), task.cfg.separator_token
     return _write(job.out, tensors, config, task.dictionary, task.encode.tokenizer, separator)
 
 
@@ -217,25 +218,6 @@ def _half(
     # The names of a plug-in's architectures tell nothing; RoBERTa has one token type.
     unnamed = not arch.removeprefix("tnf_").startswith("bert") and encoder.cfg.token_types < 2
     return ("roberta" if arch.startswith("roberta") or unnamed else "bert"), encoder, state
-
-
-def _sizes(kind: str, encoder: TransformerEncoder, state: Mapping[str, Tensor]) -> EncoderSizes:
-    tokens, output = state["encoder.sentence_encoder.embed_tokens.weight"], state.get("encoder.lm_head.weight")
-    cfg, padding_idx = encoder.cfg, encoder.padding_idx
-    return EncoderSizes(
-        kind=kind,
-        vocabulary=tokens.size(0),
-        padding_idx=padding_idx,
-        embed_dim=cfg.embedding_dim,
-        dim=cfg.encoder_embed_dim,
-        ffn_dim=cfg.encoder_ffn_embed_dim,
-        layers=cfg.encoder_layers,
-        positions=cfg.max_positions + (padding_idx + 1 if kind == "roberta" else 0),
-        # transformers always has a table of types; a model without one gets one row of zeros.
-        token_types=max(1, cfg.token_types),
-        # Tied parameters share their memory.
-        untied=output is not None and output.data_ptr() != tokens.data_ptr(),
-    )
 
 
 def _special_ids(dictionary: Dictionary) -> dict[str, int]:

@@ -29,7 +29,7 @@ from fairseq_cli.common import get_training_parser
 
 PRELOADED = (  # what a run imports on its way, sharding hundreds of modules
     *("numpy.random", "yaml", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional"),
-    *("torch.utils.serialization", "fairseq.checkpoint.parts_writer", "fairseq.models.recipes"),
+    *("torch.utils.serialization", "torch.distributed.checkpoint", "fairseq.models.recipes"),
 )
 
 

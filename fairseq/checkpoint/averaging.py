@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint.manager import AMONG_BEST, EPOCH, UPDATE
+from fairseq.checkpoint.manager import AMONG_BEST, EPOCH, UPDATE, numbered
 from fairseq.checkpoint.store import load
 from fairseq.errors import UserError
 
@@ -25,13 +24,11 @@ def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = 
         kind: ``epoch``, ``update`` or ``best`` (``--keep-best-checkpoints``).
         upper_bound: the highest epoch or update to take.
     """
-    pattern: re.Pattern[str] = PATTERNS[kind]
-    names = Path(folder).iterdir() if Path(folder).is_dir() else []
-    numbered = [(float(match[1]), path) for path in names if (match := pattern.fullmatch(path.name))]
-    fitting = [(number, path) for number, path in numbered if upper_bound is None or number <= upper_bound]
+    checkpoints = numbered(Path(folder), PATTERNS[kind]) if Path(folder).is_dir() else []
+    fitting = [path for number, path in checkpoints if upper_bound is None or number <= upper_bound]
     if len(fitting) < count:
         raise UserError(f"`inputs` {folder}: {len(fitting)} checkpoints of {kind}s found, {count} are to be averaged")
-    return [path for _, path in sorted(fitting, reverse=kind != "best")[:count]]
+    return (fitting[::-1] if kind == "best" else fitting)[:count]
 
 
 def average(

@@ -39,40 +39,37 @@ def check_bounded(state: Any, path: str | Path) -> None:
             :data:`BITS` bits; the message names its path. Or parts repeat more than :data:`REPEATED` allows.
     """
     sizes: dict[int, int] = {}  # of the parts that are finished, as trees
-    open_parts = {id(state)}
-    # A stack instead of recursion, which a deep state would end first.
-    stack: list[tuple[str, Any, Iterator[tuple[Any, Any]]]] = [("", state, _parts(state))]
-    totals, stored = [1], 1
-    while stack:
-        name, value, items = stack[-1]
-        for key, item in items:
-            stored += 1
-            inner = f"{name}.{key!s:.60}".lstrip(".") if len(stack) <= 4 else name
-            if isinstance(item, int) and item.bit_length() > BITS:
-                raise _invalid(path, inner, f"a number of {item.bit_length():,} bits")
-            if not _has_parts(item):
-                totals[-1] += 1
-            elif id(item) in open_parts:
-                raise _invalid(path, inner, "a value that contains itself")
-            elif id(item) in sizes:
-                totals[-1] += sizes[id(item)]
-            else:
-                if len(stack) >= DEPTH:
-                    raise _invalid(path, inner, f"nested deeper than {DEPTH} levels")
-                open_parts.add(id(item))
-                stack.append((inner, item, _parts(item)))
-                totals.append(1)
-                break
-        else:
-            stack.pop()
-            open_parts.discard(id(value))
-            sizes[id(value)] = totals.pop()
-            if totals:
-                totals[-1] += sizes[id(value)]
-    if sizes[id(state)] > REPEATED + 4 * stored:
+    open_parts: list[int] = []  # the part that is visited, after those that contain it
+    stored = 0
+
+    def size(name: str, value: Any) -> int:
+        """The number of values in *value*, called *name*, as a tree."""
+        nonlocal stored
+        stored += 1
+        if isinstance(value, int) and value.bit_length() > BITS:
+            raise _invalid(path, name, f"a number of {value.bit_length():,} bits")
+        if not _has_parts(value):
+            return 1
+        if id(value) in open_parts:
+            raise _invalid(path, name, "a value that contains itself")
+        if id(value) not in sizes:
+            # Which also ends the recursion before Python's limit.
+            if len(open_parts) >= DEPTH:
+                raise _invalid(path, name, f"nested deeper than {DEPTH} levels")
+            open_parts.append(id(value))
+            total = 1
+            for key, item in _parts(value):
+                inner = f"{name}.{key!s:.60}".lstrip(".") if len(open_parts) <= 4 else name
+                total += size(inner, item)
+            open_parts.pop()
+            sizes[id(value)] = total
+        return sizes[id(value)]
+
+    total = size("", state)
+    if total > REPEATED + 4 * stored:
         raise UserError(
             f"{path}: not a checkpoint (its {stored:,} values repeat to more than "
-            f"2^{sizes[id(state)].bit_length() - 1}); use another checkpoint"
+            f"2^{total.bit_length() - 1}); use another checkpoint"
         )
 
 

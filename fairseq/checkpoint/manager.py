@@ -51,6 +51,12 @@ def find_checkpoint(path: str | Path) -> Path:
     raise UserError(f"{path}: no checkpoint in this folder; expected {', '.join(NAMES)}")
 
 
+def numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[float, Path]]:
+    """The checkpoints of *folder* whose names match *pattern*, after the number in their names, the highest first."""
+    names = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
+    return sorted(((float(match[1]), path) for match, path in names), reverse=True)
+
+
 def is_model(path: str | Path) -> bool:
     """Return whether *path* is a checkpoint, or a folder with one that :func:`find_checkpoint` finds."""
     path = Path(path)
@@ -254,10 +260,10 @@ class CheckpointManager:
 
     def _remove_old(self) -> None:
         config = self.config
-        old = self._after(self._highest_first(EPOCH), config.keep_last_epochs)
+        old = self._after(numbered(self.folder, EPOCH), config.keep_last_epochs)
         # --keep-interval-updates-pattern: multiples of it stay for good.
         every = config.keep_interval_updates_pattern
-        updates = [(number, path) for number, path in self._highest_first(UPDATE) if every <= 0 or number % every]
+        updates = [(number, path) for number, path in numbered(self.folder, UPDATE) if every <= 0 or number % every]
         old += self._after(updates, config.keep_interval_updates)
         old += self._after(self._best_first(), config.keep_best_checkpoints)
         for path in old:
@@ -272,7 +278,7 @@ class CheckpointManager:
     def set_best_aside(self, number: int | None = None) -> None:
         """Rename ``checkpoint_best.pt``, if there is one, after stage *number* (default: the next), which is over."""
         if not self.config.no_save and (self.folder / BEST).exists():
-            number = number or 1 + len(self._highest_first(BEST_OF_STAGE))
+            number = number or 1 + len(numbered(self.folder, BEST_OF_STAGE))
             os.replace(self.folder / BEST, self.folder / BEST.replace(".pt", f"{number}.pt"))
 
     def _is_among_best(self, figure: float) -> bool:
@@ -285,17 +291,13 @@ class CheckpointManager:
         return figure > before[-1] if self.config.maximize_best_checkpoint_metric else figure < before[-1]
 
     def _best_first(self) -> list[tuple[float, Path]]:
-        numbered = self._highest_first(AMONG_BEST)
-        return numbered if self.config.maximize_best_checkpoint_metric else numbered[::-1]
-
-    def _highest_first(self, pattern: re.Pattern[str]) -> list[tuple[float, Path]]:
-        names = [(match, path) for path in self.folder.iterdir() if (match := pattern.fullmatch(path.name))]
-        return sorted(((float(match[1]), path) for match, path in names), reverse=True)
+        highest_first = numbered(self.folder, AMONG_BEST)
+        return highest_first if self.config.maximize_best_checkpoint_metric else highest_first[::-1]
 
     @staticmethod
-    def _after(numbered: list[tuple[float, Path]], keep: int) -> list[Path]:
+    def _after(files: list[tuple[float, Path]], keep: int) -> list[Path]:
         """The files after the first *keep*; none where all are kept."""
-        return [path for _, path in numbered[keep:]] if keep > 0 else []
+        return [path for _, path in files[keep:]] if keep > 0 else []
 
 
 def _lock(descriptor: int, folder: Path) -> None:

@@ -13,6 +13,7 @@ run wait for the writing and report its failure.
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import re
@@ -65,23 +66,50 @@ def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPar
 def write(folder: Path, plain: Mapping[str, Any], parts: dict[str, TensorPart], group: dist.ProcessGroup) -> None:
     """Write *parts* into *folder*; to be called by every process of *group*, whose first writes *plain*, too.
 
-    A process that cannot write is a UserError of all.
+    A process that cannot write its parts is a UserError of all.
     """
+    # Imported here: it takes a second, and only sharded runs write with it.
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.api import CheckpointException
 
-    from fairseq.checkpoint.parts_writer import Planner, Writer
+    class Planner(dcp.DefaultSavePlanner):
+        """Writes the rows of a part where PyTorch expects tensors of its own; copies of one part are written once."""
+
+        def lookup_object(self, index: Any) -> Any:
+            return parts[index.fqn].local.detach()
 
     try:
-        dcp.save(dict(parts), storage_writer=Writer(folder), planner=Planner(), process_group=group)
+        metadata = dcp.save(
+            dict(parts), storage_writer=dcp.FileSystemWriter(folder), planner=Planner(), process_group=group
+        )
     except CheckpointException as error:
         raise _failure(folder, error.failures) from None
-    # Last, with the checksum of the manifest: parts of two saves are never taken for one.
     if dist.get_rank(group) == 0:
-        with open(folder / PLAIN, "wb") as file:
-            torch.save({**plain, "manifest": zlib.crc32((folder / MANIFEST).read_bytes())}, file)
+        manifest = _manifest(metadata)
+        with open(folder / MANIFEST, "wb") as file:
+            file.write(manifest)
             file.flush()
             os.fsync(file.fileno())
+        # Last, with the checksum of the manifest: parts of two saves are never taken for one.
+        with open(folder / PLAIN, "wb") as file:
+            torch.save({**plain, "manifest": zlib.crc32(manifest)}, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _manifest(metadata: Any) -> bytes:
+    """The tensors in PyTorch's *metadata*, and where their parts lie, in JSON, which reading needs no pickle for."""
+    tensors: dict[str, Any] = {}
+    rows: dict[Any, int] = {}
+    for name, tensor in metadata.state_dict_metadata.items():
+        dtype = str(tensor.properties.dtype).removeprefix("torch.")
+        tensors[name] = {"dtype": dtype, "shape": list(tensor.size), "chunks": []}
+        rows |= {(name, chunk.offsets): chunk.sizes[0] for chunk in tensor.chunks}
+    for index, stored in metadata.storage_data.items():
+        key = index.fqn, index.offset
+        chunk = [index.offset[0], rows[key], stored.relative_path, stored.offset, stored.length]
+        tensors[index.fqn]["chunks"].append(chunk)
+    return json.dumps({"save_id": metadata.storage_meta.save_id, "tensors": tensors}).encode()
 
 
 def _failure(folder: Path, failures: Mapping[int, Any]) -> BaseException:

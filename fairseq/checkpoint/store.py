@@ -30,10 +30,9 @@ from fairseq.checkpoint.integrity import (
 from fairseq.checkpoint.standins import SAFE_GLOBALS
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError, first_of, read_failure
-from fairseq.system.files import atomic_file
+from fairseq.system.files import ARCHIVE, atomic_file
 from fairseq.system.opening import open_regular
 
-ZIP_MAGIC = b"PK\x03\x04"
 _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose module)")
 
 
@@ -47,8 +46,10 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
         UserError: the folder is missing, the disk is too full, or the like; the old file is unchanged.
     """
     check_room(path, state)
+    # The optimizer's state is the largest part: torch.save copies its tensors one at a time.
+    others = {key: value for key, value in state.items() if key != "last_optimizer_state"}
     with atomic_file(path) as file:
-        torch.save(_on_host(state), file)
+        torch.save({**state, **copied(others, again=False)}, file)
 
 
 def copied(value: Any, *, again: bool = True) -> Any:
@@ -74,11 +75,6 @@ def copied(value: Any, *, again: bool = True) -> Any:
         return [copy(inner) for inner in item] if isinstance(item, list) else item
 
     return copy(value)
-
-
-def _on_host(state: Mapping[str, Any]) -> dict[str, Any]:
-    # The optimizer's state is the largest part: torch.save copies its tensors one at a time.
-    return {key: value if key == "last_optimizer_state" else copied(value, again=False) for key, value in state.items()}
 
 
 def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> dict[str, Any]:
@@ -124,7 +120,7 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     if parts.is_folder(path):
         return parts.join(Path(path), read(Path(path) / parts.PLAIN), rows)
     magic = _first_bytes(Path(path))
-    if magic == ZIP_MAGIC:
+    if magic == ARCHIVE:
         check_records(path)
     else:
         check_older_format(path)
@@ -133,7 +129,7 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
         with torch.serialization.safe_globals(list(SAFE_GLOBALS)), warnings.catch_warnings():
             # What torch warns of is reported below.
             warnings.simplefilter("ignore")
-            state = torch.load(str(path), map_location=map_location, weights_only=True, mmap=magic == ZIP_MAGIC)
+            state = torch.load(str(path), map_location=map_location, weights_only=True, mmap=magic == ARCHIVE)
     # Damaged and hostile files fail in every way there is.
     except Exception as error:
         raise UserError(f"{path}: {_fault(error)}") from None
@@ -176,7 +172,7 @@ def _type(value: Tensor | TensorPart) -> torch.dtype:
 def _first_bytes(path: Path) -> bytes:
     try:
         with open_regular(path) as file:
-            magic = file.read(len(ZIP_MAGIC))
+            magic = file.read(len(ARCHIVE))
     except FileNotFoundError:
         raise UserError(f"{path}: file not found; check the path") from None
     except IsADirectoryError:

@@ -98,7 +98,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
         for name in choices:
             choice = CHOICES[name]
-            help = f"{choice.help}, listed at the end (default: {choice.default})"
+            help = f"{choice.help or choice.kind}, listed at the end (default: {choice.default})"
             flags = (choice.flag, *choice.aliases)
             self.add_argument(*flags, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=help)
         for cls in configs:

@@ -9,7 +9,7 @@ import argparse
 import functools
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fairseq.errors import UserError, nearest
@@ -23,36 +23,29 @@ Complete = Callable[[Mapping[str, Any]], dict[str, Any]]
 _ADAPTER = "fairseq.interop.fairseq.adapter"  # imported for the first plug-in, as homes are for the first lookup
 
 
+@dataclass(eq=False)
 class Registry(Generic[T]):
     """Parts of one kind, by name.
 
-    Args:
+    Attributes:
         kind: what a part is called in messages, e.g. ``"criterion"``.
         flag: the flag that chooses one, e.g. ``"--criterion"``.
         homes: modules of this package that register its parts, imported at the first lookup: whoever looks a part up
             need not know where it is defined.
         default: the part that is chosen without the flag.
-        help: what ``--help`` says of the flag (default: *kind*).
+        help: what ``--help`` says of the flag, where that is not *kind*.
         aliases: further names of the flag.
+        base: the class that every part extends.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        flag: str,
-        homes: Sequence[str] = (),
-        default: str = "",
-        help: str | None = None,
-        aliases: Sequence[str] = (),
-    ) -> None:
-        self.kind = kind
-        self.flag = flag
-        self.default = default
-        self.help = help or kind
-        self.aliases = aliases
-        self.base: type = object
-        self._homes = homes
-        self._parts: dict[str, T] = {}
+    kind: str
+    flag: str
+    homes: Sequence[str] = ()
+    default: str = ""
+    help: str = ""
+    aliases: Sequence[str] = ()
+    base: type = object
+    _parts: dict[str, T] = field(default_factory=dict)
 
     def extend(self, base: C) -> C:
         """Class decorator: every part must be a subclass of *base*."""
@@ -99,7 +92,7 @@ class Registry(Generic[T]):
     def parts(self) -> Mapping[str, T]:
         """All parts by name, after the import of their homes."""
         # Taken first: homes look parts up while they are imported.
-        homes, self._homes = self._homes, ()
+        homes, self.homes = self.homes, ()
         for home in homes:
             importlib.import_module(home)
         return self._parts

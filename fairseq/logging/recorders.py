@@ -28,131 +28,120 @@ Record = Callable[[Mapping[str, Any] | None, str, int], None]
 """The same; None, a line that was not due, is ignored."""
 
 
-class TensorBoard:
-    """TensorBoard's logs in *folder*, one for each tag.
+@contextlib.contextmanager
+def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
+    """TensorBoard's logs in *folder*, which is made, one for each tag.
 
-    Args:
-        folder: where they are; it is made.
-        after: updates that a resumed run has behind it; what an interrupted one logged beyond them is taken back.
+    What an interrupted run logged beyond the update *after* is taken back.
 
     Raises:
         UserError: tensorboard is not installed, or the folder cannot be made.
     """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(
+            "`tensorboard_logdir`: tensorboard is not installed; install the [tensorboard] extra or drop the flag"
+        ) from None
+    try:
+        folder.encode()  # which its writer does, too
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except UnicodeEncodeError:
+        raise UserError(f"`tensorboard_logdir` {folder}: is not UTF-8; choose another folder") from None
+    except OSError as error:
+        raise UserError(
+            f"`tensorboard_logdir` {folder}: cannot be made ({error.strerror}); choose another folder"
+        ) from None
+    writers: dict[str, Any] = {}
 
-    def __init__(self, folder: str, after: int = 0) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise UserError(
-                "`tensorboard_logdir`: tensorboard is not installed; install the [tensorboard] extra or drop the flag"
-            ) from None
-        try:
-            folder.encode()  # which its writer does, too
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        except UnicodeEncodeError:
-            raise UserError(f"`tensorboard_logdir` {folder}: is not UTF-8; choose another folder") from None
-        except OSError as error:
-            raise UserError(
-                f"`tensorboard_logdir` {folder}: cannot be made ({error.strerror}); choose another folder"
-            ) from None
-        self.folder = Path(folder)
-        self.after = after
-        self._new = SummaryWriter
-        self._writers: dict[str, Any] = {}
-
-    def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
-        if tag not in self._writers:
+    def write(values: Mapping[str, Any], tag: str, step: int) -> None:
+        if tag not in writers:
             # TensorBoard hides what earlier files have from this step on.
-            self._writers[tag] = self._new(str(self.folder / tag), purge_step=self.after + 1)
+            writers[tag] = SummaryWriter(str(Path(folder) / tag), purge_step=after + 1)
         for name, value in values.items():
             if isinstance(value, int | float) and name != "num_updates":
-                self._writers[tag].add_scalar(name, value, step)
+                writers[tag].add_scalar(name, value, step)
         # Intervals are frequent: they are written when the queue of the writer is full, or after two minutes.
         if tag != "train_inner":
-            self._writers[tag].flush()
+            writers[tag].flush()
 
-    def close(self) -> None:
-        for writer in self._writers.values():
+    try:
+        yield write
+    finally:
+        for writer in writers.values():
             writer.close()
 
 
-class JsonLines:
+@contextlib.contextmanager
+def json_lines(path: str, after: int = 0) -> Iterator[Write]:
     """One JSON object a line in the file *path*: ``tag``, ``step``, then the metrics; null for what is not finite.
 
-    Args:
-        path: the file. Lines of updates beyond *after* are removed, the rest is kept and added to.
-        after: updates that a resumed run has behind it.
+    Lines of updates beyond *after* are removed, the rest is kept and added to.
 
     Raises:
         UserError: the file cannot be read or written, or is not one of these.
     """
-
-    def __init__(self, path: str, after: int = 0) -> None:
-        self._path = path
-        with self._naming_the_flag():
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with _metrics_file_errors(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        if is_special(path):
+            file: BinaryIO = open_special(path)
+        else:
+            file = open(path, "a+b")  # noqa: SIM115 - open as long as the run
             # A device has no lines to keep.
-            if is_special(path):
-                self._file: BinaryIO = open_special(path)
-                return
-            self._file = open(path, "a+b")  # noqa: SIM115 - open as long as the run
-            self._file.seek(0)
-            self._file.truncate(_end_of_step(path, self._file, after))
+            file.seek(0)
+            file.truncate(_end_of_step(path, file, after))
 
-    def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
+    def write(values: Mapping[str, Any], tag: str, step: int) -> None:
         line = json_line({"tag": tag, "step": step, **values})
-        with self._naming_the_flag():
-            self._file.write(line.encode() + b"\n")
-            self._file.flush()
+        with _metrics_file_errors(path):
+            file.write(line.encode() + b"\n")
+            file.flush()
 
-    def close(self) -> None:
+    try:
+        yield write
+    finally:
         # What could not be written was an error before.
         with contextlib.suppress(OSError):
-            self._file.close()
-
-    @contextlib.contextmanager
-    def _naming_the_flag(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"`metrics_file` {self._path}: cannot be written ({error.strerror}); choose another file"
-            ) from None
+            file.close()
 
 
-class WeightsAndBiases:
-    """A run on Weights & Biases, with the name of its checkpoint folder; a resumed run goes on there, too.
+@contextlib.contextmanager
+def _metrics_file_errors(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"`metrics_file` {path}: cannot be written ({error.strerror}); choose another file") from None
 
-    Args:
-        project: that it belongs to.
-        folder: the checkpoint folder, which the run's id is written to.
-        after: updates that a resumed run has behind it.
+
+@contextlib.contextmanager
+def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[Write]:
+    """A run on Weights & Biases, with the name of its checkpoint *folder*, which its id is written to.
+
+    A resumed run, which has updates before it (*after*), goes on there, too.
 
     Raises:
         UserError: wandb is not installed.
     """
+    try:
+        import wandb
+    except ImportError:
+        raise UserError("`wandb_project`: wandb is not installed; install the [wandb] extra or drop the flag") from None
+    file = folder / "wandb_id.txt"
+    # A run from the beginning in a former folder is a new one there, too.
+    known = file.read_text().strip() if after and file.is_file() else None
+    name = os.environ.get("WANDB_NAME", folder.name)
+    run = wandb.init(project=project, name=name, id=known, resume="allow")
+    if folder.is_dir():
+        file.write_text(f"{run.id}\n")
 
-    def __init__(self, project: str, folder: Path, after: int = 0) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError(
-                "`wandb_project`: wandb is not installed; install the [wandb] extra or drop the flag"
-            ) from None
-        file = folder / "wandb_id.txt"
-        # A run from the beginning in a former folder is a new one there, too.
-        known = file.read_text().strip() if after and file.is_file() else None
-        name = os.environ.get("WANDB_NAME", folder.name)
-        self._run = wandb.init(project=project, name=name, id=known, resume="allow")
-        if folder.is_dir():
-            file.write_text(f"{self._run.id}\n")
-
-    def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
+    def write(values: Mapping[str, Any], tag: str, step: int) -> None:
         numbers = {f"{tag}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
-        self._run.log(numbers, step=step)
+        run.log(numbers, step=step)
 
-    def close(self) -> None:
-        self._run.finish()
+    try:
+        yield write
+    finally:
+        run.finish()
 
 
 def write_to_log_file(values: Mapping[str, Any], tag: str, step: int) -> None:
@@ -215,14 +204,11 @@ def recording(common: CommonConfig | None, folder: str | Path = ".", after: int 
     # If one cannot be opened, those before it are closed.
     with contextlib.ExitStack() as opened:
         if common.tensorboard_logdir:
-            board = TensorBoard(common.tensorboard_logdir, after)
-            writes.append(opened.enter_context(contextlib.closing(board)).write)
+            writes.append(opened.enter_context(tensorboard(common.tensorboard_logdir, after)))
         if common.metrics_file:
-            lines = JsonLines(common.metrics_file, after)
-            writes.append(opened.enter_context(contextlib.closing(lines)).write)
+            writes.append(opened.enter_context(json_lines(common.metrics_file, after)))
         if common.wandb_project:
-            run = WeightsAndBiases(common.wandb_project, Path(folder), after)
-            writes.append(opened.enter_context(contextlib.closing(run)).write)
+            writes.append(opened.enter_context(weights_and_biases(common.wandb_project, Path(folder), after)))
         if common.log_file:
             writes.append(write_to_log_file)
 

@@ -71,7 +71,8 @@ class Adam(CountingOptimizer):
         beta1, beta2 = group["betas"]
         device = params[0].device
         scale = None if factor is None else divisor(factor, 1.0, device)
-        for step, indices in buckets(params, states, math.inf):
+        # Not all parameters have had their first update together.
+        for step, indices in buckets(params, (state["step"] for state in states), math.inf):
             unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
             # The kernel reads the step on the device, where it is made: a copy from the host would synchronise.
             torch._fused_adamw_(

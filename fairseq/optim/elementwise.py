@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fairseq.errors import UserError
 
 T = TypeVar("T")
+K = TypeVar("K")
 Group = dict[str, Any]
 """Settings of a group of parameters, as torch's optimizers hold them."""
 State = dict[str, Any]
@@ -174,7 +175,7 @@ class CountingOptimizer(ElementwiseOptimizer):
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         scale_(grads, factor)
-        for step, indices in buckets(params, states, CHUNK):
+        for step, indices in buckets(params, (state["step"] for state in states), CHUNK):
             self.update_at(
                 step, group, [params[i] for i in indices], [grads[i] for i in indices], [states[i] for i in indices]
             )
@@ -223,15 +224,14 @@ def together(items: Iterable[T], numel: Callable[[T], int], largest: float) -> I
         yield batch
 
 
-def buckets(params: Tensors, states: States, largest: float) -> Iterator[tuple[int, list[int]]]:
-    """Parameters to update together: the number of their update, and their indices; see :func:`together`."""
-    # By the number of the update: not all begin together.
-    members: dict[int, list[int]] = defaultdict(list)
-    for index, state in enumerate(states):
-        members[state["step"]].append(index)
-    for step, indices in members.items():
-        for bucket in together(indices, lambda index: params[index].numel(), largest):
-            yield step, bucket
+def buckets(tensors: Tensors, keys: Iterable[K], largest: float) -> Iterator[tuple[K, list[int]]]:
+    """Indices of *tensors* with equal *keys*, after their key; see :func:`together`."""
+    members: dict[K, list[int]] = defaultdict(list)
+    for index, key in enumerate(keys):
+        members[key].append(index)
+    for key, indices in members.items():
+        for bucket in together(indices, lambda index: tensors[index].numel(), largest):
+            yield key, bucket
 
 
 def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[tuple[Tensor, Tensor, State]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from fairseq.config.settings import PrecisionConfig
 from fairseq.errors import SettingError
 from fairseq.modules.precision import fastest
 from fairseq.optim.adam import Adam, AdamConfig, FairseqAdam
-from fairseq.optim.elementwise import Factor, Group, State, States, Tensors, scale_, together
+from fairseq.optim.elementwise import Factor, Group, State, States, Tensors, buckets, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.groups import HIDDEN, hidden_apart
 
@@ -119,7 +118,7 @@ class Muon(Adam):
         torch._foreach_add_(buffers, grads)
         updates = list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        for indices in _batches(updates):
+        for _, indices in buckets(updates, (update.shape for update in updates), BATCH):
             stacked = torch.stack([updates[i] for i in indices])
             matrices = orthogonal(stacked.to(fastest(self.dtype, stacked.device)), self.iterations)
             # An orthogonal n × m matrix has the root mean square 1 / √max(n, m): this makes it 0.2 for every shape.
@@ -148,12 +147,3 @@ def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
         gram = x @ x.mT  # [N, short, short]
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
-
-
-def _batches(matrices: Tensors) -> Iterator[list[int]]:
-    """Indices of equally shaped *matrices*, at most :data:`BATCH` elements together."""
-    alike: dict[torch.Size, list[int]] = defaultdict(list)
-    for index, matrix in enumerate(matrices):
-        alike[matrix.shape].append(index)
-    for indices in alike.values():
-        yield from together(indices, lambda index: matrices[index].numel(), BATCH)

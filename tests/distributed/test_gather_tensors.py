@@ -192,7 +192,7 @@ def test_tensors_of_a_device_are_saved_on_the_host_and_tied_ones_once(tmp_path, 
             return torch.Tensor(self.tolist())
 
     tied = torch.ones(3).as_subclass(Elsewhere)
-    moved = store._on_host({"model": {"a": tied, "b": tied}, "extra_state": {"x": [tied, 1]}})
+    moved = store.copied({"model": {"a": tied, "b": tied}, "extra_state": {"x": [tied, 1]}}, again=False)
     assert type(moved["model"]["a"]) is torch.Tensor and moved["model"]["a"] is moved["model"]["b"]
     checkpoint.save(tmp_path / "c.pt", {**moved, "args": {}})
     assert torch.equal(checkpoint.load(tmp_path / "c.pt")["model"]["a"], torch.ones(3))

@@ -70,7 +70,7 @@ def warm_up() -> None:
         importlib.import_module(name)
     standin.install()
     get_training_parser()
-    for name in ("torch._dynamo", "fairseq.models.recipes", "fairseq.checkpoint.parts_writer", standin.MODEL):
+    for name in ("torch._dynamo", "fairseq.models.recipes", "torch.distributed.checkpoint", standin.MODEL):
         importlib.import_module(name)
 
 

@@ -10,7 +10,7 @@ import runs
 from mistakes import user_error
 
 from fairseq.config.settings import CommonConfig
-from fairseq.logging.recorders import JsonLines, TensorBoard, recording
+from fairseq.logging.recorders import recording
 
 
 def read(path):
@@ -31,11 +31,10 @@ def scalars(folder):
 def test_tensorboard_gets_the_figures_of_each_tag_and_each_step_once(tmp_path):
     pytest.importorskip("tensorboard")
     for after, last in ((0, 6), (4, 8)):  # interrupted after update 6, resumed from 4
-        board = TensorBoard(str(tmp_path), after)
-        for step in range(after + 2, last + 1, 2):
-            board.write({"loss": float(step + after), "num_updates": step, "name": "text"}, "train_inner", step)
-        board.write({"loss": 0.5}, "valid", last)
-        board.close()
+        with recording(CommonConfig(tensorboard_logdir=str(tmp_path)), after=after) as record:
+            for step in range(after + 2, last + 1, 2):
+                record({"loss": float(step + after), "num_updates": step, "name": "text"}, "train_inner", step)
+            record({"loss": 0.5}, "valid", last)
     assert scalars(tmp_path / "train_inner") == {2: 2, 4: 4, 6: 10, 8: 12}
     assert scalars(tmp_path / "valid")[8] == 0.5
 
@@ -43,10 +42,9 @@ def test_tensorboard_gets_the_figures_of_each_tag_and_each_step_once(tmp_path):
 def test_a_run_that_starts_again_replaces_the_steps_of_the_one_before(tmp_path):
     pytest.importorskip("tensorboard")
     for loss in (1.0, 2.0):
-        board = TensorBoard(str(tmp_path))
-        for step in (1, 2):
-            board.write({"loss": loss}, "train", step)
-        board.close()
+        with recording(CommonConfig(tensorboard_logdir=str(tmp_path))) as record:
+            for step in (1, 2):
+                record({"loss": loss}, "train", step)
     assert scalars(tmp_path / "train") == {1: 2.0, 2: 2.0}
 
 
@@ -59,7 +57,8 @@ def test_json_lines_are_those_of_the_run_as_it_went_on(tmp_path):
                 record(None, "train_inner", step)
         with open(path, "a") as file:
             file.write('{"tag": "train_in')  # killed while writing
-    JsonLines(str(path), after=8).close()
+    with recording(CommonConfig(metrics_file=str(path)), after=8):
+        pass
     assert read(path)[-1] == {"tag": "train_inner", "step": 8, "loss": 10.0, "ppl": None}
     assert [(line["step"], line["loss"]) for line in read(path)] == [(2, 2.0), (4, 4.0), (6, 8.0), (8, 10.0)]
 
@@ -89,12 +88,13 @@ def test_missing_tensorboard_is_a_user_error(tmp_path, monkeypatch):
 
 
 def test_places_that_cannot_be_written_are_user_errors(tmp_path):
+    def fails(message, **settings):
+        with user_error(message), recording(CommonConfig(**settings)):
+            pass
+
     (tmp_path / "file").write_text("a text\n")
-    with user_error("--metrics-file .*: not a file of figures"):
-        JsonLines(str(tmp_path / "file"))
+    fails("--metrics-file .*: not a file of figures", metrics_file=str(tmp_path / "file"))
     assert (tmp_path / "file").read_text() == "a text\n"
-    with user_error("--metrics-file .*cannot be written"):
-        JsonLines(str(tmp_path / "file" / "metrics"))
+    fails("--metrics-file .*cannot be written", metrics_file=str(tmp_path / "file" / "metrics"))
     pytest.importorskip("tensorboard")
-    with user_error("--tensorboard-logdir .*cannot be made"):
-        TensorBoard(str(tmp_path / "file" / "logs"))
+    fails("--tensorboard-logdir .*cannot be made", tensorboard_logdir=str(tmp_path / "file" / "logs"))

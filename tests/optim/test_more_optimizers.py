@@ -215,8 +215,7 @@ def test_an_update_of_many_parameters_runs_few_operators(step, each):
 
 def test_large_parameters_are_updated_one_after_the_other():
     params = [torch.ones(count) for count in (4, 6, 1, 30, 2)]
-    states = [{"step": 3}, {"step": 3}, {"step": 3}, {"step": 3}, {"step": 1}]
-    assert list(elementwise.buckets(params, states, 10)) == [(3, [0, 1]), (3, [2]), (3, [3]), (1, [4])]
+    assert list(elementwise.buckets(params, [3, 3, 3, 3, 1], 10)) == [(3, [0, 1]), (3, [2]), (3, [3]), (1, [4])]
 
 
 @pytest.mark.parametrize("warmup", [False, True])

@@ -57,7 +57,6 @@ class Requests:
     was trained with it (``--add-bos-token``).
 
     Args:
-        model: whose texts are independent.
         batch_size: rows read at once.
         max_tokens: most generated tokens of a request that names no number.
 
@@ -211,7 +210,6 @@ class EncoderRequests:
     """Answers of an encoder: pseudo-log-likelihoods, in which each token is masked in turn (Salazar et al. 2020).
 
     Args:
-        model: whose texts are independent.
         batch_size: masked rows read at once.
         within_words: mask the rest of a token's word, too; see :class:`PseudoScorer`.
     """

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from fairseq.models.encoder import BertConfig
+
 TOKENS = "encoder.sentence_encoder.embed_tokens.weight"
 POSITIONS = "encoder.sentence_encoder.embed_positions.weight"
 TYPES = "encoder.sentence_encoder.segment_embeddings.weight"
@@ -30,31 +32,33 @@ HEADS = {  # first part of the names of the output layer
 
 
 @dataclass(frozen=True)
-class EncoderSizes:
-    """Sizes of an encoder.
+class EncoderLayout:
+    """An encoder, as it is stored in Hugging Face's files.
 
     Attributes:
         kind: ``bert``, ``roberta``, or ELECTRA's ``generator`` or ``discriminator``.
-        embed_dim, dim: width of the embeddings, channels of the layers.
-        positions: rows of Hugging Face's position table.
-        untied: the output projection is a separate parameter.
+        cfg: its settings here.
     """
 
     kind: str
+    cfg: BertConfig
     vocabulary: int
     padding_idx: int
-    embed_dim: int
-    dim: int
-    ffn_dim: int
-    layers: int
-    positions: int
-    token_types: int
-    untied: bool = False
 
     @property
     def first_position(self) -> int:
         """Rows of the position table here before the first one of Hugging Face; 0 for RoBERTa."""
         return 0 if self.kind == "roberta" else self.padding_idx + 1
+
+    @property
+    def positions(self) -> int:
+        """Rows of Hugging Face's position table."""
+        return self.cfg.max_positions + self.padding_idx + 1 - self.first_position
+
+    @property
+    def token_types(self) -> int:
+        """Rows of Hugging Face's table of token types; a model without types gets one row of zeros."""
+        return max(1, self.cfg.token_types)
 
 
 class Parameter(NamedTuple):
@@ -65,36 +69,38 @@ class Parameter(NamedTuple):
     shape: tuple[int, ...]
 
 
-def parameters(sizes: EncoderSizes) -> Iterator[Parameter]:
+def parameters(layout: EncoderLayout) -> Iterator[Parameter]:
     """All parameters of an encoder and its output layer."""
-    yield from encoder_parameters(sizes)
-    yield from _head(sizes)
+    yield from encoder_parameters(layout)
+    yield from _head(layout)
 
 
-def classifier_parameters(sizes: EncoderSizes, head: str, outputs: int) -> Iterator[Parameter]:
+def classifier_parameters(layout: EncoderLayout, head: str, outputs: int) -> Iterator[Parameter]:
     """All parameters of an encoder and the classification head called *head*, with *outputs* classes."""
-    yield from encoder_parameters(sizes)
+    yield from encoder_parameters(layout)
     dense, out_proj = {
         "bert": ("bert.pooler.dense", "classifier"),
         "roberta": ("classifier.dense", "classifier.out_proj"),
         "discriminator": ("classifier.dense", "classifier.out_proj"),
-    }[sizes.kind]
-    yield from _linear(f"classification_heads.{head}.dense", dense, sizes.dim, sizes.dim)
-    yield from _linear(f"classification_heads.{head}.out_proj", out_proj, outputs, sizes.dim)
+    }[layout.kind]
+    dim = layout.cfg.encoder_embed_dim
+    yield from _linear(f"classification_heads.{head}.dense", dense, dim, dim)
+    yield from _linear(f"classification_heads.{head}.out_proj", out_proj, outputs, dim)
 
 
-def encoder_parameters(sizes: EncoderSizes) -> Iterator[Parameter]:
+def encoder_parameters(layout: EncoderLayout) -> Iterator[Parameter]:
     """All parameters of an encoder."""
-    base, encoder = BASES[sizes.kind], "encoder.sentence_encoder"
+    base, encoder = BASES[layout.kind], "encoder.sentence_encoder"
+    dim, ffn_dim, width = layout.cfg.encoder_embed_dim, layout.cfg.encoder_ffn_embed_dim, layout.cfg.embedding_dim
     there = f"{base}.embeddings"
-    yield Parameter(TOKENS, f"{there}.word_embeddings.weight", (sizes.vocabulary, sizes.embed_dim))
-    yield Parameter(POSITIONS, f"{there}.position_embeddings.weight", (sizes.positions, sizes.embed_dim))
-    yield Parameter(TYPES, f"{there}.token_type_embeddings.weight", (sizes.token_types, sizes.embed_dim))
-    yield from _norm(f"{encoder}.emb_layer_norm", f"{there}.LayerNorm", sizes.embed_dim)
-    if sizes.embed_dim != sizes.dim:
-        yield from _linear(f"{encoder}.project_in_dim", f"{base}.embeddings_project", sizes.dim, sizes.embed_dim)
-    for number in range(sizes.layers):
-        yield from _layer(f"{encoder}.layers.{number}", f"{base}.encoder.layer.{number}", sizes.dim, sizes.ffn_dim)
+    yield Parameter(TOKENS, f"{there}.word_embeddings.weight", (layout.vocabulary, width))
+    yield Parameter(POSITIONS, f"{there}.position_embeddings.weight", (layout.positions, width))
+    yield Parameter(TYPES, f"{there}.token_type_embeddings.weight", (layout.token_types, width))
+    yield from _norm(f"{encoder}.emb_layer_norm", f"{there}.LayerNorm", width)
+    if width != dim:
+        yield from _linear(f"{encoder}.project_in_dim", f"{base}.embeddings_project", dim, width)
+    for number in range(layout.cfg.encoder_layers):
+        yield from _layer(f"{encoder}.layers.{number}", f"{base}.encoder.layer.{number}", dim, ffn_dim)
 
 
 def _layer(ours: str, theirs: str, dim: int, ffn_dim: int) -> Iterator[Parameter]:
@@ -109,23 +115,24 @@ def _layer(ours: str, theirs: str, dim: int, ffn_dim: int) -> Iterator[Parameter
     yield from _norm(f"{ours}.final_layer_norm", f"{theirs}.output.LayerNorm", dim)
 
 
-def _head(sizes: EncoderSizes) -> Iterator[Parameter]:
-    if sizes.kind == "discriminator":
+def _head(layout: EncoderLayout) -> Iterator[Parameter]:
+    dim, width = layout.cfg.encoder_embed_dim, layout.cfg.embedding_dim
+    if layout.kind == "discriminator":
         ours, theirs = "encoder.discriminator_head", "discriminator_predictions"
-        yield from _linear(f"{ours}.dense", f"{theirs}.dense", sizes.dim, sizes.dim)
-        yield from _linear(f"{ours}.out_proj", f"{theirs}.dense_prediction", 1, sizes.dim)
+        yield from _linear(f"{ours}.dense", f"{theirs}.dense", dim, dim)
+        yield from _linear(f"{ours}.out_proj", f"{theirs}.dense_prediction", 1, dim)
         return
     dense, norm = {
         "bert": ("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm"),
         "roberta": ("lm_head.dense", "lm_head.layer_norm"),
         "generator": ("generator_predictions.dense", "generator_predictions.LayerNorm"),
-    }[sizes.kind]
-    yield from _linear("encoder.lm_head.dense", dense, sizes.embed_dim, sizes.dim)
-    yield from _norm("encoder.lm_head.layer_norm", norm, sizes.embed_dim)
-    yield Parameter(OUTPUT_BIAS, OUTPUT_BIASES[sizes.kind], (sizes.vocabulary,))
+    }[layout.kind]
+    yield from _linear("encoder.lm_head.dense", dense, width, dim)
+    yield from _norm("encoder.lm_head.layer_norm", norm, width)
+    yield Parameter(OUTPUT_BIAS, OUTPUT_BIASES[layout.kind], (layout.vocabulary,))
     # Tied weights are not listed: a file may have them or not, which the reader handles.
-    if sizes.untied:
-        yield Parameter(OUTPUT, OUTPUT_WEIGHTS[sizes.kind], (sizes.vocabulary, sizes.embed_dim))
+    if layout.cfg.untie_weights_roberta:
+        yield Parameter(OUTPUT, OUTPUT_WEIGHTS[layout.kind], (layout.vocabulary, width))
 
 
 def _linear(ours: str, theirs: str, outputs: int, inputs: int) -> Iterator[Parameter]:

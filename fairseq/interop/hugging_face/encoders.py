@@ -6,6 +6,7 @@ rows of zeros.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.config.fields import typed
 from fairseq.errors import UserError
 from fairseq.interop.hugging_face.encoder_names import (
     BASES,
@@ -24,7 +26,7 @@ from fairseq.interop.hugging_face.encoder_names import (
     POSITIONS,
     TOKENS,
     TYPES,
-    EncoderSizes,
+    EncoderLayout,
     Parameter,
     parameters,
 )
@@ -113,75 +115,69 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int
     # `model_type` is the same for both of ELECTRA's models; only the heads differ.
     if family == "electra":
         kind = "discriminator" if any(name.startswith("discriminator_predictions.") for name in state) else "generator"
-    sizes = _sizes(kind, settings, path)
-    _check_head(state, sizes, str(folder))
-    model = _convert(state, sizes, str(folder))
+    args = _args(kind, settings, path)
+    vocabulary = _count(settings, path, "vocab_size")
+    padding_idx = _id("pad_token_id", settings, path)
+    layout = EncoderLayout(kind, typed(BertConfig, args), vocabulary, padding_idx)
+    _check_head(state, kind, str(folder))
+    model = _convert(state, layout, str(folder))
     keys = {role: f"{role}_token_id" for role in ("bos", "pad", "eos")}
-    roles = {role: _id(settings[key], key, sizes, path) for role, key in keys.items() if settings.get(key) is not None}
-    return model, _args(sizes, settings, path), roles
+    return model, args, {role: _id(key, settings, path) for role, key in keys.items() if settings.get(key) is not None}
 
 
 def write(
-    model: Mapping[str, Tensor], sizes: EncoderSizes, names: Iterable[Parameter] | None = None
+    model: Mapping[str, Tensor], layout: EncoderLayout, names: Iterable[Parameter] | None = None
 ) -> dict[str, Tensor]:
     """Return Hugging Face tensors by name for the parameters *model*; missing token types get zero embeddings.
 
-    Args:
-        model: parameters by their names here.
-        sizes: of the encoder.
-        names: of all parameters (default: of the encoder and its output layer).
+    *names* are of all parameters (default: of the encoder and its output layer).
     """
-    zero = torch.zeros(sizes.token_types, sizes.embed_dim)
+    zero = torch.zeros(layout.token_types, layout.cfg.embedding_dim)
     tensors = {}
-    for ours, theirs, _ in parameters(sizes) if names is None else names:
+    for ours, theirs, _ in parameters(layout) if names is None else names:
         value = model.get(TYPES, zero) if ours == TYPES else model[ours]
         # RoBERTa's table has rows for positions up to padding there, too; BERT's and ELECTRA's begin with position 0.
-        tensors[theirs] = value[sizes.first_position :] if ours == POSITIONS else value
+        tensors[theirs] = value[layout.first_position :] if ours == POSITIONS else value
         # transformers gives an untied projection a bias of its own.
-        if ours == OUTPUT and sizes.kind != "generator":
+        if ours == OUTPUT and layout.kind != "generator":
             tensors[theirs.replace("weight", "bias")] = model[OUTPUT_BIAS]
     return {
         name: value.detach().float().clone(memory_format=torch.contiguous_format) for name, value in tensors.items()
     }
 
 
-def configuration(sizes: EncoderSizes, cfg: BertConfig, roles: Mapping[str, int]) -> dict[str, Any]:
-    """Return ``config.json`` of a model.
-
-    Args:
-        sizes: its sizes.
-        cfg: its settings.
-        roles: ids of ``bos``, ``pad`` and ``eos``.
+def configuration(layout: EncoderLayout, roles: Mapping[str, int]) -> dict[str, Any]:
+    """Return ``config.json`` of a model; *roles* are the ids of ``bos``, ``pad`` and ``eos``.
 
     Raises:
         UserError: the activation of its output layer is not possible in transformers.
     """
-    act, head = cfg.activation_fn, cfg.head_activation
-    if act not in WRITTEN_ACTIVATIONS or head != ("gelu" if sizes.kind in GELU_HEADS else act):
+    act, head, architecture = layout.cfg.activation_fn, layout.cfg.head_activation, CLASSES[layout.kind]
+    if act not in WRITTEN_ACTIVATIONS or head != ("gelu" if layout.kind in GELU_HEADS else act):
         raise UserError(
-            f"`activation_fn` {act}, `head_activation_fn` {head}: not possible in {CLASSES[sizes.kind]} of transformers"
+            f"`activation_fn` {act}, `head_activation_fn` {head}: not possible in {architecture} of transformers"
         )
-    return _configuration(sizes, cfg, roles, CLASSES[sizes.kind])
+    tied = layout.kind == "discriminator" or not layout.cfg.untie_weights_roberta
+    return {**_configuration(layout, roles, architecture), "tie_word_embeddings": tied}
 
 
 def classifier_configuration(
-    sizes: EncoderSizes, cfg: BertConfig, roles: Mapping[str, int], labels: Sequence[str], dropout: float
+    layout: EncoderLayout, roles: Mapping[str, int], labels: Sequence[str], dropout: float
 ) -> dict[str, Any]:
-    """Return ``config.json`` of a classifier.
+    """Return ``config.json`` of a classifier; see :func:`configuration`.
 
     Args:
-        sizes, cfg, roles: see :func:`configuration`.
         labels: the classes by number; empty in regression.
         dropout: dropout rate of the head.
 
     Raises:
         UserError: the activation of its layers is not possible in transformers.
     """
-    if (act := cfg.activation_fn) not in WRITTEN_ACTIVATIONS:
-        raise UserError(f"`activation_fn` {act}: not possible in {CLASSIFIERS[sizes.kind]} of transformers")
+    if (act := layout.cfg.activation_fn) not in WRITTEN_ACTIVATIONS:
+        raise UserError(f"`activation_fn` {act}: not possible in {CLASSIFIERS[layout.kind]} of transformers")
     names = list(labels) or ["score"]
     return {
-        **_configuration(sizes, cfg, roles, CLASSIFIERS[sizes.kind]),
+        **_configuration(layout, roles, CLASSIFIERS[layout.kind]),
         "id2label": {str(number): label for number, label in enumerate(names)},
         "label2id": {label: number for number, label in enumerate(names)},
         "problem_type": "single_label_classification" if labels else "regression",
@@ -189,26 +185,27 @@ def classifier_configuration(
     }
 
 
-def _configuration(sizes: EncoderSizes, cfg: BertConfig, roles: Mapping[str, int], architecture: str) -> dict[str, Any]:
+def _configuration(layout: EncoderLayout, roles: Mapping[str, int], architecture: str) -> dict[str, Any]:
+    cfg = layout.cfg
     config: dict[str, Any] = {
         "architectures": [architecture],
-        "model_type": "electra" if sizes.kind in ("generator", "discriminator") else sizes.kind,
-        "vocab_size": sizes.vocabulary,
-        "hidden_size": sizes.dim,
-        "num_hidden_layers": sizes.layers,
+        "model_type": BASES[layout.kind],
+        "vocab_size": layout.vocabulary,
+        "hidden_size": cfg.encoder_embed_dim,
+        "num_hidden_layers": cfg.encoder_layers,
         "num_attention_heads": cfg.encoder_attention_heads,
-        "intermediate_size": sizes.ffn_dim,
+        "intermediate_size": cfg.encoder_ffn_embed_dim,
         "hidden_act": WRITTEN_ACTIVATIONS[cfg.activation_fn],
         "hidden_dropout_prob": cfg.dropout,
         "attention_probs_dropout_prob": cfg.attention_dropout,
-        "max_position_embeddings": sizes.positions,
-        "type_vocab_size": sizes.token_types,
+        "max_position_embeddings": layout.positions,
+        "type_vocab_size": layout.token_types,
         "layer_norm_eps": cfg.layer_norm_eps,
-        "tie_word_embeddings": not sizes.untied,
+        "tie_word_embeddings": True,
         "dtype": "float32",
         **{f"{role}_token_id": roles.get(role) for role in ("bos", "pad", "eos")},
     }
-    return config | ({"embedding_size": sizes.embed_dim} if config["model_type"] == "electra" else {})
+    return config | ({"embedding_size": cfg.embedding_dim} if config["model_type"] == "electra" else {})
 
 
 def _check_computation(settings: Mapping[str, Any], path: Path) -> None:
@@ -221,95 +218,83 @@ def _check_computation(settings: Mapping[str, Any], path: Path) -> None:
         raise UserError(f"{path}: hidden_act is {cut(settings['hidden_act'])}; known: {', '.join(ACTIVATIONS)}")
 
 
-def _sizes(kind: str, settings: Mapping[str, Any], path: Path) -> EncoderSizes:
-    def count(name: str, least: int = 1) -> int:
-        value = settings[name]
-        if type(value) is not int or not least <= value < 1 << 31:
-            raise UserError(f"{path}: {name} is {cut(value)}; expected a whole number from {least}")
-        return value
-
-    dim, heads, padding = count("hidden_size"), count("num_attention_heads"), count("pad_token_id", 0)
-    if dim % heads:
-        raise UserError(f"{path}: num_attention_heads {heads} does not divide hidden_size {dim}; correct it")
-    sizes = EncoderSizes(
-        kind=kind,
-        vocabulary=count("vocab_size"),
-        padding_idx=padding,
-        embed_dim=count("embedding_size") if kind in ("generator", "discriminator") else dim,
-        dim=dim,
-        ffn_dim=count("intermediate_size"),
-        layers=count("num_hidden_layers"),
-        positions=count("max_position_embeddings", padding + 2 if kind == "roberta" else 1),
-        token_types=count("type_vocab_size"),
-        untied=not settings["tie_word_embeddings"] and kind != "discriminator",
-    )
-    _id(padding, "pad_token_id", sizes, path)
-    return sizes
-
-
-def _id(value: Any, name: str, sizes: EncoderSizes, path: Path) -> int:
-    if type(value) is not int or not 0 <= value < sizes.vocabulary:
-        raise UserError(f"{path}: {name} is {cut(value)}, but there are {sizes.vocabulary} words; correct it")
+def _count(settings: Mapping[str, Any], path: Path, name: str, least: int = 1) -> int:
+    value = settings[name]
+    if type(value) is not int or not least <= value < 1 << 31:
+        raise UserError(f"{path}: {name} is {cut(value)}; expected a whole number from {least}")
     return value
 
 
-def _check_head(state: Mapping[str, Tensor], sizes: EncoderSizes, where: str) -> None:
+def _id(name: str, settings: Mapping[str, Any], path: Path) -> int:
+    value = settings[name]
+    if type(value) is not int or not 0 <= value < settings["vocab_size"]:
+        raise UserError(f"{path}: {name} is {cut(value)}, but there are {settings['vocab_size']} words; correct it")
+    return value
+
+
+def _check_head(state: Mapping[str, Tensor], kind: str, where: str) -> None:
     """Raise UserError for a model without an output layer that predicts tokens, such as a classifier."""
-    if not any(name.removeprefix("module.").startswith(HEADS[sizes.kind]) for name in state):
-        classes = [CLASSES[kind] for kind in CLASSES if BASES[kind] == BASES[sizes.kind]]
+    if not any(name.removeprefix("module.").startswith(HEADS[kind]) for name in state):
+        classes = [CLASSES[one] for one in CLASSES if BASES[one] == BASES[kind]]
         raise UserError(f"{where}: the model has no output layer for tokens; save it as {' or '.join(classes)}")
 
 
-def _convert(state: Mapping[str, Tensor], sizes: EncoderSizes, where: str) -> dict[str, Tensor]:
+def _convert(state: Mapping[str, Tensor], layout: EncoderLayout, where: str) -> dict[str, Tensor]:
     tensors = Tensors(state, where)
     # Parts of a name, not the end of it: `bert.pooler.dense.weight` and `bert.embeddings.position_ids` both count.
     for name in [name for name in tensors.left if not set(UNUSED).isdisjoint(name.split("."))]:
         del tensors.left[name]
-    if sizes.untied and (bias := OUTPUT_WEIGHTS[sizes.kind].replace("weight", "bias")) in tensors.left:
+    untied, kind = layout.cfg.untie_weights_roberta, layout.kind
+    if untied and (bias := OUTPUT_WEIGHTS[kind].replace("weight", "bias")) in tensors.left:
         # The one that an untied model reads, of the two biases in its file.
-        tensors.left[OUTPUT_BIASES[sizes.kind]] = tensors.left.pop(bias)
-    model = {ours: tensors.take(theirs, *shape) for ours, theirs, shape in parameters(sizes)}
+        tensors.left[OUTPUT_BIASES[kind]] = tensors.left.pop(bias)
+    model = {ours: tensors.take(theirs, *shape) for ours, theirs, shape in parameters(layout)}
     # Row `padding_idx` + 1 is the first token's here; the rows before it are never read and stay zero.
-    model[POSITIONS] = torch.cat([torch.zeros(sizes.first_position, sizes.embed_dim), model[POSITIONS]])
-    if sizes.kind != "discriminator":
-        if not sizes.untied:
-            model[OUTPUT] = tensors.tied(OUTPUT_WEIGHTS[sizes.kind], model[TOKENS])
+    model[POSITIONS] = torch.cat([torch.zeros(layout.first_position, layout.cfg.embedding_dim), model[POSITIONS]])
+    if kind != "discriminator":
+        if not untied:
+            model[OUTPUT] = tensors.tied(OUTPUT_WEIGHTS[kind], model[TOKENS])
         # transformers stores the bias under two names, of the head and of its linear layer.
-        tensors.tied(OUTPUT_WEIGHTS[sizes.kind].replace("weight", "bias"), model[OUTPUT_BIAS])
+        tensors.tied(OUTPUT_WEIGHTS[kind].replace("weight", "bias"), model[OUTPUT_BIAS])
     tensors.finish()
     return model
 
 
-def _args(sizes: EncoderSizes, settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _args(kind: str, settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """``args`` of a checkpoint with this model."""
+    count = functools.partial(_count, settings, path)
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"):
         if type(settings[name]) not in (int, float) or not 0 <= settings[name] < 1:
             raise UserError(f"{path}: {name} is {cut(settings[name])}; expected a number from 0, below 1")
+    dim, heads = count("hidden_size"), count("num_attention_heads")
+    if dim % heads:
+        raise UserError(f"{path}: num_attention_heads {heads} does not divide hidden_size {dim}; correct it")
     # RoBERTa's configuration counts the two rows before the first position: 514 for texts of 512 tokens.
-    most = sizes.positions - (sizes.padding_idx + 1 if sizes.kind == "roberta" else 0)
+    unused = count("pad_token_id", 0) + 1 if kind == "roberta" else 0
+    most = count("max_position_embeddings", unused + 1) - unused
     activation = ACTIVATIONS[settings["hidden_act"]]
     args = {
-        "arch": {"bert": "bert", "roberta": "roberta"}.get(sizes.kind, f"electra_{sizes.kind}"),
+        "arch": {"bert": "bert", "roberta": "roberta"}.get(kind, f"electra_{kind}"),
         "task": "masked_lm",
-        "criterion": "electra" if sizes.kind == "discriminator" else "masked_lm",
-        "encoder_layers": sizes.layers,
-        "encoder_embed_dim": sizes.dim,
-        "encoder_input_dim": sizes.embed_dim,
-        "encoder_ffn_embed_dim": sizes.ffn_dim,
-        "encoder_attention_heads": settings["num_attention_heads"],
+        "criterion": "electra" if kind == "discriminator" else "masked_lm",
+        "encoder_layers": count("num_hidden_layers"),
+        "encoder_embed_dim": dim,
+        "encoder_input_dim": count("embedding_size") if BASES[kind] == "electra" else dim,
+        "encoder_ffn_embed_dim": count("intermediate_size"),
+        "encoder_attention_heads": heads,
         "activation_fn": activation,
-        "head_activation_fn": "gelu" if sizes.kind in GELU_HEADS else activation,
+        "head_activation_fn": "gelu" if kind in GELU_HEADS else activation,
         "dropout": settings["hidden_dropout_prob"],
         "attention_dropout": settings["attention_probs_dropout_prob"],
         "activation_dropout": 0.0,
         "max_positions": most,
         "tokens_per_sample": most,
-        "token_types": sizes.token_types,
+        "token_types": count("type_vocab_size"),
         "layer_norm_eps": settings["layer_norm_eps"],
-        "untie_weights_roberta": sizes.untied,
+        "untie_weights_roberta": not settings["tie_word_embeddings"] and kind != "discriminator",
     }
     # The folder has the discriminator alone; with a generator of size 0 the model is built without one.
-    return args | ({"generator_size": 0.0} if sizes.kind == "discriminator" else {})
+    return args | ({"generator_size": 0.0} if kind == "discriminator" else {})
 
 
 def _modern(name: str) -> str:

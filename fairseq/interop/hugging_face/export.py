@@ -6,7 +6,6 @@ The code of an exported folder is this package's own (:mod:`fairseq.interop.hugg
 
 from __future__ import annotations
 
-import json
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from fairseq.inference.loading import check_no_begin
 from fairseq.interop.hugging_face import decoders
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
 from fairseq.interop.hugging_face.sources import sources
-from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
+from fairseq.interop.hugging_face.tokenizer_files import json_text, tokenizer_files
 from fairseq.models import BaseFairseqModel
 from fairseq.system.terminal import printable
 from fairseq.system.version import __version__
@@ -82,14 +81,12 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     tensors = decoders.tensors(model)
     card = "\n".join(_card(config, state, results, sum(value.numel() for value in tensors.values()))) + "\n"
     code = sources((*CODE, *files.adapters), {"decoder_parts": decoders.parts(model), **files.parts})
-    write_texts(job.out, {**code, **files.texts})
+    # Without the end-of-line symbol, at which a text goes on.
+    ids = {name: index for name, index in _special_ids(dictionary).items() if name != "eos_token_id"}
+    write_texts(job.out, {**code, **files.texts, CARD: card, "generation_config.json": json_text(ids)})
     dictionary.save(job.out / DICTIONARY)
     if tokenizer is not None:
         tokenizer.save(job.out, dictionary.symbols)
-    (job.out / CARD).write_text(card, encoding="utf-8")
-    # Without the end-of-line symbol, at which a text goes on.
-    ids = {name: index for name, index in _special_ids(dictionary).items() if name != "eos_token_id"}
-    write_json(job.out / "generation_config.json", ids)
     write_model(job.out, tensors, {**_header(dictionary), **config})
     return f"{CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True"
 
@@ -117,7 +114,7 @@ def write_model(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, A
     from safetensors.torch import save_file
 
     save_file(tensors, folder / SAFE, {"format": "pt"})
-    write_json(folder / CONFIG, config)
+    write_texts(folder, {CONFIG: json_text(config)})
     # The weights are as readable as the rest, by the umask; safetensors gives them to their owner alone.
     (folder / SAFE).chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))
 
@@ -203,8 +200,3 @@ def _code(value: Any) -> str:
     """
     text = " ".join(printable(str(value)).split())[:MOST_CHARACTERS]
     return "`" + (text.replace("`", "'").replace("|", "\\|") or " ") + "`"
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write *content* to *path*, indented."""
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

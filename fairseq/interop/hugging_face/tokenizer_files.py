@@ -65,13 +65,13 @@ def tokenizer_files(
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
         # A decoder goes on from the last token of each row; padding at the end would stand between it and the new ones.
         config["padding_side"] = "left" if token_types is None else "right"
-        return TokenizerFiles({CONFIG: _json(config), FAST: content})
+        return TokenizerFiles({CONFIG: json_text(config), FAST: content})
     kind = "FairseqTokenizer" if token_types is None else "FairseqEncoderTokenizer"
     config |= {"tokenizer_class": kind, "auto_map": {"AutoTokenizer": [f"{CODE}.{kind}", None]}}
     if token_types is not None:
         config["token_types"] = token_types
         config["pair_separator"] = None if separator is None else dictionary[separator]
-    return TokenizerFiles({CONFIG: _json(config)}, (CODE,), {"tokenizer_parts": _parts(tokenizer)})
+    return TokenizerFiles({CONFIG: json_text(config)}, (CODE,), {"tokenizer_parts": _parts(tokenizer)})
 
 
 def _parts(tokenizer: Tokenizer | None) -> Mapping[str, tuple[type]]:
@@ -96,7 +96,8 @@ def _names(dictionary: Dictionary, encoder: bool) -> dict[str, str]:
     return {f"{role}_token": dictionary[index] for role, index in ids.items() if index >= 0}
 
 
-def _json(values: Mapping[str, Any]) -> str:
+def json_text(values: Mapping[str, Any]) -> str:
+    """Return the content of a JSON file, indented."""
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 

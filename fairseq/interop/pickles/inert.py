@@ -65,21 +65,11 @@ class Inert:
 
     Attributes:
         path: the class, ``module.name``.
-        state: its attributes.
-        items: its list items; *pairs*: its mapping items.
+        state: its attributes. Items of a list or a mapping of such a class are not kept.
     """
 
     path: str
     state: dict[Any, Any] = field(default_factory=dict)
-    items: list[Any] = field(default_factory=list)
-    pairs: dict[Any, Any] = field(default_factory=dict)
-
-    def append(self, item: Any) -> None:
-        """Add *item* to ``items``."""
-        self.items.append(item)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.pairs[key] = value
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored:
@@ -194,16 +184,17 @@ class _Machine:
                     self.stack[-1].state.update(part)
 
     def extend(self, values: list[Any]) -> None:
-        if not isinstance(self.stack[-1], list | Inert):
+        if isinstance(self.stack[-1], list):
+            self.stack[-1] += values
+        elif not isinstance(self.stack[-1], Inert):
             raise ValueError("items appended to an object that is not a list")
-        for value in values:
-            self.stack[-1].append(value)
 
     def assign(self, values: list[Any]) -> None:
-        if not isinstance(self.stack[-1], dict | Inert):
+        pairs = _pairs(values)
+        if isinstance(self.stack[-1], dict):
+            self.stack[-1].update(pairs)
+        elif not isinstance(self.stack[-1], Inert):
             raise ValueError("items assigned to an object that is not a mapping")
-        for key, value in _pairs(values).items():
-            self.stack[-1][key] = value
 
     def pop_one(self, _: Any) -> None:
         # As pickle defines POP: on top of the stack a mark counts as an item.
