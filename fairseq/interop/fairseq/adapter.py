@@ -17,7 +17,7 @@ from fairseq.config.settings import Settings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
-from fairseq.interop.fairseq import criterions, task_methods
+from fairseq.interop.fairseq import criterions, encoders, task_methods
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 
 PAD = 1  # the id of padding in every dictionary of fairseq
@@ -58,7 +58,7 @@ def adapt_task(part: Any) -> None:
     """Let methods of *part*, a task, take the namespace, and call the fairseq methods that it overrides."""
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
-    part.typed = _typed
+    part.typed, part.add_args = _typed, staticmethod(functools.partial(_add_args, part.add_args))
     part.loss_graph = _loss_graph(part.loss_graph)
     if task_methods.overrides(part, "load_dataset"):
         part.folders, part.open_split = _folders, _open_split
@@ -78,6 +78,12 @@ def _with_lengths(method: Callable[..., Any]) -> Callable[..., Any]:
         return method(self, src_tokens, src_lengths, *rest, **inputs)
 
     return forward
+
+
+def _add_args(method: Callable[[Any], None], parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a task, and the flags of encoders, which all tasks of fairseq have."""
+    method(parser)
+    encoders.add_flags(parser)
 
 
 def _give_namespace(part: Any, name: str) -> None:

@@ -22,6 +22,7 @@ __path__: list[str] = []  # fairseq has a package here: fairseq.dataclass.utils 
 
 REFERENCE = re.compile(r"\$\{(?:\w+\.)*(\w+)\}")
 MISSING = "???"
+_ENCODERS = {"bpe": "bpe", "tokenizer": "tokenizer"}  # groups of settings: the setting that chooses one
 
 
 class StrEnum(enum.Enum):
@@ -78,7 +79,7 @@ class FairseqDataclass:
 def convert_namespace_to_omegaconf(args: argparse.Namespace) -> DictConfig:
     """The flat *args* under the names of fairseq's groups, each of which has all settings."""
     flat = vars(args)
-    parts = {group: str(flat.get(flag) or "") for group, flag in hydra.PARTS.items()}
+    parts = {group: str(flat.get(flag) or "") for group, flag in (hydra.PARTS | _ENCODERS).items()}
     # Plug-ins read a setting from the group in which their version of fairseq had it, which differs between versions.
     groups = {group: DictConfig(**{**flat, "_name": parts.get(group)}) for group in (*hydra.GROUPS, *parts)}
     return DictConfig(**groups)

@@ -78,6 +78,7 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
         models.transformer models.transformer.transformer_config models.transformer.transformer_decoder
         models.transformer.transformer_base models.transformer.transformer_legacy modules.character_token_embedder
     """,
+    "sentence_ranking": "tasks.sentence_ranking criterions.sentence_ranking",
     "utils": "utils tokenizer file_io file_utils",
     "fairseq.config.options": "options",
     "fairseq.config.registry": "registry",

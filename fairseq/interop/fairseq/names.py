@@ -22,10 +22,11 @@ _ITEMS = "__getitem__ collater num_tokens size ordered_indices"
 METHODS = {  # module: class, module of its methods, their names
     "fairseq.data.masking": ("MaskedBlocks", "items", _ITEMS),
     "fairseq.data.token_blocks": ("TokenBlocks", "items", _ITEMS),
+    "fairseq.models.bert": ("EncoderModel", "roberta", "register_classification_head"),
     "fairseq.tasks.fairseq_task": (
         *("FairseqTask", "task_calls"),
         "get_batch_iterator filter_indices_by_size can_reuse_epoch_itr build_generator inference_step "
-        "build_dataset_for_inference",
+        "build_dataset_for_inference build_bpe build_tokenizer",
     ),
     "fairseq.text.dictionary": (
         *("Dictionary", "dictionary"),

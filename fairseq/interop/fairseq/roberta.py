@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fairseq import checkpoint
 from fairseq.config.fields import typed
+from fairseq.config.registry import is_outside
 from fairseq.errors import UserError
 from fairseq.hub import MaskedLanguageModel
 from fairseq.inference.loading import load_models
@@ -18,8 +19,8 @@ from fairseq.interop.fairseq.encoders import FILES, Numbered
 from fairseq.interop.fairseq.hub_utils import check_splitters, located
 from fairseq.interop.fairseq.layers import init_bert_params as init_bert_params
 from fairseq.interop.fairseq.modules import check_hooks
-from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, MaskedLMHead
-from fairseq.models.sentence import HEADS, ClassificationHead
+from fairseq.models.bert import BertConfig, BertModel, EncoderModel, MaskedLMEncoder, MaskedLMHead
+from fairseq.models.sentence import HEADS, ClassificationHead, SentenceModel
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 
@@ -257,6 +258,26 @@ class RobertaModel(BertModel):
             }
             roberta.model.classification_heads[name].load_state_dict(parameters)
         return roberta.eval()
+
+
+def register_classification_head(
+    self: EncoderModel, name: str, num_classes: int = 2, inner_dim: int | None = None, **unused: Any
+) -> None:
+    """Add a head over the first token to a model of this package, for a plug-in's ``build_model``.
+
+    The model becomes a :class:`~fairseq.models.sentence.SentenceModel`: its output layer is dropped.
+
+    Raises:
+        UserError: the model is of a plug-in's class.
+    """
+    if isinstance(self, SentenceModel):
+        self.classification_heads[name] = ClassificationHead(self.cfg.encoder_embed_dim, num_classes)
+        return
+    if is_outside(type(self)):
+        raise UserError(f"{type(self).__name__}: register_classification_head: derive the class from RobertaModel")
+    headed = SentenceModel(self, name, num_classes)
+    # In place: the plug-in returns the model that it adds heads to.
+    self.__class__, self.__dict__ = SentenceModel, headed.__dict__
 
 
 XLMRModel = CamembertModel = GottbertModel = RobertaModel

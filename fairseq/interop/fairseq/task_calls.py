@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq.inference.engine import Reader
-from fairseq.interop.fairseq import datasets
+from fairseq.interop.fairseq import datasets, encoders
 from fairseq.interop.fairseq.data_utils import batch_by_size, filter_by_size
 from fairseq.interop.fairseq.generator import SequenceGenerator
 from fairseq.interop.fairseq.iterators import EpochBatchIterator
@@ -89,3 +89,13 @@ def build_dataset_for_inference(self: Any, src_tokens: Sequence[Tensor], src_len
     pad, lines = self.source_dictionary.pad(), datasets.ListDataset([line.long() for line in src_tokens], src_lengths)
     net_input = {"src_tokens": datasets.LeftPadDataset(lines, pad), "src_lengths": datasets.NumelDataset(lines)}
     return datasets.NestedDictionaryDataset({"id": datasets.IdDataset(), "net_input": net_input}, [src_lengths])
+
+
+def build_bpe(self: Any, args: Any) -> Any:
+    """The subwords that the settings *args* name; see :func:`fairseq.interop.fairseq.encoders.build_bpe`."""
+    return encoders.build_bpe(args)
+
+
+def build_tokenizer(self: Any, args: Any) -> Any:
+    """The word tokenizer that *args* name; see :func:`fairseq.interop.fairseq.encoders.build_tokenizer`."""
+    return encoders.build_tokenizer(args)

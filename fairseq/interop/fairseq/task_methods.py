@@ -106,9 +106,14 @@ class CollatedDataset:
 
     def batch(self, indices: np.ndarray) -> Sample:
         sample = self.dataset.collater([self.dataset[int(i)] for i in self.indices[indices]])
-        inputs = {name: value for name, value in sample["net_input"].items() if name != "src_lengths"}
+        inputs = {
+            # Tasks with several inputs to a row number them: net_input1, net_input2, …
+            name: {key: tensor for key, tensor in value.items() if key != "src_lengths"}
+            for name, value in sample.items()
+            if name.startswith("net_input")
+        }
         # The plug-in's own number of sentences, if its collater has one.
-        return {"nsentences": len(indices), **sample, "net_input": inputs}
+        return {"nsentences": len(indices), "net_input": next(iter(inputs.values())), **sample, **inputs}
 
     # A resumed run compares checksums of its data: without any it goes on whatever they are.
     def checksums(self) -> dict[str, int]:
