@@ -12,13 +12,13 @@ from fairseq.models.base import BaseFairseqModel, FairseqDecoder
 State = dict[str, dict[str, Tensor | None]]
 
 
-def with_incremental_state(cls: type) -> type:
+def with_incremental_state(cls: Any) -> Any:
     """Class decorator that adds ``get_incremental_state`` and ``set_incremental_state``."""
-    cls.get_incremental_state = utils.get_incremental_state  # type: ignore[attr-defined]
-    cls.set_incremental_state = utils.set_incremental_state  # type: ignore[attr-defined]
+    cls.get_incremental_state, cls.set_incremental_state = utils.get_incremental_state, utils.set_incremental_state
     return cls
 
 
+@with_incremental_state
 class FairseqIncrementalDecoder(FairseqDecoder):
     """A decoder whose ``forward`` takes ``incremental_state``, and then the newest token only."""
 
@@ -40,8 +40,6 @@ class FairseqIncrementalDecoder(FairseqDecoder):
     def output_layer(self, features: Tensor, **kwargs: Any) -> Tensor:
         """Logits from hidden states; a decoder without an own ``forward`` defines it."""
         raise NotImplementedError
-
-    get_incremental_state, set_incremental_state = utils.get_incremental_state, utils.set_incremental_state
 
     def reorder_incremental_state(self, incremental_state: State, new_order: Tensor) -> None:
         """Follow a beam's choice of rows; decoders with a state define it."""

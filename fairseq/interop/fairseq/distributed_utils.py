@@ -50,10 +50,11 @@ def all_reduce(tensor: Tensor, group: Any = None, op: str = "sum") -> Tensor:
 
 def all_gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
     """*tensor* of every process, by rank."""
+    if not _several():
+        return [tensor]
     gathered = [torch.empty_like(tensor) for _ in range(get_world_size())]
-    if _several():
-        dist.all_gather(gathered, tensor)
-    return gathered if _several() else [tensor]
+    dist.all_gather(gathered, tensor)
+    return gathered
 
 
 def broadcast(tensor: Tensor, src: int, group: Any = None) -> None:

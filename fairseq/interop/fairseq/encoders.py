@@ -16,14 +16,12 @@ from fairseq.config.command_settings import TextConfig
 from fairseq.config.registry import register_bpe, register_tokenizer  # noqa: F401 - names that plug-ins import
 from fairseq.data.folders import data_folders
 from fairseq.data.masking import word_parts, word_rule
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system.json_files import read_json
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 from fairseq.text.tokenizers.hf import GPT2
 from fairseq.text.tokenizers.sentencepiece import SPACE
 from fairseq.text.tokenizers.tokenizer import Steps, chosen_subwords, chosen_words
-
-__path__: list[str] = []  # fairseq has a package here: fairseq.data.encoders.utils is this module, too
 
 FILES = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
 FLAGS = "tokenizer moses-source-lang bpe bpe-codes sentencepiece-model gpt2-encoder-json gpt2-vocab-bpe"
@@ -44,10 +42,7 @@ class Numbered(GPT2):
         """
         advice = "give GPT-2's encoder.json and vocab.bpe"
         numbers = read_json(gpt2_encoder_json, advice)
-        try:
-            subwords = cls(read_regular(gpt2_vocab_bpe), str(gpt2_vocab_bpe), numbers)
-        except OSError as error:
-            raise UserError(f"{gpt2_vocab_bpe}: {read_failure(error)}; {advice}") from None
+        subwords = cls(read_named(gpt2_vocab_bpe, advice), str(gpt2_vocab_bpe), numbers)
         subwords.check()
         # Checked when both files are read: a missing number would show only at the first text that has the subword.
         if not isinstance(numbers, dict) or not numbers.keys() >= set(subwords._symbols):

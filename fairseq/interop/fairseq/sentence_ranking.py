@@ -124,10 +124,6 @@ class SentenceRankingTask(FairseqTask):
         settings = typed_settings(args)
         return cls(settings, load_dictionary(data_folders(settings.data_path)[0] / "input1"))
 
-    @property
-    def source_dictionary(self) -> Dictionary:
-        return self.dictionary
-
     def build_model(self, args: Settings) -> BaseFairseqModel:
         """The encoder of the chosen architecture, with a head of one output instead of the pre-training head."""
         name = self.settings.flat.get("ranking_head_name", HEAD)
@@ -139,16 +135,15 @@ class SentenceRankingTask(FairseqTask):
         if (data / "input0").is_dir():
             context = datasets.PrependTokenDataset(self._lines(data / "input0", split), cfg.separator_token)
         sample: dict[str, Any] = {"id": datasets.IdDataset(), "nsentences": datasets.NumSamplesDataset()}
-        sizes = []
+        limit, sizes = getattr(self.settings.model, "max_positions", None), []
         for number in range(1, cfg.num_classes + 1):
             row: Any = datasets.PrependTokenDataset(self._lines(data / f"input{number}", split), cfg.init_token)
             if cfg.max_option_length is not None:
                 row = datasets.TruncateDataset(row, cfg.max_option_length)
             row = row if context is None else datasets.ConcatSentencesDataset(row, context)
-            limit = getattr(self.settings.model, "max_positions", None)
             if limit is not None:
-                seed = self.settings.common.seed
-                row = datasets.maybe_shorten_dataset(row, split, "", cfg.shorten_method, limit, seed)
+                method, seed = cfg.shorten_method, self.settings.common.seed
+                row = datasets.maybe_shorten_dataset(row, split, "", method, limit, seed)
             sample[f"net_input{number}"] = {"src_tokens": datasets.RightPadDataset(row, self.dictionary.pad())}
             sizes.append(np.asarray(row.sizes))
         sample["ntokens"] = datasets.NumelDataset(row, reduce=True)
