@@ -86,7 +86,6 @@ class TruncatedDictionary:
         return getattr(self.wrapped_dict, name)
 
     def index(self, word: str) -> int:
-        """The id of *word*."""
         index = self.wrapped_dict.index(word)
         return index if index < self.length else self.wrapped_dict.unk()
 

@@ -71,7 +71,6 @@ class FairseqDataclass:
 
     @classmethod
     def from_namespace(cls, args: argparse.Namespace) -> FairseqDataclass:
-        """The settings among *args*."""
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in vars(args).items() if name in known})
 

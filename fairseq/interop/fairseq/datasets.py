@@ -24,7 +24,6 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
         return (self[index] for index in range(len(self)))
 
     def collater(self, samples: Sequence[Any]) -> Any:
-        """The examples *samples* as a batch."""
         return torch.utils.data.default_collate(list(samples))
 
     def num_tokens(self, index: int) -> int:
@@ -32,7 +31,6 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
         return int(np.max(self.size(index)))
 
     def num_tokens_vec(self, indices: Sequence[int]) -> np.ndarray:
-        """The tokens of each of the examples *indices*."""
         return np.array([self.num_tokens(int(index)) for index in indices])
 
     def size(self, index: int) -> Any:

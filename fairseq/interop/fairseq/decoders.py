@@ -51,7 +51,6 @@ class FairseqIncrementalDecoder(FairseqDecoder):
                 module.reorder_incremental_state(incremental_state, new_order)  # type: ignore[operator]
 
     def set_beam_size(self, beam_size: int) -> None:
-        """Tell every part of the decoder the width of the beam."""
         for module in self.modules():
             # Without `self`, which has this very method and would call itself without end.
             if module is not self and hasattr(module, "set_beam_size"):
@@ -80,7 +79,6 @@ class FairseqEncoderModel(BaseFairseqModel):
         self.encoder = encoder
 
     def forward(self, src_tokens: Tensor, src_lengths: Any = None, **kwargs: Any) -> Any:
-        """The encoder's output."""
         return self.encoder(src_tokens, src_lengths, **kwargs)
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:

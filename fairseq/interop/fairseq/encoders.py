@@ -68,11 +68,9 @@ class Encoder:
         self.bpe = Numbered.load(Path(encoder_json_path), Path(vocab_bpe_path))
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of *text*."""
         return list(map(int, self.bpe.encode([text])[0].split()))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of numbers."""
         return self.bpe.decode(list(map(str, tokens)))
 
 
@@ -86,11 +84,9 @@ class LineEncoder:
     steps: Steps
 
     def encode(self, x: str) -> str:
-        """The symbols of the text *x*."""
         return self.steps.encode(x)
 
     def decode(self, x: str) -> str:
-        """The text of the symbols *x*."""
         return self.steps.decode(x.split())
 
 
@@ -98,11 +94,9 @@ class Characters:
     """Characters as symbols; ``▁`` stands for a space."""
 
     def encode(self, x: str) -> str:
-        """The characters of the text *x*."""
         return " ".join(x.replace(" ", SPACE))
 
     def decode(self, x: str) -> str:
-        """The text of the characters *x*."""
         return x.replace(" ", "").replace(SPACE, " ")
 
 

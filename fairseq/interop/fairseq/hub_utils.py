@@ -35,7 +35,6 @@ class GeneratorHubInterface(nn.Module):
     binarize = encode
 
     def decode(self, tokens: Tensor) -> str:
-        """The words of *tokens*."""
         return self.task.source_dictionary.string(tokens)
 
     def score(self, sentences: str | list[str], replace_newline_with_eos: bool = False) -> Any:

@@ -35,11 +35,9 @@ class CountingIterator:
         return item
 
     def has_next(self) -> bool:
-        """Whether there are more items."""
         return self.n < self.total
 
     def skip(self, num_to_skip: int) -> CountingIterator:
-        """Leave out the next *num_to_skip* items."""
         for _ in itertools.islice(self, num_to_skip):
             pass
         return self
@@ -119,11 +117,9 @@ class EpochBatchIterator:
         return batches
 
     def end_of_epoch(self) -> bool:
-        """Whether all batches of the epoch were read."""
         return self._current is not None and not self._current.has_next()
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch and the batches read of it."""
         # At the end of an epoch the state is the beginning of the next: a resumed run would otherwise begin with no
         # batch.
         read = 0 if self.end_of_epoch() else self.iterations_in_epoch

@@ -112,7 +112,6 @@ def collater(self: Any, samples: Sequence[dict[str, Any]]) -> Sample:
 
 
 def num_tokens(self: Any, index: int) -> int:
-    """The tokens of example *index*."""
     return int(self.sizes[index])
 
 

@@ -38,7 +38,6 @@ class RobertaHubInterface(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return next(self.model.parameters()).device
 
     def encode(self, sentence: str, *addl_sentences: str, no_separator: bool = False) -> Tensor:
@@ -144,7 +143,6 @@ class RobertaEncoder(MaskedLMEncoder):
         return self.lm_head(features if masked_tokens is None else features[masked_tokens])
 
     def max_positions(self) -> int:
-        """The most tokens of a row."""
         return self.sentence_encoder.cfg.max_positions
 
 

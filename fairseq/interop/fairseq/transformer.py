@@ -36,7 +36,6 @@ class TransformerConfig(DictConfig):
 
     @classmethod
     def from_namespace(cls, args: argparse.Namespace) -> TransformerConfig:
-        """The settings *args*."""
         return cls(**{"quant_noise_pq": 0.0, "quant_noise_pq_block_size": 8, **vars(args)})
 
     def __getattr__(self, group: str) -> DictConfig:

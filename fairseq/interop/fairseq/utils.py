@@ -29,7 +29,6 @@ _ACTIVATIONS = {**ACTIVATIONS, "swish": F.silu}
 
 
 def tokenize_line(line: str) -> list[str]:
-    """The words of *line*."""
     return line.split()
 
 
@@ -68,7 +67,6 @@ def eval_bool(x: Any, default: bool = False) -> bool:
 
 
 def csv_str_list(x: str) -> list[str]:
-    """The words of a list with commas."""
     return x.split(",")
 
 
@@ -107,7 +105,6 @@ def get_activation_fn(activation: str) -> Callable[[Tensor], Tensor]:
 
 
 def get_available_activation_fns() -> list[str]:
-    """The names of the activations."""
     return sorted(_ACTIVATIONS)
 
 
@@ -123,7 +120,6 @@ def apply_to_sample(f: Callable[[Tensor], Any], sample: Any) -> Any:
 
 
 def move_to_cuda(sample: Any, device: Any = None) -> Any:
-    """*sample* on a GPU."""
     return apply_to_sample(lambda tensor: tensor.cuda(device, non_blocking=True), sample)
 
 
@@ -141,7 +137,6 @@ def make_positions(tensor: Tensor, padding_idx: int, onnx_trace: bool = False) -
 
 
 def strip_pad(tensor: Tensor, pad: int) -> Tensor:
-    """*tensor* without padding."""
     return tensor[tensor != pad]
 
 
@@ -152,7 +147,6 @@ def new_arange(x: Tensor, *size: int) -> Tensor:
 
 
 def fill_with_neg_inf(t: Tensor) -> Tensor:
-    """Minus infinity everywhere, in the type of *t*."""
     return torch.full_like(t, float("-inf"))
 
 
@@ -164,13 +158,11 @@ def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: Any = None)
 
 
 def has_parameters(module: nn.Module) -> bool:
-    """Return whether *module* has any parameter."""
     return next(module.parameters(), None) is not None
 
 
 @contextlib.contextmanager
 def model_eval(model: nn.Module) -> Iterator[None]:
-    """*model* in evaluation mode, inside a ``with`` statement."""
     was_training = model.training
     model.eval()
     try:
@@ -181,7 +173,6 @@ def model_eval(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_torch_seed(seed: int) -> Iterator[None]:
-    """Random numbers of *seed*, inside a ``with`` statement."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
@@ -206,7 +197,6 @@ def import_user_module(args: argparse.Namespace) -> None:
 
 
 def deprecation_warning(message: str, stacklevel: int = 3) -> None:
-    """Warn with *message*."""
     warnings.warn(message, stacklevel=stacklevel)
 
 
