@@ -428,3 +428,71 @@ class Schedule(FairseqLRScheduler):
         f"{LM} --lr-scheduler schedule_of_12 --warmup-updates 5",
     ),
 }
+
+TASKS["choices_of_9"] = (
+    """
+import os
+from fairseq import models
+from fairseq.data import (
+    Dictionary, IdDataset, ListDataset, NestedDictionaryDataset, NumelDataset, NumSamplesDataset, RawLabelDataset,
+    RightPadDataset, encoders,
+)
+from fairseq.tasks import FairseqTask, register_task
+
+@register_task("choices_of_9")
+class Choices(FairseqTask):
+    @staticmethod
+    def add_args(parser):
+        parser.add_argument("data", help="path to data directory")
+        parser.add_argument("--num-classes", type=int, default=5)
+
+    def __init__(self, args, vocab):
+        super().__init__(args)
+        self.vocab, self.mask, self.bpe = vocab, vocab.add_symbol("<mask>"), encoders.build_bpe(args)
+
+    @classmethod
+    def setup_task(cls, args, **kwargs):
+        assert args.criterion == "sentence_ranking"
+        vocab = cls.load_dictionary(os.path.join(args.data, "dict.txt"))
+        for letter in "abcdefghijklmnopqrstuvwxyz?":
+            vocab.add_symbol(letter)
+        return cls(args, vocab)
+
+    def load_dataset(self, split, epoch=0, combine=False, data_path=None, return_only=False, **kwargs):
+        def binarize(text, start):
+            tokens = self.vocab.encode_line(self.bpe.encode(text), append_eos=True, add_if_not_exist=False).long()
+            return tokens if start is None else tokens.new_tensor([start, *tokens])
+
+        words = [word for word in self.vocab.symbols[4:] if word.isalpha() and len(word) > 2]
+        rows = [words[start : 4 * self.args.num_classes : 4] for start in range(4)]
+        sources = []
+        for number in range(self.args.num_classes):
+            texts = [binarize(f"which of them? {row[number]}", self.vocab.bos()) for row in rows]
+            sources.append(ListDataset(texts, [len(text) for text in texts]))
+        sample = {"id": IdDataset(), "nsentences": NumSamplesDataset()}
+        sample["ntokens"] = NumelDataset(sources[0], reduce=True)
+        for number, source in enumerate(sources, 1):
+            sample[f"net_input{number}"] = {
+                "src_tokens": RightPadDataset(source, pad_idx=self.vocab.pad()),
+                "src_lengths": NumelDataset(source, reduce=False),
+            }
+        sample["target"] = RawLabelDataset([number % self.args.num_classes for number in range(len(rows))])
+        self.datasets[split] = NestedDictionaryDataset(sample, sizes=[source.sizes for source in sources])
+        return self.datasets[split]
+
+    def build_model(self, args):
+        model = models.build_model(args, self)
+        model.register_classification_head("choices", num_classes=1)
+        return model
+
+    @property
+    def source_dictionary(self):
+        return self.vocab
+
+    @property
+    def target_dictionary(self):
+        return self.vocab
+""",
+    "--arch bert_tiny --task choices_of_9 --criterion sentence_ranking --ranking-head-name choices --num-classes 3 "
+    "--bpe characters",
+)

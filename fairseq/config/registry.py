@@ -159,15 +159,16 @@ _MODELS = (
     *(f"fairseq.models.{name}" for name in ("bert", "electra", "lstm_lm", "transformer_lm", "transformer_xl")),
     *("fairseq.models.architectures", "fairseq.notes.tnf"),
 )
+_RANKING = "fairseq.interop.fairseq.sentence_ranking"
 MODELS: Registry[Any] = Registry("model", "--arch", _MODELS)
 ARCHITECTURES: Registry[Architecture] = Registry(
     "architecture", "--arch", _MODELS, default="transformer_lm", aliases=("-a",)
 )
 TASKS: Registry[Any] = Registry(
-    "task", "--task", ("fairseq.tasks", "fairseq.notes.extension"), default="language_modeling"
+    "task", "--task", ("fairseq.tasks", "fairseq.notes.extension", _RANKING), default="language_modeling"
 )
 CRITERIONS: Registry[Any] = Registry(
-    "criterion", "--criterion", ("fairseq.criterions",), default="cross_entropy", help="loss function"
+    "criterion", "--criterion", ("fairseq.criterions", _RANKING), default="cross_entropy", help="loss function"
 )
 OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim",), default="nag")
 LR_SCHEDULERS: Registry[Any] = Registry(

@@ -58,7 +58,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "spectral_norm_classification_head": (False,),
 }
 # Tasks that read such a setting, so that all its values are supported there.
-READ_BY = {"shorten_method": "sentence_prediction"}
+READ_BY = {"shorten_method": ("sentence_prediction", "sentence_ranking")}
 
 
 def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
@@ -184,7 +184,7 @@ def check_supported(settings: Mapping[str, Any], source: str) -> None:
     for name, neutral in NEUTRAL.items():
         value = settings.get(name)
         # None stands for "not set" in checkpoints of several versions.
-        if value is not None and value not in neutral and READ_BY.get(name, "") != settings.get("task"):
+        if value is not None and value not in neutral and settings.get("task") not in READ_BY.get(name, ()):
             raise UserError(
                 f"{source}: {name}={value!r} is not implemented and changes the result; supported: "
                 + " or ".join(map(repr, neutral))

@@ -77,9 +77,10 @@ class SentenceModel(EncoderModel):
         return output, {"hidden": hidden}
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of fairseq's RoBERTa, with this head."""
+        """Parameters of fairseq's RoBERTa, with the heads of this model."""
         # Heads of other names are for other tasks: their classes may be of another number.
-        head = {name: value for name, value in state.items() if name.startswith(f"{HEADS}{self.name}.")}
+        heads = tuple(f"{HEADS}{name}." for name in self.classification_heads)
+        head = {name: value for name, value in state.items() if name.startswith(heads)}
         return {**encoder_parameters(state, tied=False), **head}
 
     def is_begun_by(self, parameters: Mapping[str, Tensor]) -> bool:

@@ -201,9 +201,9 @@ class AdaptiveSoftmax(BandedSoftmax):
     """fairseq's: tail bands behind a projection each, no biases; tied to adaptive input as in Baevski & Auli 2019, §3.
 
     Args:
-        vocabulary: number of words V.
+        vocab_size: number of words V.
         input_dim: the hidden states' width C.
-        cutoffs: first word of each tail band.
+        cutoff: first word of each tail band.
         dropout: on the hidden states, and inside the tail bands.
         factor: each band is this much narrower than the one before.
         adaptive_inputs: embeddings whose weights are the output's too.
@@ -212,22 +212,21 @@ class AdaptiveSoftmax(BandedSoftmax):
 
     def __init__(
         self,
-        vocabulary: int,
+        vocab_size: int,
         input_dim: int,
-        cutoffs: list[int],
-        *,
+        cutoff: list[int],
         dropout: float = 0.0,
         factor: float = 4.0,
         adaptive_inputs: AdaptiveInput | None = None,
         tie_proj: bool = False,
     ) -> None:
-        super().__init__([0, *cutoffs, vocabulary], dropout)
-        tails = len(cutoffs)
+        super().__init__([0, *cutoff, vocab_size], dropout)
+        tails = len(cutoff)
         self.head: nn.Module
         if adaptive_inputs is not None:
             self.head = TiedHead(adaptive_inputs.weights(0)[0], input_dim, tails)
         else:
-            self.head = bare_linear(input_dim, cutoffs[0] + tails)
+            self.head = bare_linear(input_dim, cutoff[0] + tails)
         self.tail = nn.ModuleList()
         for band in range(1, tails + 1):
             dim = int(input_dim // factor**band)

@@ -100,7 +100,9 @@ def taken() -> dict[str, set[type]]:
     """Every flag of the commands of language modelling, and what kinds of action take it."""
     command = {"--optimizer": OPTIMIZERS, "--lr-scheduler": LR_SCHEDULERS}
     lines = [["--arch", arch, "--criterion", "label_smoothed_cross_entropy"] for arch in ("transformer_lm", "lstm_lm")]
-    lines += [["--arch", "roberta_base", "--task", task] for task in ("masked_lm", "sentence_prediction")]
+    tasks = ("masked_lm", "sentence_prediction", "sentence_ranking")
+    lines += [["--arch", "roberta_base", "--task", task] for task in tasks]
+    lines += [["--criterion", "sentence_ranking"]]
     for flag, registry in command.items():
         lines += [[flag, name] for name in registry if not is_outside(registry[name])]
     parsers: list[Any] = [get_preprocessing_parser()]

@@ -9,9 +9,8 @@ import runs
 import torch
 
 from fairseq.config import fields
-from fairseq.interop.fairseq.extendable import TransformerLanguageModelConfig
 from fairseq.models import ARCHITECTURES
-from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModelConfig, TransformerLMConfig
 
 PAD = 1
 

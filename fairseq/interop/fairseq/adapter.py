@@ -8,16 +8,13 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from fairseq.config import fields
 from fairseq.config.settings import Settings
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample
-from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
-from fairseq.interop.fairseq import criterions, task_methods
+from fairseq.interop.fairseq import criterions, encoders, task_methods
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 
 PAD = 1  # the id of padding in every dictionary of fairseq
@@ -39,7 +36,7 @@ def adapt_model(part: Any) -> None:
         part.predicts_next_token = False
     # Batches here carry no lengths, because no model of this package takes them; fairseq's always do.
     if "src_lengths" in parameters and parameters["src_lengths"].default is inspect.Parameter.empty:
-        part.forward = _with_lengths(part.forward)
+        _wrap(part, "forward", _with_lengths)
 
 
 def adapt_criterion(part: Any) -> None:
@@ -50,7 +47,8 @@ def adapt_criterion(part: Any) -> None:
     if part.forward is not criterions.FairseqLoss.forward or criterions.takes_reduce(part):
         # Such a criterion reads the model's output alone, so that the state of the last segment would be lost.
         part.carries_state = False
-        part.forward, part.step = _forward(part.forward), _step
+        _wrap(part, "forward", _with_logits)
+        part.step = lambda self, model, sample, inputs: (self(model, sample), {})
         part.prepare = lambda self, model, sample: sample
 
 
@@ -58,26 +56,53 @@ def adapt_task(part: Any) -> None:
     """Let methods of *part*, a task, take the namespace, and call the fairseq methods that it overrides."""
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
-    part.typed = _typed
-    part.loss_graph = _loss_graph(part.loss_graph)
+    part.typed, part.add_args = _typed, staticmethod(functools.partial(_add_args, part.add_args))
+    _wrap(part, "loss_graph", _loss_graph)
     if task_methods.overrides(part, "load_dataset"):
-        part.folders, part.open_split = _folders, _open_split
+        # The first folder alone: `load_dataset` takes none.
+        part.folders = lambda self, training: data_folders(self.settings.data_path)[:1]
+        part.open_split = lambda self, split, *rest, training: task_methods.loaded_dataset(self, split, training)
     if task_methods.overrides(part, "get_batch_iterator"):
         part.sampler = task_methods.own_sampler
         # Copies of fairseq's method look here first.
         part.dataset_to_epoch_iter = {}
 
 
-def _with_lengths(method: Callable[..., Any]) -> Callable[..., Any]:
-    """*method*, the ``forward`` of a model, with the lengths of the rows where they are not given."""
+def _wrap(part: Any, name: str, call: Callable[..., Any]) -> None:
+    """Let *call* be the method *name* of *part*; it is given the former method, then the arguments."""
+    method = getattr(part, name)
 
     @functools.wraps(method)
-    def forward(self: Any, src_tokens: Any, src_lengths: Any = None, *rest: Any, **inputs: Any) -> Any:
-        if src_lengths is None:
-            src_lengths = src_tokens.ne(PAD).sum(1)
-        return method(self, src_tokens, src_lengths, *rest, **inputs)
+    def wrapped(self: Any, *args: Any, **options: Any) -> Any:
+        return call(method, self, *args, **options)
 
-    return forward
+    setattr(part, name, wrapped)
+
+
+def _with_lengths(method: Any, self: Any, src_tokens: Any, src_lengths: Any = None, *rest: Any, **inputs: Any) -> Any:
+    """The output of a model that asks for the lengths of rows, where they are not given."""
+    lengths = src_tokens.ne(PAD).sum(1) if src_lengths is None else src_lengths
+    return method(self, src_tokens, lengths, *rest, **inputs)
+
+
+def _with_logits(method: Any, self: Any, model: Any, *rest: Any, **options: Any) -> Any:
+    """The loss of a criterion whose model returns logits."""
+    return method(self, criterions.logits_model(model), *rest, **options)
+
+
+def _loss_graph(method: Any, self: Any, model: Any, criterion: Any) -> LossGraph:
+    """The loss graph of a task, after a check of its methods; with its own steps the task computes the loss in them."""
+    # Here, before the first update: a wrong signature would show only after the data were read.
+    task_methods.check_methods(self, model)
+    graph = method(self, model, criterion)
+    own_steps = any(task_methods.overrides(type(self), name) for name in ("train_step", "valid_step"))
+    return task_methods.StepGraph(self, model, criterion) if own_steps else graph
+
+
+def _add_args(method: Callable[[Any], None], parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a task, and the flags of encoders, which all tasks of fairseq have."""
+    method(parser)
+    encoders.add_flags(parser)
 
 
 def _give_namespace(part: Any, name: str) -> None:
@@ -95,46 +120,11 @@ def _give_namespace(part: Any, name: str) -> None:
     setattr(part, name, classmethod(call) if bound else call)
 
 
-def _forward(method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def forward(self: FairseqCriterion, model: Any, *rest: Any, **options: Any) -> Any:
-        return method(self, criterions.logits_model(model), *rest, **options)
-
-    return forward
-
-
-def _step(self: FairseqCriterion, model: Any, sample: Sample, inputs: Mapping[str, Any]) -> tuple[Loss, dict[str, Any]]:
-    return self(model, sample), {}
-
-
 def _typed(self: FairseqTask, cls: type) -> Any:
     """The settings of the task as *cls*; with a dataclass of its own the namespace, which has the settings of *cls*."""
     if isinstance(self.settings.task, cls):
         return self.settings.task
     return argparse.Namespace(**{**vars(self.args), **vars(fields.typed(cls, self.args))})
-
-
-def _folders(self: FairseqTask, training: bool) -> list[Path]:
-    """The first data folder: ``load_dataset`` takes none."""
-    return data_folders(self.settings.data_path)[:1]
-
-
-def _open_split(self: FairseqTask, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
-    return task_methods.loaded_dataset(self, split, training)
-
-
-def _loss_graph(method: Callable[[Any, Any, Any], LossGraph]) -> Callable[[Any, Any, Any], LossGraph]:
-    """*method*, after a check of the methods of fairseq; with its own steps the task computes the loss in them."""
-
-    @functools.wraps(method)
-    def loss_graph(self: FairseqTask, model: Any, criterion: FairseqCriterion) -> LossGraph:
-        # Here, before the first update: a wrong signature would show only after the data were read.
-        task_methods.check_methods(self, model)
-        graph = method(self, model, criterion)
-        own_steps = any(task_methods.overrides(type(self), name) for name in ("train_step", "valid_step"))
-        return task_methods.StepGraph(self, model, criterion) if own_steps else graph
-
-    return loss_graph
 
 
 _ADAPTERS: dict[str, Callable[[Any], None]] = {

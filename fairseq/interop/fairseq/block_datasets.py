@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class IndexedDataset(ListDataset):
 
     def __init__(self, corpus: Corpus | str, *unused: Any) -> None:
         self.corpus: Any = IndexedCorpus(corpus) if isinstance(corpus, str) else corpus
-        self._sizes = self.corpus.sizes
+        super().__init__(self.corpus.tokens, self.corpus.sizes)
 
     def __getitem__(self, index: int) -> Tensor:
         start, end = self.corpus.offsets[index : index + 2]
@@ -37,9 +37,6 @@ class IndexedDataset(ListDataset):
 
     def __len__(self) -> int:
         return len(self.corpus.sizes)
-
-    def set_epoch(self, epoch: int) -> None:
-        pass
 
 
 def load_indexed_dataset(
@@ -89,24 +86,18 @@ class TruncatedDictionary:
         return getattr(self.wrapped_dict, name)
 
     def index(self, word: str) -> int:
-        """The id of *word*."""
         index = self.wrapped_dict.index(word)
         return index if index < self.length else self.wrapped_dict.unk()
 
 
-@dataclass
-class _MemoryCorpus:
-    """The examples of a dataset as lines in memory."""
-
-    tokens: np.ndarray
-    sizes: np.ndarray
-    offsets: np.ndarray
-
-    @classmethod
-    def of(cls, dataset: Any) -> _MemoryCorpus:
-        rows = [np.asarray(dataset[index]) for index in range(len(dataset))]
-        sizes = np.array([len(row) for row in rows], dtype=np.int32)
-        return cls(np.concatenate([*rows, np.empty(0, np.int64)]), sizes, np.append(0, np.cumsum(sizes)))
+def _corpus_of(dataset: Any) -> Any:
+    """The examples of *dataset* as the lines of a corpus."""
+    if isinstance(dataset, IndexedDataset):
+        return dataset.corpus
+    rows = [np.asarray(dataset[index]) for index in range(len(dataset))]
+    sizes = np.array([len(row) for row in rows], dtype=np.int32)
+    tokens = np.concatenate([*rows, np.empty(0, np.int64)])
+    return SimpleNamespace(tokens=tokens, sizes=sizes, offsets=np.append(0, np.cumsum(sizes)))
 
 
 class TokenBlockDataset(FairseqDataset):
@@ -127,8 +118,7 @@ class TokenBlockDataset(FairseqDataset):
         document_sep_len: int = 1,
         **unused: Any,
     ) -> None:
-        corpus = dataset.corpus if isinstance(dataset, IndexedDataset) else _MemoryCorpus.of(dataset)
-        self.blocks = TokenBlocks(corpus, block_size or 1, break_mode or "none", pad=pad, eos=eos)
+        self.blocks = TokenBlocks(_corpus_of(dataset), block_size or 1, break_mode or "none", pad=pad, eos=eos)
         self.pad, self.include_targets = pad, include_targets
 
     @property
@@ -218,10 +208,8 @@ class MaskTokensDataset(BaseWrapperDataset):
     @classmethod
     def apply_mask(cls, dataset: Any, *args: Any, **options: Any) -> tuple[MaskTokensDataset, MaskTokensDataset]:
         """Sources and targets."""
-        return (
-            cls(dataset, *args, **{**options, "return_masked_tokens": False}),
-            cls(dataset, *args, **{**options, "return_masked_tokens": True}),
-        )
+        sources, targets = ({**options, "return_masked_tokens": masked} for masked in (False, True))
+        return cls(dataset, *args, **sources), cls(dataset, *args, **targets)
 
     def __init__(
         self,

@@ -39,10 +39,7 @@ def load_model_ensemble_and_task(
 ) -> tuple[list[BaseFairseqModel], argparse.Namespace, FairseqTask]:
     """The models of several checkpoints in evaluation mode, the settings of the first, and their task.
 
-    Args:
-        filenames: checkpoints of this project or of fairseq.
-        arg_overrides: settings to change; ``data`` names the data folder (default: the training's).
-        task: whose dictionary is meant; its data folder is used.
+    ``data`` among *arg_overrides* is the data folder (default: *task*'s, or the training's).
 
     Raises:
         UserError: a checkpoint or the data cannot be used.

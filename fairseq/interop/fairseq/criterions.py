@@ -22,14 +22,8 @@ def label_smoothed_nll_loss(
 ) -> tuple[Tensor, Tensor]:
     """Smoothed and plain negative log-likelihood, summed, or of each target without *reduce*.
 
-    The probability *epsilon* is spread over the words other than the target.
-
-    Args:
-        lprobs: log-probabilities [..., V].
-        target: words [...] or [..., 1].
-        epsilon: probability taken from the target.
-        ignore_index: targets that count nothing.
-        reduce: sum over the targets.
+    Of *lprobs* [..., V] and *target* [...] or [..., 1]; those that are *ignore_index* count nothing. The probability
+    *epsilon* is taken from the target and spread over the other words.
     """
     if target.dim() == lprobs.dim() - 1:
         target = target.unsqueeze(-1)

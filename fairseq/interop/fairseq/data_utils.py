@@ -23,7 +23,7 @@ def collate_tokens(
     pad_to_multiple: int = 1,
 ) -> Tensor:
     """Rows of different lengths as one tensor, padded: [B, T]."""
-    longest = max([len(row) for row in values] + ([pad_to_length] if pad_to_length else []))
+    longest = max([*map(len, values), pad_to_length or 0])
     # −(−a // b) is a / b rounded up.
     longest = -(-longest // pad_to_multiple) * pad_to_multiple
     batch = values[0].new_full((len(values), longest), pad_idx)
@@ -116,9 +116,8 @@ def filter_by_size(indices: np.ndarray, dataset: Any, max_positions: Any, raise_
     indices = np.asarray(indices)
     if max_positions is None:
         return indices
-    fits = np.array(
-        [bool(np.all(np.asarray(dataset.size(int(i))) <= np.asarray(max_positions))) for i in indices], bool
-    )
+    sizes = (np.asarray(dataset.size(int(index))) for index in indices)
+    fits = np.array([bool(np.all(size <= np.asarray(max_positions))) for size in sizes], bool)
     if raise_exception and not fits.all():
         first = int(indices[~fits][0])
         raise UserError(f"example {first} has {dataset.size(first)} tokens, more than {max_positions}")

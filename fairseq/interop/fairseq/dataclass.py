@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import enum
+import functools
 import re
 import types
 import typing
@@ -13,15 +14,15 @@ from typing import Any
 
 from fairseq.config import fields
 from fairseq.interop.fairseq import hydra, names
-from fairseq.interop.fairseq.omegaconf import DictConfig
+from fairseq.interop.fairseq.omegaconf import MISSING, DictConfig
+from fairseq.models.architectures.transformer_lm import PLAIN
+from fairseq.models.transformer_lm import TransformerLMConfig
 
 # At import: a module of settings imports `II` of omegaconf beside this one, before it calls anything here.
 names.stand_in_for_omegaconf()
 
-__path__: list[str] = []  # fairseq has a package here: fairseq.dataclass.utils is this module, too
-
 REFERENCE = re.compile(r"\$\{(?:\w+\.)*(\w+)\}")
-MISSING = "???"
+_ENCODERS = {"bpe": "bpe", "tokenizer": "tokenizer"}  # groups of settings: the setting that chooses one
 
 
 class StrEnum(enum.Enum):
@@ -70,15 +71,31 @@ class FairseqDataclass:
 
     @classmethod
     def from_namespace(cls, args: argparse.Namespace) -> FairseqDataclass:
-        """The settings among *args*."""
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in vars(args).items() if name in known})
+
+
+@functools.cache
+def extendable(name: str, config: type) -> type:
+    """A dataclass called *name* with the fields of *config*, which is frozen and so cannot be extended itself."""
+    hints = typing.get_type_hints(config)
+    # Defaults of fairseq's dataclass that differ.
+    defaults = PLAIN if config is TransformerLMConfig else {}
+    copies = [(f.name, hints[f.name], _copied(f, **defaults)) for f in dataclasses.fields(config)]
+    return dataclasses.make_dataclass(name, copies, bases=(FairseqDataclass,), namespace={"__doc__": config.__doc__})
+
+
+def _copied(field: dataclasses.Field[Any], **defaults: Any) -> Any:
+    """*field* for another class: a ``Field`` belongs to the one that it was made for."""
+    if field.default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=field.default_factory, metadata=field.metadata)
+    return dataclasses.field(default=defaults.get(field.name, field.default), metadata=field.metadata)
 
 
 def convert_namespace_to_omegaconf(args: argparse.Namespace) -> DictConfig:
     """The flat *args* under the names of fairseq's groups, each of which has all settings."""
     flat = vars(args)
-    parts = {group: str(flat.get(flag) or "") for group, flag in hydra.PARTS.items()}
+    parts = {group: str(flat.get(flag) or "") for group, flag in (hydra.PARTS | _ENCODERS).items()}
     # Plug-ins read a setting from the group in which their version of fairseq had it, which differs between versions.
     groups = {group: DictConfig(**{**flat, "_name": parts.get(group)}) for group in (*hydra.GROUPS, *parts)}
     return DictConfig(**groups)
@@ -105,11 +122,9 @@ def gen_parser_from_dataclass(
 def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     """Type and field of a setting in the terms of :mod:`fairseq.config.fields`."""
     metadata: Mapping[str, Any] = field.metadata
-    # A field of this package's already, see fairseq.interop.fairseq.extendable.
+    # A field of this package's already, of a dataclass that `extendable` made.
     if "bounds" in metadata:
-        defaults = {name: getattr(field, name) for name in ("default", "default_factory")}
-        defaults = {name: value for name, value in defaults.items() if value is not dataclasses.MISSING}
-        return hint, dataclasses.field(**defaults, metadata=metadata)
+        return hint, _copied(field)
     default = field.default
     if default is dataclasses.MISSING:
         default = field.default_factory() if field.default_factory is not dataclasses.MISSING else None

@@ -17,9 +17,6 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
 
     sizes: Any
 
-    def __getitem__(self, index: int) -> Any:
-        raise NotImplementedError
-
     def __len__(self) -> int:
         raise NotImplementedError
 
@@ -27,7 +24,6 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
         return (self[index] for index in range(len(self)))
 
     def collater(self, samples: Sequence[Any]) -> Any:
-        """The examples *samples* as a batch."""
         return torch.utils.data.default_collate(list(samples))
 
     def num_tokens(self, index: int) -> int:
@@ -35,7 +31,6 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
         return int(np.max(self.size(index)))
 
     def num_tokens_vec(self, indices: Sequence[int]) -> np.ndarray:
-        """The tokens of each of the examples *indices*."""
         return np.array([self.num_tokens(int(index)) for index in indices])
 
     def size(self, index: int) -> Any:
@@ -48,9 +43,8 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
 
     def batch_by_size(self, indices: Any, max_tokens: Any = None, max_sentences: Any = None, **options: Any) -> Any:
         """Batches of *indices*; see :func:`fairseq.data.data_utils.batch_by_size`."""
-        names = {"required_batch_size_multiple"}
-        options = {name: value for name, value in options.items() if name in names}
-        return batch_by_size(indices, self.num_tokens, None, max_tokens, max_sentences, **options)
+        multiple = options.get("required_batch_size_multiple", 1)
+        return batch_by_size(indices, self.num_tokens, None, max_tokens, max_sentences, multiple)
 
     def filter_indices_by_size(self, indices: np.ndarray, max_sizes: Any) -> tuple[np.ndarray, list[int]]:
         """The *indices* of examples that are not longer than *max_sizes*, and the others."""
@@ -101,7 +95,7 @@ class BaseWrapperDataset(FairseqDataset):
 class ListDataset(BaseWrapperDataset):
     """A list of examples."""
 
-    def __init__(self, dataset: Sequence[Any], sizes: Any = None) -> None:
+    def __init__(self, dataset: Any, sizes: Any = None) -> None:
         super().__init__(dataset)
         self._sizes = [len(item) if hasattr(item, "__len__") else 1 for item in dataset] if sizes is None else sizes
 
@@ -318,9 +312,8 @@ class ConcatDataset(FairseqDataset):
     def __init__(self, datasets: Sequence[Any], sample_ratios: int | Sequence[int] = 1) -> None:
         ratios = [sample_ratios] * len(datasets) if isinstance(sample_ratios, int) else sample_ratios
         self.datasets = list(datasets)
-        self.positions = [
-            (d, i) for d, r in zip(self.datasets, ratios, strict=True) for _ in range(r) for i in range(len(d))
-        ]
+        repeated = (dataset for dataset, ratio in zip(datasets, ratios, strict=True) for _ in range(ratio))
+        self.positions = [(dataset, index) for dataset in repeated for index in range(len(dataset))]
 
     def __getitem__(self, index: int) -> Any:
         dataset, position = self.positions[index]
@@ -368,11 +361,9 @@ class ConcatSentencesDataset(FairseqDataset):
 
 
 class NestedDictionaryDataset(FairseqDataset):
-    """Datasets by the names of a sample, which may be dicts of names themselves.
+    """Datasets, or constants, by the names of a sample, which may be dicts of names themselves.
 
-    Args:
-        defn: dataset, or constant, by name.
-        sizes: datasets' sizes [n] that the size of an example is made of.
+    The size of an example is made of *sizes* [n] of datasets.
     """
 
     def __init__(self, defn: Mapping[str, Any], sizes: Sequence[Any] | None = None) -> None:
@@ -400,9 +391,6 @@ class NestedDictionaryDataset(FairseqDataset):
     @property
     def sizes(self) -> Any:
         return np.max(np.array([np.asarray(s) for s in self._sizes]), 0) if self._sizes else self.first.sizes
-
-    def num_tokens(self, index: int) -> int:
-        return int(np.max(self.size(index)))
 
     def size(self, index: int) -> Any:
         return tuple(int(s[index]) for s in self._sizes) if self._sizes else self.first.size(index)

@@ -12,13 +12,13 @@ from fairseq.models.base import BaseFairseqModel, FairseqDecoder
 State = dict[str, dict[str, Tensor | None]]
 
 
-def with_incremental_state(cls: type) -> type:
+def with_incremental_state(cls: Any) -> Any:
     """Class decorator that adds ``get_incremental_state`` and ``set_incremental_state``."""
-    cls.get_incremental_state = utils.get_incremental_state  # type: ignore[attr-defined]
-    cls.set_incremental_state = utils.set_incremental_state  # type: ignore[attr-defined]
+    cls.get_incremental_state, cls.set_incremental_state = utils.get_incremental_state, utils.set_incremental_state
     return cls
 
 
+@with_incremental_state
 class FairseqIncrementalDecoder(FairseqDecoder):
     """A decoder whose ``forward`` takes ``incremental_state``, and then the newest token only."""
 
@@ -41,8 +41,6 @@ class FairseqIncrementalDecoder(FairseqDecoder):
         """Logits from hidden states; a decoder without an own ``forward`` defines it."""
         raise NotImplementedError
 
-    get_incremental_state, set_incremental_state = utils.get_incremental_state, utils.set_incremental_state
-
     def reorder_incremental_state(self, incremental_state: State, new_order: Tensor) -> None:
         """Follow a beam's choice of rows; decoders with a state define it."""
 
@@ -53,7 +51,6 @@ class FairseqIncrementalDecoder(FairseqDecoder):
                 module.reorder_incremental_state(incremental_state, new_order)  # type: ignore[operator]
 
     def set_beam_size(self, beam_size: int) -> None:
-        """Tell every part of the decoder the width of the beam."""
         for module in self.modules():
             # Without `self`, which has this very method and would call itself without end.
             if module is not self and hasattr(module, "set_beam_size"):
@@ -82,7 +79,6 @@ class FairseqEncoderModel(BaseFairseqModel):
         self.encoder = encoder
 
     def forward(self, src_tokens: Tensor, src_lengths: Any = None, **kwargs: Any) -> Any:
-        """The encoder's output."""
         return self.encoder(src_tokens, src_lengths, **kwargs)
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:

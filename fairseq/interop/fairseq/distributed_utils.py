@@ -15,12 +15,10 @@ def _several() -> bool:
 
 
 def get_rank(group: Any = None) -> int:
-    """This process's rank."""
     return dist.get_rank() if _several() else 0
 
 
 def get_world_size(group: Any = None) -> int:
-    """The number of processes."""
     return dist.get_world_size() if _several() else 1
 
 
@@ -37,7 +35,6 @@ get_global_group = get_data_parallel_group
 
 
 def is_master(args: Any = None) -> bool:
-    """Return whether this is the first process."""
     return get_rank() == 0
 
 
@@ -49,21 +46,19 @@ def all_reduce(tensor: Tensor, group: Any = None, op: str = "sum") -> Tensor:
 
 
 def all_gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
-    """*tensor* of every process, by rank."""
+    if not _several():
+        return [tensor]
     gathered = [torch.empty_like(tensor) for _ in range(get_world_size())]
-    if _several():
-        dist.all_gather(gathered, tensor)
-    return gathered if _several() else [tensor]
+    dist.all_gather(gathered, tensor)
+    return gathered
 
 
 def broadcast(tensor: Tensor, src: int, group: Any = None) -> None:
-    """Replace *tensor* by the tensor of the process *src*."""
     if _several():
         dist.broadcast(tensor, src)
 
 
 def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
-    """*data* of every process, by rank."""
     if not _several():
         return [data]
     gathered: list[Any] = [None] * dist.get_world_size()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,16 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.config.command_settings import TextConfig
 from fairseq.config.registry import register_bpe, register_tokenizer  # noqa: F401 - names that plug-ins import
+from fairseq.data.folders import data_folders
 from fairseq.data.masking import word_parts, word_rule
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system.json_files import read_json
-from fairseq.system.opening import read_regular
+from fairseq.system.opening import read_named
 from fairseq.text.tokenizers.hf import GPT2
-
-__path__: list[str] = []  # fairseq has a package here: fairseq.data.encoders.utils is this module, too
+from fairseq.text.tokenizers.sentencepiece import SPACE
+from fairseq.text.tokenizers.tokenizer import Steps, chosen_subwords, chosen_words
 
 FILES = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
+FLAGS = "tokenizer moses-source-lang bpe bpe-codes sentencepiece-model gpt2-encoder-json gpt2-vocab-bpe"
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,7 @@ class Numbered(GPT2):
         """
         advice = "give GPT-2's encoder.json and vocab.bpe"
         numbers = read_json(gpt2_encoder_json, advice)
-        try:
-            subwords = cls(read_regular(gpt2_vocab_bpe), str(gpt2_vocab_bpe), numbers)
-        except OSError as error:
-            raise UserError(f"{gpt2_vocab_bpe}: {read_failure(error)}; {advice}") from None
+        subwords = cls(read_named(gpt2_vocab_bpe, advice), str(gpt2_vocab_bpe), numbers)
         subwords.check()
         # Checked when both files are read: a missing number would show only at the first text that has the subword.
         if not isinstance(numbers, dict) or not numbers.keys() >= set(subwords._symbols):
@@ -67,15 +68,85 @@ class Encoder:
         self.bpe = Numbered.load(Path(encoder_json_path), Path(vocab_bpe_path))
 
     def encode(self, text: str) -> list[int]:
-        """The numbers of *text*."""
         return list(map(int, self.bpe.encode([text])[0].split()))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of numbers."""
         return self.bpe.decode(list(map(str, tokens)))
 
 
 get_encoder = Encoder
+
+
+@dataclass(frozen=True)
+class LineEncoder:
+    """Words or subwords of a line of text, separated by blanks, and back."""
+
+    steps: Steps
+
+    def encode(self, x: str) -> str:
+        return self.steps.encode(x)
+
+    def decode(self, x: str) -> str:
+        return self.steps.decode(x.split())
+
+
+class Characters:
+    """Characters as symbols; ``▁`` stands for a space."""
+
+    def encode(self, x: str) -> str:
+        return " ".join(x.replace(" ", SPACE))
+
+    def decode(self, x: str) -> str:
+        return x.replace(" ", "").replace(SPACE, " ")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the settings of :func:`build_bpe` and :func:`build_tokenizer` that *parser* lacks; every task takes them."""
+    for flag in (f"--{name}" for name in FLAGS.split()):
+        if flag not in parser._option_string_actions:
+            parser.add_argument(flag, help=argparse.SUPPRESS)
+
+
+def build_bpe(args: Any) -> LineEncoder | Characters | None:
+    """The subwords that ``args.bpe`` names, of fairseq's group of that name ``_name``; None without it.
+
+    Their files are ``bpe_codes`` (of SentencePiece ``sentencepiece_model``, too); of ``gpt2`` ``gpt2_encoder_json`` and
+    ``gpt2_vocab_bpe``, by default *encoder.json* and *vocab.bpe* in the data folder.
+
+    Raises:
+        UserError: there are no subwords of that name, or a file is missing or invalid.
+    """
+    kind, settings = _chosen(args, "bpe")
+    if kind == "characters":
+        return Characters()
+    if kind == "gpt2":
+        folder = data_folders(settings.get("data", "."))[0]
+        files = {name: Path(settings.get(name, folder / file)) for name, file in FILES.items()}
+        return LineEncoder(Steps(subwords=Numbered.load(**files)))
+    codes = settings.get("sentencepiece_model", settings.get("bpe_codes"))
+    subwords = chosen_subwords(TextConfig(bpe=kind, bpe_codes=codes if kind else None))
+    if kind and subwords is None:
+        raise UserError(f"`bpe` {kind}: needs its file; give it with `bpe_codes`")
+    return LineEncoder(Steps(subwords=subwords)) if subwords is not None else None
+
+
+def build_tokenizer(args: Any) -> LineEncoder | None:
+    """The word tokenizer that ``args.tokenizer`` names, ``moses`` or ``space``; None without it.
+
+    Raises:
+        UserError: there is none of that name, or none of the language ``args.moses_source_lang``.
+    """
+    kind, settings = _chosen(args, "tokenizer")
+    language = settings.get("moses_source_lang", "en")
+    words = chosen_words(TextConfig(tokenizer=kind, moses_source_lang=language)) if kind else None
+    return LineEncoder(Steps(words=words)) if words is not None else None
+
+
+def _chosen(args: Any, name: str) -> tuple[str | None, dict[str, Any]]:
+    """The name of an encoder in *args*, a namespace, a group of settings or None, and the settings that are set."""
+    settings = vars(args) if args is not None else {}
+    kind = settings.get(name, settings.get("_name"))
+    return kind or None, {key: value for key, value in settings.items() if value is not None}
 
 
 def get_whole_word_mask(args: Any, dictionary: Any) -> Tensor:

@@ -3,8 +3,11 @@ them when a plug-in asks for one."""
 
 from __future__ import annotations
 
+import importlib
 import re
+from typing import Any
 
+from fairseq.config.fields import Config
 from fairseq.interop.fairseq.names import home_of
 
 _TRANSFORMERS = """
@@ -79,6 +82,7 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
         models.transformer models.transformer.transformer_config models.transformer.transformer_decoder
         models.transformer.transformer_base models.transformer.transformer_legacy modules.character_token_embedder
     """,
+    "sentence_ranking": "tasks.sentence_ranking criterions.sentence_ranking",
     "utils": "utils tokenizer file_io file_utils",
     "fairseq.config.options": "options",
     "fairseq.config.registry": "registry",
@@ -103,15 +107,21 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
         optim.lr_scheduler.wsd
     """,
 }
-_NAMES: dict[str, dict[str, str]] = {  # module: names that it had in fairseq (=here), by the module that has them here
+# Module: names that it had in fairseq (=here), by the module that has them here, which may be itself (a dot).
+_NAMES: dict[str, dict[str, str]] = {
     "criterions": {"parts": "LegacyFairseqCriterion"},
     "criterions.fairseq_criterion": {"parts": "LegacyFairseqCriterion"},
     "criterions.cross_entropy": {
-        "extendable": "AdaptiveLossConfig CrossEntropyCriterionConfig LabelSmoothedCrossEntropyCriterionConfig",
+        ".": """
+            AdaptiveLossConfig=AdaptiveCriterionConfig CrossEntropyCriterionConfig=CrossEntropyConfig
+            LabelSmoothedCrossEntropyCriterionConfig=LabelSmoothedCrossEntropyConfig
+        """,
         "criterions": "label_smoothed_nll_loss",
     },
     "criterions.masked_lm": {"criterions": "MaskedLmLoss", "dataclass": "MaskedLmConfig=FairseqDataclass"},
-    "criterions.sentence_prediction": {"extendable": "SentencePredictionConfig"},
+    "criterions.sentence_prediction": {
+        "fairseq.tasks.sentence_prediction": "SentencePredictionConfig=SentencePredictionTaskConfig"
+    },
     "config.options": {
         "utils": "csv_str_list eval_bool eval_str_dict eval_str_list get_generation_parser",
         **{f"fairseq_cli.{c}": f"get_{p}_parser" for c, p in (pair.split(":") for pair in _PARSERS.split())},
@@ -142,16 +152,16 @@ _NAMES: dict[str, dict[str, str]] = {  # module: names that it had in fairseq (=
         "dataclass": "FairseqDataclass",
         "utils": "import_models",
     },
-    "models.lstm_lm": {"parts": "base_architecture=lstm_lm_architecture"},
-    "models.transformer_lm": {
-        "parts": _TRANSFORMERS,
-        "extendable": "TransformerLanguageModelConfig",
+    "models.lstm_lm": {
+        ".": "LSTMLanguageModelConfig=LSTMLMConfig",
+        "parts": "base_architecture=lstm_lm_architecture",
     },
+    "models.transformer_lm": {".": "TransformerLanguageModelConfig=TransformerLMConfig", "parts": _TRANSFORMERS},
     "modules": {
+        "fairseq.modules.adaptive_softmax": "AdaptiveSoftmax",
         "modules": """
-            AdaptiveInput AdaptiveSoftmax FairseqDropout LayerNorm PositionalEmbedding LearnedPositionalEmbedding
-            SinusoidalPositionalEmbedding LayerDropModuleList checkpoint_wrapper gelu
-            gelu_accurate
+            AdaptiveInput FairseqDropout LayerNorm PositionalEmbedding LearnedPositionalEmbedding
+            SinusoidalPositionalEmbedding LayerDropModuleList checkpoint_wrapper gelu gelu_accurate
         """,
         "layers": """
             MultiheadAttention TransformerDecoderLayer TransformerEncoderLayer TransformerSentenceEncoder
@@ -165,40 +175,55 @@ _NAMES: dict[str, dict[str, str]] = {  # module: names that it had in fairseq (=
             TransformerEncoderLayerBase=TransformerEncoderLayer
         """,
     },
-    "optim": {"parts": "AMPOptimizer LegacyFairseqOptimizer"},
-    "optim.adam": {"extendable": "FairseqAdamConfig"},
-    "optim.fairseq_optimizer": {"parts": "LegacyFairseqOptimizer"},
-    "optim.lr_scheduler": {"parts": "LegacyFairseqLRScheduler"},
-    "optim.lr_scheduler.fairseq_lr_scheduler": {"parts": "LegacyFairseqLRScheduler"},
-    "optim.sgd": {"extendable": "FairseqNAGConfig"},
-    "tasks": {"parts": "LegacyFairseqTask", "dataclass": "FairseqDataclass", "utils": "import_tasks"},
-    "tasks.fairseq_task": {"parts": "LegacyFairseqTask"},
-    "tasks.language_modeling": {"extendable": "LanguageModelingConfig"},
-    "tasks.masked_lm": {"extendable": "MaskedLMConfig"},
-    "tasks.sentence_prediction": {"extendable": "SentencePredictionConfig"},
+    "optim": {"parts": "AMPOptimizer", "fairseq.optim.fairseq_optimizer": "LegacyFairseqOptimizer=FairseqOptimizer"},
+    "optim.adam": {".": "FairseqAdamConfig=AdamConfig"},
+    "optim.fairseq_optimizer": {".": "LegacyFairseqOptimizer=FairseqOptimizer"},
+    "optim.lr_scheduler": {
+        "fairseq.optim.lr_scheduler.fairseq_lr_scheduler": "LegacyFairseqLRScheduler=FairseqLRScheduler"
+    },
+    "optim.lr_scheduler.fairseq_lr_scheduler": {".": "LegacyFairseqLRScheduler=FairseqLRScheduler"},
+    "optim.lr_scheduler.cycles": {
+        ".": """
+            CosineLRSchedule=CosineSchedule CosineLRScheduleConfig=CosineConfig
+            TriangularLRSchedule=TriangularSchedule TriangularLRScheduleConfig=TriangularConfig
+        """
+    },
+    "optim.lr_scheduler.decays": {
+        ".": """
+            FixedLRSchedule=FixedSchedule FixedLRScheduleConfig=FixedConfig
+            InverseSquareRootSchedule=InverseSqrtSchedule InverseSquareRootLRScheduleConfig=InverseSqrtConfig
+            PolynomialDecayLRSchedule=PolynomialDecaySchedule PolynomialDecayLRScheduleConfig=PolynomialDecayConfig
+            ReduceLROnPlateauLRSchedule=ReduceLROnPlateau
+            ReduceLROnPlateauLRScheduleConfig=ReduceLROnPlateauConfig
+            TriStageLRSchedule=TriStageSchedule TriStageLRScheduleConfig=TriStageConfig
+        """
+    },
+    "optim.sgd": {".": "FairseqNAGConfig=NAGConfig"},
+    "tasks": {
+        "fairseq.tasks.fairseq_task": "LegacyFairseqTask=FairseqTask",
+        "dataclass": "FairseqDataclass",
+        "utils": "import_tasks",
+    },
+    "tasks.fairseq_task": {".": "LegacyFairseqTask=FairseqTask"},
+    "tasks.language_modeling": {".": "LanguageModelingConfig=LanguageModelingTaskConfig"},
+    "tasks.masked_lm": {".": "MaskedLMConfig=MaskedLMTaskConfig"},
+    "tasks.sentence_prediction": {".": "SentencePredictionConfig=SentencePredictionTaskConfig"},
 }
-_SCHEDULES = {  # module: names of schedules that it had in fairseq (=here); each has its settings, NAMEConfig there
-    "cycles": "CosineLRSchedule=CosineSchedule TriangularLRSchedule=TriangularSchedule",
-    "decays": """
-        FixedLRSchedule=FixedSchedule InverseSquareRootSchedule=InverseSqrtSchedule
-        PolynomialDecayLRSchedule=PolynomialDecaySchedule ReduceLROnPlateauLRSchedule=ReduceLROnPlateau
-        TriStageLRSchedule=TriStageSchedule
-    """,
-}
-for _module, _schedules in _SCHEDULES.items():
-    _formers = [_alias.partition("=")[0] for _alias in _schedules.split()]
-    _NAMES[f"optim.lr_scheduler.{_module}"] = {
-        f"fairseq.optim.lr_scheduler.{_module}": _schedules,
-        "extendable": " ".join(f"{_name.replace('RootSchedule', 'RootLRSchedule')}Config" for _name in _formers),
-    }
-
-
 MODULES = {f"fairseq.{old}": home_of(home) for home, olds in _MODULES.items() for old in olds.split()}
 NAMES = {  # module: name in fairseq: module here and name there
     f"fairseq.{module}": {
-        name.partition("=")[0]: (home_of(home), name.rpartition("=")[2])
+        name.partition("=")[0]: (f"fairseq.{module}" if home == "." else home_of(home), name.rpartition("=")[2])
         for home, names in homes.items()
         for name in names.split()
     }
     for module, homes in _NAMES.items()
 }
+
+
+def part(module: str, name: str) -> Any:
+    """What *module* had as *name* in fairseq; settings as a dataclass that a plug-in's can extend."""
+    home, original = NAMES[module][name]
+    value = getattr(importlib.import_module(home), original)
+    if isinstance(value, type) and issubclass(value, Config):
+        return importlib.import_module(home_of("dataclass")).extendable(name, value)
+    return value

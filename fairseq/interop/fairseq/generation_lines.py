@@ -16,14 +16,8 @@ from fairseq.text.dictionary import Dictionary
 def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[int], target: bool) -> Iterator[str]:
     """The lines of text *number*: ``S-``, with *target* ``T-``, then ``H-``, ``D-`` and ``P-`` of each hypothesis.
 
-    ``D-`` has plain text where the data has a tokenizer; the others have symbols.
-
-    Args:
-        writer: models and dictionary.
-        cfg: flags.
-        number: the text's number, which the lines name and sampling depends on.
-        line: its tokens, without ``</s>``; ``--prefix-size`` of them begin every hypothesis (0: all).
-        target: whether the line is also what fairseq calls the target.
+    ``D-`` has plain text where the data has a tokenizer; the others have symbols. Sampling depends on *number*. Of
+    *line*, tokens without ``</s>``, ``--prefix-size`` begin every hypothesis (0: all).
     """
     dictionary: Dictionary = writer.task.source_dictionary
     prefix = list(line[: cfg.prefix_size or len(line)])

@@ -36,13 +36,11 @@ class Sampling(BeamSearch):
 class SequenceGenerator:
     """Hypotheses of language models, in fairseq's form.
 
+    Limits and rates are as ``fairseq-generate --help`` says; *len_penalty* is ``--lenpen``.
+
     Args:
         models: of this package, or a plug-in's with a key-value cache.
-        tgt_dict: their dictionary.
-        beam_size, max_len_a, max_len_b, min_len, temperature, no_repeat_ngram_size: see ``fairseq-generate --help``.
-        len_penalty: exponent of the length that scores are divided by.
-        search_strategy: :class:`BeamSearch` (None) or :class:`Sampling`.
-        sampling: draw tokens; with *sampling_topk*, *sampling_topp* as :class:`Sampling`.
+        search_strategy: :class:`BeamSearch` or :class:`Sampling` (None: with *sampling* the latter).
 
     Raises:
         UserError: another search is asked for.
@@ -70,22 +68,21 @@ class SequenceGenerator:
         sampling_topp: float = -1.0,
         seed: int | None = None,
     ) -> None:
-        search_strategy = search_strategy or (Sampling(tgt_dict, sampling_topk, sampling_topp) if sampling else None)
-        if not isinstance(search_strategy, BeamSearch | None):
-            kind = type(search_strategy).__name__
+        default = Sampling(tgt_dict, sampling_topk, sampling_topp) if sampling else BeamSearch(tgt_dict)
+        strategy = search_strategy or default
+        if not isinstance(strategy, BeamSearch):
+            kind = type(strategy).__name__
             raise UserError(f"SequenceGenerator: search {kind} is not implemented; use BeamSearch or Sampling")
         if unk_penalty or match_source_len:
-            raise UserError(
-                "SequenceGenerator: `unk_penalty` and `match_source_len` are not implemented; leave them out"
-            )
+            names = "`unk_penalty` and `match_source_len`"
+            raise UserError(f"SequenceGenerator: {names} are not implemented; leave them out")
         self.models: list[Any] = [model if isinstance(model, Reader) else language_model(model) for model in models]
         for model in self.models:
             if not isinstance(model, Reader) and not model.can_generate:
                 raise UserError(f"SequenceGenerator: {type(model).__name__} has no key-value cache and cannot generate")
         self.tgt_dict, self.eos = tgt_dict, tgt_dict.eos() if eos is None else eos
         self.max_len_a, self.max_len_b = max_len_a, max_len or max_len_b
-        drawn = search_strategy.sampling if search_strategy is not None else None
-        decoding = Decoding(1, temperature, *drawn) if drawn is not None else None
+        decoding = Decoding(1, temperature, *strategy.sampling) if strategy.sampling is not None else None
         # Scores are divided by length ** penalty; an exponent of 0 divides by 1.
         penalty = len_penalty if normalize_scores else 0.0
         self.search = Search(beam_size, max_len_b, min_len, penalty, no_repeat_ngram_size, decoding)
@@ -116,22 +113,20 @@ class SequenceGenerator:
             tokens = tokens[1:]
         tokens = tokens[:-1] if tokens and tokens[-1] == self.eos else tokens
         search = Search(**{**vars(self.search), "max_len": int(self.max_len_a * len(tokens)) + self.max_len_b})
-        start = (
-            ()
-            if getattr(self.models[0], "begin", None) is not None
-            else (self.eos if bos_token is None else bos_token,)
-        )
-        forbidden = [pad] if pad >= 0 else []
+        first = self.eos if bos_token is None else bos_token
         results = hypotheses(
-            self.models, tokens, search, eos=self.eos, start=start, forbidden=forbidden, generator=self.generator
+            *(self.models, tokens, search),
+            eos=self.eos,
+            start=(first,) if getattr(self.models[0], "begin", None) is None else (),
+            forbidden=[pad] if pad >= 0 else [],
+            generator=self.generator,
         )
         return [
             {
                 "tokens": torch.tensor(hypothesis.tokens),
                 "score": torch.tensor(hypothesis.score),
                 "positional_scores": torch.tensor(hypothesis.lprobs),
-                "attention": torch.empty(0),
-                "alignment": torch.empty(0),
+                **dict.fromkeys(("attention", "alignment"), torch.empty(0)),
             }
             for hypothesis in results
         ]
@@ -140,9 +135,7 @@ class SequenceGenerator:
 class SequenceScorer:
     """Log-probabilities of the targets of batches, in the form of :class:`SequenceGenerator`'s hypotheses.
 
-    Args:
-        tgt_dict: the dictionary of the models.
-        softmax_batch: positions whose logits are computed at once; None: as many as fit.
+    *softmax_batch* positions have their logits computed at once; None: as many as fit.
     """
 
     def __init__(self, tgt_dict: Any, softmax_batch: int | None = None, **unused: Any) -> None:

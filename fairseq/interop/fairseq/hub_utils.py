@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
@@ -20,33 +20,13 @@ SPLITTERS = {  # settings of fairseq's hub: their values
 }
 
 
-class GeneratorHubInterface:
-    """A language model under the method names of fairseq's hub.
-
-    Attributes:
-        models: the loaded models.
-        task: with the dictionary.
-        args: the settings of the first model.
-        lm: the model in this package's interface.
-    """
+class GeneratorHubInterface(nn.Module):
+    """A language model under the method names of fairseq's hub; *lm* is the first model in this package's interface."""
 
     def __init__(self, args: argparse.Namespace, task: Any, models: list[Any]) -> None:
-        self.args, self.cfg, self.task, self.models = args, args, task, models
+        super().__init__()
+        self.args, self.cfg, self.task, self.models = args, args, task, nn.ModuleList(models)
         self.lm = LanguageModel(models[0], task.source_dictionary, task.cfg.tokens_per_sample, task.cfg.add_bos_token)
-
-    def eval(self) -> GeneratorHubInterface:
-        """Return the interface: its models are in evaluation mode."""
-        return self
-
-    def to(self, device: Any) -> GeneratorHubInterface:
-        """Move the models to *device*."""
-        for model in self.models:
-            model.to(device)
-        return self
-
-    def cuda(self) -> GeneratorHubInterface:
-        """Move the models to the GPU."""
-        return self.to("cuda")
 
     def encode(self, sentence: str) -> Tensor:
         """The ids of a tokenised line, its end included: int64 [T]."""
@@ -55,18 +35,13 @@ class GeneratorHubInterface:
     binarize = encode
 
     def decode(self, tokens: Tensor) -> str:
-        """The words of *tokens*."""
         return self.task.source_dictionary.string(tokens)
 
     def score(self, sentences: str | list[str], replace_newline_with_eos: bool = False) -> Any:
         """``{"tokens", "positional_scores", "score"}`` of a text, or a list of them: log-probabilities, their mean.
 
         As in fairseq, ``</s>`` is scored between lines only, never at the end, and a model trained with ``<s>`` reads
-        it in place of the ``</s>`` before a text.
-
-        Args:
-            sentences: texts, each one line.
-            replace_newline_with_eos: line feeds are ``</s>`` instead of white space.
+        it in place of the ``</s>`` before a text. With *replace_newline_with_eos* line feeds are ``</s>``.
 
         Raises:
             ValueError: a text has no symbol.
@@ -83,8 +58,7 @@ class GeneratorHubInterface:
         start = dictionary.begin() if self.lm.add_bos_token else dictionary.eos()
         # The start is read and not scored: as many log-probabilities as tokens.
         row = torch.cat([tokens.new_tensor([start]), tokens])[None]
-        segment, memory = self.lm.tokens_per_sample, self.models[0].memory_length
-        lprobs = -self.lm.score_tokens(row, segment, memory)[0]
+        lprobs = -self.lm.score_tokens(row, self.lm.tokens_per_sample, self.lm.model.memory_length)[0]
         return {"tokens": tokens, "positional_scores": lprobs, "score": lprobs.mean()}
 
     def sample(
@@ -114,10 +88,7 @@ class GeneratorHubInterface:
     def generate(self, tokenized_sentences: Any, beam: int = 5, **settings: Any) -> Any:
         """The hypotheses of a line of tokens [T], or of each of a list of lines, that begin with it.
 
-        Args:
-            tokenized_sentences: with ``</s>`` or without.
-            beam: width of the search.
-            settings: others of fairseq's generation, such as ``max_len_b``, ``lenpen``, ``sampling``.
+        *settings* are others of fairseq's generation, such as ``max_len_b``, ``lenpen``, ``sampling``.
         """
         if torch.is_tensor(tokenized_sentences):
             return self.generate([tokenized_sentences], beam, **settings)[0]
@@ -129,13 +100,10 @@ class GeneratorHubInterface:
 def from_pretrained(
     model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **settings: Any
 ) -> GeneratorHubInterface:
-    """The language model in the folder *model_name_or_path*.
+    """The language model in the folder *model_name_or_path*; names of several checkpoints are joined by colons.
 
-    Args:
-        model_name_or_path: folder of the checkpoint.
-        checkpoint_file: its name in the folder; several are joined by colons.
-        data_name_or_path: folder with ``dict.txt``, inside the model's folder or anywhere.
-        settings: settings of the checkpoint to change; ``tokenizer`` and ``bpe`` come with the data.
+    The folder with ``dict.txt`` is inside the model's or anywhere. *settings* change the checkpoint's; ``tokenizer``
+    and ``bpe`` come with the data.
 
     Raises:
         UserError: the model or its dictionary is missing, or a setting does not exist or has an unknown value.

@@ -201,7 +201,8 @@ def _text(key: str, value: Any, tree: Tree) -> str | None:
     value = _resolved(value, tree)
     if value == MISSING and key != "task.data":
         raise UserError(f"{key}: missing; give {key}=VALUE")
-    return None if value is None else _joined([_resolved(item, tree) for item in _listed(value)])
+    items = value if isinstance(value, list) else [value]
+    return None if value is None else _joined([_resolved(item, tree) for item in items])
 
 
 def _resolved(value: Any, tree: Tree, depth: int = 8) -> Any:
@@ -213,7 +214,7 @@ def _resolved(value: Any, tree: Tree, depth: int = 8) -> Any:
     def referent(match: re.Match[str]) -> str:
         if (referent_value := _referent(match[1], tree)) is None:
             raise UserError(f"${{{match[1][:100]}}}: refers to no value")
-        return _joined(_listed(referent_value))
+        return _joined(referent_value)
 
     # The innermost references are replaced first, so that a name may be made of one; depth and length bound cycles.
     while isinstance(value, str) and REFERENCE.search(value):
@@ -238,9 +239,7 @@ def _referent(reference: str, tree: Tree) -> Any:
     return value
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _joined(values: Sequence[Any]) -> str:
-    return ",".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+def _joined(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_joined, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -15,12 +15,7 @@ from fairseq.data.samplers import Batching
 
 
 class CountingIterator:
-    """An iterator that counts its items.
-
-    Attributes:
-        n: items so far, *start* included.
-        total: all items.
-    """
+    """An iterator that counts its items: *n* so far, *start* included, of *total*."""
 
     def __init__(self, iterable: Iterable[Any], start: int | None = None, total: int | None = None) -> None:
         # An iterator around another goes on counting where that one stands.
@@ -40,11 +35,9 @@ class CountingIterator:
         return item
 
     def has_next(self) -> bool:
-        """Whether there are more items."""
         return self.n < self.total
 
     def skip(self, num_to_skip: int) -> CountingIterator:
-        """Leave out the next *num_to_skip* items."""
         for _ in itertools.islice(self, num_to_skip):
             pass
         return self
@@ -64,10 +57,9 @@ class ShardedIterator(CountingIterator):
     """Every *num_shards*-th item, from *shard_id* on; all shards are equally long, filled with *fill_value*."""
 
     def __init__(self, iterable: Sequence[Any], num_shards: int, shard_id: int, fill_value: Any = None) -> None:
-        longest = -(-len(iterable) // num_shards)
         # Equally long, because every process takes part in the reduction of each update.
-        shard = list(itertools.islice(iterable, shard_id, None, num_shards))
-        super().__init__([*shard, *[fill_value] * (longest - len(shard))], 0)
+        filled = [*iterable, *[fill_value] * (-len(iterable) % num_shards)]
+        super().__init__(filled[shard_id::num_shards], 0)
 
 
 class EpochBatchIterator:
@@ -90,7 +82,7 @@ class EpochBatchIterator:
         self.num_shards, self.shard_id, self.shuffle = num_shards, shard_id, True
         self._current: CountingIterator | None = None
         # Batches to leave out in the next epoch: set by a saved state, and used once.
-        self._start: int | None = None
+        self._start = 0
 
     def __len__(self) -> int:
         return -(-len(self.batches) // self.num_shards)
@@ -98,17 +90,17 @@ class EpochBatchIterator:
     @property
     def next_epoch_idx(self) -> int:
         """The number of the epoch that :meth:`next_epoch_itr` reads."""
-        return self.epoch + (self._current is not None and self.end_of_epoch())
+        return self.epoch + self.end_of_epoch()
 
     @property
     def iterations_in_epoch(self) -> int:
         """Batches of the epoch that were read."""
-        return self._current.n if self._current is not None else self._start or 0
+        return self._current.n if self._current is not None else self._start
 
     def next_epoch_itr(self, shuffle: bool = True, **unused: Any) -> CountingIterator:
         """The batches of the next epoch; after :meth:`load_state_dict` the rest of the one that was saved."""
         self.epoch, self.shuffle = self.next_epoch_idx, shuffle
-        start, self._start = self._start or 0, None
+        start, self._start = self._start, 0
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self.epoch)
         shard = list(ShardedIterator(self.ordered(self.epoch, shuffle), self.num_shards, self.shard_id, fill_value=[]))
@@ -125,16 +117,13 @@ class EpochBatchIterator:
         return batches
 
     def end_of_epoch(self) -> bool:
-        """Whether all batches of the epoch were read."""
         return self._current is not None and not self._current.has_next()
 
     def state_dict(self) -> dict[str, Any]:
-        """The epoch and the batches read of it."""
         # At the end of an epoch the state is the beginning of the next: a resumed run would otherwise begin with no
         # batch.
-        ended = self.end_of_epoch()
-        read = 0 if ended else self.iterations_in_epoch
-        return {"version": 2, "epoch": self.epoch + ended, "iterations_in_epoch": read, "shuffle": self.shuffle}
+        read = 0 if self.end_of_epoch() else self.iterations_in_epoch
+        return {"version": 2, "epoch": self.next_epoch_idx, "iterations_in_epoch": read, "shuffle": self.shuffle}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to the position of *state_dict*."""
@@ -143,12 +132,9 @@ class EpochBatchIterator:
 
 
 class IteratorSampler:
-    """The batches of *iterator* as a :class:`~fairseq.data.samplers.Sampler`.
+    """The batches of *iterator*, of a task's ``get_batch_iterator``, as a :class:`~fairseq.data.samplers.Sampler`.
 
-    Args:
-        iterator: returned by a task's own ``get_batch_iterator``.
-        numbers: numbers of the examples that the run reads, among the iterator's examples: int [n].
-        batching: processes and order.
+    *numbers*, int [n], are the examples of the iterator that the run reads.
     """
 
     rows = 0

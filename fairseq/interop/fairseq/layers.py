@@ -241,11 +241,7 @@ def init_bert_params(module: nn.Module) -> None:
 class TransformerSentenceEncoder(nn.Module):
     """BERT's encoder: embeddings of tokens, positions and segments, and post-norm layers.
 
-    Args:
-        embedding_dim: channels C.
-        num_segments: kinds of tokens with an embedding each; 0: none.
-        encoder_normalize_before: a layer norm after the embeddings.
-        apply_bert_init: see :func:`init_bert_params`.
+    *encoder_normalize_before* is a layer norm after the embeddings.
     """
 
     def __init__(
@@ -280,14 +276,10 @@ class TransformerSentenceEncoder(nn.Module):
         positions = PositionalEmbedding(max_seq_len, embedding_dim, offset, learned_pos_embedding)
         self.embed_positions = positions if use_position_embeddings else None
         self.emb_layer_norm = LayerNorm(embedding_dim) if encoder_normalize_before else None
-        rates = {
-            "dropout": dropout,
-            "attention_dropout": attention_dropout,
-            "activation_dropout": activation_dropout,
-            "activation_fn": activation_fn,
-        }
         sizes = (embedding_dim, ffn_embedding_dim, num_attention_heads)
-        layers = (self.build_transformer_sentence_encoder_layer(*sizes, **rates) for _ in range(num_encoder_layers))
+        rates = {"dropout": dropout, "attention_dropout": attention_dropout, "activation_dropout": activation_dropout}
+        options = {**rates, "activation_fn": activation_fn}
+        layers = (self.build_transformer_sentence_encoder_layer(*sizes, **options) for _ in range(num_encoder_layers))
         self.layers = LayerDropModuleList(layerdrop, layers)
         if apply_bert_init:
             self.apply(init_bert_params)

@@ -22,13 +22,11 @@ class AverageMeter:
         self.reset()
 
     def reset(self) -> None:
-        """Start again."""
         self.val: Any = None
         self.sum: Any = 0
         self.count: Any = 0
 
     def update(self, val: Any, n: Any = 1) -> None:
-        """Add *val*, the mean of *n* items."""
         if val is not None:
             self.val = val
             self.sum, self.count = self.sum + val * n, self.count + n
@@ -52,16 +50,13 @@ class TimeMeter:
         self.reset(init, n)
 
     def reset(self, init: float = 0, n: int = 0) -> None:
-        """Start again, with *n* items in *init* seconds done."""
         self.init, self.n, self.start = init, n, time.perf_counter()
 
     def update(self, val: int = 1) -> None:
-        """Count *val* items."""
         self.n += val
 
     @property
     def elapsed_time(self) -> float:
-        """Seconds since the start."""
         return self.init + time.perf_counter() - self.start
 
     @property
@@ -78,12 +73,10 @@ class StopwatchMeter:
         self.reset()
 
     def reset(self) -> None:
-        """Start again."""
         self.sum, self.n = 0.0, 0.0
         self.start_time: float | None = None
 
     def start(self) -> None:
-        """Begin an interval."""
         self.start_time = time.perf_counter()
 
     def stop(self, n: float = 1, prehook: Any = None) -> None:

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.utils import get_activation_fn, make_positions
-from fairseq.modules import adaptive_input, adaptive_softmax
-from fairseq.modules.dropout import dropout
+from fairseq.modules import adaptive_input
+from fairseq.modules.dropout import Dropout, dropout
 from fairseq.modules.positions import sinusoids
 from fairseq.modules.transformer_layer import layer_norm
 
@@ -37,36 +37,11 @@ class AdaptiveInput(adaptive_input.AdaptiveInput):
         super().__init__(vocab_size, padding_idx, initial_dim, factor, output_dim, cutoff)
 
 
-class AdaptiveSoftmax(adaptive_softmax.AdaptiveSoftmax):
-    """An adaptive softmax that is called for the logits of every band, as fairseq's ``adaptive_loss`` does."""
-
-    def __init__(
-        self,
-        vocab_size: int,
-        input_dim: int,
-        cutoff: list[int],
-        dropout: float,
-        factor: float = 4.0,
-        adaptive_inputs: Any = None,
-        tie_proj: bool = False,
-    ) -> None:
-        super().__init__(
-            vocab_size,
-            input_dim,
-            cutoff,
-            dropout=dropout,
-            factor=factor,
-            adaptive_inputs=adaptive_inputs,
-            tie_proj=tie_proj,
-        )
-
-
-class FairseqDropout(nn.Module):
+class FairseqDropout(Dropout):
     """Dropout in training."""
 
     def __init__(self, p: float, module_name: str | None = None) -> None:
-        super().__init__()
-        self.p = p
+        super().__init__(p)
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
         return dropout(x, self.p, self.training)
@@ -116,9 +91,8 @@ def PositionalEmbedding(num_embeddings: int, embedding_dim: int, padding_idx: in
     if not learned:
         return SinusoidalPositionalEmbedding(embedding_dim, padding_idx)
     padding = padding_idx if padding_idx is not None and padding_idx >= 0 else None
-    module = LearnedPositionalEmbedding(
-        num_embeddings + (0 if padding is None else padding + 1), embedding_dim, padding
-    )
+    rows = num_embeddings + (0 if padding is None else padding + 1)
+    module = LearnedPositionalEmbedding(rows, embedding_dim, padding)
     nn.init.normal_(module.weight, std=embedding_dim**-0.5)
     if padding is not None:
         nn.init.zeros_(module.weight[padding])

@@ -9,28 +9,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import importlib.abc
-import importlib.machinery
 import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
 _ITEMS = "__getitem__ collater num_tokens size ordered_indices"
-METHODS = {  # module: class, module of its methods, their names
-    "fairseq.data.masking": ("MaskedBlocks", "items", _ITEMS),
-    "fairseq.data.token_blocks": ("TokenBlocks", "items", _ITEMS),
+METHODS = {  # module: class, names of functions in the module `methods`
+    "fairseq.data.masking": ("MaskedBlocks", _ITEMS),
+    "fairseq.data.token_blocks": ("TokenBlocks", _ITEMS),
+    "fairseq.models.bert": ("EncoderModel", "register_classification_head"),
     "fairseq.tasks.fairseq_task": (
-        *("FairseqTask", "task_calls"),
+        "FairseqTask",
         "get_batch_iterator filter_indices_by_size can_reuse_epoch_itr build_generator inference_step "
-        "build_dataset_for_inference",
+        "build_dataset_for_inference build_bpe build_tokenizer",
     ),
-    "fairseq.text.dictionary": (
-        *("Dictionary", "dictionary"),
-        "encode_line string add_from_file dummy_sentence unk_string",
-    ),
+    "fairseq.text.dictionary": ("Dictionary", "encode_line string add_from_file dummy_sentence unk_string"),
 }
 
 
@@ -39,15 +37,16 @@ def home_of(name: str) -> str:
     return name if "." in name else f"fairseq.interop.fairseq.{name}"
 
 
-class _FormerNames(importlib.machinery.SourceFileLoader):
+class _FormerNames(SourceFileLoader):
     """Loads a module of this package and gives it what it had in fairseq."""
 
     def exec_module(self, module: ModuleType) -> None:
         # After the module's own code: what it defines itself is never replaced by a former name.
         super().exec_module(module)
-        cls, home, names = METHODS.get(module.__name__, ("", "", ""))
+        cls, names = METHODS.get(module.__name__, ("", ""))
         for name in names.split():
-            setattr(getattr(module, cls), name, _method(home_of(home), name, getattr(getattr(module, cls), name, None)))
+            part = getattr(module, cls)
+            setattr(part, name, _method(name, getattr(part, name, None)))
         _find_names(module)
 
 
@@ -61,13 +60,11 @@ def _find_names(module: ModuleType) -> None:
                 return present(name)
         full, path = f"{module.__name__}.{name}", vars(module).get("__path__")
         if not name.startswith("__"):
-            home = None
             # A true submodule comes first: `fairseq.optim.adam` is a module here, whatever names the package had.
-            if not (submodule := importlib.machinery.PathFinder.find_spec(full, path or []) is not None):
-                home, submodule = _tables().NAMES.get(module.__name__, {}).get(name), full in _tables().MODULES
-            if home is not None:
-                return getattr(importlib.import_module(home[0]), home[1])
-            if submodule:
+            is_module = PathFinder.find_spec(full, path or []) is not None
+            if not is_module and name in _tables().NAMES.get(module.__name__, {}):
+                return _tables().part(module.__name__, name)
+            if is_module or full in _tables().MODULES:
                 # As an attribute, without an import of it: a package of fairseq imports all its modules.
                 return importlib.import_module(full)
             former = [old for old, new in _tables().MODULES.items() if new == module.__name__]
@@ -83,8 +80,8 @@ def _tables() -> Any:
     return importlib.import_module("fairseq.interop.fairseq.former_names")
 
 
-def _method(home: str, name: str, present: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The method *name* of *home*, imported when it is called; *present* is called for arguments that it takes."""
+def _method(name: str, present: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The method *name*, imported when it is called; *present* is called for arguments that it takes."""
     known = set() if present is None else set(inspect.signature(present).parameters)
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
@@ -92,45 +89,41 @@ def _method(home: str, name: str, present: Callable[..., Any] | None) -> Callabl
         # arguments need the other one.
         if present is not None and len(args) < len(known) and options.keys() <= known:
             return present(self, *args, **options)
-        return getattr(importlib.import_module(home), name)(self, *args, **options)
+        return getattr(importlib.import_module(home_of("methods")), name)(self, *args, **options)
 
     return call if present is None else functools.wraps(present)(call)
 
 
-class FormerNames(importlib.abc.MetaPathFinder):
-    """Finds modules of this package, which get their former names."""
+class FormerNames(MetaPathFinder, Loader):
+    """Finds modules of this package, which get their former names, and those that only fairseq has.
 
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
+    A module that is only in fairseq is imported as the module that it is here: one object under both names.
+    """
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not name.startswith("fairseq."):
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            return importlib.util.spec_from_loader(name, self) if name in _tables().MODULES else None
         # Exactly this type: loaders of extensions and of other tools stay.
-        if spec is not None and type(spec.loader) is importlib.machinery.SourceFileLoader:
+        if type(spec.loader) is SourceFileLoader:
             spec.loader = _FormerNames(name, str(spec.origin))
         return spec
 
-
-class FormerModules(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Imports a module that is only in fairseq as the module that it is here: one object under both names."""
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        known = name.startswith("fairseq.") and name in _tables().MODULES
-        return importlib.util.spec_from_loader(name, self) if known else None
-
     def exec_module(self, module: ModuleType) -> None:
         # One object, not a copy: a registry or a class under two names would be two.
-        sys.modules[module.__name__] = importlib.import_module(_tables().MODULES[module.__name__])
+        here = sys.modules[module.__name__] = importlib.import_module(_tables().MODULES[module.__name__])
+        # fairseq may have a package where one module is here: fairseq.models.roberta.hub_interface is that module, too.
+        if any(old.startswith(f"{module.__name__}.") for old in _tables().MODULES):
+            vars(here).setdefault("__path__", [])
 
 
 def install() -> None:
     """Let the former modules and names be imported; repeated calls have no effect."""
     if not any(isinstance(finder, FormerNames) for finder in sys.meta_path):
-        # Names before all finders, to see every module of this package; modules after all, for what nobody else has.
-        sys.meta_path[:] = [FormerNames(), *sys.meta_path, FormerModules()]
+        # Before all finders, to see every module of this package.
+        sys.meta_path.insert(0, FormerNames())
         # It is imported already, so that no loader gives it the names.
         _find_names(sys.modules["fairseq"])
 

@@ -20,7 +20,6 @@ class DictConfig(argparse.Namespace):
         setattr(self, name, value)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The setting *name*, or *default*."""
         return vars(self).get(name, default)
 
 

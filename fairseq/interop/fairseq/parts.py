@@ -9,12 +9,6 @@ from fairseq.config.registry import ARCHITECTURES, completed
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.models.architectures.transformer_lm import BASE
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import FairseqLRScheduler
-from fairseq.tasks.fairseq_task import FairseqTask
-
-LegacyFairseqLRScheduler = FairseqLRScheduler
-LegacyFairseqOptimizer = FairseqOptimizer
-LegacyFairseqTask = FairseqTask
 
 
 class LegacyFairseqCriterion(FairseqCriterion):

@@ -23,20 +23,12 @@ from fairseq.models.sentence import HEADS, ClassificationHead
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 
-__path__: list[str] = []  # fairseq has a package here: fairseq.models.roberta.hub_interface is this module, too
-
 IGNORED = ("load_checkpoint_heads", "tokenizer")  # arguments of fairseq's without meaning here
 HEAD_OUTPUT = re.compile(rf"{re.escape(HEADS)}(\w+)\.out_proj\.weight")
 
 
 class RobertaHubInterface(nn.Module):
-    """An encoder under the method names of fairseq's hub.
-
-    Attributes:
-        model: the encoder.
-        task: with the dictionary, and the dictionary of labels of a fine-tuned model.
-        bpe: the tokenizer; None: text is tokens between white space.
-    """
+    """An encoder under the method names of fairseq's hub; without a tokenizer text is tokens between white space."""
 
     def __init__(self, cfg: Any, task: Any, model: Any, tokenizer: Tokenizer | None = None) -> None:
         super().__init__()
@@ -46,14 +38,12 @@ class RobertaHubInterface(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
         return next(self.model.parameters()).device
 
     def encode(self, sentence: str, *addl_sentences: str, no_separator: bool = False) -> Tensor:
         """The ids of ``<s> a </s>``, with further sentences ``<s> a </s> </s> b </s>``: int64 [T].
 
-        Args:
-            no_separator: leave out the first ``</s>`` of the pair between sentences.
+        With *no_separator* there is one ``</s>`` between sentences.
         """
         dictionary = self.task.source_dictionary
         ids = [dictionary.bos()]
@@ -153,7 +143,6 @@ class RobertaEncoder(MaskedLMEncoder):
         return self.lm_head(features if masked_tokens is None else features[masked_tokens])
 
     def max_positions(self) -> int:
-        """The most tokens of a row."""
         return self.sentence_encoder.cfg.max_positions
 
 
@@ -177,18 +166,13 @@ class RobertaModel(BertModel):
         **inputs: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
         """The encoder's output, or logits [B, n] of a head; see :class:`RobertaEncoder`."""
-        only = features_only or classification_head_name is not None
-        x, extra = self.encoder(src_tokens, only, return_all_hiddens, **inputs)
-        return x if classification_head_name is None else self.classification_heads[classification_head_name](
-            x[:, 0]
-        ), extra
+        head = classification_head_name
+        x, extra = self.encoder(src_tokens, features_only or head is not None, return_all_hiddens, **inputs)
+        return x if head is None else self.classification_heads[head](x[:, 0]), extra
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        heads = {
-            name: value
-            for name, value in state.items()
-            if name.partition(".")[2].partition(".")[0] in self.classification_heads
-        }
+        prefixes = tuple(f"{HEADS}{name}." for name in self.classification_heads)
+        heads = {name: value for name, value in state.items() if name.startswith(prefixes)}
         return {**super().upgrade_state_dict(state), **heads}
 
     def register_classification_head(
@@ -210,13 +194,9 @@ class RobertaModel(BertModel):
     ) -> RobertaHubInterface:
         """The encoder in the folder *model_name_or_path*, in evaluation mode, with the heads of its checkpoint.
 
-        Args:
-            model_name_or_path: folder of the checkpoint.
-            checkpoint_file: its name in the folder.
-            data_name_or_path: folder of the dictionary, or of fine-tuning, inside the model's folder or anywhere.
-            bpe: subwords where the dictionary has no tokenizer beside it; ``gpt2`` are numbers in the files
-                ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default *encoder.json* and *vocab.bpe* in the folder.
-            settings: those files, and settings of the checkpoint to change.
+        The folder of the dictionary, or of fine-tuning, is inside the model's or anywhere. Without a tokenizer beside
+        the dictionary *bpe* splits text: ``gpt2`` are numbers in files, ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``,
+        by default *encoder.json* and *vocab.bpe* in the folder. Other *settings* change the checkpoint's.
 
         Raises:
             UserError: a file is missing or invalid, several are named, one is no encoder, a setting does not exist,
@@ -252,9 +232,7 @@ class RobertaModel(BertModel):
         for name in heads.keys() - set(getattr(model, "classification_heads", ())):
             roberta.register_classification_head(name, heads[name])
             prefix = f"{HEADS}{name}."
-            parameters = {
-                key.removeprefix(prefix): value for key, value in state["model"].items() if key.startswith(prefix)
-            }
+            parameters = {k.removeprefix(prefix): v for k, v in state["model"].items() if k.startswith(prefix)}
             roberta.model.classification_heads[name].load_state_dict(parameters)
         return roberta.eval()
 

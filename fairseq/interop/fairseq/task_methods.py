@@ -45,7 +45,7 @@ def check_methods(task: Any, model: Any) -> None:
     for method, values in {**calls, "get_batch_iterator": (None,)}.items():
         if overrides(type(task), method):
             try:
-                _signature(task, method).bind(*values, **keywords(task, method))
+                inspect.signature(getattr(task, method)).bind(*values, **keywords(task, method))
             except TypeError as error:
                 raise UserError(f"--task {name}: {method} must take {EXPECTED[method]} ({error})") from None
             # A step of fairseq returns no memory, and its batches do not continue the rows of the last ones.
@@ -59,7 +59,7 @@ def check_methods(task: Any, model: Any) -> None:
 def keywords(task: Any, method: str, *values: Any) -> dict[str, Any]:
     """The *values* of fairseq's keyword arguments that the method of *task* accepts: versions differ in them."""
     names = KEYWORDS.get(method, "").split()
-    parameters = _signature(task, method).parameters
+    parameters = inspect.signature(getattr(task, method)).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     pairs = zip(names, values or names, strict=True)
     return {name: value for name, value in pairs if open_ended or name in parameters}
@@ -87,9 +87,7 @@ def loaded_dataset(task: Any, split: str, training: bool) -> Dataset:
 class CollatedDataset:
     """A dataset with fairseq's interface: examples by number, sizes by ``num_tokens``, batches by ``collater``.
 
-    Args:
-        dataset: a dataset of fairseq. ``src_lengths`` of its batches are dropped: no model here takes them.
-        indices: numbers of its examples, int [n]; None: all.
+    ``src_lengths`` of its batches are dropped: no model here takes them. *indices*, int [n], are its examples, or all.
     """
 
     def __init__(self, dataset: Any, indices: np.ndarray | None = None) -> None:
@@ -106,9 +104,14 @@ class CollatedDataset:
 
     def batch(self, indices: np.ndarray) -> Sample:
         sample = self.dataset.collater([self.dataset[int(i)] for i in self.indices[indices]])
-        inputs = {name: value for name, value in sample["net_input"].items() if name != "src_lengths"}
+        inputs = {
+            # Tasks with several inputs to a row number them: net_input1, net_input2, …
+            name: {key: tensor for key, tensor in value.items() if key != "src_lengths"}
+            for name, value in sample.items()
+            if name.startswith("net_input")
+        }
         # The plug-in's own number of sentences, if its collater has one.
-        return {"nsentences": len(indices), **sample, "net_input": inputs}
+        return {"nsentences": len(indices), "net_input": next(iter(inputs.values())), **sample, **inputs}
 
     # A resumed run compares checksums of its data: without any it goes on whatever they are.
     def checksums(self) -> dict[str, int]:
@@ -149,8 +152,7 @@ def own_sampler(task: Any, dataset: Any, model: Any, batching: Batching) -> Samp
 class DeferredOptimizer:
     """The optimizer argument of ``train_step``: ``backward`` stores the loss, the trainer computes gradients."""
 
-    def __init__(self) -> None:
-        self.loss: Tensor | None = None
+    loss: Tensor | None = None
 
     def backward(self, loss: Tensor) -> None:
         """Add *loss* to what the step minimizes."""
@@ -159,32 +161,23 @@ class DeferredOptimizer:
 
 
 class StepGraph(LossGraph):
-    """A model and its criterion under a task with its own ``train_step`` or ``valid_step``, as in fairseq."""
+    """A model and its criterion under a task with its own ``train_step`` or ``valid_step``, as in fairseq.
+
+    Raises:
+        UserError: ``train_step`` passed no loss to ``optimizer.backward``.
+    """
 
     def __init__(self, task: FairseqTask, model: Any, criterion: Any) -> None:
         super().__init__(model, criterion)
         self.task = task
 
     def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> Any:
-        return run_step(self.task, self, sample, self.update_num), {}
-
-
-def run_step(task: Any, graph: Any, sample: Sample, update_num: int) -> tuple[Any, int, dict[str, Any]]:
-    """Return loss, sample size and log from ``train_step`` of the task, in evaluation from ``valid_step``.
-
-    Raises:
-        UserError: ``train_step`` passed no loss to ``optimizer.backward``.
-    """
-    # fairseq's trainer chooses between the two in the same way.
-    if not graph.training:
-        return task.valid_step(sample, graph.model, graph.criterion)
-    optimizer = DeferredOptimizer()
-    arguments = keywords(task, "train_step", update_num, False)
-    _, size, log = task.train_step(sample, graph.model, graph.criterion, optimizer, **arguments)
-    if optimizer.loss is None:
-        raise UserError(f"--task {task.settings.chosen.task}: train_step must call optimizer.backward(loss)")
-    return optimizer.loss, size, log
-
-
-def _signature(task: Any, method: str) -> inspect.Signature:
-    return inspect.signature(getattr(task, method))
+        # fairseq's trainer chooses between the two in the same way.
+        if not self.training:
+            return self.task.valid_step(sample, self.model, self.criterion), {}
+        optimizer = DeferredOptimizer()
+        arguments = keywords(self.task, "train_step", self.update_num, False)
+        _, size, log = self.task.train_step(sample, self.model, self.criterion, optimizer, **arguments)
+        if optimizer.loss is None:
+            raise UserError(f"--task {self.task.settings.chosen.task}: train_step must call optimizer.backward(loss)")
+        return (optimizer.loss, size, log), {}

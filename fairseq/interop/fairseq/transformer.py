@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fairseq.config.fields import typed
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.modules import check_hooks
 from fairseq.interop.fairseq.omegaconf import DictConfig
 from fairseq.models import transformer_lm
+from fairseq.modules.adaptive_input import word_embedding
 from fairseq.text.dictionary import Dictionary
 
 DEFAULT_MAX_SOURCE_POSITIONS = DEFAULT_MAX_TARGET_POSITIONS = 1024
 DEFAULT_MIN_PARAMS_TO_WRAP = int(1e8)
-
-# fairseq has a package here: fairseq.models.transformer.transformer_config is this module, too.
-__path__: list[str] = []
 
 
 class _Group(DictConfig):
@@ -38,7 +36,6 @@ class TransformerConfig(DictConfig):
 
     @classmethod
     def from_namespace(cls, args: argparse.Namespace) -> TransformerConfig:
-        """The settings *args*."""
         return cls(**{"quant_noise_pq": 0.0, "quant_noise_pq_block_size": 8, **vars(args)})
 
     def __getattr__(self, group: str) -> DictConfig:
@@ -49,21 +46,13 @@ class TransformerConfig(DictConfig):
 
 
 class TransformerDecoder(transformer_lm.TransformerDecoder):
-    """This package's decoder with fairseq's constructor; it returns hidden states, not logits.
-
-    Args:
-        args: the flat namespace.
-        dictionary: the words of the output.
-        embed_tokens: the input embeddings.
-        no_encoder_attn: ignored: there is no encoder.
-    """
+    """This package's decoder with fairseq's constructor; it returns hidden states, not logits."""
 
     def __init__(
         self, args: argparse.Namespace, dictionary: Dictionary, embed_tokens: nn.Module, no_encoder_attn: bool = True
     ) -> None:
-        check_hooks(
-            self, "put own layers into a FairseqIncrementalDecoder", "build_decoder_layer", "build_output_projection"
-        )
+        advice = "put own layers into a FairseqIncrementalDecoder"
+        check_hooks(self, advice, "build_decoder_layer", "build_output_projection")
         cfg = typed(transformer_lm.TransformerLMConfig, args)
         # The command's check runs where this package builds a model; a plug-in builds the decoder itself.
         cfg.check_vocabulary(len(dictionary))
@@ -76,10 +65,7 @@ TransformerDecoderBase = TransformerDecoder
 
 def Embedding(num_embeddings: int, embedding_dim: int, padding_idx: int) -> nn.Embedding:
     """Embeddings with fairseq's initial values; padding's row is zero."""
-    module = nn.Embedding(num_embeddings, embedding_dim, padding_idx)
-    nn.init.normal_(module.weight, std=embedding_dim**-0.5)
-    nn.init.zeros_(module.weight[padding_idx])
-    return module
+    return word_embedding(num_embeddings, embedding_dim, padding_idx)
 
 
 def Linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
@@ -96,6 +82,3 @@ class CharacterTokenEmbedder(nn.Module):
 
     def __init__(self, *args: Any) -> None:
         raise NotImplementedError("--character-embeddings: not implemented; leave it out")
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        raise NotImplementedError

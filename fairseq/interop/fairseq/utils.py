@@ -25,10 +25,10 @@ from fairseq.modules.transformer_layer import ACTIVATIONS, relu_squared  # noqa:
 from fairseq.system import plugins
 
 SPACE_NORMALIZER = re.compile(r"\s+")
+_ACTIVATIONS = {**ACTIVATIONS, "swish": F.silu}
 
 
 def tokenize_line(line: str) -> list[str]:
-    """The words of *line*."""
     return line.split()
 
 
@@ -38,35 +38,12 @@ def split_paths(paths: str, separator: str = os.pathsep) -> list[str]:
     return paths.split(separator) if "://" not in paths else paths.split("|")
 
 
-def eval_str_list(x: Any, type: Callable[[Any], Any] = float, x_type: Callable[[Any], Any] | None = None) -> Any:
-    """The list that a text such as ``[0.9, 0.98]`` names, its items as *type*; of a single value a list of one.
+def eval_str_dict(x: Any, type: Callable[[Any], Any] = dict) -> Any:
+    """The value, such as a dict, that a text names; what is no text is a value already.
 
     Raises:
         UserError: the text is no literal; it is read, not run.
     """
-    make = x_type or type
-    value = _literal(x)
-    if value is None:
-        return None
-    return [make(part) for part in value] if isinstance(value, list | tuple) else [make(value)]
-
-
-def eval_str_dict(x: Any, type: Callable[[Any], Any] = dict) -> Any:
-    """The dict that a text names; see :func:`eval_str_list`."""
-    return _literal(x)
-
-
-def eval_bool(x: Any, default: bool = False) -> bool:
-    """The truth value that a text such as ``True`` names."""
-    return default if x is None else bool(_literal(x))
-
-
-def csv_str_list(x: str) -> list[str]:
-    """The words of a list with commas."""
-    return x.split(",")
-
-
-def _literal(x: Any) -> Any:
     if not isinstance(x, str):
         return x
     try:
@@ -74,6 +51,23 @@ def _literal(x: Any) -> Any:
     # `literal_eval` of hostile text ends in any of these; deep nesting in the last two.
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise UserError(f"{x!r}: expected a Python literal such as (0.9, 0.98)") from None
+
+
+def eval_str_list(x: Any, type: Callable[[Any], Any] = float, x_type: Callable[[Any], Any] | None = None) -> Any:
+    """The list that a text such as ``[0.9, 0.98]`` names, its items as *type*; of a single value a list of one."""
+    value = eval_str_dict(x)
+    if value is None:
+        return None
+    return list(map(x_type or type, value if isinstance(value, list | tuple) else [value]))
+
+
+def eval_bool(x: Any, default: bool = False) -> bool:
+    """The truth value that a text such as ``True`` names."""
+    return default if x is None else bool(eval_str_dict(x))
+
+
+def csv_str_list(x: str) -> list[str]:
+    return x.split(",")
 
 
 def item(tensor: Any) -> Any:
@@ -86,8 +80,7 @@ def get_perplexity(loss: Any, round: int = 2, base: int = 2) -> float:
     if loss is None:
         return 0.0
     # `safe_power` gives infinity where a plain power would raise OverflowError, early in training.
-    value = float(loss)
-    return safe_power(value) if base == 2 else float(base) ** value
+    return safe_power(float(loss)) if base == 2 else float(base) ** float(loss)
 
 
 def softmax(x: Tensor, dim: int, onnx_trace: bool = False) -> Tensor:
@@ -106,15 +99,13 @@ def get_activation_fn(activation: str) -> Callable[[Tensor], Tensor]:
     Raises:
         UserError: there is none.
     """
-    known = {**ACTIVATIONS, "swish": F.silu}
-    if activation not in known:
-        raise UserError(f"--activation-fn {activation}: choose from {', '.join(sorted(known))}")
-    return known[activation]
+    if activation not in _ACTIVATIONS:
+        raise UserError(f"--activation-fn {activation}: choose from {', '.join(sorted(_ACTIVATIONS))}")
+    return _ACTIVATIONS[activation]
 
 
 def get_available_activation_fns() -> list[str]:
-    """The names of the activations."""
-    return sorted([*ACTIVATIONS, "swish"])
+    return sorted(_ACTIVATIONS)
 
 
 def apply_to_sample(f: Callable[[Tensor], Any], sample: Any) -> Any:
@@ -129,7 +120,6 @@ def apply_to_sample(f: Callable[[Tensor], Any], sample: Any) -> Any:
 
 
 def move_to_cuda(sample: Any, device: Any = None) -> Any:
-    """*sample* on a GPU."""
     return apply_to_sample(lambda tensor: tensor.cuda(device, non_blocking=True), sample)
 
 
@@ -147,7 +137,6 @@ def make_positions(tensor: Tensor, padding_idx: int, onnx_trace: bool = False) -
 
 
 def strip_pad(tensor: Tensor, pad: int) -> Tensor:
-    """*tensor* without padding."""
     return tensor[tensor != pad]
 
 
@@ -158,7 +147,6 @@ def new_arange(x: Tensor, *size: int) -> Tensor:
 
 
 def fill_with_neg_inf(t: Tensor) -> Tensor:
-    """Minus infinity everywhere, in the type of *t*."""
     return torch.full_like(t, float("-inf"))
 
 
@@ -170,13 +158,11 @@ def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: Any = None)
 
 
 def has_parameters(module: nn.Module) -> bool:
-    """Return whether *module* has any parameter."""
     return next(module.parameters(), None) is not None
 
 
 @contextlib.contextmanager
 def model_eval(model: nn.Module) -> Iterator[None]:
-    """*model* in evaluation mode, inside a ``with`` statement."""
     was_training = model.training
     model.eval()
     try:
@@ -187,7 +173,6 @@ def model_eval(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def set_torch_seed(seed: int) -> Iterator[None]:
-    """Random numbers of *seed*, inside a ``with`` statement."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         yield
@@ -207,13 +192,11 @@ def set_incremental_state(module: nn.Module, incremental_state: Any, key: str, v
 
 def import_user_module(args: argparse.Namespace) -> None:
     """Import the package that ``args.user_dir`` names, if any."""
-    folder = vars(args).get("user_dir")
-    if folder:
+    if folder := vars(args).get("user_dir"):
         plugins.import_user_module(folder)
 
 
 def deprecation_warning(message: str, stacklevel: int = 3) -> None:
-    """Warn with *message*."""
     warnings.warn(message, stacklevel=stacklevel)
 
 
@@ -242,9 +225,8 @@ def get_generation_parser(interactive: bool = False, default_task: str = "langua
 def resolve_max_positions(*limits: Any) -> Any:
     """The smallest of *limits*, numbers, tuples of them or None; None without any."""
     known = [limit for limit in limits if limit is not None]
-    if not any(isinstance(limit, tuple) for limit in known):
-        return min(known, default=None)
-    return tuple(map(min, zip(*(limit for limit in known if isinstance(limit, tuple)), strict=True)))
+    tuples = [limit for limit in known if isinstance(limit, tuple)]
+    return tuple(map(min, zip(*tuples, strict=True))) if tuples else min(known, default=None)
 
 
 def import_tasks(tasks_dir: str, namespace: str) -> None:

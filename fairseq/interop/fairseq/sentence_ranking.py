@@ -1,0 +1,170 @@
+"""fairseq's ``sentence_ranking``: the right one of several sentences, each scored by a head with one output."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from fairseq.config.fields import Config, flag
+from fairseq.config.registry import register_criterion, register_task
+from fairseq.config.settings import Settings, typed_settings
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.data.folders import data_folders, load_dictionary
+from fairseq.data.glue import Layout, label_of, read_lines
+from fairseq.errors import UserError, read_failure
+from fairseq.interop.fairseq import datasets
+from fairseq.interop.fairseq.block_datasets import load_indexed_dataset
+from fairseq.interop.fairseq.task_methods import CollatedDataset
+from fairseq.logging.figures import SIZE, Figure, ratio
+from fairseq.models import BaseFairseqModel
+from fairseq.models.sentence import SentenceModel
+from fairseq.modules.transformer_layer import ACTIVATIONS
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.text.dictionary import Dictionary
+
+HEAD = "sentence_classification_head"
+
+
+@dataclass(frozen=True)
+class SentenceRankingCriterionConfig(Config):
+    """Settings of the ranking loss."""
+
+    ranking_head_name: str = flag(HEAD, "name of the head that scores a sentence", metavar="NAME")
+    save_predictions: str | None = flag(None, "file for the choices of validation", metavar="FILE")
+
+
+@register_criterion("sentence_ranking", dataclass=SentenceRankingCriterionConfig)
+class SentenceRankingCriterion(FairseqCriterion):
+    """Cross-entropy of the right one among the candidates ``net_input1``, ``net_input2``, … of each row.
+
+    In evaluation, rows of *save_predictions* are id, chosen number and right number, the numbers from 0.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
+
+    carries_state = False
+
+    def __init__(self, task: Any, ranking_head_name: str = HEAD, save_predictions: str | None = None) -> None:
+        super().__init__(task)
+        self.ranking_head_name, self.file = ranking_head_name, save_predictions
+        if save_predictions is not None:
+            try:
+                Path(save_predictions).write_text("")
+            except OSError as error:
+                raise UserError(f"`save_predictions` {save_predictions}: {read_failure(error)}") from None
+
+    def check(self, model: Any) -> None:
+        if self.ranking_head_name not in getattr(model, "classification_heads", ()):
+            raise UserError(
+                f"`criterion` sentence_ranking: {type(model).__name__} has no head {self.ranking_head_name}; "
+                "use `task` sentence_ranking, or register_classification_head with num_classes=1"
+            )
+
+    def step(self, model: Any, sample: Sample, inputs: Any) -> tuple[Loss, dict[str, Any]]:
+        return self(model, sample), {}
+
+    def forward(self, model: Any, sample: Sample, reduce: bool = True) -> Loss:
+        size = sample["nsentences"]
+        # A dummy sample has rows, no candidates, and no targets: its loss is 0.
+        names = [f"net_input{number}" for number in range(1, self.task.args.num_classes + 1)] if size else ["net_input"]
+        scores = [model(**sample[name], classification_head_name=self.ranking_head_name)[0] for name in names]
+        logits = torch.cat(scores, 1).float()  # (B, candidates)
+        chosen = logits.argmax(1)
+        target = sample["target"].flatten() if size and "target" in sample else None
+        if self.file is not None and size and not self.training:
+            columns = [sample["id"], chosen] + ([target] if target is not None else [])
+            with open(self.file, "a", encoding="utf-8") as file:
+                file.writelines("\t".join(map(str, row)) + "\n" for row in torch.stack(columns, 1).tolist())
+        loss = logits.sum() * 0 if target is None else F.cross_entropy(logits, target, reduction="sum")
+        correct = (chosen == target).sum() if target is not None else torch.zeros_like(chosen).sum()
+        return loss, size, {**logging_output(loss, sample, size), "ncorrect": correct}
+
+    def figures(self) -> dict[str, Figure]:
+        """``loss`` in bits a row, and ``accuracy`` in percent."""
+        return {"loss": ratio("loss", SIZE, 1 / math.log(2)), "accuracy": ratio("ncorrect", SIZE, 100)}
+
+
+@dataclass(frozen=True)
+class SentenceRankingTaskConfig(Config):
+    """Settings of sentence ranking."""
+
+    num_classes: int = flag(2, "number of candidates", low=2)
+    init_token: int | None = flag(None, "id of a token before each candidate", low=0)
+    separator_token: int | None = flag(None, "id of a token before the text of input0", low=0)
+    max_option_length: int | None = flag(None, "maximum tokens of a candidate", low=1)
+    shorten_method: str = flag(
+        "none", "rows longer than the model's positions", choices=("none", "truncate", "random_crop")
+    )
+    pooler_dropout: float = flag(0.0, "dropout of the head", low=0, below=1)
+    pooler_activation_fn: str = flag("tanh", "activation of the head", choices=tuple(ACTIVATIONS))
+
+
+@register_task("sentence_ranking", dataclass=SentenceRankingTaskConfig)
+class SentenceRankingTask(FairseqTask):
+    """Rows of binarised folders ``input1`` … ``inputN``, each before ``input0`` where there is one.
+
+    ``label/SPLIT.label`` has the number of the right input, from 0, of each row.
+    """
+
+    def __init__(self, args: Settings, dictionary: Dictionary) -> None:
+        super().__init__(args)
+        self.cfg, self.dictionary = self.typed(SentenceRankingTaskConfig), dictionary
+        if dictionary.nspecial:
+            dictionary.add_mask()
+
+    @classmethod
+    def setup_task(cls, args: Settings, **kwargs: Any) -> SentenceRankingTask:
+        settings = typed_settings(args)
+        return cls(settings, load_dictionary(data_folders(settings.data_path)[0] / "input1"))
+
+    def build_model(self, args: Settings) -> BaseFairseqModel:
+        """The encoder of the chosen architecture, with a head of one output instead of the pre-training head."""
+        name = self.settings.flat.get("ranking_head_name", HEAD)
+        return SentenceModel(super().build_model(args), name, 1, self.cfg.pooler_dropout, self.cfg.pooler_activation_fn)
+
+    def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> CollatedDataset:
+        data, cfg = Path(folder or data_folders(self.settings.data_path)[0]), self.cfg
+        context: Any = None
+        if (data / "input0").is_dir():
+            context = datasets.PrependTokenDataset(self._lines(data / "input0", split), cfg.separator_token)
+        sample: dict[str, Any] = {"id": datasets.IdDataset(), "nsentences": datasets.NumSamplesDataset()}
+        limit, sizes = getattr(self.settings.model, "max_positions", None), []
+        for number in range(1, cfg.num_classes + 1):
+            row: Any = datasets.PrependTokenDataset(self._lines(data / f"input{number}", split), cfg.init_token)
+            if cfg.max_option_length is not None:
+                row = datasets.TruncateDataset(row, cfg.max_option_length)
+            row = row if context is None else datasets.ConcatSentencesDataset(row, context)
+            if limit is not None:
+                method, seed = cfg.shorten_method, self.settings.common.seed
+                row = datasets.maybe_shorten_dataset(row, split, "", method, limit, seed)
+            sample[f"net_input{number}"] = {"src_tokens": datasets.RightPadDataset(row, self.dictionary.pad())}
+            sizes.append(np.asarray(row.sizes))
+        sample["ntokens"] = datasets.NumelDataset(row, reduce=True)
+        labels = data / "label" / f"{split}.label"
+        if training or labels.is_file():
+            sample["target"] = datasets.RawLabelDataset(self._labels(labels, len(row)))
+        return CollatedDataset(datasets.NestedDictionaryDataset(sample, [np.max(sizes, 0)]))
+
+    def _lines(self, folder: Path, split: str) -> Any:
+        lines = load_indexed_dataset(str(folder / split), self.dictionary)
+        if lines is None:
+            raise UserError(f"{folder / split}.idx: file not found; binarise each input with fairseq-preprocess")
+        return lines
+
+    def _labels(self, path: Path, rows: int) -> list[int]:
+        """The numbers in the file of labels.
+
+        Raises:
+            UserError: there are too few or too many, or one is no number of an input.
+        """
+        lines, layout = read_lines(path), Layout((), labels=tuple(map(str, range(self.cfg.num_classes))))
+        if len(lines) != rows:
+            raise UserError(f"{path}: {len(lines)} lines where the inputs have {rows}; give one label for each row")
+        return [int(label_of(f"{path}: line {number}", line.strip(), layout)) for number, line in enumerate(lines, 1)]
