@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.fields import Config, flag, parse_dict
+from fairseq.config.fields import Config, defaults, flag, parse_dict
 from fairseq.errors import SettingError
 
 _BANDS = [1, 10, 100, 1000, 10_000, 100_000]
+# Settings that only fairseq's hypotheses have; that is why their defaults are None.
+_OF_HYPOTHESES = ("prefix_size", "nbest", "max_len_a", "max_len_b", "min_len", "lenpen", "no_repeat_ngram_size")
+_OF_CONTINUATIONS = ("max_new_tokens", "num_samples", "num_contexts", "context_tokens", "json")
 
 
 @dataclass(frozen=True)
@@ -115,10 +119,18 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
     @property
     def finds_hypotheses(self) -> bool:
         """Whether texts end at ``</s>`` and are printed in fairseq's lines."""
-        # Settings that only fairseq's hypotheses have; that is why their defaults are None.
-        asked = (self.prefix_size, self.nbest, self.max_len_a, self.max_len_b, self.min_len, self.lenpen)
-        is_search = any(value is not None for value in (*asked, self.no_repeat_ngram_size))
+        is_search = bool(self._changed(_OF_HYPOTHESES))
         return self.results_format == "fairseq" or (self.results_format is None and is_search)
+
+    @property
+    def without_effect(self) -> list[str]:
+        """Settings that were changed, and that the chosen format does not read."""
+        return self._changed(_OF_CONTINUATIONS if self.finds_hypotheses else _OF_HYPOTHESES)
+
+    def _changed(self, names: Sequence[str]) -> list[str]:
+        """Those of *names* that are settings of the command and differ from their defaults."""
+        unchanged = defaults(type(self))
+        return [name for name in names if name in unchanged and getattr(self, name) != unchanged[name]]
 
 
 @dataclass(frozen=True)

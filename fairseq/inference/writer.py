@@ -132,6 +132,10 @@ def decoding(cfg: GenerationConfig) -> Decoding:
     Raises:
         UserError: flags contradict each other.
     """
+    if cfg.without_effect:
+        what = "fairseq's lines, whose length `max_len_a` and `max_len_b` limit"
+        what = what if cfg.finds_hypotheses else "`results_format` text"
+        logger.warning("%s: no effect on %s", ", ".join(f"`{name}`" for name in cfg.without_effect), what)
     if cfg.finds_hypotheses and (cfg.nbest or 1) > cfg.beam:
         raise UserError(f"`nbest` {cfg.nbest}: a beam has {cfg.beam} hypotheses; raise `beam`")
     if cfg.sampling:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -143,3 +144,22 @@ def test_interactive_prints_fairseqs_lines(capsys: pytest.CaptureFixture[str], t
     assert [line[0] for line in found] == [f"{kind}-{n}" for n in (0, 1) for kind in "SHDP"]
     with user_error("--nbest 3: a beam has 2 hypotheses; raise --beam"):
         lines(interactive.main, get_interactive_generation_parser(), f"{flags} --nbest 3", capsys)
+
+
+@pytest.mark.parametrize(
+    "flags, unread",
+    [
+        ("--results-format fairseq --max-len-b 4 --max-new-tokens 5 --json", ["max_new_tokens", "json"]),
+        ("--results-format text --beam 2 --max-new-tokens 5 --nbest 1 --lenpen 2", ["nbest", "lenpen"]),
+        ("--beam 2 --nbest 2 --max-len-b 4 --sampling", []),
+        ("--beam 2 --max-new-tokens 5 --json", []),
+    ],
+)
+def test_flags_that_the_chosen_lines_do_not_read_are_named(
+    flags: str, unread: list[str], capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts").write_text("the\n")
+    flags = f"{runs.DATA} --path {CHECKPOINT} --cpu --input {tmp_path}/prompts {flags}"
+    lines(interactive.main, get_interactive_generation_parser(), flags, capsys)
+    found = [record.getMessage() for record in caplog.records if "no effect on" in record.getMessage()]
+    assert [re.findall("`([a-z_]+)`", message.split(":")[0]) for message in found] == ([unread] if unread else [])

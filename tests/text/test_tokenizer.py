@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from subword_encodings import encodings
 
 from fairseq.errors import UserError
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
@@ -58,6 +59,19 @@ def test_unknown_words_in_text_stay_one_symbol(words: Moses | Space | None) -> N
     symbols = tokenizer.encode_lines(["the <unk> low", "low"])[0].split()
     assert tokenizer.decode(symbols) == "the <unk> low"
     assert tokenizer.encode("<unk>") == "<unk>" and tokenizer.decode(["<unk>"]) == "<unk>"
+
+
+@pytest.mark.parametrize("text", ["a <unk> the", "a<unk>the", " <unk>", "<unk> <unk>  ", " = the river = ", "\tlow "])
+@pytest.mark.parametrize("kind", ["byte", "gpt2"])
+def test_byte_level_text_comes_back_with_its_spaces_also_around_unknown_words(kind: str, text: str) -> None:
+    tokenizer = Tokenizer(None, encodings()[kind])
+    assert tokenizer.decode(tokenizer.encode(text).split()) == text
+
+
+@pytest.mark.parametrize("kind", ["byte", "gpt2"])
+def test_unknown_words_stay_apart_in_text_cut_into_words_before_byte_level_symbols(kind: str) -> None:
+    tokenizer = Tokenizer(Space(), encodings()[kind])
+    assert tokenizer.decode(tokenizer.encode("a <unk> the").split()) == "a <unk> the"
 
 
 def test_a_file_of_another_dictionary_is_refused(tmp_path: Path) -> None:

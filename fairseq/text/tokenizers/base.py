@@ -133,8 +133,6 @@ class Subwords(Value):
     source: str = dataclasses.field(default="", compare=False)
 
     rule: ClassVar[WordRule] = SubwordMarks()
-    glue: ClassVar[str] = " "
-    """What separates the texts around an unknown symbol."""
     learns_lines: ClassVar[bool] = False
     """Whether :meth:`learn_lines` learns, not :meth:`learn`: where white space is part of symbols."""
 
@@ -142,6 +140,11 @@ class Subwords(Value):
     def words(self) -> WordRule:
         """The rule that groups symbols into the words they were made of."""
         return self.rule
+
+    @property
+    def glue(self) -> str:
+        """What separates the texts around an unknown symbol."""
+        return " "
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], size: int) -> bytes:

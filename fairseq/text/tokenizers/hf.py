@@ -36,6 +36,11 @@ class LibrarySubwords(Subwords):
         """Whether symbols are sequences of bytes, as in GPT-2."""
         return True
 
+    @property
+    def glue(self) -> str:
+        # Symbols of bytes hold every space of the text.
+        return "" if self.byte_level else super().glue
+
     def encode(self, lines: Sequence[str]) -> list[str]:
         with self.library(lines):
             # The fast variant leaves out offsets, which nothing reads here.
@@ -155,7 +160,6 @@ class GPT2(LibrarySubwords):
     """GPT-2's byte-level merges (``vocab.bpe`` or ``merges.txt``; Radford et al. 2019). ``Ġ`` stands for a space."""
 
     rule: ClassVar[WordRule] = ByteLevelWords()
-    glue: ClassVar[str] = ""
 
     def check(self) -> None:
         _ = self._tokenizer

@@ -74,7 +74,8 @@ class Steps(Value):
                 parts.append([])
             else:
                 parts[-1].append(symbol)
-        glue = self.subwords.glue
+        # Words were cut at spaces, which then no symbol holds.
+        glue = self.subwords.glue if self.words is None else " "
         decoded = [self.subwords.decode(part) if part else "" for part in parts]
         text = f"{glue}{UNKNOWN}{glue}".join(decoded).strip(glue)
         return self.words.join(text.split()) if self.words is not None else text
