@@ -31,11 +31,6 @@ class ModelConfig(KernelConfig):
         """Tokens that the model remembers from segment to segment; 0: none."""
         return 0
 
-    @property
-    def row_limit(self) -> int | None:
-        """The most tokens of a row that the user allows, or None."""
-        return None
-
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
         """Settings that change when staged training goes on with blocks of *tokens*; any stage's *longest* blocks."""
         return {}
@@ -46,10 +41,6 @@ class BlockModelConfig(BlockConfig, ModelConfig):
     """Settings of models with positions for the tokens of a block."""
 
     max_target_positions: int | None = flag(None, "maximum tokens per row (default: `tokens_per_sample`)", low=1)
-
-    @property
-    def row_limit(self) -> int | None:
-        return self.max_target_positions
 
 
 class BaseFairseqModel(nn.Module):

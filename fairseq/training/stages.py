@@ -16,7 +16,7 @@ from typing import Any
 from fairseq.config.registry import LR_SCHEDULERS
 from fairseq.config.settings import TrainingSettings
 from fairseq.errors import UserError
-from fairseq.models import ModelConfig
+from fairseq.models.base import BlockModelConfig, ModelConfig
 
 SYNTAX = "LENGTH:UPDATES[:TOKENS[:LR]], as in 128:140100,512:286000 or 128:140100:9216:0.5,512:286000::0.25"
 # int reads no text of any length.
@@ -88,7 +88,7 @@ def plan(settings: TrainingSettings) -> list[Stage]:
             f"`max_update` {cfg.max_update}: `stages` ends at update {stages[-1].max_update}; leave `max_update` out"
         )
     # Learned positions are a table: a longer block would read beyond it, hours after the start.
-    rows = settings.model.row_limit if isinstance(settings.model, ModelConfig) else None
+    rows = settings.model.max_target_positions if isinstance(settings.model, BlockModelConfig) else None
     limited = [stage for stage in stages if stage.max_tokens is None]
     for name, limit, of in (("max_tokens", settings.data.max_tokens, limited), ("max_target_positions", rows, stages)):
         longest = max((stage.tokens_per_sample for stage in of), default=0)
