@@ -11,9 +11,10 @@ import pytest
 import runs
 import torch
 import torch.nn.functional as F
-from sentences import NO_DROPOUT, SIZES, WORDS, write_dictionary, write_folders
+from sentences import NO_DROPOUT, SIZES, WORDS, write_dictionary, write_folders, write_pretrained
 from subword_encodings import MERGES, encodings
 
+from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.data import encoders
 from fairseq.errors import UserError
@@ -71,6 +72,23 @@ def test_a_ranking_is_validated_with_rows_cut_to_the_models_positions(tmp_path: 
     last = runs.summaries(log, "valid")[-1]
     assert again["loss"] == pytest.approx(last["loss"], abs=1e-3)
     assert again["accuracy"] == pytest.approx(last["accuracy"], abs=0.01)
+
+
+def test_a_pretrained_encoder_is_tuned_with_the_flags_of_fairseqs_example(tmp_path: Path) -> None:
+    data = write_questions(tmp_path)
+    encoder = write_pretrained(tmp_path / "encoder.pt", data / "input1")
+    flags = f"""--restore-file {encoder} --reset-optimizer --reset-dataloader --reset-meters --init-token 0
+        --separator-token 2 --max-option-length 8 --shorten-method truncate --adam-betas (0.9,0.98) --adam-eps 1e-06
+        --clip-norm 0.0 --lr-scheduler fixed --best-checkpoint-metric accuracy --maximize-best-checkpoint-metric
+        --update-freq 2 --max-epoch 1"""
+    log = train(data, tmp_path / "run", flags)
+    stored = checkpoint.load(tmp_path / "run" / "checkpoint_best.pt")
+    assert stored["extra_state"]["val_loss"] == pytest.approx(runs.summaries(log, "valid")[-1]["accuracy"], abs=0.01)
+    # The rate is small: embeddings stay near their beginning, which another seed would not give.
+    name = "encoder.sentence_encoder.embed_tokens.weight"
+    torch.testing.assert_close(stored["model"][name], checkpoint.load(encoder)["model"][name], atol=0.02, rtol=0)
+    with pytest.raises(UserError, match="lacks the head of this model; --reset-optimizer begins a new one"):
+        train(data, tmp_path / "other", f"--restore-file {encoder} --max-epoch 1")
 
 
 def test_a_ranking_resumes_where_it_was(tmp_path: Path) -> None:
