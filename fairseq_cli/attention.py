@@ -21,13 +21,13 @@ from fairseq.config.settings import CommonConfig, StreamConfig
 from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.evaluation import report
 from fairseq.evaluation.report import markdown
 from fairseq.inference.loading import check_no_begin, load_language_models
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.precision import Precision
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
+from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.text_corpus import TextCorpus
@@ -195,7 +195,7 @@ def _write(folder: Path, maps: AttentionMaps, heads: list[Head], results: dict[s
     pictures = [pages.picture(folder / name, caption) for name, caption in PICTURES.items() if (folder / name).exists()]
     body = [pages.section("Mean distance by layer", pages.table(_table(maps))), pages.section("Plots", *pictures)]
     pages.write(folder / "attention.html", pages.page("Attention", facts, "\n".join(body)))
-    report.write_results(folder, results)
+    write_json(folder / "results.json", results)
 
 
 cli_main = command(main, get_attention_parser)

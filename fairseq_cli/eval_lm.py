@@ -39,6 +39,7 @@ from fairseq.models.language_model import language_model
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system.files import ARCHIVE, atomic_files, prepare_file
+from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import printable
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -333,7 +334,7 @@ def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[
         if cfg.results_path is not None:
             if "by_frequency" in results:
                 plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"], files.file)
-            report.write_results(Path(cfg.results_path), {**results, **about_run()}, files.file)
+            write_json(Path(cfg.results_path) / "results.json", {**results, **about_run()}, create=files.file)
 
 
 def _sample(scorer: Scorer, reader: TextReader) -> str:

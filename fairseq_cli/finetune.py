@@ -32,7 +32,7 @@ from fairseq.models.loading import finished
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.precision import Precision
 from fairseq.system.files import atomic_file, prepare_folder
-from fairseq.system.json_files import finite, read_json
+from fairseq.system.json_files import finite, read_json, write_json
 from fairseq.system.opening import open_regular
 from fairseq.system.provenance import about_run
 from fairseq.tasks import setup_task
@@ -122,8 +122,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         "runs": [dataclasses.asdict(run) for run in runs],
     }
     report = dict(finite(report))  # the deviation of one run is NaN, which JSON does not have
-    with atomic_file(Path(cfg.save_dir) / "results.json", "--save-dir") as file:
-        file.write((json.dumps({**report, **about_run()}, indent=1) + "\n").encode())
+    write_json(Path(cfg.save_dir) / "results.json", {**report, **about_run()}, "--save-dir")
     print(as_table(summaries))
     return report
 

@@ -14,9 +14,9 @@ from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.evaluation.pairs import accuracies, accuracy_table, read_pairs
-from fairseq.evaluation.report import write_results
 from fairseq.hub import LanguageModel, load_scorer
 from fairseq.interop.harness import harness_model, require_harness, task_data
+from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq_cli import command
 from fairseq_cli.common import results_folder
@@ -81,7 +81,7 @@ def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
         for name, value in of_task.items():
             print(f"{task}\t{name}\t{value:.6g}")
     if cfg.results_path is not None:
-        write_results(Path(cfg.results_path), {"tasks": metrics, **about_run()})
+        write_json(Path(cfg.results_path) / "results.json", {"tasks": metrics, **about_run()})
     return metrics
 
 
@@ -104,7 +104,7 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
     print(*accuracy_table(results), sep="\n")
     metrics = {name: {"pairs": float(count), "acc": share} for name, (count, share) in results.items()}
     if cfg.results_path is not None:
-        write_results(Path(cfg.results_path), {"pairs": path, "phenomena": metrics, **about_run()})
+        write_json(Path(cfg.results_path) / "results.json", {"pairs": path, "phenomena": metrics, **about_run()})
     return metrics
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from fairseq.notes.study import Note, NoteStudy
 from fairseq.notes.words import NoteWords
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
+from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq_cli import command
 from fairseq_cli.common import results_folder
@@ -118,7 +118,7 @@ def _write(
     assert cfg.results_path is not None
     with atomic_folder(cfg.results_path, files, "--results-path") as folder:
         report = {**report, **about_run()}
-        pages.write(folder / "notes.json", json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+        write_json(folder / "notes.json", report)
         if not drawn:
             return
         positions, chosen = study.plane(drawn), [notes[number] for number in drawn]

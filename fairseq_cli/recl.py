@@ -18,12 +18,12 @@ from fairseq.config.fields import flag, typed
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, StreamConfig
 from fairseq.errors import SettingError
-from fairseq.evaluation import report
 from fairseq.evaluation.report import markdown
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system import pages
 from fairseq.system.files import atomic_file, atomic_folder
+from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq_cli import command
 from fairseq_cli.common import data_and_models, evaluation_parser, progress, results_folder, stream_settings
@@ -160,7 +160,7 @@ def _write(
         pages.section("Plots", *(pages.picture(folder / name, caption) for name, caption in PICTURES.items())),
     ]
     pages.write(folder / "recl.html", pages.page("Relative effective context length", facts, "\n".join(body)))
-    report.write_results(folder, results)
+    write_json(folder / "results.json", results)
 
 
 cli_main = command(main, get_recl_parser)

@@ -33,7 +33,6 @@ from fairseq.evaluation.by_frequency import (
     with_positions,
     word_counts,
 )
-from fairseq.evaluation.report import write_results
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
 from fairseq.inference.loading import load_models
 from fairseq.logging import progress_bar
@@ -44,6 +43,7 @@ from fairseq.modules.precision import Precision
 from fairseq.notes.control import CONTROLS, control_figures, distance_table, mark_distances, without_rare_words
 from fairseq.notes.state import dictionary_of
 from fairseq.system.files import atomic_files
+from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training.validation import validate
@@ -156,7 +156,8 @@ def _report(
             for split, report in reports.items():
                 plots.draw_bands(folder / f"by-frequency-{split}.png", report, files.file)
             about = {"checkpoints": list(results), "data": data, **about_run()}
-            write_results(folder, {"figures": results, "by_frequency": reports, **about}, files.file)
+            values = {"figures": results, "by_frequency": reports, **about}
+            write_json(folder / "results.json", values, create=files.file)
 
 
 def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, Any]:

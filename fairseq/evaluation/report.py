@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import resource
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +17,6 @@ import torch
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
 from fairseq.logging.figures import safe_power
-from fairseq.system.files import Create, atomic_file
-from fairseq.system.json_files import finite
 from fairseq.text.dictionary import NONE, Dictionary
 from fairseq.text.raw_text import RawCounts
 from fairseq.text.symbols import BYTES
@@ -173,14 +169,6 @@ def word_table(words: Words) -> Iterator[str]:
     yield "word\tcount\tmean log-probability\tsum"
     for word in sorted(counts, key=lambda w: (-counts[w], w)):
         yield f"{word}\t{counts[word]}\t{sums[word] / counts[word]:.6f}\t{sums[word]:.6f}"
-
-
-def write_results(folder: Path, report: Mapping[str, Any], create: Create = atomic_file) -> None:
-    """Write *report* to ``results.json`` in *folder* atomically, alone or in the group of *create*."""
-    text = json.dumps(finite(report), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with create(folder / "results.json", "`results_path`") as file:
-        # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.
-        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def document_scores(scores: Scores) -> Iterator[dict[str, Any]]:

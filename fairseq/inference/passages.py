@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from fairseq.errors import UserError
 from fairseq.inference.text import Detokenizer
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
+from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import page_text
 
@@ -99,12 +99,9 @@ def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str,
         UserError: a file cannot be written.
     """
     about = {**about, **about_run()}
-    report = {**about, "samples": [asdict(passage) for passage in passages]}
-    content = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    texts = {"generate.html": as_page(passages, about), "generate.json": content}
-    with atomic_folder(folder, tuple(texts), "`results_path`") as temporary:
-        for name, text in texts.items():
-            pages.write(temporary / name, text)
+    with atomic_folder(folder, ("generate.html", "generate.json"), "`results_path`") as temporary:
+        pages.write(temporary / "generate.html", as_page(passages, about))
+        write_json(temporary / "generate.json", {**about, "samples": [asdict(passage) for passage in passages]})
 
 
 def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""JSON of files, read within bounds: UTF-8, not too large or deep, finite numbers, text without lone surrogates."""
+"""JSON files; they are read within bounds: UTF-8, not too large or deep, finite numbers, no lone surrogates."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.errors import UserError
+from fairseq.system.files import Create, atomic_file
 from fairseq.system.opening import LARGEST_TEXT, read_named
 
 DEPTH = 64
@@ -28,6 +29,14 @@ def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any
         return parse_json(content)
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON ({error}); {advice}") from None
+
+
+def write_json(path: str | Path, value: Any, flag: str = "`results_path`", create: Create = atomic_file) -> None:
+    """Write a report to *path* atomically, alone or in the group of *create*; NaN and infinities become null."""
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    with create(path, flag) as file:
+        # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def parse_json(content: bytes | str, any_text: bool = False) -> Any:

@@ -51,7 +51,7 @@ def picture(path: Path, caption: str) -> str:
 
 
 def write(path: Path, content: str) -> None:
-    """Write a page or a report to *path*; surrogates of file names, which UTF-8 cannot represent, are escaped."""
+    """Write a page to *path*; surrogates, which UTF-8 cannot represent, are escaped."""
     path.write_bytes(content.encode("utf-8", "backslashreplace"))
 
 
