@@ -67,21 +67,14 @@ def is_model(path: str | Path) -> bool:
 
 @dataclass(frozen=True)
 class SavePoint:
-    """A point of a run at which it saves.
+    """A point of a run at which it saves."""
 
-    Attributes:
-        epoch, updates: how far training is; both count from 1.
-        is_best: its validation figure is the best saved so far.
-        figure: the validation figure, None without a validation.
-        milestone: name of the checkpoint that is due by words or tokens, if one is.
-    """
-
-    epoch: int
+    epoch: int  # from 1, as *updates*
     updates: int
     end_of_epoch: bool = False
-    is_best: bool = False
-    figure: float | None = None
-    milestone: str | None = None
+    is_best: bool = False  # its validation figure is the best saved so far
+    figure: float | None = None  # of the validation, None without one
+    milestone: str | None = None  # name of the checkpoint that is due by words or tokens, if one is
 
 
 class CheckpointManager:

@@ -27,12 +27,10 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of the log, computed from totals.
+    """A number of the log, computed from totals by name.
 
-    Attributes:
-        compute: from the totals by name to the number.
-        needs: names that must be there; while one is missing, the figure is not shown. Gathered predictions, e.g. for
-            F1 or Matthews' correlation, are there in validation only.
+    While one of the names *needs* is missing, it is not shown. Gathered predictions, e.g. for F1 or Matthews'
+    correlation, are there in validation only.
     """
 
     compute: Callable[[Values], float]
@@ -69,17 +67,11 @@ def language_model_figures() -> dict[str, Figure]:
 
 @dataclass(frozen=True)
 class NamedSums:
-    """The sums of one or several batches as one vector, so that a single reduction serves all of them.
+    """The sums of one or several batches as one vector, so that a single reduction serves all of them."""
 
-    Attributes:
-        names: what each entry is; the same on every rank, in the same order.
-        values: float64 [names], on the device.
-        rows: gathered predictions by name, [rows, …] each.
-    """
-
-    names: tuple[str, ...]
-    values: Tensor
-    rows: Mapping[str, Tensor]
+    names: tuple[str, ...]  # what each entry is; the same on every rank, in the same order
+    values: Tensor  # float64 [names], on the device
+    rows: Mapping[str, Tensor]  # gathered predictions by name, [rows, …] each
 
     @classmethod
     def of(cls, log: Mapping[str, Any], sample_size: int, device: torch.device, gather: bool = False) -> NamedSums:

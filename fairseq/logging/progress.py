@@ -28,19 +28,12 @@ OMITTED |= {"clip", "train_wall", "wall"}
 
 @dataclass
 class RunProgress:
-    """Progress of a training run, over the bars of its epochs.
+    """Progress of a training run, over the bars of its epochs."""
 
-    Attributes:
-        start: updates before this process.
-        updates: updates so far.
-        total: updates of the whole run; None where no limit tells them.
-        shown: the metric beside the bar.
-    """
-
-    start: int
-    updates: int
-    total: int | None = None
-    shown: str = ""
+    start: int  # updates before this process
+    updates: int  # so far
+    total: int | None = None  # updates of the whole run; None where no limit tells them
+    shown: str = ""  # the metric beside the bar
 
 
 def progress_bar(

@@ -36,17 +36,11 @@ KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS}
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens that are read as one row.
+    """Tokens that are read as one row."""
 
-    Attributes:
-        row: number of the request.
-        tokens: the first is not scored.
-        first: index of the first scored token.
-    """
-
-    row: int
-    tokens: list[int]
-    first: int
+    row: int  # number of the request
+    tokens: list[int]  # the first is not scored
+    first: int  # index of the first scored token
 
 
 class Requests:

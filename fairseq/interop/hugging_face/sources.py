@@ -28,30 +28,21 @@ Parts = Mapping[str, Mapping[str, Sequence[type]]]
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of a module: the names that it defines and those that it uses, and its lines.
-
-    Attributes:
-        evaluated: the names used outside annotations.
-    """
+    """A statement of a module: the names that it defines and those that it uses, and its lines."""
 
     defines: frozenset[str]
     uses: frozenset[str]
-    evaluated: frozenset[str]
+    evaluated: frozenset[str]  # of *uses*, outside annotations
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module of this package.
-
-    Attributes:
-        imports: module and name of each imported name; the name is None for ``import module``.
-        statements: all but imports and the docstring.
-    """
+    """A module of this package."""
 
     docstring: str
-    imports: Mapping[str, tuple[str, str | None]]
-    statements: tuple[Statement, ...]
+    imports: Mapping[str, tuple[str, str | None]]  # module and name of each; the name is None for ``import module``
+    statements: tuple[Statement, ...]  # all but imports and the docstring
 
     def reached(self, names: Iterable[str]) -> list[Statement]:
         """Return the statements that define *names*, and those that they use, in the order of the file."""

@@ -29,14 +29,10 @@ TEXTS = (*PROBES, "a\tb\n\nc  d ", "e\u0301 naïve 世界 🙂\r\n\u00a0x", " 12
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What transformers reads a tokenizer from.
+    """What transformers reads a tokenizer from."""
 
-    Attributes:
-        texts: of files, by name.
-        adapters, parts: code, for :func:`~fairseq.interop.hugging_face.sources.sources`.
-    """
-
-    texts: Mapping[str, str]
+    texts: Mapping[str, str]  # of files, by name
+    # Code, for :func:`~fairseq.interop.hugging_face.sources.sources`.
     adapters: tuple[str, ...] = ()
     parts: Parts = field(default_factory=dict)
 

@@ -61,15 +61,10 @@ class Name:
 
 @dataclass(eq=False, repr=False)
 class Inert:
-    """An object of an unknown class.
+    """An object of an unknown class; items of a list or a mapping of such a class are not kept."""
 
-    Attributes:
-        path: the class, ``module.name``.
-        state: its attributes. Items of a list or a mapping of such a class are not kept.
-    """
-
-    path: str
-    state: dict[Any, Any] = field(default_factory=dict)
+    path: str  # the class, ``module.name``
+    state: dict[Any, Any] = field(default_factory=dict)  # its attributes
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored:
@@ -96,14 +91,10 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 
 class _Machine:
-    """Interpreter of one pickle; opcodes other than :data:`LITERALS` and :data:`OPERATIONS` are rejected.
-
-    Attributes:
-        storages: descriptions of tensor data outside the pickle.
-    """
+    """Interpreter of one pickle; opcodes other than :data:`LITERALS` and :data:`OPERATIONS` are rejected."""
 
     def __init__(self) -> None:
-        self.storages: set[Storage] = set()
+        self.storages: set[Storage] = set()  # descriptions of tensor data outside the pickle
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -287,17 +278,11 @@ OPERATIONS: dict[str, Operation] = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """Content of a file.
-
-    Attributes:
-        path: the file.
-        root: plain data, :class:`Inert` objects and :class:`Stored` tensors.
-        numbers: bytes of each storage, by key.
-    """
+    """Content of a file."""
 
     path: Path
-    root: Any
-    numbers: dict[str, bytearray]
+    root: Any  # plain data, :class:`Inert` objects and :class:`Stored` tensors
+    numbers: dict[str, bytearray]  # bytes of each storage, by key
 
     def tensor(self, stored: Stored) -> Tensor:
         """Return the tensor; tensors of one storage share memory.

@@ -16,11 +16,7 @@ NAME_LENGTH = 256  # most characters in the name of a tensor
 
 
 class Tensors:
-    """A foreign model's tensors by name, removed one by one, each checked against the expected shape.
-
-    Attributes:
-        left: tensors not taken yet.
-    """
+    """A foreign model's tensors by name, removed from *left* one by one, each checked against the expected shape."""
 
     def __init__(self, state: Mapping[str, Tensor], where: str) -> None:
         check_tensors(state, where)

@@ -58,18 +58,13 @@ class DecoderReader:
 
 
 class FairseqCache(Cache):
-    """What has been read of the rows of a batch, those with equally many tokens together.
-
-    Attributes:
-        groups: positions of rows in the batch [rows], and their tokens.
-        tokens_read: columns of the batch that were read, with padding.
-    """
+    """What has been read of the rows of a batch, those with equally many tokens together."""
 
     def __init__(self) -> None:
         # transformers' cache holds keys and values by layer; here they are in the decoder's own cache, with its memory.
         super().__init__(layers=[])
-        self.groups: list[tuple[Tensor, Rows]] = []
-        self.tokens_read = 0
+        self.groups: list[tuple[Tensor, Rows]] = []  # positions of rows in the batch [rows], and their tokens
+        self.tokens_read = 0  # columns of the batch, with padding
 
     def __len__(self) -> int:
         return len(self.groups)
