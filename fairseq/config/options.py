@@ -41,7 +41,6 @@ def parse_args_and_arch(
     """Parse a command line, let the chosen parts add their flags, and fill in what is left open.
 
     Args:
-        parser: one of this module's parsers.
         input_args: the command line; the process's when None.
         parse_known: return also what is not understood.
         modify_parser: called with the parser before it parses.

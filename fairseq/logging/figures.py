@@ -75,13 +75,10 @@ class NamedSums:
 
     @classmethod
     def of(cls, log: Mapping[str, Any], sample_size: int, device: torch.device, gather: bool = False) -> NamedSums:
-        """A criterion's sums as a vector, without a wait for the device.
+        """A criterion's sums as a vector on *device*, without a wait for it.
 
-        Args:
-            log: sums by name: numbers, tensors of one element, or :class:`Gathered` predictions.
-            sample_size: what the gradient is divided by.
-            device: where the vector lies.
-            gather: keep gathered predictions; otherwise they are dropped.
+        *log* has numbers, tensors of one element, or :class:`Gathered` predictions, which are dropped without *gather*.
+        *sample_size* is what the gradient is divided by.
         """
         host: dict[str, Any] = {"loss": 0.0, "ntokens": 0, "nsentences": 0, **log, SIZE: sample_size}
         # fairseq's log has both; they differ where a criterion adds a term.

@@ -52,7 +52,6 @@ def progress_bar(
     """Return *iterable* as a progress bar in one of the formats of ``--log-format``.
 
     Args:
-        iterable: the items.
         log_format: tqdm, simple, json or none; None chooses *default*.
         log_interval: updates between two lines.
         epoch: number of the epoch, None outside training.

@@ -195,10 +195,7 @@ def log_file(path: str | None) -> Iterator[None]:
 def recording(common: CommonConfig | None, folder: str | Path = ".", after: int = 0) -> Iterator[Record]:
     """A function that writes to the recorders which flags ask for, inside a ``with`` statement.
 
-    Args:
-        common: the flags; None: no recorders.
-        folder: the checkpoint folder.
-        after: updates that a resumed run has behind it.
+    *folder* is the checkpoint folder, *after* the number of updates that a resumed run has behind it.
     """
     common, writes = common or CommonConfig(), list[Write]()
     # If one cannot be opened, those before it are closed.

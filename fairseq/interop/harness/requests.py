@@ -48,11 +48,7 @@ class Requests:
 
     Texts begin with ``</s>``, and line feeds are ``</s>``, or the vocabulary's own symbol where it has one. A model
     with memory reads a text in segments; a model without reads the last tokens that fit into one, after ``<s>`` if it
-    was trained with it (``--add-bos-token``).
-
-    Args:
-        batch_size: rows read at once.
-        max_tokens: most generated tokens of a request that names no number.
+    was trained with it (``--add-bos-token``). A request that names no number generates at most *max_tokens*.
 
     Raises:
         UserError: the model has no distribution over words.
@@ -203,9 +199,7 @@ class Requests:
 class EncoderRequests:
     """Answers of an encoder: pseudo-log-likelihoods, in which each token is masked in turn (Salazar et al. 2020).
 
-    Args:
-        batch_size: masked rows read at once.
-        within_words: mask the rest of a token's word, too; see :class:`PseudoScorer`.
+    *batch_size* masked rows are read at once; for *within_words* see :class:`PseudoScorer`.
     """
 
     def __init__(self, model: MaskedLanguageModel, batch_size: int = 8, within_words: bool = False) -> None:

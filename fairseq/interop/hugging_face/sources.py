@@ -57,11 +57,9 @@ class Module:
 
 
 def sources(adapters: Iterable[str], parts: Parts) -> dict[str, str]:
-    """Return file names and texts of modules of the folder ``exported``, and of all that they use.
+    """Return file names and texts of the modules *adapters* of the folder ``exported``, and of all that they use.
 
-    Args:
-        adapters: names of the modules.
-        parts: modules of that folder whose table ``PARTS`` is to have these entries only, of one class or several.
+    *parts* are modules of that folder whose table ``PARTS`` is to have these entries only, of one class or several.
     """
     texts = {f"{ADAPTERS}{name}": _table(entries) for name, entries in parts.items()}
     adapters = list(adapters)

@@ -102,10 +102,7 @@ def fast_tokenizer(
 ) -> str | None:
     """Return the content of ``tokenizer.json``; None where no fast tokenizer gives the ids of *tokenizer*.
 
-    Args:
-        token_types: of an encoder, whose rows are ``<s> a </s>`` and ``<s> a </s> b </s>``; None: rows begin with
-            ``</s>``.
-        separator: see :func:`tokenizer_files`.
+    With *token_types*, of an encoder, rows are ``<s> a </s>`` and ``<s> a </s> b </s>``; others begin with ``</s>``.
     """
     # Without a symbol for line feeds they would be `</s>` here, which a fast tokenizer drops as special when it
     # decodes.

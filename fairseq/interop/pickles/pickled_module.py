@@ -29,8 +29,7 @@ ATTRIBUTES = {  # setting: (path of the submodule, attribute)
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Read a model's tensors under the authors' names, and its settings if the file has them.
 
-    Args:
-        path: a file written by ``torch.save``, or a folder with a ``model.pt``.
+    *path* is a file written by ``torch.save``, or a folder with a ``model.pt``.
 
     Raises:
         UserError: the file is missing, holds neither a module nor tensors by name, or is a fairseq checkpoint.

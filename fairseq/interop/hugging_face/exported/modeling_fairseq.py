@@ -167,9 +167,7 @@ class FairseqPreTrainedModel(PreTrainedModel):
     ) -> Tensor:
         """Hidden states of *tokens* [B, T], the inputs of layers being added to *states*: [B, T, C].
 
-        Args:
-            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count.
-            cache: what was read before.
+        *attention_mask* is 0 at padding: [B, T] or more columns, of which the last T count.
         """
         real = torch.ones_like(tokens, dtype=torch.bool)
         if attention_mask is not None:

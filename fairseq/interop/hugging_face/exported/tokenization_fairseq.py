@@ -28,12 +28,7 @@ LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class FairseqTokenizer(PreTrainedTokenizer):
-    """Text to ids and back, for language models: a text begins with the end-of-line symbol.
-
-    Args:
-        vocab_file: the dictionary.
-        tokenization_file: ``tokenization.json``.
-    """
+    """Text to ids and back, for language models: a text begins with the end-of-line symbol."""
 
     vocab_files_names = {"vocab_file": "dict.txt", "tokenization_file": "tokenization.json"}
     model_input_names = ["input_ids", "attention_mask"]
