@@ -164,11 +164,7 @@ class _FileHandler(logging.FileHandler):
 
 @contextlib.contextmanager
 def log_file(path: str | None) -> Iterator[None]:
-    """Copy the log and its metrics to the file at *path*, if given, inside a ``with`` statement.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Copy the log and its metrics to the file *path*, if given, in a ``with`` statement; UserError if that fails."""
     if path is None:
         yield
         return
@@ -217,11 +213,7 @@ def recording(common: CommonConfig | None, folder: str | Path = ".", after: int 
 
 
 def parse_entry(line: bytes) -> dict[str, Any]:
-    """Return an entry of a file of metrics: ``tag``, ``step``, and numbers, text or null by name.
-
-    Raises:
-        ValueError: the line is no such entry.
-    """
+    """Return an entry of a file of metrics: tag, step, and numbers, text or null by name; ValueError if it is none."""
     entry = parse_json(line)
     if not isinstance(entry, dict):
         raise ValueError("not a JSON object")

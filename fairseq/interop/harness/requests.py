@@ -226,11 +226,7 @@ class EncoderRequests:
         return [float(lprobs.double().sum()) for _, lprobs in scored]
 
     def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """Refuse.
-
-        Raises:
-            UserError: an encoder generates no text.
-        """
+        """Raise UserError: an encoder generates no text."""
         raise UserError("the model is an encoder, which generates no text; choose other tasks")
 
 

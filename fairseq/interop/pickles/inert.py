@@ -285,11 +285,7 @@ class Loaded:
     numbers: dict[str, bytearray]  # bytes of each storage, by key
 
     def tensor(self, stored: Stored) -> Tensor:
-        """Return the tensor; tensors of one storage share memory.
-
-        Raises:
-            UserError: PyTorch rejects its shape or strides.
-        """
+        """Return the tensor, in the memory of its storage; UserError if PyTorch rejects its shape or strides."""
         try:
             # `frombuffer` rejects an empty buffer, which is what a tensor without items has; one number stands in for
             # it.

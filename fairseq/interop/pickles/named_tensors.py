@@ -55,11 +55,7 @@ class Tensors:
         return value
 
     def tied(self, name: str, to: Tensor) -> Tensor:
-        """Return *to*, after checking the copy of it that may be stored as *name*.
-
-        Raises:
-            UserError: the copy differs.
-        """
+        """Return *to*, after checking the copy of it that may be stored as *name*; UserError if that differs."""
         if name in self.left and not torch.equal(self.take(name, *to.shape), to):
             raise UserError(f"{self.where}: {name} is tied in the configuration, but its values differ; correct it")
         return to
@@ -75,11 +71,7 @@ class Tensors:
 
 
 def check_tensors(state: Mapping[str, Tensor], where: str) -> None:
-    """Check that *state* holds dense tensors by name, not views much larger than their storage.
-
-    Raises:
-        UserError: a check failed.
-    """
+    """Raise UserError unless *state* holds dense tensors by name, not views much larger than their storage."""
     stored: dict[int, int] = {}
     sizes: dict[tuple[Any, ...], int] = {}
     for name, value in state.items():
