@@ -21,12 +21,10 @@ import torch
 from torch import Tensor
 
 from fairseq.errors import UserError, read_failure
-from fairseq.interop.pickles.stored_tensor import Storage, Stored
+from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Storage, Stored
 from fairseq.system.opening import open_regular
 
-# Limits on what a hostile file can make large: names are keys and end up in messages, and printing an integer of
-# millions of digits takes quadratic time.
-NAME_LENGTH = 256  # most characters in the name of a module, a class or a parameter
+# Printing an integer of millions of digits takes quadratic time.
 BITS = 128  # most bits of an integer
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # first pickle of a file in the format before PyTorch 1.6
 DTYPES = {

@@ -1,9 +1,11 @@
-"""Tensors by name from a foreign file, with checks of names, shapes and values."""
+"""Tensors of foreign files: descriptions, validated before data are read, and checks of names, shapes and values."""
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +14,51 @@ from torch import Tensor
 from fairseq.errors import UserError
 
 COMPUTED = ("pos_emb.inv_freq",)  # buffers, computed anew
-NAME_LENGTH = 256  # most characters in the name of a tensor
+# Names of hostile files become keys, and end up in messages.
+NAME_LENGTH = 256  # most characters in the name of a tensor, a module or a class
+DIMENSIONS = 64  # most dimensions of a tensor, PyTorch's limit
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Data of a tensor, stored in the file under *key*."""
+
+    key: str
+    dtype: torch.dtype
+    count: int
+
+    def __post_init__(self) -> None:
+        # `type(…) is int`, not `isinstance`: True is an `int`, too, and would pass as the size 1.
+        if not isinstance(self.key, str) or type(self.count) is not int or not 0 <= self.count < 1 << 63:
+            raise ValueError("invalid tensor size")
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor whose data are not read yet; equal values describe one tensor."""
+
+    storage: Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        numbers = (self.offset, *self.size, *self.stride)
+        fine = all(type(n) is int and 0 <= n < 1 << 63 for n in numbers)
+        if not fine or not len(self.size) == len(self.stride) <= DIMENSIONS:
+            raise ValueError("invalid tensor shape")
+        # The product of the sizes is compared as well as the last element: strides of 0 would let a tensor of any size
+        # lie in one number.
+        end = self.offset
+        if 0 not in self.size:
+            end += 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
+        if max(math.prod(self.size), end) > self.storage.count:
+            raise ValueError("tensor larger than its storage")
 
 
 class Tensors:

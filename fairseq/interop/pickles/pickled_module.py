@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fairseq.errors import UserError
 from fairseq.interop.pickles import inert
-from fairseq.interop.pickles.inert import NAME_LENGTH, Inert, Stored
+from fairseq.interop.pickles.inert import Inert
+from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Stored
 
 MODEL = "model.pt"  # in the folder of a training run
 ATTRIBUTES = {  # setting: (path of the submodule, attribute)
