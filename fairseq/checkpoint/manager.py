@@ -83,8 +83,17 @@ class CheckpointManager:
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
         self.folder = Path(config.save_dir)
-        if not config.no_save:
-            self._is_new = _prepare(self.folder)
+        if config.no_save:
+            return
+        self._is_new = not self.folder.exists()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self.folder)
+        except OSError as error:
+            reason = f"cannot be made ({error.strerror}); choose another folder"
+            raise UserError(f"`save_dir` {self.folder}: {reason}") from None
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise UserError(f"`save_dir` {self.folder}: cannot be written to; choose another folder")
 
     def names(self, point: SavePoint) -> list[str]:
         """Return the names of the files that a save at *point* writes."""
@@ -302,16 +311,3 @@ def _lock(descriptor: int, folder: Path) -> None:
         raise UserError(f"`save_dir` {folder}: another run writes checkpoints there; choose another folder") from None
     except OSError:
         logger.warning("`save_dir` %s: the filesystem has no locks; no other run may write there", folder)
-
-
-def _prepare(folder: Path) -> bool:
-    """Make *folder* ready to be written to, or raise UserError; return whether it is new."""
-    is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
-    except OSError as error:
-        raise UserError(f"`save_dir` {folder}: cannot be made ({error.strerror}); choose another folder") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"`save_dir` {folder}: cannot be written to; choose another folder")
-    return is_new
