@@ -40,20 +40,11 @@ class TokenizerFiles:
 def tokenizer_files(
     tokenizer: Tokenizer | None,
     dictionary: Dictionary,
-    longest: int,
-    token_types: int | None = None,
-    separator: int | None = None,
+    longest: int,  # most tokens of a row
+    token_types: int | None = None,  # of an encoder; None for a decoder
+    separator: int | None = None,  # id of a symbol before the second text of a pair
 ) -> TokenizerFiles:
-    """Return the files of *tokenizer*, but for the files of *dictionary* and ``tokenization.json``.
-
-    Args:
-        longest: most tokens of a row.
-        token_types: of an encoder; None for a decoder.
-        separator: id of a symbol before the second text of a pair; None: there is none.
-
-    Raises:
-        UserError: it is a plug-in.
-    """
+    """Return the files of *tokenizer* but for ``tokenization.json`` and *dictionary*; UserError for a plug-in."""
     config = {"model_max_length": longest, **_names(dictionary, token_types is not None)}
     content = fast_tokenizer(tokenizer, dictionary, token_types, separator)
     if content is not None:
