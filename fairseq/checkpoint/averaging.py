@@ -20,9 +20,7 @@ OF_ONE = "give checkpoints of one run"
 def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = None) -> list[Path]:
     """The *count* newest checkpoints of a folder, or those with the lowest losses; UserError if there are fewer.
 
-    Args:
-        kind: ``epoch``, ``update`` or ``best`` (``--keep-best-checkpoints``).
-        upper_bound: the highest epoch or update to take.
+    *kind* is ``epoch``, ``update`` or ``best``; *upper_bound* is the highest epoch or update to take.
     """
     checkpoints = numbered(Path(folder), PATTERNS[kind]) if Path(folder).is_dir() else []
     fitting = [path for number, path in checkpoints if upper_bound is None or number <= upper_bound]

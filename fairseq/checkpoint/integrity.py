@@ -50,8 +50,7 @@ def check_older_format(path: str | Path) -> None:
 def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -> None:
     """Compare every record of an archive of ``torch.save``, one a tensor, with its checksum; reads it once.
 
-    Args:
-        path: the name of *content*, of *size* bytes, in messages.
+    *content* has *size* bytes, and is called *path* in messages.
 
     Raises:
         UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which could expand

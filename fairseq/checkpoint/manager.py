@@ -67,21 +67,14 @@ def is_model(path: str | Path) -> bool:
 
 @dataclass(frozen=True)
 class SavePoint:
-    """A point of a run at which it saves.
+    """A point of a run at which it saves."""
 
-    Attributes:
-        epoch, updates: how far training is; both count from 1.
-        is_best: its validation figure is the best saved so far.
-        figure: the validation figure, None without a validation.
-        milestone: name of the checkpoint that is due by words or tokens, if one is.
-    """
-
-    epoch: int
+    epoch: int  # from 1, as *updates*
     updates: int
     end_of_epoch: bool = False
-    is_best: bool = False
-    figure: float | None = None
-    milestone: str | None = None
+    is_best: bool = False  # its validation figure is the best saved so far
+    figure: float | None = None  # of the validation, None without one
+    milestone: str | None = None  # name of the checkpoint that is due by words or tokens, if one is
 
 
 class CheckpointManager:
@@ -90,8 +83,17 @@ class CheckpointManager:
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
         self.folder = Path(config.save_dir)
-        if not config.no_save:
-            self._is_new = _prepare(self.folder)
+        if config.no_save:
+            return
+        self._is_new = not self.folder.exists()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            remove_leftovers(self.folder)
+        except OSError as error:
+            reason = f"cannot be made ({error.strerror}); choose another folder"
+            raise UserError(f"`save_dir` {self.folder}: {reason}") from None
+        if not os.access(self.folder, os.W_OK | os.X_OK):
+            raise UserError(f"`save_dir` {self.folder}: cannot be written to; choose another folder")
 
     def names(self, point: SavePoint) -> list[str]:
         """Return the names of the files that a save at *point* writes."""
@@ -309,16 +311,3 @@ def _lock(descriptor: int, folder: Path) -> None:
         raise UserError(f"`save_dir` {folder}: another run writes checkpoints there; choose another folder") from None
     except OSError:
         logger.warning("`save_dir` %s: the filesystem has no locks; no other run may write there", folder)
-
-
-def _prepare(folder: Path) -> bool:
-    """Make *folder* ready to be written to, or raise UserError; return whether it is new."""
-    is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(folder)
-    except OSError as error:
-        raise UserError(f"`save_dir` {folder}: cannot be made ({error.strerror}); choose another folder") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"`save_dir` {folder}: cannot be written to; choose another folder")
-    return is_new

@@ -130,8 +130,7 @@ def is_folder(path: str | Path) -> bool:
 def join(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return the content of the checkpoint in *folder*, whose ``plain.pt`` holds *plain*.
 
-    Args:
-        rows: (i, n): of each sharded tensor, read part i of n, as :class:`TensorPart`; None: all of it.
+    With *rows*, (i, n), part i of n of each sharded tensor is read, as :class:`TensorPart`.
 
     Raises:
         UserError: a file is missing or damaged, or they do not belong together.

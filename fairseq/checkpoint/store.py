@@ -80,11 +80,8 @@ def copied(value: Any, *, again: bool = True) -> Any:
 def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return the checkpoint at *path* in the current layout, whichever fairseq 0.x wrote it.
 
-    The parts in a folder that sharded training saved are put together.
-
-    Args:
-        rows: (i, n): of such a folder, read part i of n of each sharded tensor, as
-            :class:`~fairseq.checkpoint.parts.TensorPart`.
+    The parts in a folder that sharded training saved are put together; with *rows*, (i, n), part i of n of each sharded
+    tensor is read, as :class:`~fairseq.checkpoint.parts.TensorPart`.
 
     Returns:
         ``args`` (a plain dict), ``model`` (parameters by name), ``optimizer_history``, ``last_optimizer_state``,

@@ -50,11 +50,7 @@ class Config:
         self.check()
 
     def check(self) -> None:
-        """Check that the settings fit together; each is valid by itself.
-
-        Raises:
-            SettingError: they do not.
-        """
+        """Check that the settings, each valid by itself, fit together; SettingError if they do not."""
 
 
 def flag(
@@ -232,11 +228,7 @@ def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = F
 
 
 def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A dict written as a Python literal; nothing in it is run.
-
-    Raises:
-        UserError: *text* is not a dict literal.
-    """
+    """The dict in a Python literal, of which nothing is run; UserError if *text* is none."""
     if isinstance(text, Mapping):
         return dict(text)
     try:

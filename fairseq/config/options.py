@@ -41,7 +41,6 @@ def parse_args_and_arch(
     """Parse a command line, let the chosen parts add their flags, and fill in what is left open.
 
     Args:
-        parser: one of this module's parsers.
         input_args: the command line; the process's when None.
         parse_known: return also what is not understood.
         modify_parser: called with the parser before it parses.
@@ -205,11 +204,7 @@ def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]
 
 
 def _leave_out_extensions(args: argparse.Namespace, parts: list[tuple[str, str, Any]]) -> None:
-    """Remove the settings of extensions that are switched off, so that neither logs nor checkpoints have them.
-
-    Raises:
-        UserError: one of them was given.
-    """
+    """Remove settings of extensions that are off, so that no log or checkpoint has them; UserError if one was given."""
     for choice, name, part in parts:
         if choice == EXTENSION and not getattr(args, name):
             for setting, default in fields.defaults(part.config_class).items():

@@ -41,39 +41,22 @@ class Formatter(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line.
-
-    Args:
-        description: one sentence.
-        configs: dataclasses whose flags there always are.
-        choices: settings that choose parts (:data:`~fairseq.config.registry.CHOICES`).
-        optional: dataclasses, and which of their fields, whose flags are accepted but whose defaults are not filled in:
-            a checkpoint's setting is the default.
-        examples: command lines that ``--help`` begins with.
-        first: names of the arguments that ``--help`` shows before all others.
-        hidden: fields whose flags are accepted for fairseq's sake, and not shown because the command does not read
-            them.
-        settings_file: whether ``--config`` names a YAML file with settings.
-        takes_unused: whether fairseq's flags without meaning here are taken.
-        recommend: what an architecture recommends, from its name and what the command line and ``--config`` choose.
-
-    Attributes:
-        chosen: what the command line chooses, by the name of the setting; set while it is parsed.
-        unread: flags that nothing reads: *hidden* ones, and others on the command line; set while it is parsed.
-    """
+    """An argument parser whose errors are one line."""
 
     def __init__(
         self,
-        description: str,
-        configs: Sequence[type] = (),
-        choices: Sequence[str] = (),
+        description: str,  # one sentence
+        configs: Sequence[type] = (),  # dataclasses whose flags there always are
+        choices: Sequence[str] = (),  # settings that choose parts (:data:`~fairseq.config.registry.CHOICES`)
+        # Dataclasses, and which of their fields are flags whose default is a checkpoint's setting.
         optional: Sequence[tuple[type, Sequence[str]]] = (),
         *,
-        examples: Sequence[str] = (),
-        first: Sequence[str] = (),
-        hidden: Collection[str] = (),
-        settings_file: bool = True,
-        takes_unused: bool = False,
+        examples: Sequence[str] = (),  # command lines that ``--help`` begins with
+        first: Sequence[str] = (),  # names of the arguments that ``--help`` shows before all others
+        hidden: Collection[str] = (),  # fields whose flags are taken for fairseq's sake, neither shown nor read
+        settings_file: bool = True,  # whether ``--config`` names a YAML file with settings
+        takes_unused: bool = False,  # whether fairseq's flags without meaning here are taken
+        # What an architecture recommends, from its name and what the command line and ``--config`` choose.
         recommend: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(
@@ -91,6 +74,7 @@ class Parser(argparse.ArgumentParser):
         self.settings_file = settings_file
         self.takes_unused = takes_unused
         self.recommend = recommend
+        # What the command line chooses, by the name of the setting; set while it is parsed.
         self.chosen: dict[str, str] = {}
         self.add_argument("--version", action="version", version=version(), help="show the version")
         if settings_file:
@@ -105,6 +89,7 @@ class Parser(argparse.ArgumentParser):
             fields.add_flags(self.add_argument_group(title_of(cls)), cls)
         for cls, names in optional:
             fields.add_flags(self.add_argument_group(title_of(cls)), cls, names, otherwise="the checkpoint's")
+        # Flags that nothing reads: *hidden* ones, and others on the command line, while it is parsed.
         self.unread: list[str] = []
         for action in self._actions:
             if action.dest in hidden:

@@ -98,11 +98,7 @@ class Registry(Generic[T]):
         return self._parts
 
     def __getitem__(self, name: str) -> T:
-        """The part called *name*.
-
-        Raises:
-            UserError: no part has that name; the message names the nearest ones.
-        """
+        """The part called *name*; UserError, which names the nearest ones, if there is none."""
         try:
             return self.parts()[name]
         except KeyError:
@@ -139,11 +135,7 @@ class Architecture:
 
 
 def chosen_part(choice: str, name: str) -> Any:
-    """The class that the setting *choice* chooses with the value *name*; of an architecture its model.
-
-    Raises:
-        UserError: there is none.
-    """
+    """The class that *choice* chooses with the value *name*, of an architecture its model; UserError without one."""
     part = CHOICES[choice][name]
     return MODELS[part.model] if choice == "arch" else part
 

@@ -256,25 +256,18 @@ class ChosenParts:
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a task and a model, of a command line or a checkpoint.
-
-    Attributes:
-        data_path: the data folder.
-        chosen: names of the registered parts.
-        task, model, criterion: their typed settings; None for a plug-in without a dataclass.
-        extensions: the typed settings of each extension of the task that is switched on, by its name.
-        namespace: everything in fairseq's flat form, for plug-ins; :attr:`flat` for others.
-    """
+    """All settings of a task and a model, of a command line or a checkpoint."""
 
     common: CommonConfig
     data: DataConfig
-    data_path: str
+    data_path: str  # the data folder
     chosen: ChosenParts
+    # Typed settings of the chosen parts; None for a plug-in without a dataclass.
     task: Any
     model: Any
     criterion: Any
-    extensions: Mapping[str, Any]
-    namespace: argparse.Namespace
+    extensions: Mapping[str, Any]  # typed settings of the task's extensions that are switched on, by name
+    namespace: argparse.Namespace  # everything in fairseq's flat form, for plug-ins; :attr:`flat` for others
 
     @property
     def flat(self) -> Mapping[str, Any]:

@@ -17,11 +17,7 @@ OUTPUTS = ("metrics_file", "log_file", "tensorboard_logdir")  # what a run write
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The settings in a ``--config`` file: a flat mapping of field names (dashes or underscores).
-
-    Raises:
-        UserError: the file cannot be read, or is not a mapping of settings.
-    """
+    """The settings in a ``--config`` file, by name (dashes or underscores); UserError if it is no flat mapping."""
     settings = load_yaml(path, "--config")
     for name, value in settings.items():
         _check_setting(path, name, value)

@@ -167,11 +167,7 @@ def add_unused_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def check_architecture(name: str) -> None:
-    """Refuse an architecture of fairseq's whose kind of model is not implemented.
-
-    Raises:
-        UserError: it is one.
-    """
+    """Raise UserError for an architecture of fairseq's whose kind of model is not implemented."""
     for beginning, (kind, instead) in _FAMILIES.items():
         if name.startswith(beginning):
             raise UserError(f"--arch {name}: {kind} are not implemented; choose {instead}")

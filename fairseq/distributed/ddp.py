@@ -58,11 +58,8 @@ class DataParallel:
 class GradientReducer(DataParallel):
     """Data-parallel execution of a module that every process holds whole.
 
-    Args:
-        backend: ``c10d`` or ``pytorch_ddp`` for torch's DistributedDataParallel, which overlaps the reduction with the
-            backward pass; another name for one reduction after it.
-        bucket_cap_mb: size of a reduction, in MB.
-        find_unused_parameters: let DistributedDataParallel find parameters without a gradient.
+    With the *backend* ``c10d`` or ``pytorch_ddp`` torch's DistributedDataParallel overlaps the reduction with the
+    backward pass; with another name one reduction, in buckets, follows it.
     """
 
     def __init__(

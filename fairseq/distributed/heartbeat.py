@@ -31,21 +31,17 @@ class Heartbeat:
 
     Every process writes a counter to *store*. Rank 0 watches all, the others watch rank 0 and the key under which a
     failure is published, so the traffic grows with the number of processes, not with its square.
-
-    Args:
-        store: a connection of its own: the thread must not wait for another's request.
-        timeout: seconds without a heartbeat after which a process counts as stopped.
-        fail: called with the failure that ends the job; must not return.
     """
 
     def __init__(
         self, store: dist.Store, rank: int, size: int, timeout: float, fail: Callable[[Failure], None]
     ) -> None:
+        # A connection of its own: the thread must not wait for another's request.
         self.store = store
         self.rank = rank
         self.size = size
-        self.timeout = timeout
-        self.fail = fail
+        self.timeout = timeout  # seconds without a heartbeat after which a process counts as stopped
+        self.fail = fail  # called with the failure that ends the job; must not return
         self.stopped = threading.Event()
         self.watched = [other for other in range(size) if other != rank] if rank == 0 else [0]
         self.main = threading.main_thread().ident

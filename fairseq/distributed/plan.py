@@ -13,20 +13,13 @@ from fairseq.system.limits import check_processes
 
 @dataclass(frozen=True)
 class Launch:
-    """The part of a job that this process is responsible for.
+    """The part of a job that this process is responsible for."""
 
-    Attributes:
-        size: processes of the whole job.
-        first: rank of this process, or of the first process that it starts.
-        count: processes that it starts; 0 if it is itself rank *first*.
-        local_rank: index of its GPU, where it starts no others.
-        url: address of the rendezvous; None for a free port of the loopback, which only one launcher can use.
-    """
-
-    size: int
-    first: int = 0
-    count: int = 0
-    local_rank: int = 0
+    size: int  # processes of the whole job
+    first: int = 0  # rank of this process, or of the first process that it starts
+    count: int = 0  # processes that it starts; 0 if it is itself rank *first*
+    local_rank: int = 0  # index of its GPU, where it starts no others
+    # Address of the rendezvous; None for a free port of the loopback, which only one launcher can use.
     url: str | None = None
 
 

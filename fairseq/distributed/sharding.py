@@ -36,16 +36,12 @@ BACKEND = "fully_sharded"
 class ShardedReducer(DataParallel):
     """Data-parallel execution of a module whose parameters are sharded over processes.
 
-    The matrices of each of *layers* are gathered for its computation, in *dtype*. All other parameters, the layers'
-    norms too, form the group of the root, which is gathered once a forward pass, in float32: so tied embeddings and
-    output are one tensor, and norms and the loss are computed from exact values.
+    The matrices of each of *layers* are gathered for its computation, in *dtype* (None: their own). All other
+    parameters, the layers' norms too, form the group of the root, which is gathered once a forward pass, in float32: so
+    tied embeddings and output are one tensor, and norms and the loss are computed from exact values.
 
     The optimizer is given the local part of each parameter, a plain tensor, because elementwise updates need no more.
-
-    Args:
-        module: the loss graph. Rank 0's initial values count; other ranks' may be on the meta device.
-        layers: modules of *module* that are gathered one at a time.
-        dtype: type of the layers' matrices in computation; None: their own.
+    Rank 0's initial values count; the *module* of other ranks may be on the meta device.
 
     Raises:
         UserError: the processes cannot be divided into groups of --shard-group-size, or PyTorch is too old.

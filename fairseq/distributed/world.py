@@ -23,16 +23,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """Rank of this process, number of processes, device, and the collectives between them.
-
-    Attributes:
-        timeout: seconds after which a collective ends whose other processes hang (``--distributed-timeout``); None:
-            PyTorch's, half an hour between hosts.
-    """
+    """Rank of this process, number of processes, device, and the collectives between them."""
 
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")
+    # Seconds after which a collective ends whose other processes hang; None: PyTorch's, half an hour between hosts.
     timeout: float | None = None
 
     @property

@@ -27,12 +27,10 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """A number of the log, computed from totals.
+    """A number of the log, computed from totals by name.
 
-    Attributes:
-        compute: from the totals by name to the number.
-        needs: names that must be there; while one is missing, the figure is not shown. Gathered predictions, e.g. for
-            F1 or Matthews' correlation, are there in validation only.
+    While one of the names *needs* is missing, it is not shown. Gathered predictions, e.g. for F1 or Matthews'
+    correlation, are there in validation only.
     """
 
     compute: Callable[[Values], float]
@@ -69,27 +67,18 @@ def language_model_figures() -> dict[str, Figure]:
 
 @dataclass(frozen=True)
 class NamedSums:
-    """The sums of one or several batches as one vector, so that a single reduction serves all of them.
+    """The sums of one or several batches as one vector, so that a single reduction serves all of them."""
 
-    Attributes:
-        names: what each entry is; the same on every rank, in the same order.
-        values: float64 [names], on the device.
-        rows: gathered predictions by name, [rows, …] each.
-    """
-
-    names: tuple[str, ...]
-    values: Tensor
-    rows: Mapping[str, Tensor]
+    names: tuple[str, ...]  # what each entry is; the same on every rank, in the same order
+    values: Tensor  # float64 [names], on the device
+    rows: Mapping[str, Tensor]  # gathered predictions by name, [rows, …] each
 
     @classmethod
     def of(cls, log: Mapping[str, Any], sample_size: int, device: torch.device, gather: bool = False) -> NamedSums:
-        """A criterion's sums as a vector, without a wait for the device.
+        """A criterion's sums as a vector on *device*, without a wait for it.
 
-        Args:
-            log: sums by name: numbers, tensors of one element, or :class:`Gathered` predictions.
-            sample_size: what the gradient is divided by.
-            device: where the vector lies.
-            gather: keep gathered predictions; otherwise they are dropped.
+        *log* has numbers, tensors of one element, or :class:`Gathered` predictions, which are dropped without *gather*.
+        *sample_size* is what the gradient is divided by.
         """
         host: dict[str, Any] = {"loss": 0.0, "ntokens": 0, "nsentences": 0, **log, SIZE: sample_size}
         # fairseq's log has both; they differ where a criterion adds a term.
@@ -199,11 +188,7 @@ class Meter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; one without names has the standard ones.
-
-        Raises:
-            ValueError: it is not the state of a meter.
-        """
+        """Restore the state of a meter, or raise ValueError; one without names has the standard ones."""
         names, totals, means = tuple(state.get("names", STANDARD)), state["totals"], state["figures"]
         known = names[: len(STANDARD)] == STANDARD and all(isinstance(name, str) for name in (*names, *means))
         if not known or len(set(names)) != len(names) or totals.shape != (len(names),):

@@ -35,51 +35,31 @@ def no_progress(items: Iterable[Any], length: int) -> Iterable[Any]:
 
 @dataclass
 class RunProgress:
-    """Progress of a training run, over the bars of its epochs.
+    """Progress of a training run, over the bars of its epochs."""
 
-    Attributes:
-        start: updates before this process.
-        updates: updates so far.
-        total: updates of the whole run; None where no limit tells them.
-        shown: the metric beside the bar.
-    """
-
-    start: int
-    updates: int
-    total: int | None = None
-    shown: str = ""
+    start: int  # updates before this process
+    updates: int  # so far
+    total: int | None = None  # updates of the whole run; None where no limit tells them
+    shown: str = ""  # the metric beside the bar
 
 
 def progress_bar(
     iterable: Iterable[T],
     *,
-    log_format: str | None = None,
-    log_interval: int = 100,
-    epoch: int | None = None,
-    prefix: str | None = None,
-    total: int | None = None,
-    start: int | None = None,
-    run: RunProgress | None = None,
-    default: str = "tqdm",
-    stream: IO[str] | None = None,
+    log_format: str | None = None,  # tqdm, simple, json or none; None chooses *default*
+    log_interval: int = 100,  # updates between two lines
+    epoch: int | None = None,  # None outside training
+    prefix: str | None = None,  # the beginning of each line, after the epoch
+    total: int | None = None,  # length of the whole epoch (default: ``len(iterable)``)
+    start: int | None = None,  # iterations of it already done (default: the iterable's ``iterations_in_epoch``, or 0)
+    run: RunProgress | None = None,  # the training run that the epoch belongs to
+    default: str = "tqdm",  # simple replaces tqdm where stderr is not a terminal
+    stream: IO[str] | None = None,  # default: stdout, for tqdm stderr
 ) -> ProgressBar[T]:
-    """Return *iterable* as a progress bar in one of the formats of ``--log-format``.
+    """Return *iterable* as a progress bar in a format of ``--log-format``; UserError if there is no such format.
 
-    Args:
-        iterable: the items.
-        log_format: tqdm, simple, json or none; None chooses *default*.
-        log_interval: updates between two lines.
-        epoch: number of the epoch, None outside training.
-        prefix: the beginning of each line, after the epoch.
-        total: length of the whole epoch (default: ``len(iterable)``).
-        start: iterations of it already done (default: the iterable's ``iterations_in_epoch``, or 0).
-        run: progress of the training run that the epoch belongs to. A bar counts its updates instead of the epoch's
-            iterations, and lines also follow updates 1, 2, 5, 10, 20, 50, … below *log_interval*.
-        default: format where none is given; simple replaces tqdm where stderr is not a terminal.
-        stream: file to write to (default: stdout, for tqdm stderr).
-
-    Raises:
-        UserError: the format does not exist.
+    With *run* a bar counts its updates instead of the epoch's iterations, and lines also follow updates 1, 2, 5, 10,
+    20, 50, … below *log_interval*.
     """
     if log_format is None:
         log_format = "simple" if default == "tqdm" and not sys.stderr.isatty() else default

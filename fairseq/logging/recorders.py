@@ -164,11 +164,7 @@ class _FileHandler(logging.FileHandler):
 
 @contextlib.contextmanager
 def log_file(path: str | None) -> Iterator[None]:
-    """Copy the log and its metrics to the file at *path*, if given, inside a ``with`` statement.
-
-    Raises:
-        UserError: it cannot be written.
-    """
+    """Copy the log and its metrics to the file *path*, if given, in a ``with`` statement; UserError if that fails."""
     if path is None:
         yield
         return
@@ -195,10 +191,7 @@ def log_file(path: str | None) -> Iterator[None]:
 def recording(common: CommonConfig | None, folder: str | Path = ".", after: int = 0) -> Iterator[Record]:
     """A function that writes to the recorders which flags ask for, inside a ``with`` statement.
 
-    Args:
-        common: the flags; None: no recorders.
-        folder: the checkpoint folder.
-        after: updates that a resumed run has behind it.
+    *folder* is the checkpoint folder, *after* the number of updates that a resumed run has behind it.
     """
     common, writes = common or CommonConfig(), list[Write]()
     # If one cannot be opened, those before it are closed.
@@ -220,11 +213,7 @@ def recording(common: CommonConfig | None, folder: str | Path = ".", after: int 
 
 
 def parse_entry(line: bytes) -> dict[str, Any]:
-    """Return an entry of a file of metrics: ``tag``, ``step``, and numbers, text or null by name.
-
-    Raises:
-        ValueError: the line is no such entry.
-    """
+    """Return an entry of a file of metrics: tag, step, and numbers, text or null by name; ValueError if it is none."""
     entry = parse_json(line)
     if not isinstance(entry, dict):
         raise ValueError("not a JSON object")

@@ -66,10 +66,7 @@ def reduced_figures(reduce: Reduce) -> dict[str, Figure]:
 
     fairseq calls ``reduce_metrics`` for every update and averages what it logs. Here it is called with sums over
     updates, which gives the same for ratios of sums; a figure that doubles with the sums is divided by the updates,
-    unless it was logged as one that adds up.
-
-    Args:
-        reduce: a plug-in's ``reduce_metrics``, called with a list of one dict: the sums by name.
+    unless it was logged as one that adds up. *reduce* gets a list of one dict: the sums by name.
     """
     with collecting() as logged:
         reduce([_Equal(1.0)])

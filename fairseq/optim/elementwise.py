@@ -108,11 +108,9 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         self.end_step(group)
 
     def load_state_dict(self, state_dict: dict[str, Any], adopt: bool = False) -> None:
-        """Restore a state. Its tensors are copied, to the parameter's device, never below float32.
+        """Restore a state in torch's layout. Its tensors are copied, to the parameter's device, never below float32.
 
-        Args:
-            state_dict: torch's layout.
-            adopt: use tensors that have device and type already instead of copying them.
+        With *adopt* tensors that have device and type already are used instead.
         """
         self._restore(state_dict)
         self._check_entries()

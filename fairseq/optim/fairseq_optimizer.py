@@ -20,10 +20,9 @@ from fairseq.optim.groups import NO_DECAY
 
 @OPTIMIZERS.extend
 class FairseqOptimizer:
-    """An optimizer with its settings; a subclass without :attr:`optimizer_class` sets ``self._optimizer`` itself.
+    """An optimizer of *params*, or of groups of them as dicts, with its settings.
 
-    Args:
-        params: the parameters to train, or groups of them as dicts.
+    A subclass without :attr:`optimizer_class` sets ``self._optimizer`` itself.
     """
 
     config_class: type | None = None

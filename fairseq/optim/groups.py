@@ -23,19 +23,13 @@ def hidden_apart(name: str, role: str) -> dict[str, Any]:
 
 def parameter_groups(
     named_parameters: Iterable[tuple[str, nn.Parameter]],
-    no_decay: bool,
-    hidden: Collection[nn.Parameter] = (),
-    group_of: GroupOf = hidden_apart,
+    no_decay: bool,  # whether the weights of norms and biases form a group without weight decay
+    hidden: Collection[nn.Parameter] = (),  # the matrices inside layers, whatever their names
+    group_of: GroupOf = hidden_apart,  # parameters for which it returns the same settings form a group
 ) -> list[nn.Parameter] | list[dict[str, Any]]:
-    """Return the trained parameters: a list, or groups if they are to be treated differently.
+    """Return the parameters that require a gradient: a list, or groups if they are to be treated differently.
 
     Hidden matrices come first, what has no weight decay last.
-
-    Args:
-        named_parameters: parameters with their names; those that require no gradient are left out.
-        no_decay: whether the weights of norms and biases form a group without weight decay.
-        hidden: the matrices inside layers, whatever their names.
-        group_of: parameters for which it returns the same settings form a group.
     """
     numbers = {id(p) for p in hidden}
     groups: dict[tuple[bool, bool, str], dict[str, Any]] = {}

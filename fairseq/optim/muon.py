@@ -128,13 +128,10 @@ class Muon(Adam):
 
 
 def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
-    """Return *matrices* with singular values near 1: U·Vᵀ of U·S·Vᵀ, to within 0.3 of each singular value.
+    """Return *matrices* [N, n, m] with singular values near 1: U·Vᵀ of U·S·Vᵀ, to within 0.3 of each singular value.
 
     A quintic Newton-Schulz iteration, X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X of Frobenius norm 1. A zero matrix
     stays one.
-
-    Args:
-        matrices: [N, n, m], in the precision of the iteration.
 
     Source: Jordan et al. 2024; Higham 2008, "Functions of matrices", section 8.3, for the iteration.
     """

@@ -114,7 +114,6 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
     *folder* is made if needed, and removed again if it is new and stays empty.
 
     Args:
-        folder: where the files belong.
         names: every file that a run may write, in the order in which they move; those not written this time are
             removed from *folder*. The last one is removed first and moves last, so that its presence implies that
             the others are of the same run. By default whatever was written moves, in the order of its names.

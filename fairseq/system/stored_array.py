@@ -65,12 +65,9 @@ def _opened(path: str, stamp: int) -> _Descriptor:
 
 
 class StoredArray(LazyArray):
-    """A one-dimensional array in a file, read with ``pread``; only what is asked for is in memory.
+    """A one-dimensional array in a file, *offset* bytes from its beginning; only what is asked for is in memory.
 
     The file is open only while it is among those read last, so that thousands of arrays need few descriptors.
-
-    Args:
-        offset: bytes before the first element.
 
     Raises:
         OSError: the file cannot be opened.

@@ -25,28 +25,19 @@ ARGUMENTS = "path, data, batch_size, device, max_gen_toks, within_words"
 class FairseqLM(LM):
     """A language model, with the harness's three kinds of requests; an encoder, without generation.
 
-    Args:
-        path: checkpoint.
-        data: data folder or ``dict.txt`` (None: beside the checkpoint).
-        batch_size: rows read at once.
-        device: of the model (None: a GPU if there is one).
-        max_gen_toks: most generated tokens of a request that names no number.
-        within_words: whether an encoder masks the rest of a token's word, too.
-        max_batch_size: not used; the harness gives it to every model.
-
     Raises:
         UserError: an argument is unknown or invalid, or the model cannot be read.
     """
 
     def __init__(
         self,
-        path: str = "",
-        data: str | None = None,
-        batch_size: int | str = 8,
-        device: str | None = None,
-        max_gen_toks: int | str = 256,
-        within_words: bool | str = False,
-        max_batch_size: Any = None,
+        path: str = "",  # checkpoint
+        data: str | None = None,  # data folder or ``dict.txt`` (None: beside the checkpoint)
+        batch_size: int | str = 8,  # rows read at once
+        device: str | None = None,  # of the model (None: a GPU if there is one)
+        max_gen_toks: int | str = 256,  # most generated tokens of a request that names no number
+        within_words: bool | str = False,  # whether an encoder masks the rest of a token's word, too
+        max_batch_size: Any = None,  # not used; the harness gives it to every model
         **unknown: Any,
     ) -> None:
         super().__init__()

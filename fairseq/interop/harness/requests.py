@@ -36,17 +36,11 @@ KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS}
 
 @dataclass(frozen=True)
 class Piece:
-    """Tokens that are read as one row.
+    """Tokens that are read as one row."""
 
-    Attributes:
-        row: number of the request.
-        tokens: the first is not scored.
-        first: index of the first scored token.
-    """
-
-    row: int
-    tokens: list[int]
-    first: int
+    row: int  # number of the request
+    tokens: list[int]  # the first is not scored
+    first: int  # index of the first scored token
 
 
 class Requests:
@@ -54,11 +48,7 @@ class Requests:
 
     Texts begin with ``</s>``, and line feeds are ``</s>``, or the vocabulary's own symbol where it has one. A model
     with memory reads a text in segments; a model without reads the last tokens that fit into one, after ``<s>`` if it
-    was trained with it (``--add-bos-token``).
-
-    Args:
-        batch_size: rows read at once.
-        max_tokens: most generated tokens of a request that names no number.
+    was trained with it (``--add-bos-token``). A request that names no number generates at most *max_tokens*.
 
     Raises:
         UserError: the model has no distribution over words.
@@ -209,9 +199,7 @@ class Requests:
 class EncoderRequests:
     """Answers of an encoder: pseudo-log-likelihoods, in which each token is masked in turn (Salazar et al. 2020).
 
-    Args:
-        batch_size: masked rows read at once.
-        within_words: mask the rest of a token's word, too; see :class:`PseudoScorer`.
+    *batch_size* masked rows are read at once; for *within_words* see :class:`PseudoScorer`.
     """
 
     def __init__(self, model: MaskedLanguageModel, batch_size: int = 8, within_words: bool = False) -> None:
@@ -238,11 +226,7 @@ class EncoderRequests:
         return [float(lprobs.double().sum()) for _, lprobs in scored]
 
     def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """Refuse.
-
-        Raises:
-            UserError: an encoder generates no text.
-        """
+        """Raise UserError: an encoder generates no text."""
         raise UserError("the model is an encoder, which generates no text; choose other tasks")
 
 

@@ -73,12 +73,7 @@ def tensors(model: BaseFairseqModel) -> dict[str, Tensor]:
 def restored(
     tensors_by_name: Mapping[str, Tensor], settings: Mapping[str, Any], dictionary: Dictionary, source: str
 ) -> Any:
-    """Return parameters and settings of the model that :func:`tensors` and :func:`configuration` wrote.
-
-    Args:
-        tensors_by_name: the tensors.
-        settings: ``settings`` of the configuration.
-        source: the folder, for messages.
+    """Return parameters and settings of the model that :func:`tensors` and :func:`configuration` wrote to *source*.
 
     Raises:
         UserError: the settings describe no known model, or the tensors do not fit the settings.

@@ -33,15 +33,10 @@ HEADS = {  # first part of the names of the output layer
 
 @dataclass(frozen=True)
 class EncoderLayout:
-    """An encoder, as it is stored in Hugging Face's files.
+    """An encoder, as it is stored in Hugging Face's files."""
 
-    Attributes:
-        kind: ``bert``, ``roberta``, or ELECTRA's ``generator`` or ``discriminator``.
-        cfg: its settings here.
-    """
-
-    kind: str
-    cfg: BertConfig
+    kind: str  # ``bert``, ``roberta``, or ELECTRA's ``generator`` or ``discriminator``
+    cfg: BertConfig  # its settings here
     vocabulary: int
     padding_idx: int
 

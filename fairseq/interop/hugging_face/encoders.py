@@ -164,11 +164,9 @@ def configuration(layout: EncoderLayout, roles: Mapping[str, int]) -> dict[str, 
 def classifier_configuration(
     layout: EncoderLayout, roles: Mapping[str, int], labels: Sequence[str], dropout: float
 ) -> dict[str, Any]:
-    """Return ``config.json`` of a classifier; see :func:`configuration`.
+    """Return ``config.json`` of a classifier, as :func:`configuration`.
 
-    Args:
-        labels: the classes by number; empty in regression.
-        dropout: dropout rate of the head.
+    *labels* are the classes by number, none in regression; *dropout* is the rate of the head.
 
     Raises:
         UserError: the activation of its layers is not possible in transformers.

@@ -51,19 +51,12 @@ FIGURES = {  # of a results.json: name, format
 
 @dataclass(frozen=True)
 class Export:
-    """What is exported.
+    """What is exported."""
 
-    Attributes:
-        source: the checkpoint.
-        out: an empty folder.
-        data: data folder or ``dict.txt``; None: beside the checkpoint.
-        results: ``results.json`` of ``fairseq-eval-lm`` or ``fairseq-harness``, or None.
-    """
-
-    source: str
-    out: Path
-    data: str | None = None
-    results: str | None = None
+    source: str  # the checkpoint
+    out: Path  # an empty folder
+    data: str | None = None  # data folder or ``dict.txt``; None: beside the checkpoint
+    results: str | None = None  # ``results.json`` of ``fairseq-eval-lm`` or ``fairseq-harness``
 
 
 def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any], job: Export) -> str:

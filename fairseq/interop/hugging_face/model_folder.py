@@ -20,11 +20,7 @@ VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.pkl", "vocab.bin", TOKENIZER) 
 
 
 def vocabulary(folder: Path) -> list[str] | None:
-    """Return the words in the order of their ids; None if the folder has no vocabulary.
-
-    Raises:
-        UserError: the file is damaged or of an unknown format.
-    """
+    """Return the words in the order of their ids, None if the folder has none; UserError for an unknown format."""
     for path in (folder / name for name in VOCABULARIES):
         if path.exists():
             if path.name == TOKENIZER:
@@ -37,11 +33,7 @@ def vocabulary(folder: Path) -> list[str] | None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a configuration.
-
-    Raises:
-        UserError: the file is missing, or not a JSON object.
-    """
+    """Read a configuration; UserError if the file is missing, or not a JSON object."""
     content = _any_json(path)
     if not isinstance(content, dict):
         raise UserError(f"{path}: expected a JSON object, found {type(content).__name__}; use another file")

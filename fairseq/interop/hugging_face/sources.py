@@ -28,30 +28,21 @@ Parts = Mapping[str, Mapping[str, Sequence[type]]]
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement of a module: the names that it defines and those that it uses, and its lines.
-
-    Attributes:
-        evaluated: the names used outside annotations.
-    """
+    """A statement of a module: the names that it defines and those that it uses, and its lines."""
 
     defines: frozenset[str]
     uses: frozenset[str]
-    evaluated: frozenset[str]
+    evaluated: frozenset[str]  # of *uses*, outside annotations
     lines: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module of this package.
-
-    Attributes:
-        imports: module and name of each imported name; the name is None for ``import module``.
-        statements: all but imports and the docstring.
-    """
+    """A module of this package."""
 
     docstring: str
-    imports: Mapping[str, tuple[str, str | None]]
-    statements: tuple[Statement, ...]
+    imports: Mapping[str, tuple[str, str | None]]  # module and name of each; the name is None for ``import module``
+    statements: tuple[Statement, ...]  # all but imports and the docstring
 
     def reached(self, names: Iterable[str]) -> list[Statement]:
         """Return the statements that define *names*, and those that they use, in the order of the file."""
@@ -66,11 +57,9 @@ class Module:
 
 
 def sources(adapters: Iterable[str], parts: Parts) -> dict[str, str]:
-    """Return file names and texts of modules of the folder ``exported``, and of all that they use.
+    """Return file names and texts of the modules *adapters* of the folder ``exported``, and of all that they use.
 
-    Args:
-        adapters: names of the modules.
-        parts: modules of that folder whose table ``PARTS`` is to have these entries only, of one class or several.
+    *parts* are modules of that folder whose table ``PARTS`` is to have these entries only, of one class or several.
     """
     texts = {f"{ADAPTERS}{name}": _table(entries) for name, entries in parts.items()}
     adapters = list(adapters)

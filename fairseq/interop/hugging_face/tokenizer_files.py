@@ -29,14 +29,10 @@ TEXTS = (*PROBES, "a\tb\n\nc  d ", "e\u0301 naïve 世界 🙂\r\n\u00a0x", " 12
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What transformers reads a tokenizer from.
+    """What transformers reads a tokenizer from."""
 
-    Attributes:
-        texts: of files, by name.
-        adapters, parts: code, for :func:`~fairseq.interop.hugging_face.sources.sources`.
-    """
-
-    texts: Mapping[str, str]
+    texts: Mapping[str, str]  # of files, by name
+    # Code, for :func:`~fairseq.interop.hugging_face.sources.sources`.
     adapters: tuple[str, ...] = ()
     parts: Parts = field(default_factory=dict)
 
@@ -44,20 +40,11 @@ class TokenizerFiles:
 def tokenizer_files(
     tokenizer: Tokenizer | None,
     dictionary: Dictionary,
-    longest: int,
-    token_types: int | None = None,
-    separator: int | None = None,
+    longest: int,  # most tokens of a row
+    token_types: int | None = None,  # of an encoder; None for a decoder
+    separator: int | None = None,  # id of a symbol before the second text of a pair
 ) -> TokenizerFiles:
-    """Return the files of *tokenizer*, but for the files of *dictionary* and ``tokenization.json``.
-
-    Args:
-        longest: most tokens of a row.
-        token_types: of an encoder; None for a decoder.
-        separator: id of a symbol before the second text of a pair; None: there is none.
-
-    Raises:
-        UserError: it is a plug-in.
-    """
+    """Return the files of *tokenizer* but for ``tokenization.json`` and *dictionary*; UserError for a plug-in."""
     config = {"model_max_length": longest, **_names(dictionary, token_types is not None)}
     content = fast_tokenizer(tokenizer, dictionary, token_types, separator)
     if content is not None:
@@ -106,10 +93,7 @@ def fast_tokenizer(
 ) -> str | None:
     """Return the content of ``tokenizer.json``; None where no fast tokenizer gives the ids of *tokenizer*.
 
-    Args:
-        token_types: of an encoder, whose rows are ``<s> a </s>`` and ``<s> a </s> b </s>``; None: rows begin with
-            ``</s>``.
-        separator: see :func:`tokenizer_files`.
+    With *token_types*, of an encoder, rows are ``<s> a </s>`` and ``<s> a </s> b </s>``; others begin with ``</s>``.
     """
     # Without a symbol for line feeds they would be `</s>` here, which a fast tokenizer drops as special when it
     # decodes.

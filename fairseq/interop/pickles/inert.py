@@ -21,12 +21,10 @@ import torch
 from torch import Tensor
 
 from fairseq.errors import UserError, read_failure
-from fairseq.interop.pickles.stored_tensor import Storage, Stored
+from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Storage, Stored
 from fairseq.system.opening import open_regular
 
-# Limits on what a hostile file can make large: names are keys and end up in messages, and printing an integer of
-# millions of digits takes quadratic time.
-NAME_LENGTH = 256  # most characters in the name of a module, a class or a parameter
+# Printing an integer of millions of digits takes quadratic time.
 BITS = 128  # most bits of an integer
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # first pickle of a file in the format before PyTorch 1.6
 DTYPES = {
@@ -61,15 +59,10 @@ class Name:
 
 @dataclass(eq=False, repr=False)
 class Inert:
-    """An object of an unknown class.
+    """An object of an unknown class; items of a list or a mapping of such a class are not kept."""
 
-    Attributes:
-        path: the class, ``module.name``.
-        state: its attributes. Items of a list or a mapping of such a class are not kept.
-    """
-
-    path: str
-    state: dict[Any, Any] = field(default_factory=dict)
+    path: str  # the class, ``module.name``
+    state: dict[Any, Any] = field(default_factory=dict)  # its attributes
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored:
@@ -96,14 +89,10 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 
 class _Machine:
-    """Interpreter of one pickle; opcodes other than :data:`LITERALS` and :data:`OPERATIONS` are rejected.
-
-    Attributes:
-        storages: descriptions of tensor data outside the pickle.
-    """
+    """Interpreter of one pickle; opcodes other than :data:`LITERALS` and :data:`OPERATIONS` are rejected."""
 
     def __init__(self) -> None:
-        self.storages: set[Storage] = set()
+        self.storages: set[Storage] = set()  # descriptions of tensor data outside the pickle
         self.stack: list[Any] = []
         self.marks: list[int] = []
         self.memo: dict[int, Any] = {}
@@ -287,24 +276,14 @@ OPERATIONS: dict[str, Operation] = {
 
 @dataclass(frozen=True)
 class Loaded:
-    """Content of a file.
-
-    Attributes:
-        path: the file.
-        root: plain data, :class:`Inert` objects and :class:`Stored` tensors.
-        numbers: bytes of each storage, by key.
-    """
+    """Content of a file."""
 
     path: Path
-    root: Any
-    numbers: dict[str, bytearray]
+    root: Any  # plain data, :class:`Inert` objects and :class:`Stored` tensors
+    numbers: dict[str, bytearray]  # bytes of each storage, by key
 
     def tensor(self, stored: Stored) -> Tensor:
-        """Return the tensor; tensors of one storage share memory.
-
-        Raises:
-            UserError: PyTorch rejects its shape or strides.
-        """
+        """Return the tensor, in the memory of its storage; UserError if PyTorch rejects its shape or strides."""
         try:
             # `frombuffer` rejects an empty buffer, which is what a tensor without items has; one number stands in for
             # it.

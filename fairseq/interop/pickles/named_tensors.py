@@ -1,9 +1,11 @@
-"""Tensors by name from a foreign file, with checks of names, shapes and values."""
+"""Tensors of foreign files: descriptions, validated before data are read, and checks of names, shapes and values."""
 
 from __future__ import annotations
 
+import math
 import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,15 +14,55 @@ from torch import Tensor
 from fairseq.errors import UserError
 
 COMPUTED = ("pos_emb.inv_freq",)  # buffers, computed anew
-NAME_LENGTH = 256  # most characters in the name of a tensor
+# Names of hostile files become keys, and end up in messages.
+NAME_LENGTH = 256  # most characters in the name of a tensor, a module or a class
+DIMENSIONS = 64  # most dimensions of a tensor, PyTorch's limit
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Data of a tensor, stored in the file under *key*."""
+
+    key: str
+    dtype: torch.dtype
+    count: int
+
+    def __post_init__(self) -> None:
+        # `type(…) is int`, not `isinstance`: True is an `int`, too, and would pass as the size 1.
+        if not isinstance(self.key, str) or type(self.count) is not int or not 0 <= self.count < 1 << 63:
+            raise ValueError("invalid tensor size")
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.count * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor whose data are not read yet; equal values describe one tensor."""
+
+    storage: Storage
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        numbers = (self.offset, *self.size, *self.stride)
+        fine = all(type(n) is int and 0 <= n < 1 << 63 for n in numbers)
+        if not fine or not len(self.size) == len(self.stride) <= DIMENSIONS:
+            raise ValueError("invalid tensor shape")
+        # The product of the sizes is compared as well as the last element: strides of 0 would let a tensor of any size
+        # lie in one number.
+        end = self.offset
+        if 0 not in self.size:
+            end += 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
+        if max(math.prod(self.size), end) > self.storage.count:
+            raise ValueError("tensor larger than its storage")
 
 
 class Tensors:
-    """A foreign model's tensors by name, removed one by one, each checked against the expected shape.
-
-    Attributes:
-        left: tensors not taken yet.
-    """
+    """A foreign model's tensors by name, removed from *left* one by one, each checked against the expected shape."""
 
     def __init__(self, state: Mapping[str, Tensor], where: str) -> None:
         check_tensors(state, where)
@@ -59,11 +101,7 @@ class Tensors:
         return value
 
     def tied(self, name: str, to: Tensor) -> Tensor:
-        """Return *to*, after checking the copy of it that may be stored as *name*.
-
-        Raises:
-            UserError: the copy differs.
-        """
+        """Return *to*, after checking the copy of it that may be stored as *name*; UserError if that differs."""
         if name in self.left and not torch.equal(self.take(name, *to.shape), to):
             raise UserError(f"{self.where}: {name} is tied in the configuration, but its values differ; correct it")
         return to
@@ -79,11 +117,7 @@ class Tensors:
 
 
 def check_tensors(state: Mapping[str, Tensor], where: str) -> None:
-    """Check that *state* holds dense tensors by name, not views much larger than their storage.
-
-    Raises:
-        UserError: a check failed.
-    """
+    """Raise UserError unless *state* holds dense tensors by name, not views much larger than their storage."""
     stored: dict[int, int] = {}
     sizes: dict[tuple[Any, ...], int] = {}
     for name, value in state.items():

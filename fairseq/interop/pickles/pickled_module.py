@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fairseq.errors import UserError
 from fairseq.interop.pickles import inert
-from fairseq.interop.pickles.inert import NAME_LENGTH, Inert, Stored
+from fairseq.interop.pickles.inert import Inert
+from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Stored
 
 MODEL = "model.pt"  # in the folder of a training run
 ATTRIBUTES = {  # setting: (path of the submodule, attribute)
@@ -29,8 +30,7 @@ ATTRIBUTES = {  # setting: (path of the submodule, attribute)
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     """Read a model's tensors under the authors' names, and its settings if the file has them.
 
-    Args:
-        path: a file written by ``torch.save``, or a folder with a ``model.pt``.
+    *path* is a file written by ``torch.save``, or a folder with a ``model.pt``.
 
     Raises:
         UserError: the file is missing, holds neither a module nor tensors by name, or is a fairseq checkpoint.

@@ -120,11 +120,7 @@ def convert(
 
 
 def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shape:
-    """Validate the configuration; missing values are taken from the shapes of *tensors*.
-
-    Raises:
-        UserError: a key is missing or its value is invalid.
-    """
+    """Validate the configuration, or raise UserError; missing values are taken from the shapes of *tensors*."""
     for key in (*SIZES, *SWITCHES, *OTHERS):
         if key not in config:
             raise UserError(f"{where}: the configuration has no {key}; add it")

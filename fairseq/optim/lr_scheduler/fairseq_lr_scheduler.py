@@ -20,9 +20,6 @@ class FairseqLRScheduler:
     ``step_update(0)`` gives the rate before the first update. Ours are functions of the number of updates and of
     the epoch alone, so that a restored run goes on exactly: call ``step_begin_epoch`` and ``step_update`` after
     restoring.
-
-    Attributes:
-        best: the smallest validation loss seen.
     """
 
     config_class: type | None = None
@@ -32,7 +29,7 @@ class FairseqLRScheduler:
     def __init__(self, args: Any, optimizer: FairseqOptimizer) -> None:
         self.args = self.cfg = args
         self.optimizer = optimizer
-        self.best: float | None = None
+        self.best: float | None = None  # the smallest validation loss
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:

@@ -58,18 +58,13 @@ class DecoderReader:
 
 
 class FairseqCache(Cache):
-    """What has been read of the rows of a batch, those with equally many tokens together.
-
-    Attributes:
-        groups: positions of rows in the batch [rows], and their tokens.
-        tokens_read: columns of the batch that were read, with padding.
-    """
+    """What has been read of the rows of a batch, those with equally many tokens together."""
 
     def __init__(self) -> None:
         # transformers' cache holds keys and values by layer; here they are in the decoder's own cache, with its memory.
         super().__init__(layers=[])
-        self.groups: list[tuple[Tensor, Rows]] = []
-        self.tokens_read = 0
+        self.groups: list[tuple[Tensor, Rows]] = []  # positions of rows in the batch [rows], and their tokens
+        self.tokens_read = 0  # columns of the batch, with padding
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -172,9 +167,7 @@ class FairseqPreTrainedModel(PreTrainedModel):
     ) -> Tensor:
         """Hidden states of *tokens* [B, T], the inputs of layers being added to *states*: [B, T, C].
 
-        Args:
-            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count.
-            cache: what was read before.
+        *attention_mask* is 0 at padding: [B, T] or more columns, of which the last T count.
         """
         real = torch.ones_like(tokens, dtype=torch.bool)
         if attention_mask is not None:

@@ -28,12 +28,7 @@ LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class FairseqTokenizer(PreTrainedTokenizer):
-    """Text to ids and back, for language models: a text begins with the end-of-line symbol.
-
-    Args:
-        vocab_file: the dictionary.
-        tokenization_file: ``tokenization.json``.
-    """
+    """Text to ids and back, for language models: a text begins with the end-of-line symbol."""
 
     vocab_files_names = {"vocab_file": "dict.txt", "tokenization_file": "tokenization.json"}
     model_input_names = ["input_ids", "attention_mask"]
@@ -196,13 +191,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
 
 
 class FairseqEncoderTokenizer(FairseqTokenizer):
-    """Text to ids and back, for encoders: ``<s> a </s>``, or ``<s> a </s> b </s>`` for pairs.
-
-    Args:
-        token_types: types of tokens that the model knows; with two, the second text of a pair has the second one.
-        pair_separator: a symbol before the second text of a pair.
-        kwargs: among them the special symbols, such as ``bos_token``.
-    """
+    """Text to ids and back, for encoders: ``<s> a </s>``, or ``<s> a </s> b </s>`` for pairs."""
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenization_file": "tokenization.json"}
     model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
@@ -212,9 +201,9 @@ class FairseqEncoderTokenizer(FairseqTokenizer):
         self,
         vocab_file: str,
         tokenization_file: str | None = None,
-        token_types: int = 1,
-        pair_separator: str | None = None,
-        **kwargs: Any,
+        token_types: int = 1,  # with two, the second text of a pair has the second one
+        pair_separator: str | None = None,  # a symbol before the second text of a pair
+        **kwargs: Any,  # among them the special symbols, such as ``bos_token``
     ) -> None:
         self.pair_separator = pair_separator
         self.roles = {role: str(kwargs[f"{role}_token"]) for role in (*ROLES, "mask") if kwargs.get(f"{role}_token")}
