@@ -71,6 +71,9 @@ def attention(
     """
     if kernels(query) is None or not query.dtype == key.dtype == value.dtype:
         return None
+    # The kernel has no rows without keys.
+    if causal and query.size(1) > key.size(1):
+        return None
     mask = _mask(len(query) * query.size(1) * key.size(1), p) if p else None
     period = query.size(1) if causal else 0
     return _Attention.apply(query.contiguous(), key.contiguous(), value.contiguous(), bias, mask, p, period)
@@ -86,6 +89,9 @@ def relative_attention(
     """
     tensors = (content, distance, key, value, table)
     if kernels(content) is None or any(x.dtype != content.dtype for x in tensors):
+        return None
+    # The kernel has no rows without keys, and reads at the address of each distance.
+    if content.size(2) > key.size(2) or table.size(1) != key.size(2):
         return None
     return _RelativeAttention.apply(*(x.contiguous() for x in tensors), bias)
 

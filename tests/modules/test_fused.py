@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility
 from fairseq.modules.attention import _attend_unfused as attend_unfused
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, softmax_dropout
 from fairseq.modules.output_layer import linear_cross_entropy
+from fairseq.modules.relative_attention import RelativeAttention, RelativePositions
 
 SOURCE = Path(fused.__file__).with_name("fused.c")
 COMPILED = native.library("training", SOURCE) is not None
@@ -182,6 +184,51 @@ def test_relative_attention_in_groups_of_heads_is_that_of_torch_in_float64(
         torch.testing.assert_close(a.double(), b, rtol=2 * TYPES[dtype], atol=2 * TYPES[dtype])
 
 
+@dataclass(frozen=True)
+class FirstHidden(Causal):
+    """A plug-in's: no query but the first reads the first key."""
+
+    def bias(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        bias = super().bias(queries, keys, device, dtype)
+        assert bias is not None
+        bias = bias.clone()
+        bias[1:, 0] = -math.inf
+        return bias
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_a_subclass_hides_keys_of_its_own(p: float) -> None:
+    query, key, value = (torch.randn(2, 3, length, 8, requires_grad=True) for length in (5, 9, 9))
+    torch.manual_seed(7)
+    attended = attend_unfused(query, key, value, FirstHidden(), p)
+    (gradient,) = torch.autograd.grad(attended[:, :, 1:].sum(), key)
+    assert not gradient[:, :, 0].any() and gradient[:, :, 1].any()
+
+
+def test_a_subclass_hides_keys_of_relative_attention() -> None:
+    attention = RelativeAttention(16, 2, 0.0, head_dim=8)
+    x, table = torch.randn(3, 5, 16), torch.randn(5, 16)
+    for visible in (CAUSAL, FirstHidden()):
+        values = x.clone().requires_grad_()
+        attended = attention(values, positions=RelativePositions(table), visible=visible)
+        (gradient,) = torch.autograd.grad(attended[:, 1:].sum(), values)
+        assert bool(gradient[:, 0].any()) == (visible == CAUSAL)
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-9])
+def test_queries_before_all_keys_attend_to_nothing(p: float) -> None:
+    """The kernel would write before the rows of such queries."""
+    query, key = torch.randn(2, 3, 60, 8, requires_grad=True), torch.randn(2, 3, 5, 8)
+    nothing = attend_unfused(query, key, key, CAUSAL, p).isnan().all(-1)
+    assert nothing[:, :, :55].all() and not nothing[:, :, 55:].any()
+
+
+@pytest.mark.parametrize(("keys", "distances"), [(5, 5), (60, 59), (60, 70)])
+def test_relative_attention_has_a_distance_for_each_key_and_a_key_for_each_query(keys: int, distances: int) -> None:
+    content, key, table = torch.randn(2, 3, 60, 8), torch.randn(2, 3, keys, 8), torch.randn(2, distances, 8)
+    assert fused.relative_attention(content, content, key, key, table, None) is None
+
+
 @pytest.mark.parametrize("rows", [1, 33])
 def test_masks_do_not_depend_on_the_number_of_threads(rows: int, generator: str) -> None:
     x, threads = torch.ones(rows, 4100), torch.get_num_threads()
@@ -294,41 +341,59 @@ def test_a_chunk_of_bfloat16_is_not_widened() -> None:
 
 
 ADDRESSES = r"""
+#include <stdio.h>
 #include <stdlib.h>
 #include "FUSED"
+static char *filled(long size, int byte) { return memset(malloc(size), byte, size); }
 int main(void) {
-    const uint64_t state[4] = {1, 2, 3, 4};
+    const long periods[] = {0, 1, 2, 17, 18, 40};
     for (long type = 0; type < 2; type++)
-        for (long columns = 1; columns < 9000; columns += columns < 70 ? 1 : 1337) {
-            const long rows = 3, size = rows * columns * (type ? 2 : 4);
-            char *a = calloc(size, 1);
-            char *b = calloc(size, 1), *c = calloc(size, 1);
-            uint8_t *mask = calloc(rows * columns / 8 + 8, 1);
-            float *sums = calloc(columns, 4);
-            int64_t *targets = calloc(rows, 8);
-            double *losses = calloc(rows, 8);
-            targets[1] = columns - 1;
-            draw_mask(state, 20000, mask, rows * columns);
-            for (long mode = 0; mode < 4; mode++) drop(type, mode, a, b, c, mask, 1.5f, rows * columns, 2);
-            softmax_drop(type, a, b, c, mask, 1.5f, rows, columns, 2);
-            softmax_drop_gradient(type, a, b, c, mask, 1.5f, rows, columns, 2);
-            cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
-            cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
-            add_column_sums(type, a, sums, rows, columns, 2);
-            free(a), free(b), free(c), free(mask), free(sums), free(targets), free(losses);
-        }
+        for (int kind = 0; kind < 6; kind++)
+            for (long columns = periods[kind] ? periods[kind] : 1; columns < 9000; columns += columns < 70 ? 1 : 1337) {
+                const long period = periods[kind], rows = period ? 2 * period : 3, count = rows * columns;
+                const long size = count * (type ? 2 : 4);
+                char *a = filled(size, 0), *b = filled(size, 0), *c = filled(size, 0), *d = filled(size, 0);
+                uint8_t *mask = malloc(count / 8 + 8);
+                draw_mask(1, 20000, mask, count, 2);
+                softmax_drop(type, a, NULL, b, c, mask, 1.5f, rows, columns, period, 2);
+                softmax_drop_gradient(type, b, a, c, NULL, mask, 1.5f, rows, columns, period, 2);
+                /* As attention by distance calls them: in place, and all is written */
+                memset(d, 0, size);
+                softmax_drop(type, a, d, a, NULL, NULL, 1, rows, columns, period, 2);
+                memset(d, 255, size); /* NaN */
+                softmax_drop_gradient(type, a, c, c, d, NULL, 1, rows, columns, period, 2);
+                for (long i = 0; i < count; i++)
+                    if (isnan(get(type, d, i)) || isnan(get(type, c, i))) return fprintf(stderr, "not written\n");
+                if (!period) {
+                    float *sums = calloc(columns, 4);
+                    int64_t *targets = calloc(rows, 8);
+                    double *losses = calloc(rows, 8);
+                    targets[1] = columns - 1;
+                    for (long mode = 0; mode < 4; mode++)
+                        drop(type, mode, a, b, c, mode == RELU_GRADIENT ? NULL : mask, 1.5f, count, 2);
+                    cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
+                    cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
+                    add_column_sums(type, a, sums, rows, columns, 2);
+                    free(sums), free(targets), free(losses);
+                }
+                free(a), free(b), free(c), free(d), free(mask);
+            }
 }
 """
 
 
 def test_the_address_sanitizer_finds_nothing(tmp_path: Path, machine: str) -> None:
-    if machine != "compiled":
-        pytest.skip("once is enough")
-    (tmp_path / "main.c").write_text(ADDRESSES.replace("FUSED", str(SOURCE)))
-    command = [*os.environ.get("CC", "cc").split(), "-O1", "-march=native", "-fsanitize=address,undefined", "-w"]
-    built = subprocess.run([*command, tmp_path / "main.c", "-o", tmp_path / "main", "-lm"], capture_output=True)
-    if built.returncode:
+    if machine == "no compiler":
+        pytest.skip("nothing is compiled")
+    main = tmp_path / "main.c"
+    flags = ["-O1", "-march=native", *os.environ.get("CFLAGS", "").split(), "-fsanitize=address,undefined", "-w"]
+    command = [*os.environ.get("CC", "cc").split(), *flags, main, "-o", tmp_path / "main", "-lm"]
+    # Calls of kernels that do not compile must fail: they are no reason to skip.
+    main.write_text("int main(void) { return 0; }")
+    if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("the compiler has no address sanitizer")
+    main.write_text(ADDRESSES.replace("FUSED", str(SOURCE)))
+    subprocess.run(command, check=True)
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
 
