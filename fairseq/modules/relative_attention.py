@@ -80,7 +80,7 @@ class DistanceAttention(SelfAttention):
         content, distance = self._content_query(query, positions), self._distance_query(query, positions)
         if torch.is_grad_enabled() and on_cpu(query) and distances.scores is None and dropout_p == 0.0:
             # The kernel knows which keys are ahead of a query, and does not compute them.
-            hidden_ones = None if visible.window is None else bias
+            hidden_ones = None if visible == CAUSAL else bias  # a subclass may hide more
             tensors = (x.transpose(0, 1) for x in (content, distance, key, value))  # (H, B, …, D)
             attended = fused_relative_attention(*tensors, distances.keys, bias=hidden_ones)
             if attended is not None:
