@@ -345,6 +345,12 @@ ADDRESSES = r"""
 #include <stdlib.h>
 #include "FUSED"
 static char *filled(long size, int byte) { return memset(malloc(size), byte, size); }
+/* The gradient of the last row first: threads compute rows in any order, so that none may write another's. */
+static void reversed_gradient(long type, void *p, void *grad, void *result, void *added, long rows, long columns,
+                              long period) {
+    for (long row = rows - 1; row >= 0; row--)
+        softmax_gradient_row(type, row_of(p, NULL, row, columns, period), grad, result, added, columns, NULL, 1);
+}
 int main(void) {
     const long periods[] = {0, 1, 2, 17, 18, 40};
     for (long type = 0; type < 2; type++)
@@ -354,6 +360,7 @@ int main(void) {
                 const long size = count * (type ? 2 : 4);
                 char *a = filled(size, 0), *b = filled(size, 0), *c = filled(size, 0), *d = filled(size, 0);
                 uint8_t *mask = malloc(count / 8 + 8);
+                for (long i = 0; i < count; i++) put(type, a, i, i % 13);
                 draw_mask(1, 20000, mask, count, 2);
                 softmax_drop(type, a, NULL, b, c, mask, 1.5f, rows, columns, period, 2);
                 softmax_drop_gradient(type, b, a, c, NULL, mask, 1.5f, rows, columns, period, 2);
@@ -361,7 +368,10 @@ int main(void) {
                 memset(d, 0, size);
                 softmax_drop(type, a, d, a, NULL, NULL, 1, rows, columns, period, 2);
                 memset(d, 255, size); /* NaN */
+                char *e = filled(size, 255), *f = filled(size, 255);
+                reversed_gradient(type, a, c, e, f, rows, columns, period);
                 softmax_drop_gradient(type, a, c, c, d, NULL, 1, rows, columns, period, 2);
+                if (memcmp(c, e, size) || memcmp(d, f, size)) return fprintf(stderr, "rows of others written\n");
                 for (long i = 0; i < count; i++)
                     if (isnan(get(type, d, i)) || isnan(get(type, c, i))) return fprintf(stderr, "not written\n");
                 if (!period) {
@@ -376,7 +386,7 @@ int main(void) {
                     add_column_sums(type, a, sums, rows, columns, 2);
                     free(sums), free(targets), free(losses);
                 }
-                free(a), free(b), free(c), free(d), free(mask);
+                free(a), free(b), free(c), free(d), free(e), free(f), free(mask);
             }
 }
 """
