@@ -252,6 +252,14 @@ def test_attention_keeps_no_scores_but_its_probabilities() -> None:
     assert len(large) == 1 or fused.kernels(query) is None
 
 
+def test_relative_attention_keeps_no_scores_but_its_probabilities() -> None:
+    inputs = [torch.randn(4, 2, length, 4, requires_grad=True) for length in (64, 64, 128, 128)]
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        attended = fused.relative_attention(*inputs, torch.randn(4, 128, 4), None)
+    assert [t.numel() for t in saved if t.numel() >= 8 * 64 * 128] == ([] if attended is None else [8 * 64 * 128])
+
+
 def test_a_mask_takes_a_bit_an_element() -> None:
     x = torch.randn(4096, requires_grad=True)
     saved: list[Tensor] = []
@@ -275,6 +283,26 @@ def test_threads_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(1)
         results.append(torch.stack([dropout(x, 0.2), softmax_dropout(x, 0.2)]))
     torch.set_num_threads(threads)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_threads_change_no_probability_of_attention(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch's matrix products, whose sums threads may reorder."""
+    monkeypatch.setattr(fused, "_LEAST_WORK", 1)
+    scores, by_distance, grad = (torch.randn(12 * 40, 70).to(dtype) for _ in range(3))
+    if fused.kernels(scores) is None:
+        pytest.skip("no kernels")
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            probabilities, of_scores, of_distances = (torch.full_like(scores, torch.nan) for _ in range(3))
+            fused._soften(scores, by_distance, probabilities, None, None, 0.0, 40)
+            fused._soften_gradient(probabilities, grad, of_scores, of_distances, None, 0.0, 40)
+            results.append(torch.stack([probabilities, of_scores, of_distances]))
+    finally:
+        torch.set_num_threads(threads)
     assert torch.equal(*results)
 
 
