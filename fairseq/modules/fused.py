@@ -69,7 +69,7 @@ def attention(
     Returns:
         [N, T, D].
     """
-    if kernels(query) is None or not query.dtype == key.dtype == value.dtype:
+    if any(kernels(x) is None or x.dtype != query.dtype for x in (query, key, value)):
         return None
     # The kernel has no rows without keys.
     if causal and query.size(1) > key.size(1):
@@ -88,7 +88,7 @@ def relative_attention(
     …, 0, [H, K, D]; bias [T, K] → [H, B, T, D].
     """
     tensors = (content, distance, key, value, table)
-    if kernels(content) is None or any(x.dtype != content.dtype for x in tensors):
+    if any(kernels(x) is None or x.dtype != content.dtype for x in tensors):
         return None
     # The kernel has no rows without keys, and reads at the address of each distance.
     if content.size(2) > key.size(2) or table.size(1) != key.size(2):

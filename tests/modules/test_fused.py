@@ -229,6 +229,23 @@ def test_relative_attention_has_a_distance_for_each_key_and_a_key_for_each_query
     assert fused.relative_attention(content, content, key, key, table, None) is None
 
 
+class Wrapped(Tensor):
+    """A tensor whose elements may be elsewhere, as those of distributed tensors."""
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("change", [lambda x: x.as_subclass(Wrapped), Tensor.double, lambda x: x.to("meta")])
+def test_attention_of_any_tensor_without_a_kernel_is_left_to_torch(
+    number: int, change: Callable[[Tensor], Tensor]
+) -> None:
+    tensors = [torch.randn(2, 3, 6, 8) for _ in range(4)] + [torch.randn(2, 6, 8)]
+    tensors[number] = change(tensors[number])
+    assert fused.relative_attention(*tensors, None) is None
+    tensors = [torch.randn(6, 5, 8) for _ in range(3)]
+    tensors[number % 3] = change(tensors[number % 3])
+    assert fused.attention(*tensors, None, 0.1) is None
+
+
 @pytest.mark.parametrize("rows", [1, 33])
 def test_masks_do_not_depend_on_the_number_of_threads(rows: int, generator: str) -> None:
     x, threads = torch.ones(rows, 4100), torch.get_num_threads()
