@@ -21,7 +21,7 @@ from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility
 from fairseq.modules.attention import _attend_unfused as attend_unfused
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, softmax_dropout
 from fairseq.modules.output_layer import linear_cross_entropy
-from fairseq.modules.relative_attention import RelativeAttention, RelativePositions
+from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, shift
 
 SOURCE = Path(fused.__file__).with_name("fused.c")
 COMPILED = native.library("training", SOURCE) is not None
@@ -227,6 +227,37 @@ def test_queries_before_all_keys_attend_to_nothing(p: float) -> None:
 def test_relative_attention_has_a_distance_for_each_key_and_a_key_for_each_query(keys: int, distances: int) -> None:
     content, key, table = torch.randn(2, 3, 60, 8), torch.randn(2, 3, keys, 8), torch.randn(2, distances, 8)
     assert fused.relative_attention(content, content, key, key, table, None) is None
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("attends", ["softmax", "attention", "by distance"])
+def test_a_second_derivative_is_an_error_and_not_zero(attends: str, power: int) -> None:
+    """Also in a sum with others, and where the first derivative is that of a sum."""
+    x = torch.randn(3, 2, 6, 8, dtype=torch.float32, requires_grad=True)
+    if fused.kernels(x) is None:
+        pytest.skip("torch's operators have one")
+    attended = {
+        "softmax": lambda: softmax_dropout(x, 0.1),
+        "attention": lambda: attend_unfused(x, x, x, CAUSAL, 0.1),
+        "by distance": lambda: fused.relative_attention(x, x, x, x, x[:, 0], None),
+    }[attends]()
+    (first,) = torch.autograd.grad(attended.pow(power).sum(), x, create_graph=True)
+    assert first.any()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(first.square().sum() + x.square().sum(), x)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_the_move_by_distances_has_two_derivatives(hides: bool) -> None:
+    raw = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True)
+    bias = CAUSAL.bias(4, 6, raw.device, torch.float64) if hides else None
+
+    def weights(raw: Tensor) -> Tensor:
+        # Scores of keys after the query need a gradient of zero.
+        scores = shift(raw, bias)
+        return scores.softmax(-1) if hides else scores.tril(2)
+
+    assert torch.autograd.gradgradcheck(weights, raw) and torch.autograd.gradcheck(weights, raw)
 
 
 class Wrapped(Tensor):
