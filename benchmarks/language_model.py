@@ -219,7 +219,7 @@ def make_corpus(folder: Path, vocabulary: int, frequencies: np.ndarray | None = 
             writer.add(tokens, np.full(size // 32, 32, dtype=np.int32))
 
 
-def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool) -> str:
+def table(results: list[dict[str, Any]], ceiling: dict[str, float], compare: bool) -> str:
     """The results as Markdown."""
     lines = [
         "| | tokens/s | products | × original | tokens/s per GFLOP/s | × original per GFLOP/s | target | peak RSS |",
@@ -234,7 +234,7 @@ def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool
         gflops = ceiling[case.precision if case.precision != "fp16" else "bf16"]
         per = speed / gflops
         memory = f"{result['gpu_mib']:,.0f} MiB GPU" if result["gpu_mib"] else f"{result['rss_mib']:,.0f} MiB"
-        if on_cpu and case.mode in ORIGINAL:
+        if compare and case.mode in ORIGINAL:
             original = ORIGINAL[case.mode]
             original_per = original / ORIGINAL_GFLOPS
             cells = [

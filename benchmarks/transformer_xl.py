@@ -80,7 +80,7 @@ def measure(case: Case, folder: Path, full_size: bool, device: torch.device, sec
     }
 
 
-def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool) -> str:
+def table(results: list[dict[str, Any]], ceiling: dict[str, float], compare: bool) -> str:
     """The results as Markdown."""
     lines = [
         "| | tokens/s | products | × authors' | tokens/s per GFLOP/s | × authors' per GFLOP/s | target | peak memory |",
@@ -92,7 +92,7 @@ def table(results: list[dict[str, Any]], ceiling: dict[str, float], on_cpu: bool
         gflops = ceiling["fp32" if case.precision == "fp32" else "bf16"]
         per = speed / gflops
         cells = ["", f"{per:.2f}", "", ""]
-        if on_cpu:
+        if compare:
             reference = AUTHORS_SPEED / AUTHORS_GFLOPS  # measured in fp32 only
             cells = [f"{speed / AUTHORS_SPEED:.2f}", f"{per:.1f}", f"{per / reference:.2f}", f"{case.target}"]
             if case.precision != "fp32":

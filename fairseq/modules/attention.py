@@ -365,7 +365,7 @@ def _attend_unfused(query: Tensor, key: Tensor, value: Tensor, visible: Visibili
     # Undivided: the gradient of a slice would be copied into zeros.
     if torch.is_grad_enabled():
         # The kernel knows which keys are ahead of a query, and does not compute them.
-        causal = isinstance(visible, Causal) and visible.window is None
+        causal = visible == CAUSAL  # not what a subclass hides
         attended = fused_attention(q, k, v, None if causal else bias, dropout_p, causal)
         if attended is None:
             attended = torch.bmm(softmax_dropout(_scores(q, k, bias), dropout_p), v)

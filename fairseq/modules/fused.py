@@ -7,15 +7,15 @@ GPUs torch's kernels take fewer passes for dropout after a ReLU, and for the res
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from fairseq.modules.native import library
 from fairseq.modules.noise import LOWEST, draw_seed, dropped_values, generator, pick, scale_of, words_of
@@ -69,7 +69,10 @@ def attention(
     Returns:
         [N, T, D].
     """
-    if kernels(query) is None or not query.dtype == key.dtype == value.dtype:
+    if any(kernels(x) is None or x.dtype != query.dtype for x in (query, key, value)):
+        return None
+    # The kernel has no rows without keys.
+    if causal and query.size(1) > key.size(1):
         return None
     mask = _mask(len(query) * query.size(1) * key.size(1), p) if p else None
     period = query.size(1) if causal else 0
@@ -85,7 +88,10 @@ def relative_attention(
     …, 0, [H, K, D]; bias [T, K] → [H, B, T, D].
     """
     tensors = (content, distance, key, value, table)
-    if kernels(content) is None or any(x.dtype != content.dtype for x in tensors):
+    if any(kernels(x) is None or x.dtype != content.dtype for x in tensors):
+        return None
+    # The kernel has no rows without keys, and reads at the address of each distance.
+    if content.size(2) > key.size(2) or table.size(1) != key.size(2):
         return None
     return _RelativeAttention.apply(*(x.contiguous() for x in tensors), bias)
 
@@ -183,6 +189,38 @@ class _AddDropout(torch.autograd.Function):
         return grads[0], torch.ops.aten.native_dropout_backward(grads[0], mask, ctx.factor), None
 
 
+class _Underivable(torch.autograd.Function):
+    """The first *count* tensors, as functions of all, whose derivatives are an error."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        raise RuntimeError("the kernels of attention have no second derivative")
+
+
+def _without_derivative(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
+    """A backward pass by kernels: asking for its derivative is an error, not silently zero.
+
+    The error of torch's ``once_differentiable`` does not reach ``torch.autograd.grad``, whose inputs its node lacks.
+    """
+
+    @functools.wraps(backward)
+    def computed(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return results
+        computed_ones = [x for x in results if x is not None]
+        read = [x for x in (*grads, *ctx.saved_tensors) if x is not None]
+        derived = iter(_Underivable.apply(len(computed_ones), *computed_ones, *read))
+        return tuple(None if x is None else next(derived) for x in results)
+
+    return computed
+
+
 class _SoftmaxDropout(torch.autograd.Function):
     """Dropout after a softmax, by kernels."""
 
@@ -191,14 +229,14 @@ class _SoftmaxDropout(torch.autograd.Function):
         ctx.p, scores = p, scores.contiguous()
         probabilities, dropped = torch.empty_like(scores), torch.empty_like(scores)
         _soften(scores, None, probabilities, dropped, mask, p)
-        ctx.save_for_backward(probabilities, mask)
+        # The result, which the product with the values keeps anyway, is a function of the scores, which are not kept.
+        ctx.save_for_backward(probabilities, mask, dropped)
         return dropped
 
-    # The kernel's gradient has no derivative: asking for one is an error, not silently zero.
     @staticmethod
-    @once_differentiable
+    @_without_derivative
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        probabilities, mask = ctx.saved_tensors
+        probabilities, mask, _ = ctx.saved_tensors
         result = torch.empty_like(probabilities)
         _soften_gradient(probabilities, grads[0].contiguous(), result, None, mask, ctx.p)
         return result, None, None
@@ -233,7 +271,7 @@ class _Attention(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable
+    @_without_derivative
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, probabilities, mask = ctx.saved_tensors
         grad, scale = grads[0].contiguous(), 1 / math.sqrt(query.size(-1))
@@ -273,7 +311,7 @@ class _RelativeAttention(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable
+    @_without_derivative
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         content, distance, key, value, table, probabilities = ctx.saved_tensors
         grad, results = grads[0].contiguous(), [torch.empty_like(x) for x in (content, distance, key, value, table)]

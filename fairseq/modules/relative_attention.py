@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from fairseq.modules.attention import CAUSAL, Causal, SelfAttention, Visibility, on_cpu, pad_heads
 from fairseq.modules.dropout import fused_relative_attention, softmax_dropout
@@ -80,7 +79,7 @@ class DistanceAttention(SelfAttention):
         content, distance = self._content_query(query, positions), self._distance_query(query, positions)
         if torch.is_grad_enabled() and on_cpu(query) and distances.scores is None and dropout_p == 0.0:
             # The kernel knows which keys are ahead of a query, and does not compute them.
-            hidden_ones = None if visible.window is None else bias
+            hidden_ones = None if visible == CAUSAL else bias  # a subclass may hide more
             tensors = (x.transpose(0, 1) for x in (content, distance, key, value))  # (H, B, …, D)
             attended = fused_relative_attention(*tensors, distances.keys, bias=hidden_ones)
             if attended is not None:
@@ -363,7 +362,6 @@ class _Shift(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0].unflatten(0, (ctx.batch, -1))
         batch, heads, queries, keys = grad.shape

@@ -331,8 +331,9 @@ class Trainer:
                     meter.load_state_dict(extra["sums"][name])
         if not options.reset_dataloader:
             self._restore_random_states(extra.get("random"), source)
-            # Runs saved before 0.9 go on with the masks that they would have had.
-            noise.use_generator(extra.get("dropout", "sfc64"))
+            # Runs saved before 0.9 go on with the masks that they would have had; fairseq's have none to go on with.
+            if "dropout" in extra or extra.get("random"):
+                noise.use_generator(extra.get("dropout", "sfc64"))
         # Version 0.1 saved the memory of rows beside the other entries.
         saved = extra.get("carried") or {"memory": extra.get("memory") or []}
         self.task.load_carried(saved, rows, self.world)

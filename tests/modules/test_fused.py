@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility
 from fairseq.modules.attention import _attend_unfused as attend_unfused
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, softmax_dropout
 from fairseq.modules.output_layer import linear_cross_entropy
+from fairseq.modules.relative_attention import RelativeAttention, RelativePositions, shift
 
 SOURCE = Path(fused.__file__).with_name("fused.c")
 COMPILED = native.library("training", SOURCE) is not None
@@ -182,6 +184,99 @@ def test_relative_attention_in_groups_of_heads_is_that_of_torch_in_float64(
         torch.testing.assert_close(a.double(), b, rtol=2 * TYPES[dtype], atol=2 * TYPES[dtype])
 
 
+@dataclass(frozen=True)
+class FirstHidden(Causal):
+    """A plug-in's: no query but the first reads the first key."""
+
+    def bias(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+        bias = super().bias(queries, keys, device, dtype)
+        assert bias is not None
+        bias = bias.clone()
+        bias[1:, 0] = -math.inf
+        return bias
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_a_subclass_hides_keys_of_its_own(p: float) -> None:
+    query, key, value = (torch.randn(2, 3, length, 8, requires_grad=True) for length in (5, 9, 9))
+    torch.manual_seed(7)
+    attended = attend_unfused(query, key, value, FirstHidden(), p)
+    (gradient,) = torch.autograd.grad(attended[:, :, 1:].sum(), key)
+    assert not gradient[:, :, 0].any() and gradient[:, :, 1].any()
+
+
+def test_a_subclass_hides_keys_of_relative_attention() -> None:
+    attention = RelativeAttention(16, 2, 0.0, head_dim=8)
+    x, table = torch.randn(3, 5, 16), torch.randn(5, 16)
+    for visible in (CAUSAL, FirstHidden()):
+        values = x.clone().requires_grad_()
+        attended = attention(values, positions=RelativePositions(table), visible=visible)
+        (gradient,) = torch.autograd.grad(attended[:, 1:].sum(), values)
+        assert bool(gradient[:, 0].any()) == (visible == CAUSAL)
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-9])
+def test_queries_before_all_keys_attend_to_nothing(p: float) -> None:
+    """The kernel would write before the rows of such queries."""
+    query, key = torch.randn(2, 3, 60, 8, requires_grad=True), torch.randn(2, 3, 5, 8)
+    nothing = attend_unfused(query, key, key, CAUSAL, p).isnan().all(-1)
+    assert nothing[:, :, :55].all() and not nothing[:, :, 55:].any()
+
+
+@pytest.mark.parametrize(("keys", "distances"), [(5, 5), (60, 59), (60, 70)])
+def test_relative_attention_has_a_distance_for_each_key_and_a_key_for_each_query(keys: int, distances: int) -> None:
+    content, key, table = torch.randn(2, 3, 60, 8), torch.randn(2, 3, keys, 8), torch.randn(2, distances, 8)
+    assert fused.relative_attention(content, content, key, key, table, None) is None
+
+
+@pytest.mark.parametrize("power", [1, 2])
+@pytest.mark.parametrize("attends", ["softmax", "attention", "by distance"])
+def test_a_second_derivative_is_an_error_and_not_zero(attends: str, power: int) -> None:
+    """Also in a sum with others, and where the first derivative is that of a sum."""
+    x = torch.randn(3, 2, 6, 8, dtype=torch.float32, requires_grad=True)
+    if fused.kernels(x) is None:
+        pytest.skip("torch's operators have one")
+    attended = {
+        "softmax": lambda: softmax_dropout(x, 0.1),
+        "attention": lambda: attend_unfused(x, x, x, CAUSAL, 0.1),
+        "by distance": lambda: fused.relative_attention(x, x, x, x, x[:, 0], None),
+    }[attends]()
+    (first,) = torch.autograd.grad(attended.pow(power).sum(), x, create_graph=True)
+    assert first.any()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(first.square().sum() + x.square().sum(), x)
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_the_move_by_distances_has_two_derivatives(hides: bool) -> None:
+    raw = torch.randn(2, 3, 4, 6, dtype=torch.float64, requires_grad=True)
+    bias = CAUSAL.bias(4, 6, raw.device, torch.float64) if hides else None
+
+    def weights(raw: Tensor) -> Tensor:
+        # Scores of keys after the query need a gradient of zero.
+        scores = shift(raw, bias)
+        return scores.softmax(-1) if hides else scores.tril(2)
+
+    assert torch.autograd.gradgradcheck(weights, raw) and torch.autograd.gradcheck(weights, raw)
+
+
+class Wrapped(Tensor):
+    """A tensor whose elements may be elsewhere, as those of distributed tensors."""
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("change", [lambda x: x.as_subclass(Wrapped), Tensor.double, lambda x: x.to("meta")])
+def test_attention_of_any_tensor_without_a_kernel_is_left_to_torch(
+    number: int, change: Callable[[Tensor], Tensor]
+) -> None:
+    tensors = [torch.randn(2, 3, 6, 8) for _ in range(4)] + [torch.randn(2, 6, 8)]
+    tensors[number] = change(tensors[number])
+    assert fused.relative_attention(*tensors, None) is None
+    tensors = [torch.randn(6, 5, 8) for _ in range(3)]
+    tensors[number % 3] = change(tensors[number % 3])
+    assert fused.attention(*tensors, None, 0.1) is None
+
+
 @pytest.mark.parametrize("rows", [1, 33])
 def test_masks_do_not_depend_on_the_number_of_threads(rows: int, generator: str) -> None:
     x, threads = torch.ones(rows, 4100), torch.get_num_threads()
@@ -203,6 +298,14 @@ def test_attention_keeps_no_scores_but_its_probabilities() -> None:
         attend_unfused(query, key, value, CAUSAL, 0.1)
     large = [t for t in saved if t.numel() >= 8 * 64 * 128]
     assert len(large) == 1 or fused.kernels(query) is None
+
+
+def test_relative_attention_keeps_no_scores_but_its_probabilities() -> None:
+    inputs = [torch.randn(4, 2, length, 4, requires_grad=True) for length in (64, 64, 128, 128)]
+    saved: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        attended = fused.relative_attention(*inputs, torch.randn(4, 128, 4), None)
+    assert [t.numel() for t in saved if t.numel() >= 8 * 64 * 128] == ([] if attended is None else [8 * 64 * 128])
 
 
 def test_a_mask_takes_a_bit_an_element() -> None:
@@ -228,6 +331,26 @@ def test_threads_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(1)
         results.append(torch.stack([dropout(x, 0.2), softmax_dropout(x, 0.2)]))
     torch.set_num_threads(threads)
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_threads_change_no_probability_of_attention(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without torch's matrix products, whose sums threads may reorder."""
+    monkeypatch.setattr(fused, "_LEAST_WORK", 1)
+    scores, by_distance, grad = (torch.randn(12 * 40, 70).to(dtype) for _ in range(3))
+    if fused.kernels(scores) is None:
+        pytest.skip("no kernels")
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            probabilities, of_scores, of_distances = (torch.full_like(scores, torch.nan) for _ in range(3))
+            fused._soften(scores, by_distance, probabilities, None, None, 0.0, 40)
+            fused._soften_gradient(probabilities, grad, of_scores, of_distances, None, 0.0, 40)
+            results.append(torch.stack([probabilities, of_scores, of_distances]))
+    finally:
+        torch.set_num_threads(threads)
     assert torch.equal(*results)
 
 
@@ -294,41 +417,69 @@ def test_a_chunk_of_bfloat16_is_not_widened() -> None:
 
 
 ADDRESSES = r"""
+#include <stdio.h>
 #include <stdlib.h>
 #include "FUSED"
+static char *filled(long size, int byte) { return memset(malloc(size), byte, size); }
+/* The gradient of the last row first: threads compute rows in any order, so that none may write another's. */
+static void reversed_gradient(long type, void *p, void *grad, void *result, void *added, long rows, long columns,
+                              long period) {
+    for (long row = rows - 1; row >= 0; row--)
+        softmax_gradient_row(type, row_of(p, NULL, row, columns, period), grad, result, added, columns, NULL, 1);
+}
 int main(void) {
-    const uint64_t state[4] = {1, 2, 3, 4};
+    const long periods[] = {0, 1, 2, 17, 18, 40};
     for (long type = 0; type < 2; type++)
-        for (long columns = 1; columns < 9000; columns += columns < 70 ? 1 : 1337) {
-            const long rows = 3, size = rows * columns * (type ? 2 : 4);
-            char *a = calloc(size, 1);
-            char *b = calloc(size, 1), *c = calloc(size, 1);
-            uint8_t *mask = calloc(rows * columns / 8 + 8, 1);
-            float *sums = calloc(columns, 4);
-            int64_t *targets = calloc(rows, 8);
-            double *losses = calloc(rows, 8);
-            targets[1] = columns - 1;
-            draw_mask(state, 20000, mask, rows * columns);
-            for (long mode = 0; mode < 4; mode++) drop(type, mode, a, b, c, mask, 1.5f, rows * columns, 2);
-            softmax_drop(type, a, b, c, mask, 1.5f, rows, columns, 2);
-            softmax_drop_gradient(type, a, b, c, mask, 1.5f, rows, columns, 2);
-            cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
-            cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
-            add_column_sums(type, a, sums, rows, columns, 2);
-            free(a), free(b), free(c), free(mask), free(sums), free(targets), free(losses);
-        }
+        for (int kind = 0; kind < 6; kind++)
+            for (long columns = periods[kind] ? periods[kind] : 1; columns < 9000; columns += columns < 70 ? 1 : 1337) {
+                const long period = periods[kind], rows = period ? 2 * period : 3, count = rows * columns;
+                const long size = count * (type ? 2 : 4);
+                char *a = filled(size, 0), *b = filled(size, 0), *c = filled(size, 0), *d = filled(size, 0);
+                uint8_t *mask = malloc(count / 8 + 8);
+                for (long i = 0; i < count; i++) put(type, a, i, i % 13);
+                draw_mask(1, 20000, mask, count, 2);
+                softmax_drop(type, a, NULL, b, c, mask, 1.5f, rows, columns, period, 2);
+                softmax_drop_gradient(type, b, a, c, NULL, mask, 1.5f, rows, columns, period, 2);
+                /* As attention by distance calls them: in place, and all is written */
+                memset(d, 0, size);
+                softmax_drop(type, a, d, a, NULL, NULL, 1, rows, columns, period, 2);
+                memset(d, 255, size); /* NaN */
+                char *e = filled(size, 255), *f = filled(size, 255);
+                reversed_gradient(type, a, c, e, f, rows, columns, period);
+                softmax_drop_gradient(type, a, c, c, d, NULL, 1, rows, columns, period, 2);
+                if (memcmp(c, e, size) || memcmp(d, f, size)) return fprintf(stderr, "rows of others written\n");
+                for (long i = 0; i < count; i++)
+                    if (isnan(get(type, d, i)) || isnan(get(type, c, i))) return fprintf(stderr, "not written\n");
+                if (!period) {
+                    float *sums = calloc(columns, 4);
+                    int64_t *targets = calloc(rows, 8);
+                    double *losses = calloc(rows, 8);
+                    targets[1] = columns - 1;
+                    for (long mode = 0; mode < 4; mode++)
+                        drop(type, mode, a, b, c, mode == RELU_GRADIENT ? NULL : mask, 1.5f, count, 2);
+                    cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
+                    cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
+                    add_column_sums(type, a, sums, rows, columns, 2);
+                    free(sums), free(targets), free(losses);
+                }
+                free(a), free(b), free(c), free(d), free(e), free(f), free(mask);
+            }
 }
 """
 
 
 def test_the_address_sanitizer_finds_nothing(tmp_path: Path, machine: str) -> None:
-    if machine != "compiled":
-        pytest.skip("once is enough")
-    (tmp_path / "main.c").write_text(ADDRESSES.replace("FUSED", str(SOURCE)))
-    command = [*os.environ.get("CC", "cc").split(), "-O1", "-march=native", "-fsanitize=address,undefined", "-w"]
-    built = subprocess.run([*command, tmp_path / "main.c", "-o", tmp_path / "main", "-lm"], capture_output=True)
-    if built.returncode:
+    if machine == "no compiler":
+        pytest.skip("nothing is compiled")
+    main = tmp_path / "main.c"
+    flags = ["-O1", "-march=native", *os.environ.get("CFLAGS", "").split(), "-fsanitize=address,undefined", "-w"]
+    command = [*os.environ.get("CC", "cc").split(), *flags, main, "-o", tmp_path / "main", "-lm"]
+    # Calls of kernels that do not compile must fail: they are no reason to skip.
+    main.write_text("int main(void) { return 0; }")
+    if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("the compiler has no address sanitizer")
+    main.write_text(ADDRESSES.replace("FUSED", str(SOURCE)))
+    subprocess.run(command, check=True)
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr
 

@@ -89,6 +89,9 @@ def test_a_run_keeps_the_generator_of_its_masks() -> None:
         assert one.state_dict()["extra_state"]["dropout"] == noise.generator() == "sfc64"
     finally:
         noise.use_generator("splitmix64")
+    del state["extra_state"]["random"]
+    one.load_state_dict(state, "a run of fairseq")
+    assert noise.generator() == "splitmix64"
 
 
 @pytest.fixture(scope="module")
