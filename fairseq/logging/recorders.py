@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.logging.progress import json_line, short
+from fairseq.system.files import prepare_folder
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import is_special, open_special
 from fairseq.system.terminal import FileFormatter
@@ -55,25 +56,28 @@ class TensorBoard:
             raise UserError(
                 f"`tensorboard_logdir` {folder}: cannot be made ({error.strerror}); choose another folder"
             ) from None
+        prepare_folder("`tensorboard_logdir`", folder)
         self.folder = Path(folder)
         self.after = after
         self._new = SummaryWriter
         self._writers: dict[str, Any] = {}
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
-        if tag not in self._writers:
-            # TensorBoard hides what earlier files have from this step on.
-            self._writers[tag] = self._new(str(self.folder / tag), purge_step=self.after + 1)
-        for name, value in values.items():
-            if isinstance(value, int | float) and name != "num_updates":
-                self._writers[tag].add_scalar(name, value, step)
-        # Intervals are frequent: they are written when the queue of the writer is full, or after two minutes.
-        if tag != "train_inner":
-            self._writers[tag].flush()
+        with _writing(f"`tensorboard_logdir` {self.folder}", "folder"):
+            if tag not in self._writers:
+                # TensorBoard hides what earlier files have from this step on.
+                self._writers[tag] = self._new(str(self.folder / tag), purge_step=self.after + 1)
+            for name, value in values.items():
+                if isinstance(value, int | float) and name != "num_updates":
+                    self._writers[tag].add_scalar(name, value, step)
+            # Intervals are frequent: they are written when the queue of the writer is full, or after two minutes.
+            if tag != "train_inner":
+                self._writers[tag].flush()
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
+        with _writing(f"`tensorboard_logdir` {self.folder}", "folder"):
+            for writer in self._writers.values():
+                writer.close()
 
 
 class JsonLines:
@@ -89,7 +93,7 @@ class JsonLines:
 
     def __init__(self, path: str, after: int = 0) -> None:
         self._path = path
-        with self._naming_the_flag():
+        with _writing(f"`metrics_file` {self._path}", "file"):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             # A device has no lines to keep.
             if is_special(path):
@@ -101,7 +105,7 @@ class JsonLines:
 
     def write(self, values: Mapping[str, Any], tag: str, step: int) -> None:
         line = json_line({"tag": tag, "step": step, **values})
-        with self._naming_the_flag():
+        with _writing(f"`metrics_file` {self._path}", "file"):
             self._file.write(line.encode() + b"\n")
             self._file.flush()
 
@@ -109,15 +113,6 @@ class JsonLines:
         # What could not be written was an error before.
         with contextlib.suppress(OSError):
             self._file.close()
-
-    @contextlib.contextmanager
-    def _naming_the_flag(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"`metrics_file` {self._path}: cannot be written ({error.strerror}); choose another file"
-            ) from None
 
 
 class WeightsAndBiases:
@@ -155,6 +150,15 @@ class WeightsAndBiases:
         self._run.finish()
 
 
+@contextlib.contextmanager
+def _writing(path: str, kind: str) -> Iterator[None]:
+    """Raise UserError where *path*, behind the name of its setting, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another {kind}") from None
+
+
 def write_to_log_file(values: Mapping[str, Any], tag: str, step: int) -> None:
     """Write a line of metrics to ``--log-file``, between the messages of the log."""
     text = " | ".join(f"{name} {short(value)}" for name, value in values.items())
@@ -187,7 +191,7 @@ def log_file(path: str | None) -> Iterator[None]:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")  # names need not be UTF-8
     except OSError as error:
-        raise UserError(f"`log_file` {path}: cannot be written ({error.strerror})") from None
+        raise UserError(f"`log_file` {path}: cannot be written ({error.strerror}); choose another file") from None
     handler.setFormatter(FileFormatter())
     metrics, root = logging.getLogger(METRICS), logging.getLogger()
     metrics.propagate = False  # the progress bar shows them already

@@ -98,3 +98,9 @@ def test_places_that_cannot_be_written_are_user_errors(tmp_path):
     pytest.importorskip("tensorboard")
     with user_error("--tensorboard-logdir .*cannot be made"):
         TensorBoard(str(tmp_path / "file" / "logs"))
+    # As in a folder that only another user can write, or on a full disk.
+    (tmp_path / "valid").write_text("in place of a folder\n")
+    board = TensorBoard(str(tmp_path))
+    with user_error("--tensorboard-logdir .*cannot be written .*; choose another folder"):
+        board.write({"loss": 1.0}, "valid", 1)
+    board.close()
