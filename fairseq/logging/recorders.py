@@ -203,7 +203,9 @@ def log_file(path: str | None) -> Iterator[None]:
     finally:
         for logger in (root, metrics):
             logger.removeHandler(handler)
-        handler.close()
+        # After a failure its stream is closed, and flushing that is an error.
+        with contextlib.suppress(ValueError):
+            handler.close()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ import runs
 from mistakes import user_error
 
 from fairseq.config.settings import CommonConfig
-from fairseq.logging.recorders import JsonLines, TensorBoard, recording
+from fairseq.logging.recorders import JsonLines, TensorBoard, log_file, recording
 
 
 def read(path):
@@ -104,3 +105,8 @@ def test_places_that_cannot_be_written_are_user_errors(tmp_path):
     with user_error("--tensorboard-logdir .*cannot be written .*; choose another folder"):
         board.write({"loss": 1.0}, "valid", 1)
     board.close()
+
+
+def test_a_log_file_on_a_full_disk_is_a_user_error() -> None:
+    with user_error("--log-file /dev/full: cannot be written .No space left on device"), log_file("/dev/full"):
+        logging.getLogger().error("a message")
