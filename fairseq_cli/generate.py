@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,10 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
 def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Corpus, world: World) -> None:
     """Print fairseq's lines for every line of *corpus*; ``--results-path`` gets them as ``generate-NAME.txt``."""
     with contextlib.ExitStack() as files:
-        file = None
+        write = None
         if cfg.results_path is not None and world.is_first:
             files.enter_context(results_folder(cfg.results_path))
-            path = Path(cfg.results_path) / f"generate-{Path(name).name}.txt"
-            file = files.enter_context(open(path, "w", encoding="utf-8"))
+            write = files.enter_context(_lines_of(Path(cfg.results_path) / f"generate-{Path(name).name}.txt"))
 
         def texts_of(number: int) -> list[str]:
             start, size = corpus.offsets[number], corpus.sizes[number]
@@ -135,8 +134,34 @@ def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Co
         for _, texts in _of_all(local, world):
             for text in texts:
                 print(text, flush=True)
-                if file is not None:
-                    print(text, file=file)
+                if write is not None:
+                    write(text)
+
+
+@contextlib.contextmanager
+def _lines_of(path: Path) -> Iterator[Callable[[str], None]]:
+    """A function that adds a line to the file *path*, at once; UserError, also from the function, if it cannot."""
+
+    @contextlib.contextmanager
+    def writing() -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            message = f"--results-path {path}: cannot be written ({error.strerror}); choose another place"
+            raise UserError(message) from None
+
+    def write(line: str) -> None:
+        with writing():
+            print(line, file=file, flush=True)
+
+    with writing():
+        file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed below
+    try:
+        yield write
+    finally:
+        # What could not be written was an error before.
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 def _numbers(cfg: GenerateConfig, world: World, count: int) -> range:

@@ -30,6 +30,8 @@ def get_merge_parser() -> Parser:
 def main(args: argparse.Namespace) -> None:
     """Write the checkpoint in the folder ``args.source`` to the file ``args.target``; all of it is verified."""
     source = find_checkpoint(args.source)
+    if not source.exists():
+        raise UserError(f"{args.source}: file not found; check the path")
     if not parts.is_folder(source):
         raise UserError(f"{args.source}: not a checkpoint of --ddp-backend fully_sharded, which is a folder")
     # A file beside the parts would make the folder invalid.

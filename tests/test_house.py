@@ -187,6 +187,20 @@ def test_comments_stand_on_their_own_lines_at_reasons() -> None:
     assert share >= 0.029
 
 
+def test_files_and_tests_that_the_documentation_names_exist() -> None:
+    missing = []
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(
+            r"`((?:tests|fairseq|fairseq_cli|benchmarks|scripts)/[\w/.-]+\.\w+)`(?: \(([\w, ]+)\))?", text
+        )
+        for name, tests in named:
+            source = (ROOT / name).read_text(encoding="utf-8") if (ROOT / name).is_file() else None
+            if source is None or any(test not in source for test in tests.split(", ") if name.startswith("tests/")):
+                missing.append((page.name, name, tests))
+    assert not missing
+
+
 def test_a_backward_pass_is_eight_frames_in_four_files_from_main(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,9 +183,11 @@ class CheckpointManager:
             contents[TOKENIZATION], _ = read_tokenization(tokenization)
         for name, content in contents.items():
             target = self.folder / name
+            if target.is_dir():
+                raise UserError(f"{target}: cannot be written (Is a directory); remove it or choose another `save_dir`")
             if content is None:
                 target.unlink(missing_ok=True)  # of another run
-            elif not (target.exists() and target.read_bytes() == content):
+            elif not _holds(target, content):
                 with atomic_file(target, "`save_dir`") as file:
                     file.write(content)
 
@@ -300,6 +302,14 @@ class CheckpointManager:
     def _after(files: list[tuple[float, Path]], keep: int) -> list[Path]:
         """The files after the first *keep*; none where all are kept."""
         return [path for _, path in files[keep:]] if keep > 0 else []
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return path.read_bytes() == content
+    # It is missing, or another user's: then it is replaced.
+    except OSError:
+        return False
 
 
 def _lock(descriptor: int, folder: Path) -> None:

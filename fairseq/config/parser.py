@@ -145,6 +145,9 @@ class Parser(argparse.ArgumentParser):
         flag = re.match(r"argument (\S+): (ignored explicit argument)?", message)
         if flag and flag[2]:
             raise UserError(f"{flag[1]}: takes no value; see --help")
+        if flag and message.endswith(": expected one argument"):
+            name = flag[1].split("/")[0]
+            raise UserError(f"{flag[1]}: expected one argument; write {name}=VALUE where it begins with -")
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
     def _owner(self, flag: str) -> str | None:

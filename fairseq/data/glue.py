@@ -150,8 +150,9 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
         fault = f"all examples have the label {next(iter(labels))!r}" if labels else "no examples"
         raise UserError(f"{path}: {fault}; training needs at least two different ones")
     try:
-        # By value: as text "10" would come before "2", and a scale would lose its order.
-        return sorted(labels, key=float)
+        # By value: as text "10" would come before "2", and a scale would lose its order. Equal values, as "1" and
+        # "1.0", by their text: the order of a set differs between processes.
+        return sorted(sorted(labels), key=float)
     except ValueError:
         return sorted(labels)
 

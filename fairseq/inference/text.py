@@ -213,7 +213,7 @@ class LineStream(Stream):
         last, before = self.symbols[-sizes[-1] :], self.symbols[: -sizes[-1]]
         self.symbols = before
         done = self.pause()
-        self._begin(" ")
+        self._begin(self.tokenizer.glue)
         self.symbols = last
         return done
 

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.logging.progress import json_line, short
+from fairseq.system.files import prepare_folder
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import is_special, open_special
 from fairseq.system.terminal import FileFormatter
@@ -54,22 +55,27 @@ def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
         ) from None
     writers: dict[str, Any] = {}
 
+    prepare_folder("`tensorboard_logdir`", folder)
+    setting = f"`tensorboard_logdir` {folder}"
+
     def write(values: Mapping[str, Any], tag: str, step: int) -> None:
-        if tag not in writers:
-            # TensorBoard hides what earlier files have from this step on.
-            writers[tag] = SummaryWriter(str(Path(folder) / tag), purge_step=after + 1)
-        for name, value in values.items():
-            if isinstance(value, int | float) and name != "num_updates":
-                writers[tag].add_scalar(name, value, step)
-        # Intervals are frequent: they are written when the queue of the writer is full, or after two minutes.
-        if tag != "train_inner":
-            writers[tag].flush()
+        with _writing(setting, "folder"):
+            if tag not in writers:
+                # TensorBoard hides what earlier files have from this step on.
+                writers[tag] = SummaryWriter(str(Path(folder) / tag), purge_step=after + 1)
+            for name, value in values.items():
+                if isinstance(value, int | float) and name != "num_updates":
+                    writers[tag].add_scalar(name, value, step)
+            # Intervals are frequent: they are written when the queue of the writer is full, or after two minutes.
+            if tag != "train_inner":
+                writers[tag].flush()
 
     try:
         yield write
     finally:
-        for writer in writers.values():
-            writer.close()
+        with _writing(setting, "folder"):
+            for writer in writers.values():
+                writer.close()
 
 
 @contextlib.contextmanager
@@ -81,19 +87,20 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
     Raises:
         UserError: the file cannot be read or written, or is not one of these.
     """
-    with _metrics_file_errors(path):
+    setting = f"`metrics_file` {path}"
+    with _writing(setting, "file"):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
+        # A device has no lines to keep.
         if is_special(path):
             file: BinaryIO = open_special(path)
         else:
             file = open(path, "a+b")  # noqa: SIM115 - open as long as the run
-            # A device has no lines to keep.
             file.seek(0)
             file.truncate(_end_of_step(path, file, after))
 
     def write(values: Mapping[str, Any], tag: str, step: int) -> None:
         line = json_line({"tag": tag, "step": step, **values})
-        with _metrics_file_errors(path):
+        with _writing(setting, "file"):
             file.write(line.encode() + b"\n")
             file.flush()
 
@@ -103,14 +110,6 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
         # What could not be written was an error before.
         with contextlib.suppress(OSError):
             file.close()
-
-
-@contextlib.contextmanager
-def _metrics_file_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"`metrics_file` {path}: cannot be written ({error.strerror}); choose another file") from None
 
 
 @contextlib.contextmanager
@@ -144,6 +143,15 @@ def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[W
         run.finish()
 
 
+@contextlib.contextmanager
+def _writing(path: str, kind: str) -> Iterator[None]:
+    """Raise UserError where *path*, behind the name of its setting, cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}); choose another {kind}") from None
+
+
 def write_to_log_file(values: Mapping[str, Any], tag: str, step: int) -> None:
     """Write a line of metrics to ``--log-file``, between the messages of the log."""
     text = " | ".join(f"{name} {short(value)}" for name, value in values.items())
@@ -172,7 +180,7 @@ def log_file(path: str | None) -> Iterator[None]:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")  # names need not be UTF-8
     except OSError as error:
-        raise UserError(f"`log_file` {path}: cannot be written ({error.strerror})") from None
+        raise UserError(f"`log_file` {path}: cannot be written ({error.strerror}); choose another file") from None
     handler.setFormatter(FileFormatter())
     metrics, root = logging.getLogger(METRICS), logging.getLogger()
     metrics.propagate = False  # the progress bar shows them already
@@ -184,7 +192,9 @@ def log_file(path: str | None) -> Iterator[None]:
     finally:
         for logger in (root, metrics):
             logger.removeHandler(handler)
-        handler.close()
+        # After a failure its stream is closed, and flushing that is an error.
+        with contextlib.suppress(ValueError):
+            handler.close()
 
 
 @contextlib.contextmanager

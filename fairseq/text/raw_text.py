@@ -284,7 +284,8 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
         if rest or size >= BLOCK_BYTES and (is_end or size >= 2 * LONGEST_LINE):
             data = b"".join(parts)
             if data:
-                yield Block(path, first, data, not is_end if form.join_lines else not data.endswith(b"\n"))
+                # A carriage return at the end is a line end of its own: no line feed follows, see `_cut`.
+                yield Block(path, first, data, not is_end if form.join_lines else not data.endswith((b"\n", b"\r")))
             parts, size, first = [rest] * bool(rest), len(rest), number
     if parts:
         yield Block(path, first, b"".join(parts), False)

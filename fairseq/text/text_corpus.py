@@ -23,6 +23,7 @@ from fairseq.text.raw_text import (
     blocks_of,
     check_raw,
     documents_of,
+    lines_of,
     no_words,
     read_blocks,
 )
@@ -91,7 +92,7 @@ class TextReader:
         lines = re.split(r"\r\n|\r|\n", text)
         if len(lines) > 1 and not lines[-1]:
             lines.pop()  # end of the last line
-        return self._corpus([lines])
+        return self._corpus([(lines, False)])
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of *tokens*; the symbol at the end of a line is a line feed."""
@@ -111,31 +112,42 @@ class TextReader:
         """
         lengths: list[int] = []  # lines of each document
 
-        def lines() -> Iterator[list[str]]:
+        def lines() -> Iterator[tuple[list[str], bool]]:
             for block in _blocks(path, form):
+                if form.field is None:
+                    yield lines_of(block, form), block.unfinished
+                    continue
                 texts = documents_of(block, form)
                 lengths.extend(map(len, texts))
-                yield [line for text in texts for line in text]
+                yield [line for text in texts for line in text], False
 
         corpus = self._corpus(lines())
         if len(corpus.tokens) == len(corpus.sizes):
             raise no_words(path)
-        if not documents:
+        if not documents or form.field is None:
             return corpus
         return dataclasses.replace(corpus, sizes=np.add.reduceat(corpus.sizes, np.cumsum([0, *lengths[:-1]])))
 
-    def _corpus(self, blocks: Iterable[Sequence[str]]) -> TextCorpus:
-        encoded: list[np.ndarray] = []  # of each line
+    def _corpus(self, blocks: Iterable[tuple[Sequence[str], bool]]) -> TextCorpus:
+        """The tokens of the lines in *blocks*, each with whether its last line goes on in the next one."""
+        parts: list[np.ndarray] = []  # of lines
+        begins: list[int] = []  # the number of each line's first part
         unknown: dict[str, None] = {}
         counts = RawCounts()
-        for lines in blocks:
-            counts += RawCounts.of(lines)
-            for line in self.tokenizer.encode_lines(lines) if self.tokenizer is not None else lines:
-                encoded.append(self.dictionary.encode_line(line))
+        goes_on = False
+        for lines, unfinished in blocks:
+            counts += RawCounts.of(lines, unfinished)
+            for number, line in enumerate(
+                self.tokenizer.encode_lines(lines) if self.tokenizer is not None else lines, 1
+            ):
+                begins += [] if goes_on else [len(parts)]
+                goes_on = unfinished and number == len(lines)
+                parts.append(self.dictionary.encode_line(line, append_eos=not goes_on))
                 # Not a set: the first ones in the text are named.
                 unknown |= dict.fromkeys(symbol for symbol in line.split() if symbol not in self.dictionary)
-        tokens = np.concatenate([np.empty(0, np.int32), *encoded])
-        sizes = np.array([len(line) for line in encoded], np.int32)
+        tokens = np.concatenate([np.empty(0, np.int32), *parts])
+        lengths = np.array([len(part) for part in parts], np.int32)
+        sizes = np.add.reduceat(lengths, np.array(begins, np.int64)).astype(np.int32)
         corpus = TextCorpus(tokens, sizes, counts if self.tokenizer is not None else None)
         report_unknown(corpus.tokens.tolist(), self.dictionary, unknown)
         return corpus

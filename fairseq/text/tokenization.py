@@ -122,7 +122,8 @@ class TokenizeBlock:
         if tokenizer is not None:
             result = [tokenizer.decode(line.split()) for line in lines] if self.undo else tokenizer.encode_lines(lines)
         # The next block may go on with the last line: its symbols are separated by a space, too.
-        end = " " if block.unfinished else "\n"
+        between = tokenizer.glue if tokenizer is not None and self.undo else " "
+        end = between if block.unfinished else "\n"
         return ("\n".join(result) + end * bool(result)).encode(), RawCounts.of(lines, block.unfinished)
 
 

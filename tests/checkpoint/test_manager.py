@@ -278,3 +278,11 @@ def test_the_tokenizer_of_the_data_is_copied_and_that_of_another_run_removed(tmp
     (data / "tokenization.json").unlink()
     keeper.keep_dictionary(data / "dict.txt")
     assert not (keeper.folder / "tokenization.json").exists()
+
+
+@pytest.mark.parametrize("name", ["dict.txt", "tokenization.json"])
+def test_a_folder_in_place_of_the_dictionary_or_tokenizer_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "dict.txt").write_text("the 3\n")
+    (tmp_path / "s" / name).mkdir(parents=True)
+    with user_error(rf"s/{name}: cannot be written \(Is a directory\); remove it or choose another --save-dir"):
+        saved(tmp_path).keep_dictionary(tmp_path / "dict.txt")

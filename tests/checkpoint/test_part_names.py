@@ -62,3 +62,11 @@ def test_merging_leaves_the_folder_of_the_checkpoint_alone(tmp_path: Path, name:
     with pytest.raises(UserError, match=f"FILE .*{name}: is in the folder of the checkpoint"):
         merge_checkpoint.main(options.parse_args_and_arch(get_merge_parser(), words))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_merging_tells_a_missing_checkpoint_from_one_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "file.pt").touch()
+    for name, reason in (("file.pt", "not a checkpoint of --ddp-backend fully_sharded"), ("none.pt", "file not found")):
+        words = [str(tmp_path / name), str(tmp_path / "merged.pt")]
+        with pytest.raises(UserError, match=f"{name}: {reason}"):
+            merge_checkpoint.main(options.parse_args_and_arch(get_merge_parser(), words))

@@ -31,6 +31,7 @@ from fairseq.data.samplers import Batching
         ("more words", "unrecognized arguments: more; see --help"),
         ("--arch", "--arch/-a: expected one argument"),
         ("--max-update", "--max-update: expected one argument"),
+        ("--stages -1:3", "--stages: expected one argument; write --stages=VALUE where it begins with -"),
     ],
 )
 def test_names_that_do_not_exist(mistake, flags, line):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sentences import write_tsv
 
-from fairseq.data.glue import GLUE, layout_of, read_examples, split_file
+from fairseq.data.glue import GLUE, Layout, labels_of, layout_of, read_examples, split_file
 from fairseq.errors import UserError
 
 # A header and a training row of each task's published files, with what is read from the row.
@@ -101,3 +101,10 @@ def test_scores_and_colas_columns_are_checked(tmp_path: Path) -> None:
     path = write_tsv(tmp_path / "train.tsv", [], [["a", 1]])
     with pytest.raises(UserError, match="line 1: 2 columns; expected 4"):
         read_examples(path, GLUE["CoLA"])
+
+
+def test_classes_of_a_table_are_in_one_order_in_every_process(tmp_path: Path) -> None:
+    labels = ["10", "2", "01", "1", "+1", "1.0", "001", "1.00"]
+    path = tmp_path / "train.tsv"
+    path.write_text("sentence\tlabel\n" + "".join(f"text\t{label}\n" for label in labels))
+    assert labels_of(path, Layout(("sentence",))) == ["+1", "001", "01", "1", "1.0", "1.00", "2", "10"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ import runs
 from mistakes import user_error
 
 from fairseq.config.settings import CommonConfig
-from fairseq.logging.recorders import recording
+from fairseq.logging.recorders import log_file, recording, tensorboard
 
 
 def read(path):
@@ -98,3 +99,15 @@ def test_places_that_cannot_be_written_are_user_errors(tmp_path):
     fails("--metrics-file .*cannot be written", metrics_file=str(tmp_path / "file" / "metrics"))
     pytest.importorskip("tensorboard")
     fails("--tensorboard-logdir .*cannot be made", tensorboard_logdir=str(tmp_path / "file" / "logs"))
+    # As in a folder that only another user can write, or on a full disk.
+    (tmp_path / "valid").write_text("in place of a folder\n")
+    with (
+        user_error("--tensorboard-logdir .*cannot be written .*; choose another folder"),
+        tensorboard(str(tmp_path)) as write,
+    ):
+        write({"loss": 1.0}, "valid", 1)
+
+
+def test_a_log_file_on_a_full_disk_is_a_user_error() -> None:
+    with user_error("--log-file /dev/full: cannot be written .No space left on device"), log_file("/dev/full"):
+        logging.getLogger().error("a message")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mistakes import user_error
 
@@ -68,6 +68,7 @@ text = st.lists(st.sampled_from([*"abé世 \n\r", "\r\n", "long" * 6, "\n\n"]), 
 
 @settings(deadline=None, max_examples=150)
 @given(text=text, block=st.integers(4, 40), longest=st.integers(4, 20))
+@example(text="aaa\r\r世", block=4, longest=4)
 def test_lines_do_not_depend_on_blocks(text: str, block: int, longest: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(raw_text, "BLOCK_BYTES", block)

@@ -143,7 +143,7 @@ class Subwords(Value):
 
     @property
     def glue(self) -> str:
-        """What separates the texts around an unknown symbol."""
+        """What separates the texts of parts of a line, as those around an unknown symbol."""
         return " "
 
     @classmethod

@@ -40,6 +40,12 @@ class Steps(Value):
     words: WordTokenizer | None = None  # the word tokenizer; None: subwords are made of the text as it is
     subwords: Subwords | None = None  # the subword encoding; None: words are symbols
 
+    @property
+    def glue(self) -> str:
+        """What separates the texts of parts of a line, each decoded for itself."""
+        # Words were cut at spaces, which then no symbol holds.
+        return self.subwords.glue if self.words is None and self.subwords is not None else " "
+
     def encode_lines(self, lines: Sequence[str]) -> list[str]:
         """Return the symbols of each of *lines*, separated by spaces."""
         if any(UNKNOWN in line for line in lines):
@@ -74,8 +80,7 @@ class Steps(Value):
                 parts.append([])
             else:
                 parts[-1].append(symbol)
-        # Words were cut at spaces, which then no symbol holds.
-        glue = self.subwords.glue if self.words is None else " "
+        glue = self.glue
         decoded = [self.subwords.decode(part) if part else "" for part in parts]
         text = f"{glue}{UNKNOWN}{glue}".join(decoded).strip(glue)
         return self.words.join(text.split()) if self.words is not None else text
