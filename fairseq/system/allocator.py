@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
-_LARGEST_MMAP_THRESHOLD = 32 << 20  # glibc allows no more on 64-bit machines
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 
 def keep_freed_memory() -> None:
@@ -22,8 +21,9 @@ def keep_freed_memory() -> None:
     # The C library of Alpine, musl, has no such function.
     except (OSError, AttributeError):
         return
-    mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-    mallopt(_M_TRIM_THRESHOLD, ctypes.c_int(2**31 - 1))
+    # Blocks of 32 MB and more would otherwise have mappings of their own, whatever the threshold of their size.
+    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_TRIM_THRESHOLD, -1)  # never
     mallopt(_M_TOP_PAD, 64 << 20)
     # Other threads' arenas, such as the backward pass's, return what they free whatever the threshold: a gradient
     # of 12 MB then takes ten milliseconds to fill. All threads share the first one.
