@@ -16,7 +16,7 @@ from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
 from fairseq.system.opening import open_input, read_errors
-from fairseq.text.raw_text import STDIN, lines_as_they_arrive, text_line
+from fairseq.text.raw_text import STDIN, lines_as_they_arrive, no_words, text_line
 from fairseq_cli import command
 
 DIGITS = 6  # of probabilities and scores, after the point
@@ -78,6 +78,7 @@ def _texts(file: BinaryIO, path: str, names: tuple[str, ...]) -> Iterator[tuple[
     where = "stdin" if path == STDIN else path
     # Without columns a line is one text, in which a tab is white space.
     columns = [0, 1] if len(names) == 2 else []
+    number = 0
     for number, line in enumerate(lines_as_they_arrive(where, file), 1):
         text = text_line(line, number, where).rstrip("\r\n")
         fields = [field.strip() for field in text.split("\t")]
@@ -91,6 +92,9 @@ def _texts(file: BinaryIO, path: str, names: tuple[str, ...]) -> Iterator[tuple[
             raise UserError(f"{where}: line {number}: {len(fields)} columns; expected {expected}, separated by a tab")
         else:
             yield tuple(fields[column] for column in columns)
+    # A pipe may have nothing to say; a file without a line is a mistake.
+    if not number and path != STDIN:
+        raise no_words(path)
 
 
 def _write_json(text: tuple[str, ...], prediction: Prediction) -> None:

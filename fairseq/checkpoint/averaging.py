@@ -25,7 +25,7 @@ def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = 
     checkpoints = numbered(Path(folder), PATTERNS[kind]) if Path(folder).is_dir() else []
     fitting = [path for number, path in checkpoints if upper_bound is None or number <= upper_bound]
     if len(fitting) < count:
-        raise UserError(f"`inputs` {folder}: {len(fitting)} checkpoints of {kind}s found, {count} are to be averaged")
+        raise UserError(f"`inputs` {folder}: {len(fitting)} {kind} checkpoints found, {count} are to be averaged")
     return (fitting[::-1] if kind == "best" else fitting)[:count]
 
 

@@ -67,14 +67,12 @@ def test_fewer_than_asked_for_is_a_user_error(
 ) -> None:
     with pytest.raises(UserError) as error:
         newest(folder, kind, count, bound)
-    assert (
-        error.value.with_flags == f"--inputs {folder}: {there} checkpoints of {kind}s found, {count} are to be averaged"
-    )
+    assert error.value.with_flags == f"--inputs {folder}: {there} {kind} checkpoints found, {count} are to be averaged"
 
 
 def test_a_file_or_a_missing_folder_has_no_checkpoints(folder: Path) -> None:
     for path in (folder / "checkpoint2.pt", folder / "none"):
-        with pytest.raises(UserError, match="0 checkpoints of epochs found, 1 are to be averaged"):
+        with pytest.raises(UserError, match="0 epoch checkpoints found, 1 are to be averaged"):
             newest(path, "epoch", 1)
 
 

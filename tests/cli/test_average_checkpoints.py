@@ -73,7 +73,7 @@ def test_whole_numbers_are_those_of_the_checkpoint_with_most_updates(tmp_path: P
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--num-epoch-checkpoints 4", "3 checkpoints of epochs found, 4 are to be averaged"),
+        ("--num-epoch-checkpoints 4", "3 epoch checkpoints found, 4 are to be averaged"),
         ("--num-epoch-checkpoints 1 --num-update-checkpoints 1", "give one of them"),
         ("--num-epoch-checkpoints 0", "--num-epoch-checkpoints: expected a whole number above 0"),
         ("--checkpoint-upper-bound 3", "--checkpoint-upper-bound: needs"),

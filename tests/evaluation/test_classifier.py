@@ -224,10 +224,12 @@ def test_what_cannot_be_classified_is_one_line(
     path = classifier(tmp_path)
     (tmp_path / "latin").write_bytes(b"w1\n\xff\n")
     (tmp_path / "marked").write_bytes(b"\xef\xbb\xbfw\xff\n")
+    (tmp_path / "empty").touch()
     for words, message in {
         (path, tmp_path / "latin"): "latin: line 2, byte 1: not UTF-8",
         (path, tmp_path / "marked"): "marked: line 1, byte 5: not UTF-8",
         (path, tmp_path / "none"): "none: file not found",
+        (path, tmp_path / "empty"): "empty: the text is empty; give a file with at least one word",
         (path, tmp_path): "cannot be read",
         (path, "/dev/zero"): "/dev/zero: cannot be read",
         (path, tmp_path / "latin", "--data", tmp_path): f"{tmp_path}/dict.txt: file not found",
