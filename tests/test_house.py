@@ -115,6 +115,18 @@ def test_modules_load_nothing_of_the_project_but_errors() -> None:
     assert {".".join(name.split(".")[:2]) for name in loaded} <= {"fairseq.modules", "fairseq.errors"}
 
 
+def test_a_command_loads_nothing_for_plugins_but_the_names_that_they_import() -> None:
+    code = "import sys, fairseq_cli.train as t; t.cli_main(['--help']) if False else 0\n"
+    code = (
+        "import contextlib, io, sys; from fairseq_cli.train import cli_main\n"
+        "sys.argv = ['fairseq-train', '--help']\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): cli_main()\n"
+        "print(*(name for name in sys.modules if name.startswith('fairseq.interop.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=runs.environment())
+    assert set(done.stdout.split()) == {"fairseq.interop.fairseq", "fairseq.interop.fairseq.names"}
+
+
 def test_flags_are_named_at_the_border_only() -> None:
     """Below the commands, texts name settings in backticks, which a command line shows as flags."""
     border = ("fairseq_cli.", "fairseq.config.", "fairseq.interop.fairseq.")

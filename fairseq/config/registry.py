@@ -35,6 +35,7 @@ class Registry(Generic[T]):
         default: the part that is chosen without the flag.
         help: what ``--help`` says of the flag, where that is not *kind*.
         aliases: further names of the flag.
+        apart: parts that few runs choose, and the module of each, imported where its name is looked up.
         base: the class that every part extends.
     """
 
@@ -44,6 +45,7 @@ class Registry(Generic[T]):
     default: str = ""
     help: str = ""
     aliases: Sequence[str] = ()
+    apart: Mapping[str, str] = field(default_factory=dict)
     base: type = object
     _parts: dict[str, T] = field(default_factory=dict)
 
@@ -73,9 +75,8 @@ class Registry(Generic[T]):
             if dataclass is not None:
                 translate = getattr(dataclass, "as_config", lambda: dataclass)
                 part.config_class = translate()  # type: ignore[attr-defined]
-            if is_outside(part):
-                self.parts()  # whose names are taken
-            known = self._parts.get(name)
+            # Names of this package's parts are taken.
+            known = self._find(name) if is_outside(part) else self._parts.get(name)
             if known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already; leave yours out or give it another name")
             self._parts[name] = part  # type: ignore[assignment]
@@ -99,16 +100,22 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         """The part called *name*; UserError, which names the nearest ones, if there is none."""
-        try:
-            return self.parts()[name]
-        except KeyError:
-            raise UserError(f"{self.flag} {name}: no such {self.kind}; {nearest(name, self._parts)}") from None
+        part = self._find(name)
+        if part is None:
+            raise UserError(f"{self.flag} {name}: no such {self.kind}; {nearest(name, list(self))}")
+        return part
 
     def __contains__(self, name: str) -> bool:
-        return name in self.parts()
+        return self._find(name) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self.parts()))
+        return iter(sorted({*self.parts(), *self.apart}))
+
+    def _find(self, name: str) -> T | None:
+        parts = self.parts()
+        if name not in parts and name in self.apart:
+            importlib.import_module(self.apart[name])
+        return parts.get(name)
 
 
 def is_outside(part: Any) -> bool:
@@ -151,16 +158,21 @@ _MODELS = (
     *(f"fairseq.models.{name}" for name in ("bert", "electra", "lstm_lm", "transformer_lm", "transformer_xl")),
     *("fairseq.models.architectures", "fairseq.notes.tnf"),
 )
-_RANKING = "fairseq.interop.fairseq.sentence_ranking"
+_OF_FAIRSEQ = {"sentence_ranking": "fairseq.interop.fairseq.sentence_ranking"}
 MODELS: Registry[Any] = Registry("model", "--arch", _MODELS)
 ARCHITECTURES: Registry[Architecture] = Registry(
     "architecture", "--arch", _MODELS, default="transformer_lm", aliases=("-a",)
 )
 TASKS: Registry[Any] = Registry(
-    "task", "--task", ("fairseq.tasks", "fairseq.notes.extension", _RANKING), default="language_modeling"
+    "task", "--task", ("fairseq.tasks", "fairseq.notes.extension"), default="language_modeling", apart=_OF_FAIRSEQ
 )
 CRITERIONS: Registry[Any] = Registry(
-    "criterion", "--criterion", ("fairseq.criterions", _RANKING), default="cross_entropy", help="loss function"
+    "criterion",
+    "--criterion",
+    ("fairseq.criterions",),
+    default="cross_entropy",
+    help="loss function",
+    apart=_OF_FAIRSEQ,
 )
 OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim",), default="nag")
 LR_SCHEDULERS: Registry[Any] = Registry(

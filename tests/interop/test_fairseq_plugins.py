@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import runs
+from plugin_optimizers import OPTIMIZERS
 from plugin_sources import CRITERIONS, MODELS
-from plugin_tasks import OPTIMIZERS, TASKS
+from plugin_tasks import TASKS
 
 from fairseq.config import registry
 

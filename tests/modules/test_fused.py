@@ -43,16 +43,6 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     native.library.cache_clear()
 
 
-def test_several_libraries_are_loaded_in_one_process(machine: str, tmp_path: Path) -> None:
-    if machine != "compiled":
-        pytest.skip("once is enough")
-    for number in range(2):
-        source = tmp_path / f"{number}.c"
-        source.write_text(f"int number(void) {{ return {number}; }}")
-        library = native.library("testing", source)
-        assert library is not None and library.number() == number
-
-
 def splitmix64(seed: int, count: int) -> np.ndarray:
     """Words of the generator as its authors write it, a state that grows and is hashed: uint64."""
     words, whole = [], (1 << 64) - 1
@@ -416,58 +406,6 @@ def test_a_chunk_of_bfloat16_is_not_widened() -> None:
     assert largest < 64 * 500 * 4 or fused.kernels(weight) is None
 
 
-ADDRESSES = r"""
-#include <stdio.h>
-#include <stdlib.h>
-#include "FUSED"
-static char *filled(long size, int byte) { return memset(malloc(size), byte, size); }
-/* The gradient of the last row first: threads compute rows in any order, so that none may write another's. */
-static void reversed_gradient(long type, void *p, void *grad, void *result, void *added, long rows, long columns,
-                              long period) {
-    for (long row = rows - 1; row >= 0; row--)
-        softmax_gradient_row(type, row_of(p, NULL, row, columns, period), grad, result, added, columns, NULL, 1);
-}
-int main(void) {
-    const long periods[] = {0, 1, 2, 17, 18, 40};
-    for (long type = 0; type < 2; type++)
-        for (int kind = 0; kind < 6; kind++)
-            for (long columns = periods[kind] ? periods[kind] : 1; columns < 9000; columns += columns < 70 ? 1 : 1337) {
-                const long period = periods[kind], rows = period ? 2 * period : 3, count = rows * columns;
-                const long size = count * (type ? 2 : 4);
-                char *a = filled(size, 0), *b = filled(size, 0), *c = filled(size, 0), *d = filled(size, 0);
-                uint8_t *mask = malloc(count / 8 + 8);
-                for (long i = 0; i < count; i++) put(type, a, i, i % 13);
-                draw_mask(1, 20000, mask, count, 2);
-                softmax_drop(type, a, NULL, b, c, mask, 1.5f, rows, columns, period, 2);
-                softmax_drop_gradient(type, b, a, c, NULL, mask, 1.5f, rows, columns, period, 2);
-                /* As attention by distance calls them: in place, and all is written */
-                memset(d, 0, size);
-                softmax_drop(type, a, d, a, NULL, NULL, 1, rows, columns, period, 2);
-                memset(d, 255, size); /* NaN */
-                char *e = filled(size, 255), *f = filled(size, 255);
-                reversed_gradient(type, a, c, e, f, rows, columns, period);
-                softmax_drop_gradient(type, a, c, c, d, NULL, 1, rows, columns, period, 2);
-                if (memcmp(c, e, size) || memcmp(d, f, size)) return fprintf(stderr, "rows of others written\n");
-                for (long i = 0; i < count; i++)
-                    if (isnan(get(type, d, i)) || isnan(get(type, c, i))) return fprintf(stderr, "not written\n");
-                if (!period) {
-                    float *sums = calloc(columns, 4);
-                    int64_t *targets = calloc(rows, 8);
-                    double *losses = calloc(rows, 8);
-                    targets[1] = columns - 1;
-                    for (long mode = 0; mode < 4; mode++)
-                        drop(type, mode, a, b, c, mode == RELU_GRADIENT ? NULL : mask, 1.5f, count, 2);
-                    cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
-                    cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
-                    add_column_sums(type, a, sums, rows, columns, 2);
-                    free(sums), free(targets), free(losses);
-                }
-                free(a), free(b), free(c), free(d), free(e), free(f), free(mask);
-            }
-}
-"""
-
-
 def test_the_address_sanitizer_finds_nothing(tmp_path: Path, machine: str) -> None:
     if machine == "no compiler":
         pytest.skip("nothing is compiled")
@@ -478,7 +416,7 @@ def test_the_address_sanitizer_finds_nothing(tmp_path: Path, machine: str) -> No
     main.write_text("int main(void) { return 0; }")
     if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("the compiler has no address sanitizer")
-    main.write_text(ADDRESSES.replace("FUSED", str(SOURCE)))
+    main.write_text(Path(__file__).with_name("addresses.c").read_text().replace('"FUSED"', f'"{SOURCE}"'))
     subprocess.run(command, check=True)
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr

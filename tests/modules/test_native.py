@@ -131,3 +131,13 @@ def test_a_user_without_a_home_and_a_compiler_with_open_quotes_are_told(
     native.library.cache_clear()
     assert native.library("testing", SOURCE) is None and "testing kernels: not compiled (No closing" in caplog.text
     native.library.cache_clear()
+
+
+def test_several_libraries_are_loaded_in_one_process(tmp_path: Path) -> None:
+    if native.library("training", SOURCE) is None:
+        pytest.skip("no C compiler")
+    for number in range(2):
+        source = tmp_path / f"{number}.c"
+        source.write_text(f"int number(void) {{ return {number}; }}")
+        library = native.library("testing", source)
+        assert library is not None and library.number() == number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 from dataclasses import dataclass
 
 import pytest
@@ -99,3 +100,17 @@ def test_a_registry_imports_the_homes_of_its_parts_at_the_first_lookup(tmp_path,
     assert "kitchen_of_a_test" not in sys.modules
     assert list(registry) == [] and sys.modules.pop("kitchen_of_a_test")
     assert "soup" not in registry and "kitchen_of_a_test" not in sys.modules, "once"
+
+
+def test_a_part_that_stands_apart_is_imported_where_its_name_is_looked_up(tmp_path, monkeypatch):
+    registry: Registry[type] = Registry("dish", "--dish", apart={"soup": "soup_of_a_test"})
+    (tmp_path / "soup_of_a_test.py").write_text("from waiter_of_a_test import register\nregister()\n")
+    waiter = types.ModuleType("waiter_of_a_test")
+    waiter.register = lambda: registry.replace("soup", int)
+    monkeypatch.setitem(sys.modules, "waiter_of_a_test", waiter)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert list(registry) == ["soup"] and "stew" not in registry and "soup_of_a_test" not in sys.modules
+    with pytest.raises(UserError, match="--dish sop: no such dish; did you mean soup"):
+        registry["sop"]
+    assert "soup_of_a_test" not in sys.modules
+    assert registry["soup"] is int and sys.modules.pop("soup_of_a_test")
