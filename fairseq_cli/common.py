@@ -30,7 +30,7 @@ from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.logging import Progress, no_progress, progress_bar
 from fairseq.models.recipes import recommended
-from fairseq.system.files import prepare_folder
+from fairseq.system.files import prepare_folder, removing_empty_folders
 from fairseq.system.terminal import log_to_stderr
 from fairseq.tasks.language_modeling import LanguageModelingTaskConfig
 from fairseq.text.dictionary import Dictionary
@@ -173,20 +173,10 @@ def results_folder(path: str | None) -> Iterator[None]:
     Raises:
         UserError: it cannot be created or written.
     """
-    if path is None:
+    with removing_empty_folders():
+        if path is not None:
+            prepare_folder("--results-path", path)
         yield
-        return
-    folder = Path(path)
-    is_new = not folder.exists()
-    prepare_folder("--results-path", folder)
-    try:
-        yield
-    # Also after Ctrl-C: an empty folder would look like the results of a run.
-    except BaseException:
-        if is_new:
-            with contextlib.suppress(OSError):  # not empty
-                folder.rmdir()
-        raise
 
 
 def evaluation_parser(

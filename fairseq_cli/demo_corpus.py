@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 from fairseq.config.parser import Parser, check_words, folder_path
 from fairseq.errors import UserError
-from fairseq.system.files import atomic_file, prepare_folder
+from fairseq.system.files import atomic_files, prepare_folder
 from fairseq.text.tokenizers.moses import Moses
 from fairseq_cli import command
 
@@ -310,7 +310,10 @@ def collect(max_words: int | None = None, packages: Iterable[str] = PACKAGES) ->
 
 
 def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = False) -> None:
-    """Write the splits, with ``<unk>`` for rare words unless *rare_words* stay as they are, and print their sizes."""
+    """Write the splits, with ``<unk>`` for rare words unless *rare_words* stay as they are, and print their sizes.
+
+    The folder *destdir* is there; it gets all three files or none.
+    """
     moses = Moses()
     lines = {
         name: [line for article in articles for line in layout(article, moses)] for name, articles in parts.items()
@@ -321,16 +324,18 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
         # The training text alone, as in WikiText: the other splits must not decide on the vocabulary.
         counts = Counter(chain.from_iterable(lines["train"]))
         known = {word for word, count in counts.items() if count >= MIN_COUNT}
-    destdir.mkdir(parents=True, exist_ok=True)
-    for name, articles in parts.items():
-        path = destdir / f"pydoc.{name}.tokens"
-        texts = (" ".join(word if word in known else "<unk>" for word in line) for line in lines[name])
-        with atomic_file(path) as file:
-            # WikiText's lines begin and end with a blank, empty ones are a blank.
-            file.writelines((f" {text} \n" if text else " \n").encode() for text in texts)
-        tokens = sum(map(len, lines[name])) + len(lines[name])
-        unknown = sum(word not in known for line in lines[name] for word in line)
-        print(f"{path}: {len(articles):,} articles, {tokens:,} tokens, {unknown / tokens:.1%} <unk>")
+    report = []
+    with atomic_files() as group:
+        for name, articles in parts.items():
+            path = destdir / f"pydoc.{name}.tokens"
+            texts = (" ".join(word if word in known else "<unk>" for word in line) for line in lines[name])
+            with group.file(path, "DIR") as file:
+                # WikiText's lines begin and end with a blank, empty ones are a blank.
+                file.writelines((f" {text} \n" if text else " \n").encode() for text in texts)
+            tokens = sum(map(len, lines[name])) + len(lines[name])
+            unknown = sum(word not in known for line in lines[name] for word in line)
+            report.append(f"{path}: {len(articles):,} articles, {tokens:,} tokens, {unknown / tokens:.1%} <unk>")
+    print(*report, sep="\n")
     which = "words" if rare_words else f"words that occur {MIN_COUNT} times or more in the training text"
     print(f"vocabulary: {len(known):,} {which}")
 

@@ -19,7 +19,7 @@ from fairseq.checkpoint import parts
 from fairseq.checkpoint.store import load, save
 from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError
-from fairseq.system.files import atomic_file, link_or_copy, new_folder, point_to, remove_leftovers
+from fairseq.system.files import atomic_file, link_or_copy, make_folder, new_folder, point_to, remove_leftovers
 from fairseq.system.opening import read_named
 from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
@@ -87,7 +87,7 @@ class CheckpointManager:
             return
         self._is_new = not self.folder.exists()
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             remove_leftovers(self.folder)
         except OSError as error:
             reason = f"cannot be made ({error.strerror}); choose another folder"

@@ -23,6 +23,7 @@ from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
 from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
 from fairseq.system.allocator import keep_freed_memory
+from fairseq.system.files import removing_empty_folders
 from fairseq.system.plugins import import_user_module
 from fairseq.system.terminal import open_standard_streams, printable, protect_terminal
 from fairseq.system.waiting import short_waits_under_load
@@ -120,7 +121,7 @@ def run_program(program: Callable[[], Any]) -> None:
         # Until here an interrupt ended the process without a traceback: imports are done now.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with short_waits_under_load():
+        with short_waits_under_load(), removing_empty_folders():
             program()
         sys.stdout.flush()
     except UserError as error:

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.logging.progress import json_line, short
-from fairseq.system.files import prepare_folder
+from fairseq.system.files import make_folder, prepare_folder
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import is_special, open_special
 from fairseq.system.terminal import FileFormatter
@@ -46,7 +46,7 @@ def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
         ) from None
     try:
         folder.encode()  # which its writer does, too
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except UnicodeEncodeError:
         raise UserError(f"`tensorboard_logdir` {folder}: is not UTF-8; choose another folder") from None
     except OSError as error:
@@ -89,7 +89,7 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
     """
     setting = f"`metrics_file` {path}"
     with _writing(setting, "file"):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(os.path.dirname(path))
         # A device has no lines to keep.
         if is_special(path):
             file: BinaryIO = open_special(path)
@@ -177,7 +177,7 @@ def log_file(path: str | None) -> Iterator[None]:
         yield
         return
     try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        make_folder(os.path.dirname(path))
         handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")  # names need not be UTF-8
     except OSError as error:
         raise UserError(f"`log_file` {path}: cannot be written ({error.strerror}); choose another file") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import errno
 import fcntl
 import os
@@ -23,6 +24,35 @@ ARCHIVE = b"PK\x03\x04"  # how files of torch.save and numpy.savez begin
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _HOST = re.sub(r"[^A-Za-z0-9_-]", "-", platform.node())[:32] or "host"
 _TEMPORARY = re.compile(r"\..*\.([A-Za-z0-9_-]+)\.\d+\.[0-9a-f]{8}\.tmp", re.DOTALL)
+_NEW_FOLDERS = contextvars.ContextVar[list[str] | None]("_NEW_FOLDERS", default=None)
+
+
+@contextlib.contextmanager
+def removing_empty_folders() -> Iterator[None]:
+    """After an exception remove the folders that :func:`make_folder` made in the ``with`` block and that are empty."""
+    folders: list[str] = []
+    outer = _NEW_FOLDERS.set(folders)
+    try:
+        yield
+    # Also after Ctrl-C: an empty folder would look like the results of a run.
+    except BaseException:
+        for folder in reversed(folders):
+            with contextlib.suppress(OSError):  # not empty
+                os.rmdir(folder)
+        raise
+    finally:
+        _NEW_FOLDERS.reset(outer)
+        if (before := _NEW_FOLDERS.get()) is not None:
+            before += folders
+
+
+def make_folder(folder: str | Path) -> None:
+    """Make *folder* and the folders above it where they are missing; see :func:`removing_empty_folders`."""
+    path = Path(os.path.abspath(folder))
+    missing = [str(path) for path in (path, *path.parents) if not os.path.lexists(path)]
+    if (folders := _NEW_FOLDERS.get()) is not None:
+        folders += reversed(missing)
+    path.mkdir(parents=True, exist_ok=True)
 
 
 class FileGroup:
@@ -111,7 +141,7 @@ def atomic_file(path: str | Path, flag: str = "") -> Iterator[BinaryIO]:
 def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: str = "") -> Iterator[Path]:
     """A temporary folder whose files move to *folder* when the ``with`` block ends without an exception.
 
-    *folder* is made if needed, and removed again if it is new and stays empty.
+    *folder* is made if needed, and removed again if it is new and stays empty, as are the folders above it.
 
     Args:
         names: every file that a run may write, in the order in which they move; those not written this time are
@@ -124,22 +154,20 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
     """
     folder = Path(folder)
     is_new = not folder.exists()
-    try:
-        with _system_errors(flag, folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            remove_leftovers(folder)
-            with _temporary_folder(folder) as temporary:
-                try:
-                    yield temporary
-                except UserError as error:
-                    # The user knows the folder by the name that it will have.
-                    raise type(error)(error.args[0].replace(str(temporary), str(folder))) from None
-                _move_files(temporary, folder, names, flag)
-            sync_folder(folder)
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):  # not empty
-                folder.rmdir()
+    with removing_empty_folders(), _system_errors(flag, folder):
+        make_folder(folder)
+        remove_leftovers(folder)
+        with _temporary_folder(folder) as temporary:
+            try:
+                yield temporary
+            except UserError as error:
+                # The user knows the folder by the name that it will have.
+                raise type(error)(error.args[0].replace(str(temporary), str(folder))) from None
+            _move_files(temporary, folder, names, flag)
+        sync_folder(folder)
+    if is_new:
+        with contextlib.suppress(OSError):  # not empty
+            folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -229,8 +257,8 @@ def prepare_folder(flag: str, folder: str | Path) -> None:
     Raises:
         UserError: it cannot be made or written; the message names *flag*.
     """
-    with _system_errors(flag, folder):
-        Path(folder).mkdir(parents=True, exist_ok=True)
+    with removing_empty_folders(), _system_errors(flag, folder):
+        make_folder(folder)
         # Trying is the only test that knows quotas and network filesystems.
         with tempfile.TemporaryFile(dir=folder):
             pass

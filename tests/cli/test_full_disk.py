@@ -1,0 +1,75 @@
+"""A disk that is full ends a command with one line, and neither files nor folders are left behind."""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import runs
+
+from fairseq.errors import UserError
+from fairseq.system.files import atomic_folder, make_folder, prepare_file, removing_empty_folders
+
+COMMANDS = {
+    "symbols": "TEXT new/folder --kind bytes",
+    "demo_corpus": "new/folder --max-words 20000 --packages numpy",
+    "tokenize": "TEXT --tokenizer space --output new/folder/text",
+    "average_checkpoints": f"--inputs {runs.GOLDEN / 'baseline.pt'} --output new/folder/average.pt",
+    "preprocess": "--only-source --trainpref TEXT --tokenizer space --destdir new/folder",
+    "train": f"{runs.DATA} {runs.SHORT} --save-dir new/folder --disable-validation",
+}
+WITHOUT_CHECK = ("preprocess", "train")
+# At the check before the work, and at its end.
+MOMENTS: dict[str, tuple[Any, str]] = {"begin": (tempfile, "TemporaryFile"), "end": (os, "fsync")}
+
+
+def full(*arguments: Any, **settings: Any) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "command, moment",
+    [*((name, "end") for name in COMMANDS), *((name, "begin") for name in COMMANDS if name not in WITHOUT_CHECK)],
+)
+def test_a_full_disk_leaves_no_new_folder(
+    command: str,
+    moment: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "text").write_text("one two three four five\n" * 9)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(*MOMENTS[moment], full)
+    monkeypatch.setattr(sys, "argv", [command, *COMMANDS[command].replace("TEXT", "text").split()])
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(f"fairseq_cli.{command}").cli_main()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert end.value.code == 2 and last.startswith(f"{command}: error: ") and "No space left on device" in last
+    assert os.listdir(tmp_path) == ["text"]
+
+
+def test_after_an_exception_new_folders_that_are_empty_are_gone_and_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "before").mkdir()
+    with pytest.raises(KeyboardInterrupt), removing_empty_folders():
+        make_folder(tmp_path / "before" / "new")
+        make_folder(tmp_path / "full" / "a" / "b")
+        (tmp_path / "full" / "file").touch()
+        # A statement that ended well within one that did not.
+        with removing_empty_folders():
+            prepare_file("--output", tmp_path / "late" / "file")
+        raise KeyboardInterrupt
+    remaining = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
+    assert remaining == ["before", "full", "full/file"]
+
+
+def test_a_folder_of_files_takes_the_folders_above_it_along(tmp_path: Path) -> None:
+    with pytest.raises(UserError), atomic_folder(tmp_path / "a" / "b"):
+        raise UserError("a mistake")
+    assert os.listdir(tmp_path) == []
