@@ -29,6 +29,21 @@ Record = Callable[[Mapping[str, Any] | None, str, int], None]
 """The same; None, a line that was not due, is ignored."""
 
 
+def check_recorders(common: CommonConfig) -> None:
+    """Raise UserError if a recorder that flags ask for cannot be opened: before the run writes anything."""
+    if common.tensorboard_logdir:
+        _check_tensorboard(common.tensorboard_logdir)
+    # A device or pipe is left alone: the reader of a pipe would take its closing for the end of the run.
+    if common.metrics_file and not is_special(common.metrics_file):
+        is_new = not os.path.lexists(common.metrics_file)
+        # Opened, not only looked at: the system has more reasons than can be listed here.
+        _open_lines(common.metrics_file).close()
+        if is_new:
+            os.unlink(common.metrics_file)
+    if common.wandb_project:
+        _import_wandb()
+
+
 @contextlib.contextmanager
 def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
     """TensorBoard's logs in *folder*, which is made, one for each tag.
@@ -38,31 +53,15 @@ def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
     Raises:
         UserError: tensorboard is not installed, or the folder cannot be made.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise UserError(
-            "`tensorboard_logdir`: tensorboard is not installed; install the [tensorboard] extra or drop the flag"
-        ) from None
-    try:
-        folder.encode()  # which its writer does, too
-        make_folder(folder)
-    except UnicodeEncodeError:
-        raise UserError(f"`tensorboard_logdir` {folder}: is not UTF-8; choose another folder") from None
-    except OSError as error:
-        raise UserError(
-            f"`tensorboard_logdir` {folder}: cannot be made ({error.strerror}); choose another folder"
-        ) from None
+    writer_class = _check_tensorboard(folder)
     writers: dict[str, Any] = {}
-
-    prepare_folder("`tensorboard_logdir`", folder)
     setting = f"`tensorboard_logdir` {folder}"
 
     def write(values: Mapping[str, Any], tag: str, step: int) -> None:
         with _writing(setting, "folder"):
             if tag not in writers:
                 # TensorBoard hides what earlier files have from this step on.
-                writers[tag] = SummaryWriter(str(Path(folder) / tag), purge_step=after + 1)
+                writers[tag] = writer_class(str(Path(folder) / tag), purge_step=after + 1)
             for name, value in values.items():
                 if isinstance(value, int | float) and name != "num_updates":
                     writers[tag].add_scalar(name, value, step)
@@ -88,13 +87,10 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
         UserError: the file cannot be read or written, or is not one of these.
     """
     setting = f"`metrics_file` {path}"
+    file = _open_lines(path)
     with _writing(setting, "file"):
-        make_folder(os.path.dirname(path))
         # A device has no lines to keep.
-        if is_special(path):
-            file: BinaryIO = open_special(path)
-        else:
-            file = open(path, "a+b")  # noqa: SIM115 - open as long as the run
+        if not is_special(path):
             file.seek(0)
             file.truncate(_end_of_step(path, file, after))
 
@@ -121,10 +117,7 @@ def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[W
     Raises:
         UserError: wandb is not installed.
     """
-    try:
-        import wandb
-    except ImportError:
-        raise UserError("`wandb_project`: wandb is not installed; install the [wandb] extra or drop the flag") from None
+    wandb = _import_wandb()
     file = folder / "wandb_id.txt"
     # A run from the beginning in a former folder is a new one there, too.
     known = file.read_text().strip() if after and file.is_file() else None
@@ -141,6 +134,41 @@ def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[W
         yield write
     finally:
         run.finish()
+
+
+def _check_tensorboard(folder: str) -> type[Any]:
+    """Make *folder*, and return the class of TensorBoard's writer."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise UserError(
+            "`tensorboard_logdir`: tensorboard is not installed; install the [tensorboard] extra or drop the flag"
+        ) from None
+    try:
+        folder.encode()  # which its writer does, too
+        make_folder(folder)
+    except UnicodeEncodeError:
+        raise UserError(f"`tensorboard_logdir` {folder}: is not UTF-8; choose another folder") from None
+    except OSError as error:
+        raise UserError(
+            f"`tensorboard_logdir` {folder}: cannot be made ({error.strerror}); choose another folder"
+        ) from None
+    prepare_folder("`tensorboard_logdir`", folder)
+    return SummaryWriter
+
+
+def _open_lines(path: str) -> BinaryIO:
+    with _writing(f"`metrics_file` {path}", "file"):
+        make_folder(os.path.dirname(path))
+        return open_special(path) if is_special(path) else open(path, "a+b")
+
+
+def _import_wandb() -> Any:
+    try:
+        import wandb
+    except ImportError:
+        raise UserError("`wandb_project`: wandb is not installed; install the [wandb] extra or drop the flag") from None
+    return wandb
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import Interruption, Job, World
 from fairseq.errors import UserError
 from fairseq.logging.progress import ProgressBar, RunProgress
-from fairseq.logging.recorders import log_file, recording
+from fairseq.logging.recorders import check_recorders, log_file, recording
 from fairseq.system.terminal import log_to_stderr
 from fairseq.training import log, resumption, stages
 from fairseq.training.effective import check_outputs
@@ -74,6 +74,7 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
     with manager.locked() if manager is not None else contextlib.nullcontext():
         # Before hours of training, and under the lock, so that no other run changes the folder meanwhile.
         if manager is not None:
+            check_recorders(settings.common)
             check_outputs(settings)
         planned = stages.plan(settings)
         origin = resumption.first_origin(settings.checkpoint.finetune_from_model, settings.distributed, world, manager)

@@ -6,6 +6,7 @@ import errno
 import os
 import pickle
 import resource
+import sys
 
 import pytest
 import runs
@@ -153,6 +154,25 @@ def test_hostile_settings_in_a_checkpoint_are_data(trained, tmp_path):
 def test_save_dir_that_is_a_file(mistake, tmp_path):
     (tmp_path / "checkpoints").write_text("")
     assert mistake().startswith(f"--save-dir {tmp_path}/checkpoints: cannot be made")
+
+
+@pytest.mark.parametrize("flag", ["--metrics-file", "--tensorboard-logdir", "--log-file", "--wandb-project"])
+@pytest.mark.parametrize("name", ["file/below", "x" * 5000, "."])
+def test_what_a_run_cannot_write_is_found_before_it_writes_anything(mistake, tmp_path, monkeypatch, flag, name):
+    if flag == "--tensorboard-logdir":
+        pytest.importorskip("tensorboard")
+        name = name.replace(".", "file")
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    line = mistake(flag, name)
+    assert line.startswith(f"{flag}: wandb" if flag == "--wandb-project" else f"{flag} ")
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_metrics_file_is_not_left_where_a_run_ends_before_it_begins(mistake, data, tmp_path):
+    mistake("--metrics-file", tmp_path / "new" / "metrics.jsonl", "--valid-subset", "dev", data=data)
+    assert os.listdir(tmp_path) == ["data-bin"]
 
 
 # --- no space left
