@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -69,12 +70,14 @@ def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
             if tag != "train_inner":
                 writers[tag].flush()
 
-    try:
-        yield write
-    finally:
-        with _writing(setting, "folder"):
-            for writer in writers.values():
-                writer.close()
+    with _quiet_threads("tensorboard."):
+        try:
+            yield write
+        finally:
+            with _writing(setting, "folder"), contextlib.ExitStack() as closing:
+                # All of them: a file that cannot be written must not keep the thread of another one.
+                for writer in writers.values():
+                    closing.callback(writer.close)
 
 
 @contextlib.contextmanager
@@ -155,6 +158,22 @@ def _check_tensorboard(folder: str) -> type[Any]:
         ) from None
     prepare_folder("`tensorboard_logdir`", folder)
     return SummaryWriter
+
+
+@contextlib.contextmanager
+def _quiet_threads(library: str) -> Iterator[None]:
+    """Print no traceback where a thread of *library* ends with a system error, which who waits for it raises again."""
+    former = threading.excepthook
+
+    def report(failure: threading.ExceptHookArgs) -> None:
+        if not (isinstance(failure.exc_value, OSError) and type(failure.thread).__module__.startswith(library)):
+            former(failure)
+
+    threading.excepthook = report
+    try:
+        yield
+    finally:
+        threading.excepthook = former
 
 
 def _open_lines(path: str) -> BinaryIO:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import resource
 import sys
+import threading
 
 import pytest
 import runs
@@ -111,3 +113,31 @@ def test_places_that_cannot_be_written_are_user_errors(tmp_path):
 def test_a_log_file_on_a_full_disk_is_a_user_error() -> None:
     with user_error("--log-file /dev/full: cannot be written .No space left on device"), log_file("/dev/full"):
         logging.getLogger().error("a message")
+
+
+def test_tensorboard_on_a_full_disk_is_a_user_error_without_a_traceback_of_its_thread(tmp_path, monkeypatch):
+    pytest.importorskip("tensorboard")
+    tracebacks: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", tracebacks.append)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with (
+            user_error(f"^--tensorboard-logdir {tmp_path}: cannot be written .File too large.; choose"),
+            tensorboard(str(tmp_path)) as write,
+        ):
+            for step in range(200):
+                write({"loss": 1.0}, "train_inner", step)
+                if step == 100:
+                    write({"loss": 1.0}, "valid", step)
+            write({"loss": 1.0}, "train", 200)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not tracebacks
+
+    # Of other threads they are shown as ever.
+    with tensorboard(str(tmp_path / "other")):
+        thread = threading.Thread(target=open, args=(tmp_path / "nowhere",))
+        thread.start()
+        thread.join()
+    assert len(tracebacks) == 1 and threading.active_count() == 1
