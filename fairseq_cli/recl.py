@@ -58,12 +58,19 @@ class ReclConfig(ModelPathConfig):
     results_path: str | None = flag(None, "folder for the report, plots and losses", metavar="DIR")
 
     def check(self) -> None:
-        """Raise SettingError if there are fewer than two context lengths to compare."""
+        """Raise SettingError if there are fewer than two context lengths to compare, or a part of a step is left."""
         super().check()
         if self.max_context < 2 * self.step:
             raise SettingError(
                 f"`max_context` {self.max_context}: fewer than two steps of `step` {self.step}; "
                 f"give {2 * self.step} or more"
+            )
+        # Not rounded: the longest context measured would be another than the one that was asked for.
+        if rest := self.max_context % self.step:
+            below = self.max_context - rest
+            raise SettingError(
+                f"`max_context` {self.max_context}: not a multiple of `step` {self.step}; "
+                f"give {below} or {below + self.step}"
             )
 
 

@@ -160,7 +160,7 @@ def test_nothing_before_a_window_counts(tmp_path):
 
 def test_the_command_writes_what_it_measured(tmp_path, capsys):
     folder = tmp_path / "new" / "recl"
-    flags = "--names base|line,short --step 8 --max-context 30 --positions 50 --top-r 1,0.2 --threshold 0.02"
+    flags = "--names base|line,short --step 8 --max-context 24 --positions 50 --top-r 1,0.2 --threshold 0.02"
     figures = run(["--path", f"{BASELINE}:{SHORTFORMER}", "--results-path", folder], flags)
     written = json.loads((folder / "results.json").read_text())
     assert written["contexts"] == [8, 16, 24] and written["positions"] == 50 and "command" in written
@@ -246,6 +246,11 @@ def test_names_tell_models_apart():
         (f"--path {BASELINE}:{BASELINE}", "--path: a checkpoint is named twice"),
         (f"--path {BASELINE} --step 0", "--step 0: must be at least 1"),
         (f"--path {BASELINE} --step 300", "--max-context 500: fewer than two steps of --step 300; give 600"),
+        (
+            f"--path {BASELINE} --step 10 --max-context 25",
+            "--max-context 25: not a multiple of --step 10; give 20 or 30",
+        ),
+        (f"--path {BASELINE} --step 150", "--max-context 500: not a multiple of --step 150; give 450 or 600"),
         (f"--path {BASELINE} --max-context 2300", "--max-context 2300: the corpus has 2292 tokens; give 2291"),
         (f"--path {BASELINE} --threshold 1", "--threshold 1.0: must be less than 1"),
         (f"--path {BASELINE} --threshold 0", "--threshold 0.0: must be greater than 0"),

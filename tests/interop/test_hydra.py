@@ -147,6 +147,11 @@ def test_the_folder_of_a_run_holds_what_it_writes(monkeypatch: pytest.MonkeyPatc
     assert both["--save-dir"] == "/runs/3/best" and both["--tensorboard-logdir"] == "/curves"
 
 
+def test_null_is_the_default_and_not_an_empty_value() -> None:
+    default = training_flags(None, ["task.data=d"])
+    assert training_flags(None, ["task.data=d", "common.seed=null", "model._name=~", "optimizer=NULL"]) == default
+
+
 @pytest.mark.parametrize(
     "overrides, message",
     [
@@ -164,6 +169,17 @@ def test_the_folder_of_a_run_holds_what_it_writes(monkeypatch: pytest.MonkeyPatc
         (["model.x=${common}", "common.seed=1"], "${common}: refers to no value"),
         (["model.dropout=???"], "model.dropout: missing; give model.dropout=VALUE"),
         (["model.x.y=1", "model.x.y.z=2"], "model.x.y.z: y is a value, not a group"),
+        *(
+            ([text], f"{text}: an empty value; give one, or leave {text.strip('+#= ')} out for the default")
+            for text in (
+                "task._name=",
+                "task=",
+                "optimization.lr= ",
+                "+common.seed=",
+                "checkpoint.save_dir=#",
+                "hydra.run.dir=",
+            )
+        ),
         (["model.=1"], "model.=1: expected group.name=value"),
         (["~model.typo"], "~model.typo: is not set; leave it out"),
         (["hydra.run=5"], "hydra.run: expected hydra.run.dir=DIR, found 5"),

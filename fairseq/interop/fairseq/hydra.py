@@ -30,6 +30,7 @@ OUTPUTS = ("save_dir", "tensorboard_logdir", "log_file")  # relative to the fold
 OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w@-]+(?:[./][\w@-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
 REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 MISSING = "???"
+NULLS = ("null", "Null", "NULL", "~")  # of YAML
 LONGEST = 1 << 12  # characters of a value
 
 
@@ -91,9 +92,13 @@ def _override(text: str) -> tuple[str, str, Any]:
     if value[:1] in "'\"" and value[-1:] == value[:1] and len(value) > 1:
         return match["sign"] or "", match["key"], value[1:-1]
     try:
-        return match["sign"] or "", match["key"], yaml.safe_load(value) if value[:1] != "(" else value
+        parsed = yaml.safe_load(value) if value[:1] != "(" else value
     except yaml.YAMLError:
         raise UserError(f"{text[:100]}: the value is not valid YAML; quote it") from None
+    # An empty text, or a comment, is null to YAML, which would choose the default silently.
+    if parsed is None and value.strip() not in NULLS and match["sign"] != "~":
+        raise UserError(f"{text[:100]}: an empty value; give one, or leave {match['key'][:80]} out for the default")
+    return match["sign"] or "", match["key"], parsed
 
 
 def _has_outer_comma(value: str) -> bool:
