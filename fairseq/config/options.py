@@ -25,7 +25,7 @@ from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_m
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.files import removing_empty_folders
 from fairseq.system.plugins import import_user_module
-from fairseq.system.terminal import open_standard_streams, printable, protect_terminal
+from fairseq.system.terminal import closed_pipes, end_quietly, open_standard_streams, printable, protect_terminal
 from fairseq.system.waiting import short_waits_under_load
 
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
@@ -112,7 +112,10 @@ def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable
 
 
 def run_program(program: Callable[[], Any]) -> None:
-    """Run *program*; a user's mistake is one line on stderr and exit code 2."""
+    """Run *program*; a user's mistake is one line on stderr and exit code 2.
+
+    Once nobody reads its output, as behind ``| head``, it ends as SIGPIPE ends other programs.
+    """
     open_standard_streams()
     keep_freed_memory()
     protect_terminal()
@@ -120,6 +123,11 @@ def run_program(program: Callable[[], Any]) -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # Until here an interrupt ended the process without a traceback: imports are done now.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    with closed_pipes(end_quietly):
+        _run(program)
+
+
+def _run(program: Callable[[], Any]) -> None:
     try:
         with short_waits_under_load(), removing_empty_folders():
             program()
@@ -133,10 +141,6 @@ def run_program(program: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         # As shells number a process that SIGINT ended.
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of a pipe has ended. Python would report at its end that stdout cannot be flushed.
-        sys.stderr.close()
-        sys.exit(1)
     except OSError as error:
         # Paths that no system call takes are a user's mistake, whichever file they name.
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):

@@ -11,7 +11,7 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 # Of a run that stopped and saved.
-EXIT_CODES = {128 + number: signal.Signals(number).name for number in SIGNALS}
+EXIT_CODES = {128 + number: signal.Signals(number).name for number in (*SIGNALS, signal.SIGPIPE)}
 
 
 class Interruption:
@@ -21,6 +21,9 @@ class Interruption:
     unless something else started the process and counts signals itself: our launcher, or torchrun, which repeats a
     signal that the terminal has already sent. A signal that is ignored by inheritance (``nohup``, a script's
     background job) stays ignored.
+
+    That nobody reads the log any more counts as SIGPIPE, unless the process ignores SIGHUP (``nohup``): who asks it to
+    survive the terminal does not want it to end with a ``tee``.
     """
 
     def __init__(self) -> None:
@@ -43,8 +46,14 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def record_closed_pipe(self) -> None:
+        """Record SIGPIPE; Python ignores the signal itself, which also comes of sockets."""
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self.signal = self.signal or signal.SIGPIPE
+
     def _record(self, number: int, frame: FrameType | None) -> None:
-        if self.signal and self.second_ends:
+        # A closed pipe is no request to hurry.
+        if self.signal not in (0, signal.SIGPIPE) and self.second_ends:
             # Not sys.exit: whoever asks twice does not want to wait for handlers and threads.
             os._exit(128 + number)
         # torchrun repeats what the terminal has sent already: the first one names the reason.

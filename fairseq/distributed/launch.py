@@ -8,6 +8,7 @@ import gc
 import importlib
 import os
 import pickle
+import signal
 import sys
 import threading
 import traceback
@@ -30,7 +31,7 @@ from fairseq.distributed.world import World, device_of
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message, with_flags
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.plugins import import_user_module
-from fairseq.system.terminal import printable
+from fairseq.system.terminal import closed_pipes, printable
 from fairseq.system.waiting import short_waits_under_load
 
 _QUICK = 2.0  # seconds to reach other nodes when this one ends
@@ -207,7 +208,8 @@ def _worker(
         job: Job[Any, Any] = pickle.loads(pickled)
         _check_gpu(job.common, job.distributed, size)
         world = World(rank, size, device_of(job.common, local_rank), job.distributed.distributed_timeout)
-        with short_waits_under_load():
+        end = Failure(rank, 128 + signal.SIGPIPE, "")
+        with short_waits_under_load(), closed_pipes(functools.partial(leave, messages, end)):
             _join(job, world, url, functools.partial(leave, messages))
     except Exception as error:
         failure = _failure(rank, error)

@@ -84,7 +84,9 @@ class Workers:
         """Wait until all have ended well (None), all have stopped after a signal, or one has failed."""
         while True:
             codes = [process.exitcode for process in self.processes]
-            if any(code and code not in EXIT_CODES for code in codes):
+            # A process whose output nobody reads has left the others: in training they stop after the same update.
+            left = 128 + signal.SIGPIPE in codes and not self.messages.empty()
+            if left or any(code and code not in EXIT_CODES for code in codes):
                 return self._failure([process.exitcode for process in self.processes])
             ended = [code for code in codes if code is not None]
             if len(ended) == len(codes):

@@ -8,12 +8,14 @@ import io
 import logging
 import os
 import re
+import signal
+import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from fairseq.errors import with_flags
 
@@ -162,3 +164,73 @@ def protect_terminal() -> None:
     """Let stdout show control characters as escapes if it is a terminal; a file or pipe gets every byte."""
     if sys.stdout.isatty() and not isinstance(sys.stdout, PrintableStream):
         sys.stdout = PrintableStream(sys.stdout)
+
+
+class PipeStream:
+    """A stream to a pipe, text or bytes; once no process reads it, *at_end* is called and the rest is dropped."""
+
+    def __init__(self, stream: Any, at_end: Callable[[], Any]) -> None:
+        self._stream = stream
+        self._at_end = at_end
+
+    @property
+    def buffer(self) -> PipeStream:
+        return PipeStream(self._stream.buffer, self._at_end)
+
+    def write(self, content: str | bytes) -> int:
+        try:
+            self._stream.write(content)
+        except BrokenPipeError:
+            self._drop()
+        return len(content)
+
+    def writelines(self, lines: Iterable[str | bytes]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._drop()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def renewed(self, at_end: Callable[[], Any]) -> PipeStream:
+        """Return the stream with another *at_end*."""
+        return PipeStream(self._stream, at_end)
+
+    def _drop(self) -> None:
+        # The null device also takes what is left in buffers, which Python flushes again as the process ends.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)
+        self._at_end()
+
+
+def end_quietly() -> NoReturn:
+    """End with the status that shells show of a program which a closed pipe ended."""
+    sys.exit(128 + signal.SIGPIPE)
+
+
+@contextlib.contextmanager
+def closed_pipes(at_end: Callable[[], Any]) -> Iterator[None]:
+    """In a ``with`` statement, call *at_end* where stdout or stderr is a pipe that no process reads any more."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (_watched(stream, at_end) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _watched(stream: Any, at_end: Callable[[], Any]) -> Any:
+    if isinstance(stream, PipeStream):
+        return stream.renewed(at_end)
+    try:
+        mode = os.fstat(stream.fileno()).st_mode
+    # In memory, or closed.
+    except (AttributeError, OSError, ValueError):
+        return stream
+    return PipeStream(stream, at_end) if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else stream

@@ -25,7 +25,7 @@ from fairseq.distributed import Interruption, Job, World
 from fairseq.errors import UserError
 from fairseq.logging.progress import ProgressBar, RunProgress
 from fairseq.logging.recorders import check_recorders, log_file, recording
-from fairseq.system.terminal import log_to_stderr
+from fairseq.system.terminal import closed_pipes, log_to_stderr
 from fairseq.training import log, resumption, stages
 from fairseq.training.effective import check_outputs
 from fairseq.training.log import Clock
@@ -48,9 +48,10 @@ def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
 
 def run_process(settings: TrainingSettings, world: World) -> None:
     """Train as one process of *world*, with a log on stderr; if a signal stops the run, exit with 128 + its number."""
-    log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
-    with Interruption() as interruption, log_file(settings.common.log_file if world.is_first else None):
-        number = train(settings, world, interruption)
+    with Interruption() as interruption, closed_pipes(interruption.record_closed_pipe):
+        log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
+        with log_file(settings.common.log_file if world.is_first else None):
+            number = train(settings, world, interruption)
     if number:
         sys.exit(128 + number)
 
