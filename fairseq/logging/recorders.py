@@ -219,15 +219,23 @@ class _FileHandler(logging.FileHandler):
 
 @contextlib.contextmanager
 def log_file(path: str | None) -> Iterator[None]:
-    """Copy the log and its metrics to the file *path*, if given, in a ``with`` statement; UserError if that fails."""
+    """Copy the log and its metrics to the file *path*, if given, in a ``with`` statement.
+
+    A file that is there is added to; one that is new and stays empty is removed.
+
+    Raises:
+        UserError: the file cannot be written, or is not a text.
+    """
     if path is None:
         yield
         return
-    try:
+    is_new = not os.path.lexists(path)
+    with _writing(f"`log_file` {path}", "file"):
         make_folder(os.path.dirname(path))
+        # A checkpoint or corpus with lines behind it is a damaged one.
+        if os.path.isfile(path) and b"\0" in _beginning(path):
+            raise UserError(f"`log_file` {path}: is not a text, and is not added to; choose another file")
         handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")  # names need not be UTF-8
-    except OSError as error:
-        raise UserError(f"`log_file` {path}: cannot be written ({error.strerror}); choose another file") from None
     handler.setFormatter(FileFormatter())
     metrics, root = logging.getLogger(METRICS), logging.getLogger()
     metrics.propagate = False  # the progress bar shows them already
@@ -242,6 +250,14 @@ def log_file(path: str | None) -> Iterator[None]:
         # After a failure its stream is closed, and flushing that is an error.
         with contextlib.suppress(ValueError):
             handler.close()
+        with contextlib.suppress(OSError):
+            if is_new and not os.path.getsize(path):
+                os.unlink(path)
+
+
+def _beginning(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(1 << 12)
 
 
 @contextlib.contextmanager

@@ -118,6 +118,7 @@ def test_a_log_file_on_a_full_disk_is_a_user_error() -> None:
 def test_tensorboard_on_a_full_disk_is_a_user_error_without_a_traceback_of_its_thread(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     tracebacks: list[threading.ExceptHookArgs] = []
+    before = threading.enumerate()
     monkeypatch.setattr(threading, "excepthook", tracebacks.append)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
@@ -140,4 +141,23 @@ def test_tensorboard_on_a_full_disk_is_a_user_error_without_a_traceback_of_its_t
         thread = threading.Thread(target=open, args=(tmp_path / "nowhere",))
         thread.start()
         thread.join()
-    assert len(tracebacks) == 1 and threading.active_count() == 1
+    assert len(tracebacks) == 1 and threading.enumerate() == before
+
+
+def test_a_log_is_added_to_a_text_only_and_an_empty_one_is_not_left(tmp_path):
+    runs.train(tmp_path / "run", runs.SHORT, "--disable-validation")
+    for path in (tmp_path / "run" / "checkpoint_last.pt", runs.DATA / "valid.idx"):
+        before = path.read_bytes()
+        message = f"^--log-file {path}: is not a text, and is not added to; choose another file"
+        with user_error(message), log_file(str(path)):
+            pass
+        assert path.read_bytes() == before
+    (tmp_path / "log").write_text("of the script\n")
+    for name in ("log", "new"):
+        with log_file(str(tmp_path / name)):
+            logging.getLogger().error("a message")
+        with log_file(str(tmp_path / f"empty {name}")):
+            pass
+    assert (tmp_path / "log").read_text().startswith("of the script\n")
+    assert all((tmp_path / name).read_text().endswith("| ERROR | a message\n") for name in ("log", "new"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "new", "run"]
