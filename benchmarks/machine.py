@@ -7,11 +7,13 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+from fairseq.modules import fused_attention
 from fairseq.modules.linear import linear
 from fairseq.system import provenance
 
@@ -38,9 +40,23 @@ def matrix_product(device: torch.device, dtype: torch.dtype, repeats: int = 20) 
 def products_of(work: Callable[[], object]) -> int:
     """Floating-point operations of the matrix products, attention's included, that *work* computes."""
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.mkldnn._linear_pointwise: _linear_flops})
-    with counter:
+    call, by_kernels = fused_attention.call, []
+
+    def count(kernel: str, problem: fused_attention.Problem) -> None:
+        by_kernels.append(_attention_flops(kernel, problem))
+        call(kernel, problem)
+
+    with counter, mock.patch.object(fused_attention, "call", count):
         work()
-    return counter.get_total_flops()
+    return counter.get_total_flops() + sum(by_kernels)
+
+
+def _attention_flops(kernel: str, problem: fused_attention.Problem) -> int:
+    """Of the scores that are read: two products, four of the gradients; of distances one and two more."""
+    hidden = problem.queries * (problem.queries - 1) // 2 if problem.causal else 0
+    scores = problem.rows * problem.heads * (problem.queries * problem.keys - hidden)
+    products = 3 if problem.table.data else 2
+    return 2 * problem.dim * scores * products * (2 if "gradient" in kernel else 1)
 
 
 def _linear_flops(x: Sequence[int], weight: Sequence[int], *rest: object, out_shape: object = None) -> int:

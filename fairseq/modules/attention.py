@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.dropout import fused_attention, softmax_dropout
+from fairseq.modules.dropout import dropout, fused
 from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache
 from fairseq.modules.positions import cached_tensor
 
-_CACHED_SCORES = 1 << 19  # attention scores that fit a CPU's cache
+Pieces = Sequence[Tensor]
+"""Keys or values [B, H, ·, D] that follow one another in time, a memory's and a segment's: S in all."""
+_FEW = 8  # queries: the kernel of CPUs computes as many together
 
 
 class Visibility(ABC):
@@ -169,29 +172,29 @@ class SelfAttention(nn.Module):
             ValueError: *positions* are missing, or *visible* is not causal where it must be.
         """
         if cache is None:
-            query, key, value = self._project(x, memory, positions)
+            query, keys, values = self._project(x, memory, positions)
         else:
-            query, key, value = self._continue(x, cache, past_length)
-        attended = self._attend(query, key, value, positions, visible, cache)
+            query, keys, values = self._continue(x, cache, past_length)
+        attended = self._attend(query, keys, values, positions, visible, cache)
         return self.out_proj(attended.transpose(1, 2).flatten(2))
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, positions: Any, visible: Visibility, cache: LayerCache | None
+        self, query: Tensor, keys: Pieces, values: Pieces, positions: Any, visible: Visibility, cache: LayerCache | None
     ) -> Tensor:
         """Weighted sums of values, [B, H, T, D], for what :meth:`_project` or *cache* gave."""
         if cache is not None and visible != CAUSAL:
             raise ValueError("incremental attention is causal, without a window")
         # The cache has keys before their norm: their positions change when the segment becomes memory.
-        query, key = self._normalize(query, key)
-        return attend(query, key, value, visible, self.dropout if self.training else 0.0)
+        query, *keys = self._normalize(query, *keys)
+        return attend(query, keys, values, visible, self.dropout if self.training else 0.0)
 
     @torch.no_grad()
     def weights(
         self, x: Tensor, memory: Tensor | None = None, positions: Any = None, visible: Visibility = CAUSAL
     ) -> Tensor:
         """Attention probabilities for the arguments of :meth:`forward`, for analysis: [B, H, T, M + T]."""
-        query, key, _ = self._project(x, memory, positions)
-        query, key = self._normalize(query, key)
+        query, keys, _ = self._project(x, memory, positions)
+        query, key = self._normalize(query, joined(keys))
         scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, T, M + T)
         bias = visible.bias(query.size(2), key.size(2), query.device, query.dtype)
         return (scores if bias is None else scores + bias).softmax(-1)
@@ -217,21 +220,22 @@ class SelfAttention(nn.Module):
         for room, projection in ((cache.keys, self.k_proj), (cache.values, self.v_proj)):
             room[:, :, : x.size(1)] = self._heads(projection(x.to(projection.weight.dtype)))
 
-    def _project(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, H, T, D], keys and values [B, H, M + T, D], before norms."""
+    def _project(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Pieces, Pieces]:
+        """Queries [B, H, T, D], keys and values of M + T positions, before norms."""
         # A restored memory may be of another precision.
         memory = None if memory is None else memory.to(x.dtype)
         infused, infused_memory = self._infuse(x, memory, positions)
-        queries, keys, values = self._heads(self.q_proj(infused)), [self.k_proj(infused)], [self.v_proj(x)]
+        heads = self._heads
+        queries, keys, values = heads(self.q_proj(infused)), [heads(self.k_proj(infused))], [heads(self.v_proj(x))]
         if memory is not None:
-            keys, values = [self.k_proj(infused_memory), *keys], [self.v_proj(memory), *values]
-        return queries, self._heads(*keys), self._heads(*values)
+            keys, values = [heads(self.k_proj(infused_memory)), *keys], [heads(self.v_proj(memory)), *values]
+        return queries, keys, values
 
     def _infuse(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor | None]:
         """What queries and keys are computed from: the segment [B, T, C] and the memory [B, M, C]."""
         return x, memory
 
-    def _continue(self, x: Tensor, cache: LayerCache, past_length: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _continue(self, x: Tensor, cache: LayerCache, past_length: int) -> tuple[Tensor, Pieces, Pieces]:
         """Queries of *x*, whose keys and values are added to *cache*, and all keys and values in it, before norms."""
         batch, tokens, _ = x.shape
         end = past_length + tokens
@@ -243,23 +247,20 @@ class SelfAttention(nn.Module):
         query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
         cache.keys[:, :, past_length:end] = key
         cache.values[:, :, past_length:end] = value
-        return query, cache.keys[:, :, :end], cache.values[:, :, :end]
+        return query, [cache.keys[:, :, :end]], [cache.values[:, :, :end]]
 
-    def _normalize(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def _normalize(self, query: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
         """Queries and keys [B, H, …, D] after their norms, if there are any, which are computed in float32."""
         if self.q_norm is None or self.k_norm is None:
-            return query, key
-        q, k = (
+            return query, *keys
+        return tuple(
             F.rms_norm(x.float(), norm.normalized_shape, norm.weight.float(), norm.eps).to(x.dtype)
-            for x, norm in ((query, self.q_norm), (key, self.k_norm))
+            for x, norm in ((query, self.q_norm), *((key, self.k_norm) for key in keys))
         )
-        return q, k
 
-    def _heads(self, *parts: Tensor) -> Tensor:
-        """The heads of *parts* [B, T, H·D] that follow each other in time: [B, H, S, D]."""
-        # Joined as heads, which one copy makes contiguous for the products; so does one of each part's gradient.
-        heads = [part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts]
-        return heads[0] if len(heads) == 1 else torch.cat(heads, dim=2)
+    def _heads(self, x: Tensor) -> Tensor:
+        """The heads of *x* [B, T, H·D], a view of it: [B, H, T, D]."""
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
 
 class PositionInfusedAttention(SelfAttention):
@@ -289,21 +290,42 @@ class PositionInfusedAttention(SelfAttention):
         return x + positions[start:].to(x.dtype), past
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:
-    """softmax(Q Kᵀ / √D) V over the visible keys.
+def joined(pieces: Pieces) -> Tensor:
+    """Keys or values as one tensor, [B, H, S, D]."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim=2)
 
-    torch's fused kernels compute it, except in two cases on CPUs, where three matrix operations are faster: torch's CPU
-    kernel has no dropout, and in half precision it is no faster than in float32 (docs/benchmarks.md). There scores are
-    rounded to the lower precision before the softmax, which is computed in float32, as fairseq does.
 
-    Shape: query [B, H, T, D], key and value [B, H, S, D] → [B, H, T, D].
+def kernels_for(query: Tensor, dropout_p: float) -> Any:
+    """The module of the kernels in C that may compute attention of *query* [B, H, T, D]; None: torch computes it."""
+    if not on_cpu(query) or dropout_p >= 1.0 or not (torch.is_grad_enabled() or query.size(2) >= _FEW):
+        return None
+    return fused("fused_attention")
+
+
+def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:
+    """softmax(Q Kᵀ / √D) V over the visible keys: query [B, H, T, D] → [B, H, T, D].
+
+    On CPUs a kernel in C computes it where there is a compiler, for more than a few queries; elsewhere torch's, and on
+    CPUs with dropout, which torch's kernel lacks, three operations.
     """
-    queries, keys = query.size(2), key.size(2)
-    if on_cpu(query) and (dropout_p > 0.0 or (queries > 1 and query.dtype != torch.float32)):
-        return _attend_unfused(query, key, value, visible, dropout_p)
+    queries, count = query.size(2), sum(key.size(2) for key in keys)
+    kernels = kernels_for(query, dropout_p)
+    if kernels is not None:
+        # It knows which keys are ahead of a query, and does not compute them.
+        causal = visible == CAUSAL  # not what a subclass hides
+        bias = None if causal else visible.bias(queries, count, query.device, query.dtype)
+        attended = kernels.attention(query, keys, values, bias, dropout_p, causal)
+        if attended is not None:
+            return attended
+    key, value = joined(keys), joined(values)
+    if on_cpu(query) and dropout_p > 0.0:
+        scale = 1 / math.sqrt(query.size(-1))
+        scores = torch.matmul(query * scale, key.transpose(-1, -2))
+        bias = visible.bias(queries, count, query.device, query.dtype)
+        return dropout((scores if bias is None else scores + bias).softmax(-1), dropout_p) @ value
     if isinstance(visible, Causal) and visible.window is None and queries > 1:
         # is_causal aligns the first query with the first key, which is the last with the last only without memory.
-        if queries == keys:
+        if queries == count:
             return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
         if has_flash(query):
             # The kernel has this alignment. `F.scaled_dot_product_attention` has it as a mask only, which flash
@@ -313,7 +335,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, visible: Visibility = CAUS
                 *pad_heads(query, key, value), dropout_p, True, scale=1 / math.sqrt(dim)
             )[0]
             return attended[..., :dim]
-    mask = visible.mask(queries, keys, query.device)
+    mask = visible.mask(queries, count, query.device)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
 
 
@@ -353,34 +375,3 @@ def is_cpu(x: Tensor) -> bool:
 def on_cpu(x: Tensor) -> bool:
     """Return True where *x* is computed by the steps written out for CPUs; torch.compile has kernels of its own."""
     return is_cpu(x) and not torch.compiler.is_compiling()
-
-
-def _attend_unfused(query: Tensor, key: Tensor, value: Tensor, visible: Visibility, dropout_p: float) -> Tensor:
-    """Attention in three matrix operations; without gradient some heads at a time, whose scores fit the cache."""
-    batch, heads, queries, dim = query.shape
-    q, k, v = (x.reshape(batch * heads, -1, dim) for x in (query, key, value))
-    bias = visible.bias(queries, k.size(1), q.device, q.dtype)
-    if bias is not None and bias.dim() == 4:
-        bias = bias.expand(batch, heads, -1, -1).flatten(0, 1)  # (B·H, 1, S)
-    # Undivided: the gradient of a slice would be copied into zeros.
-    if torch.is_grad_enabled():
-        # The kernel knows which keys are ahead of a query, and does not compute them.
-        causal = visible == CAUSAL  # not what a subclass hides
-        attended = fused_attention(q, k, v, None if causal else bias, dropout_p, causal)
-        if attended is None:
-            attended = torch.bmm(softmax_dropout(_scores(q, k, bias), dropout_p), v)
-    else:
-        together = max(1, _CACHED_SCORES // (queries * k.size(1)))
-        biases = [bias] * (batch * heads) if bias is None or bias.dim() == 2 else bias.split(together)
-        parts = zip(*(x.split(together) for x in (q, k, v)), biases, strict=False)
-        attended = torch.cat([torch.bmm(softmax_dropout(_scores(q, k, b), dropout_p), v) for q, k, v, b in parts])
-    return attended.view(batch, heads, queries, dim)
-
-
-def _scores(query: Tensor, key: Tensor, bias: Tensor | None) -> Tensor:
-    """Q Kᵀ / √D + bias: query [N, T, D], key [N, S, D] → [N, T, S]."""
-    scale = 1 / math.sqrt(query.size(-1))
-    # With beta 0 the first argument is not read; alpha scales without a pass over the scores.
-    if bias is None:
-        return torch.baddbmm(query.new_empty(()), query, key.transpose(1, 2), beta=0, alpha=scale)
-    return torch.baddbmm(bias, query, key.transpose(1, 2), alpha=scale)

@@ -29,25 +29,6 @@ def add_dropout(residual: Tensor, x: Tensor, p: float, training: bool = True) ->
     return residual + dropout(x, p, training)
 
 
-def softmax_dropout(scores: Tensor, p: float) -> Tensor:
-    """``dropout(softmax(scores), p)`` over the last dimension."""
-    if p > 0.0 and _is_fused(scores, p):
-        return fused().softmax_dropout(scores, p)
-    return dropout(scores.softmax(-1), p)
-
-
-def fused_attention(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, p: float, causal: bool = False
-) -> Tensor | None:
-    """:func:`fairseq.modules.fused.attention`; None where that does not compute it."""
-    return fused().attention(query, key, value, bias, p, causal) if _is_fused(query, p) else None
-
-
-def fused_relative_attention(*tensors: Tensor, bias: Tensor | None) -> Tensor | None:
-    """:func:`fairseq.modules.fused.relative_attention`; None where that does not compute it."""
-    return fused().relative_attention(*tensors, bias) if _is_fused(tensors[0], 0.0) else None
-
-
 def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """``dropout(relu(x), p)``; the backward pass needs only the result, so no mask is stored."""
     if not training or p == 0.0:
@@ -86,9 +67,9 @@ def _has_kernels(p: float) -> bool:
 
 
 @functools.cache
-def fused() -> Any:
-    """The kernels of training on CPUs, loaded when a model is trained; None in exports, which leave them out."""
-    name = f"{__package__}.fused"
+def fused(module: str = "fused") -> Any:
+    """The kernels of a *module* for CPUs, loaded when a model is trained; None in exports, which leave them out."""
+    name = f"{__package__}.{module}"
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq.modules.dropout import fused
+
 _ROWS = 64  # fewer make a product that is bound by reading the weight
 
 
@@ -29,6 +31,25 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if not is_by_onednn(x, weight):
         return F.linear(x, weight, bias)
     return _Linear.apply(x.reshape(-1, x.size(-1)), weight, bias).unflatten(0, x.shape[:-1])
+
+
+def outer(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The gradient of a weight, gradᵀ x: [n, N], [n, K] → [N, K]; and the bias's [N], where it comes with it."""
+    if not is_by_onednn(grad, x):
+        return F.linear(grad.t(), x.t()), None
+    # One factor is moved before; oneDNN moves the other as it arranges it. Moving x instead means moving the result.
+    rows, outputs, inputs = len(x), grad.size(1), x.size(1)
+    if rows * inputs + outputs * inputs < rows * outputs:
+        return transposed(_Linear.apply(transposed(x)[0], grad.t(), None))[0], None
+    moved, sums = transposed(grad)
+    return _Linear.apply(moved, x.t(), None), sums
+
+
+def transposed(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """*x* [m, n] as [n, m], contiguous, faster than torch copies; and its sums [n], where they come with it."""
+    kernels = None if torch.is_grad_enabled() and x.requires_grad else fused()
+    by_kernel = None if kernels is None else kernels.transposed(x)
+    return (x.t().contiguous(), None) if by_kernel is None else by_kernel
 
 
 def lowered(x: Tensor) -> Tensor:
@@ -51,19 +72,11 @@ class _Linear(torch.autograd.Function):
         (grad,), (x, weight) = grads, ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.needs_input_grad
         # Through autograd again, so that the gradients have derivatives, too.
-        return (
-            _Linear.apply(grad, weight.t(), None) if of_x else None,
-            _outer(grad, x) if of_weight else None,
-            grad.sum(0) if of_bias else None,
-        )
-
-
-def _outer(grad: Tensor, x: Tensor) -> Tensor:
-    """gradᵀ x: [n, N], [n, K] → [N, K]."""
-    # The shorter of the two as rows: a quarter less time for a feed-forward network's first map.
-    if grad.size(1) > x.size(1):
-        return _Linear.apply(x.t(), grad.t(), None).t()
-    return _Linear.apply(grad.t(), x.t(), None)
+        grad_x = _Linear.apply(grad, weight.t(), None) if of_x else None
+        grad_weight, sums = outer(grad, x) if of_weight else (None, None)
+        if of_bias and sums is None:
+            sums = grad.sum(0)
+        return grad_x, grad_weight, sums if of_bias else None
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -9,7 +9,8 @@ backward pass only scales them: three matrix products, which is the minimum, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from fairseq.modules.attention import on_cpu
 from fairseq.modules.dropout import fused
-from fairseq.modules.linear import is_by_onednn, linear, lowered
+from fairseq.modules.linear import is_by_onednn, linear, lowered, outer
 
 # Logits of a chunk: 4 MiB in float32, which stay in a CPU's cache; on a GPU enough to fill it.
 _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
@@ -25,7 +26,8 @@ _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 # than the products of a narrow tail band, whose number of words changes from batch to batch.
 _ROWS = 64
 # With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
-# costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768).
+# costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768). C rows of logits
+# take no more memory than that gradient.
 _GRADIENT_FACTOR = {"cpu": 8, "cuda": 1}
 
 
@@ -137,10 +139,12 @@ def target_log_probs(
     return torch.cat(lprobs or [hidden.new_empty(0, dtype=torch.float32)])
 
 
-def row_chunks(rows: int, columns: int, device: torch.device, most: int | None = None) -> Iterator[slice]:
+def row_chunks(
+    rows: int, columns: int, device: torch.device, most: int | None = None, least: int = 64
+) -> Iterator[slice]:
     """*rows* of *columns* logits, *most* at a time: few enough for a CPU's cache, enough to fill a GPU."""
-    # Fewer than 64 rows make a slow matrix product, however large the vocabulary.
-    limit = max(64, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
+    # Fewer rows make a slow matrix product, however large the vocabulary.
+    limit = max(least, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
     step = min(limit, most or limit)
     for start in range(0, rows, step):
         yield slice(start, start + step)
@@ -162,17 +166,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
             loss = torch.zeros((), dtype=torch.float32, device=h.device)
             grads = None
             if needs_grad:
-                # The weight's, by far the largest, is written by the first chunk and need not be 0 before.
-                room = torch.empty if h.size(0) else torch.zeros
                 options: Any = {"dtype": torch.float32, "device": h.device}
                 of_bias = None if b is None else torch.zeros(b.shape, **options)
-                grads = _Gradients(torch.empty(h.shape, **options), room(w.shape, **options), of_bias)
-            for rows in row_chunks(h.size(0), columns, h.device):
+                grads = _Gradients(torch.empty(h.shape, **options), of_bias)
+            least = max(64, h.size(1)) if needs_grad and h.device.type == "cpu" else 64
+            for rows in row_chunks(h.size(0), columns, h.device, least=least):
                 logits = linear(h[rows], w, b)  # (n, V)
                 loss += _chunk(logits, target[rows], h[rows], w, rows, grads)
         ctx.dtypes = hidden.dtype, weight.dtype, None if bias is None else bias.dtype
         if grads is not None:
-            ctx.save_for_backward(*grads)
+            of_weight = torch.zeros(w.shape, **options) if grads.weight is None else grads.weight
+            ctx.save_for_backward(grads.hidden, of_weight, grads.bias)
         return loss
 
     @staticmethod
@@ -189,12 +193,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return (*scaled, None, None)
 
 
-class _Gradients(NamedTuple):
-    """Gradients of both factors, in float32."""
+@dataclass
+class _Gradients:
+    """Gradients of both factors, in float32; the weight's, by far the largest, is made by the first chunk."""
 
     hidden: Tensor
-    weight: Tensor
     bias: Tensor | None
+    weight: Tensor | None = None
 
 
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
@@ -215,18 +220,16 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
             kernels.add_column_sums_(grads.bias, probabilities)
         elif grads.bias is not None:
             grads.bias.add_(probabilities.sum(0, dtype=torch.float32))
-        if w.dtype == torch.float32 and not is_by_onednn(probabilities, w):
+        if w.dtype == torch.float32 and grads.weight is not None and not is_by_onednn(probabilities, w):
             torch.mm(probabilities, w, out=grads.hidden[rows])
-            # With beta 0 the first chunk writes, and the uninitialised gradient is not read.
-            grads.weight.addmm_(probabilities.t(), h, beta=1 if rows.start else 0)
+            grads.weight.addmm_(probabilities.t(), h)
         else:
             boost = _float16_boost(probabilities, h, w) if w.dtype == torch.float16 else None
             scaled = (probabilities if boost is None else probabilities.mul_(boost)).to(w.dtype)
-            products = linear(scaled, w.t()), linear(scaled.t(), h.t())
+            products = linear(scaled, w.t()), outer(scaled, h)[0]
             of_hidden, of_weight = products if boost is None else (product.float() / boost for product in products)
             grads.hidden[rows] = of_hidden
-            add = grads.weight.add_ if rows.start else grads.weight.copy_
-            add(of_weight)
+            grads.weight = of_weight.float() if grads.weight is None else grads.weight.add_(of_weight)
     return loss
 
 

@@ -16,12 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.attention import CAUSAL, Causal, SelfAttention, Visibility, on_cpu, pad_heads
-from fairseq.modules.dropout import fused_relative_attention, softmax_dropout
+from fairseq.modules.attention import (
+    CAUSAL,
+    Causal,
+    Pieces,
+    SelfAttention,
+    Visibility,
+    joined,
+    kernels_for,
+    on_cpu,
+    pad_heads,
+)
+from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
-
-_CACHED_SCORES = 1 << 18  # attention scores that fit a CPU's cache, with what else is in it
 
 
 @dataclass(frozen=True)
@@ -46,10 +54,6 @@ class Distances(NamedTuple):
     scores: Tensor | None = None
     """Scores that do not depend on the query: [H, K]."""
 
-    def heads(self, some: slice) -> Distances:
-        """Return the keys and scores of some heads."""
-        return Distances(self.keys[some], None if self.scores is None else self.scores[some])
-
     def nearest(self, count: int) -> Distances:
         """Return the rows of the distances count − 1, …, 0."""
         first = self.keys.size(1) - count
@@ -60,31 +64,30 @@ class DistanceAttention(SelfAttention):
     """Base of relative attention: queries and keys of content and of distance; linear maps without biases."""
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, positions: Any, visible: Visibility, cache: LayerCache | None
+        self, query: Tensor, keys: Pieces, values: Pieces, positions: Any, visible: Visibility, cache: LayerCache | None
     ) -> Tensor:
         if positions is None:
             raise ValueError("relative attention needs the positions of memory and segment")
         if not isinstance(visible, Causal):
             raise ValueError("relative attention has no distances to keys after the query; it is causal only")
-        queries, keys = query.size(2), key.size(2)
+        queries, count = query.size(2), sum(key.size(2) for key in keys)
         if isinstance(cache, RelativeLayerCache):
             # A window may hide the oldest keys from all queries, which are then not computed.
-            hidden, keys = keys - visible.reach(queries, keys), visible.reach(queries, keys)
-            key, value = key[:, :, hidden:], value[:, :, hidden:]
-            distances = Distances(cache.distance_keys, cache.distance_scores).nearest(keys)
+            reach = visible.reach(queries, count)
+            keys, values = ([piece[:, :, count - reach :] for piece in pieces] for pieces in (keys, values))
+            distances, count = Distances(cache.distance_keys, cache.distance_scores).nearest(reach), reach
         else:
-            distances = self._distances(positions, keys, query.dtype)
-        bias = visible.bias(queries, keys, query.device, query.dtype)
+            distances = self._distances(positions, count, query.dtype)
+        bias = visible.bias(queries, count, query.device, query.dtype)
         dropout_p = self.dropout if self.training else 0.0
         content, distance = self._content_query(query, positions), self._distance_query(query, positions)
-        if torch.is_grad_enabled() and on_cpu(query) and distances.scores is None and dropout_p == 0.0:
-            # The kernel knows which keys are ahead of a query, and does not compute them.
-            hidden_ones = None if visible == CAUSAL else bias  # a subclass may hide more
-            tensors = (x.transpose(0, 1) for x in (content, distance, key, value))  # (H, B, …, D)
-            attended = fused_relative_attention(*tensors, distances.keys, bias=hidden_ones)
+        kernels = kernels_for(query, dropout_p) if distances.scores is None else None
+        if kernels is not None:
+            hidden = None if visible == CAUSAL else bias  # a subclass may hide more
+            attended = kernels.relative_attention(content, distance, keys, values, distances.keys, hidden, dropout_p)
             if attended is not None:
-                return attended.transpose(0, 1)
-        return attend_by_distance(content, distance, key, value, distances, bias, dropout_p)
+                return attended
+        return attend_by_distance(content, distance, joined(keys), joined(values), distances, bias, dropout_p)
 
     def new_cache(self, batch: int, length: int, positions: RelativePositions | None = None) -> RelativeLayerCache:
         """Room for *length* positions; *positions* holds the table of as many distances."""
@@ -106,7 +109,8 @@ class DistanceAttention(SelfAttention):
     def weights(
         self, x: Tensor, memory: Tensor | None = None, positions: Any = None, visible: Visibility = CAUSAL
     ) -> Tensor:
-        query, key, _ = self._project(x, memory, positions)
+        query, keys, _ = self._project(x, memory, positions)
+        key = joined(keys)
         distances = self._distances(positions, key.size(2), x.dtype)
         bias = visible.bias(query.size(2), key.size(2), x.device, query.dtype)
         by_distance = shift(_by_distance(self._distance_query(query, positions), distances), bias)
@@ -177,7 +181,8 @@ class RelativeAttention(DistanceAttention):
         (a) content, (b) content-dependent position, (c) global content bias, (d) global position bias.
         """
         assert positions is not None
-        query, key, _ = self._project(x, memory, positions)
+        query, keys, _ = self._project(x, memory, positions)
+        key = joined(keys)
         distances = self._distances(positions, key.size(2), x.dtype)
         zero = torch.zeros_like(query)
         mask = visible.mask(query.size(2), key.size(2), x.device)
@@ -280,32 +285,11 @@ def attend_by_distance(
         query, key, value = pad_heads(content_query, key, value)
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=scores, dropout_p=dropout_p, scale=1.0)
         return attended[..., :dim]
-    batch, heads, queries, _ = content_query.shape
-    rows, together = batch, heads
-    # Without gradient, in groups of rows and heads whose scores fit the cache.
-    if not (torch.is_grad_enabled() or dropout_p):
-        each = queries * key.size(2)
-        rows = max(1, min(batch, _CACHED_SCORES // each))
-        together = max(1, min(heads, _CACHED_SCORES // (each * rows)))
-    if rows == batch and together == heads:
-        scores = _Shift.apply(_by_distance(distance_query, distances), bias)  # (B·H, T, K)
-        return _attend(scores, content_query, key, value, dropout_p)
-    attended = torch.empty_like(content_query)
-    for row in range(0, batch, rows):
-        for head in range(0, heads, together):
-            some = slice(head, head + together)
-            piece = slice(row, row + rows), some
-            scores = _Shift.apply(_by_distance(distance_query[piece], distances.heads(some)), bias)
-            attended[piece] = _attend(scores, content_query[piece], key[piece], value[piece])
-    return attended
-
-
-def _attend(scores: Tensor, query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0) -> Tensor:
-    """softmax(Q Kᵀ + *scores*) V, whose *scores* [B·H, T, K] are overwritten."""
-    q, k, v = (x.flatten(0, 1) for x in (query, key, value))
+    scores = _Shift.apply(_by_distance(distance_query, distances), bias)  # (B·H, T, K)
+    q, k, v = (x.flatten(0, 1) for x in (content_query, key, value))
     # In place: the scores are the largest tensor of a layer, and nothing else reads them.
-    probabilities = softmax_dropout(scores.baddbmm_(q, k.transpose(1, 2)), dropout_p)
-    return torch.bmm(probabilities, v).view_as(query)
+    probabilities = dropout(scores.baddbmm_(q, k.transpose(1, 2)).softmax(-1), dropout_p)
+    return torch.bmm(probabilities, v).view_as(content_query)
 
 
 def _by_distance(query: Tensor, distances: Distances) -> Tensor:

@@ -183,7 +183,7 @@ def test_interruption_and_a_closed_pipe_end_without_a_traceback():
         assert process.stdout.read(20).startswith(b"gres ")
     broken.stdout.close()
     stopped.send_signal(signal.SIGINT)
-    for process, code in ((broken, 1), (stopped, 130)):
+    for process, code in ((broken, 141), (stopped, 130)):
         assert process.wait(runs.TIMEOUT) == code
         assert b"Traceback" not in process.stderr.read()
         process.stdin.close()

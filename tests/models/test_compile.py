@@ -159,8 +159,8 @@ def test_compiled_attention_to_a_cache_is_flash_attention_on_gpus(
         attention.attend, dynamic=dynamic, fullgraph=True, backend=aot_autograd(fw_compiler=keep, bw_compiler=keep)
     )
     query, key = (torch.empty(3, 2, n, 12, device="meta", dtype=torch.bfloat16, requires_grad=True) for n in (8, 13))
-    assert attend(query, key, key, dropout_p=0.1).shape == query.shape
-    attend(query, key, key, dropout_p=0.1).sum().backward()
+    assert attend(query, [key], [key], dropout_p=0.1).shape == query.shape
+    attend(query, [key], [key], dropout_p=0.1).sum().backward()
     forward, backward = ([call for call in calls if "attention" in call[0]] for calls in found)
     ((name, arguments),) = forward
     assert name == "aten._scaled_dot_product_flash_attention.default" and arguments[3:5] == (0.1, True)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.models.transformer_xl import TransformerXLConfig, TransformerXLDecoder
-from fairseq.modules import relative_attention as relative_attention_module
 from fairseq.modules.attention import CAUSAL
 from fairseq.modules.dropout import variational_dropout
 from fairseq.modules.positions import distance_sinusoids
@@ -189,13 +188,15 @@ def test_the_fused_kernel_of_other_devices_computes_the_same(monkeypatch: pytest
         torch.testing.assert_close(one, other)
 
 
-def test_pieces_that_stay_in_cache_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_of_a_batch_do_not_change_one_another(dtype: torch.dtype, gradient: bool) -> None:
     attention, x, memory, positions = relative_attention(None)
-    with torch.no_grad():
-        whole = attention(x, memory=memory, positions=positions)
-        for size in (1, 40, 80):
-            monkeypatch.setattr(relative_attention_module, "_CACHED_SCORES", size)
-            torch.testing.assert_close(attention(x, memory=memory, positions=positions), whole)
+    attention, x, memory = attention.to(dtype), x.to(dtype), memory.to(dtype)
+    with torch.set_grad_enabled(gradient):
+        together = attention(x, memory=memory, positions=positions)
+        apart = [attention(x[i : i + 1], memory=memory[i : i + 1], positions=positions) for i in range(2)]
+    torch.testing.assert_close(torch.cat(apart), together)
 
 
 def test_attention_dropout_does_not_depend_on_gradients_being_wanted() -> None:

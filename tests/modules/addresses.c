@@ -1,49 +1,143 @@
-/* Calls all kernels of training on buffers of the exact size; FUSED stands for the path of their file. */
+/* Calls all kernels of training on buffers of the exact size; FUSED and ATTENTION stand for the paths of their files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "FUSED"
+/* Room for so many words, from the scratch or in memory of its own */
+static uint32_t *exact(uint32_t **scratch, long words);
+#include "ATTENTION"
+
 static char *filled(long size, int byte) { return memset(malloc(size), byte, size); }
-/* The gradient of the last row first: threads compute rows in any order, so that none may write another's. */
-static void reversed_gradient(long type, void *p, void *grad, void *result, void *added, long rows, long columns,
-                              long period) {
-    for (long row = rows - 1; row >= 0; row--)
-        softmax_gradient_row(type, row_of(p, NULL, row, columns, period), grad, result, added, columns, NULL, 1);
+static uint8_t *masked(long count) {
+    uint8_t *mask = malloc(count / 8 + 8);
+    draw_mask(1, 20000, mask, count, 2);
+    return mask;
 }
+
+static void between_products(int type) {
+    for (long columns = 1; columns < 9000; columns += columns < 70 ? 1 : 1337) {
+        const long rows = 3, count = rows * columns, size = count * (type ? 2 : 4);
+        char *a = filled(size, 0), *b = filled(size, 0), *c = filled(size, 0);
+        uint8_t *mask = masked(count);
+        float *sums = calloc(columns, 4);
+        int64_t *targets = calloc(rows, 8);
+        double *losses = calloc(rows, 8);
+        for (long i = 0; i < count; i++) put(type, a, i, i % 13);
+        targets[1] = columns - 1;
+        for (long mode = 0; mode < 4; mode++)
+            drop(type, mode, a, b, c, mode == RELU_GRADIENT ? NULL : mask, 1.5f, count, 2);
+        cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
+        cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
+        add_column_sums(type, a, sums, rows, columns, 2);
+        free(sums), free(targets), free(losses), free(a), free(b), free(c), free(mask);
+    }
+}
+
+static int transposes(void) {
+    for (long rows = 1; rows < 70; rows += rows < 35 ? 1 : 17)
+        for (long columns = 1; columns < 300; columns += columns < 35 ? 1 : 61) {
+            float *a = malloc(rows * columns * 4), *b = malloc(rows * columns * 4), *sums = malloc(columns * 4);
+            for (long i = 0; i < rows * columns; i++) a[i] = i;
+            transpose(a, b, sums, rows, columns, 2);
+            for (long i = 0; i < columns; i++)
+                if (sums[i] != rows * i + columns * (rows * (rows - 1) / 2)) return fprintf(stderr, "not summed\n");
+            for (long i = 0; i < rows * columns; i++)
+                if (b[i % columns * rows + i / columns] != i) return fprintf(stderr, "not transposed\n");
+            free(a), free(b), free(sums);
+        }
+    return 0;
+}
+
+/* ---- attention ---- */
+
+static void *blocks[1 << 12];
+static long allocated;
+static void *block(void *room) { return blocks[allocated++] = room; }
+
+static int separate; /* whether each piece of scratch is in memory of its own */
+static uint32_t *exact(uint32_t **scratch, long words) {
+    if (separate) return block(filled(words * 4, 255));
+    *scratch += upto(words, LANES);
+    return *scratch - upto(words, LANES);
+}
+
+/* A tensor, [batch, time, head, dim] in memory or, by head, [batch, head, time, dim]; 0.75 at most, or NaN */
+static View tensor(int type, long batch, long heads, long time, long dim, int by_head, int nan) {
+    const long count = batch * heads * time * dim;
+    char *data = block(filled(count * size_of(type), 255));
+    for (long i = 0; i < count && !nan; i++) put(type, data, i, (i * 7 % 13) / 8.0f - 0.75f);
+    return by_head ? (View){data, heads * time * dim, time * dim, dim} : (View){data, time * heads * dim, dim, heads * dim};
+}
+
+static int has_nan(int type, const View *view, long count) {
+    for (long i = 0; i < count; i++)
+        if (isnan(get(type, view->data, i))) return fprintf(stderr, "not written\n");
+    return 0;
+}
+
+enum { CAUSAL = 1, BIASED = 2, DROPS = 4, RELATIVE = 8 };
+
+static int attends(int type, long queries, long keys, long past, long dim, int kind, int way) {
+    enum { ROWS = 2, HEADS = 3 };
+    const long pairs = ROWS * HEADS, each[] = {past, keys - past}, threads[] = {1, 2, 5, 6};
+    Attention x = {type, ROWS, HEADS, queries, keys, past, dim, kind & CAUSAL, threads[way % 4], 0.3f, 1.5f};
+    x.query = tensor(type, ROWS, HEADS, queries, dim, way & 1, 0), x.output = tensor(type, ROWS, HEADS, queries, dim, 0, 1);
+    x.of_query = tensor(type, ROWS, HEADS, queries, dim, 0, 1);
+    for (int i = past ? 0 : 1; i < 2; i++) {
+        x.key[i] = tensor(type, ROWS, HEADS, each[i], dim, way & 2, 0);
+        x.value[i] = tensor(type, ROWS, HEADS, each[i], dim, way & 1, 0);
+        x.of_key[i] = tensor(type, ROWS, HEADS, each[i], dim, 0, 1);
+        x.of_value[i] = tensor(type, ROWS, HEADS, each[i], dim, way & 2, 1);
+    }
+    if (kind & BIASED) {
+        x.bias = way & 1 ? tensor(type, ROWS, HEADS, queries, keys, 1, 0) : tensor(type, 1, 1, queries, keys, 1, 0);
+        if (!(way & 1)) x.bias.batch = x.bias.head = 0;
+    }
+    if (kind & DROPS) x.mask = block(masked(pairs * queries * keys));
+    if (kind & RELATIVE) {
+        x.distance = tensor(type, ROWS, HEADS, queries, dim, way & 2, 0);
+        x.of_distance = tensor(type, ROWS, HEADS, queries, dim, 0, 1);
+        x.table = tensor(type, 1, HEADS, keys, dim, way & 1, 0), x.of_table = tensor(type, 1, HEADS, keys, dim, 1, 1);
+        x.sums = block(filled((HEADS + x.threads - 1) * attention_sums(&x) * 4, 255));
+    }
+    const long scratch = attention_scratch(&x) * x.threads * 4;
+    x.scratch = separate ? NULL : block(filled(scratch, 255));
+    attention(&x); /* without a derivative */
+    x.probabilities = block(filled(pairs * queries * keys * size_of(type), 255));
+    attention(&x);
+    int failed = has_nan(type, &x.output, pairs * queries * dim);
+    if (!separate) memset(x.scratch, 255, scratch);
+    attention_gradient(&x); /* of the result itself */
+    failed += has_nan(type, &x.of_query, pairs * queries * dim);
+    for (int i = past ? 0 : 1; i < 2; i++) {
+        failed += has_nan(type, &x.of_key[i], pairs * each[i] * dim);
+        failed += has_nan(type, &x.of_value[i], pairs * each[i] * dim);
+    }
+    if (kind & RELATIVE) {
+        failed += has_nan(type, &x.of_distance, pairs * queries * dim);
+        failed += has_nan(type, &x.of_table, HEADS * keys * dim);
+    }
+    while (allocated) free(blocks[--allocated]);
+    return failed;
+}
+
 int main(void) {
-    const long periods[] = {0, 1, 2, 17, 18, 40};
-    for (long type = 0; type < 2; type++)
-        for (int kind = 0; kind < 6; kind++)
-            for (long columns = periods[kind] ? periods[kind] : 1; columns < 9000; columns += columns < 70 ? 1 : 1337) {
-                const long period = periods[kind], rows = period ? 2 * period : 3, count = rows * columns;
-                const long size = count * (type ? 2 : 4);
-                char *a = filled(size, 0), *b = filled(size, 0), *c = filled(size, 0), *d = filled(size, 0);
-                uint8_t *mask = malloc(count / 8 + 8);
-                for (long i = 0; i < count; i++) put(type, a, i, i % 13);
-                draw_mask(1, 20000, mask, count, 2);
-                softmax_drop(type, a, NULL, b, c, mask, 1.5f, rows, columns, period, 2);
-                softmax_drop_gradient(type, b, a, c, NULL, mask, 1.5f, rows, columns, period, 2);
-                /* As attention by distance calls them: in place, and all is written */
-                memset(d, 0, size);
-                softmax_drop(type, a, d, a, NULL, NULL, 1, rows, columns, period, 2);
-                memset(d, 255, size); /* NaN */
-                char *e = filled(size, 255), *f = filled(size, 255);
-                reversed_gradient(type, a, c, e, f, rows, columns, period);
-                softmax_drop_gradient(type, a, c, c, d, NULL, 1, rows, columns, period, 2);
-                if (memcmp(c, e, size) || memcmp(d, f, size)) return fprintf(stderr, "rows of others written\n");
-                for (long i = 0; i < count; i++)
-                    if (isnan(get(type, d, i)) || isnan(get(type, c, i))) return fprintf(stderr, "not written\n");
-                if (!period) {
-                    float *sums = calloc(columns, 4);
-                    int64_t *targets = calloc(rows, 8);
-                    double *losses = calloc(rows, 8);
-                    targets[1] = columns - 1;
-                    for (long mode = 0; mode < 4; mode++)
-                        drop(type, mode, a, b, c, mode == RELU_GRADIENT ? NULL : mask, 1.5f, count, 2);
-                    cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
-                    cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
-                    add_column_sums(type, a, sums, rows, columns, 2);
-                    free(sums), free(targets), free(losses);
+    const long shapes[][2] = {{1, 1}, {1, 40}, {5, 9}, {16, 16}, {17, 33}, {8, 15}, {33, 33}, {7, 64}, {40, 71}};
+    enum { SHAPES = sizeof shapes / sizeof *shapes };
+    int way = 0;
+    for (int type = 0; type < 2; type++) between_products(type);
+    if (transposes()) return 1;
+    for (separate = 0; separate < 2; separate++)
+        for (int type = 0; type < 2; type++)
+            for (int kind = 0; kind < 16; kind++) {
+                if (kind & RELATIVE && !(kind & CAUSAL)) continue;
+                for (long dim = 1; dim <= 70; dim += dim < 20 ? 1 : 5, way++) {
+                    const long queries = shapes[way % SHAPES][0], keys = shapes[way % SHAPES][1];
+                    const long pasts[] = {0, 1, keys - 1, keys / 2, keys - queries};
+                    if (attends(type, queries, keys, pasts[way % 5] % keys, dim, kind, way / 2)) return 1;
                 }
-                free(a), free(b), free(c), free(d), free(e), free(f), free(mask);
+                /* In some groups of queries, more than a group's; with fewer keys than queries that see them all */
+                if (attends(type, 70, 600, 530, 3, kind, way)) return 1;
+                if (!(kind & CAUSAL) && attends(type, 40, 3, 1, 5, kind, way)) return 1;
             }
+    return 0;
 }

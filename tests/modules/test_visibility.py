@@ -80,7 +80,7 @@ def test_attention_reads_the_visible_keys_in_every_path(
     dtype, dropout_p, tolerance = PATHS[path]
     query, key, value = inputs(queries, dtype)
     with torch.set_grad_enabled(gradient):
-        found = attend(query, key, value, visible, dropout_p)
+        found = attend(query, [key], [value], visible, dropout_p)
     wanted = naive(query, key, value, visible)
     torch.testing.assert_close(found.double(), wanted, atol=tolerance, rtol=tolerance)
     if gradient:
@@ -91,14 +91,27 @@ def test_attention_reads_the_visible_keys_in_every_path(
             torch.testing.assert_close(one, other, atol=3 * tolerance, rtol=3 * tolerance)
 
 
-def test_a_few_heads_at_a_time_are_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    query, key, value = (x.detach() for x in inputs(4, torch.bfloat16))
-    for visible in VISIBLE.values():
-        with torch.no_grad():
-            whole = attend(query, key, value, visible)
-            monkeypatch.setattr(attention_module, "_CACHED_SCORES", 60)
-            assert torch.equal(attend(query, key, value, visible), whole)
-            monkeypatch.undo()
+@KINDS
+@pytest.mark.parametrize("gradient", [True, False])
+def test_a_few_heads_at_a_time_are_all_of_them(gradient: bool, visible: Visibility) -> None:
+    query, key, value = inputs(4, torch.bfloat16)
+    with torch.set_grad_enabled(gradient):
+        together = attend(query, [key], [value], visible)
+        apart = [attend(query[:, h : h + 1], [key[:, h : h + 1]], [value[:, h : h + 1]], visible) for h in range(2)]
+    assert torch.equal(torch.cat(apart, dim=1), together)
+
+
+@KINDS
+@pytest.mark.parametrize("gradient", [True, False])
+@pytest.mark.parametrize("path", PATHS)
+def test_keys_of_memory_and_segment_are_those_of_one_tensor(path: str, gradient: bool, visible: Visibility) -> None:
+    dtype, dropout_p, _ = PATHS[path]
+    query, key, value = inputs(4, dtype)
+    pieces = [[x[:, :, :3], x[:, :, 3:]] for x in (key, value)]
+    with torch.set_grad_enabled(gradient):
+        assert torch.equal(
+            attend(query, *pieces, visible, dropout_p), attend(query, [key], [value], visible, dropout_p)
+        )
 
 
 @pytest.mark.parametrize("kind", [SelfAttention, PositionInfusedAttention])
@@ -183,7 +196,7 @@ def test_on_gpus_a_segment_after_memory_is_causal_without_a_mask_tensor(monkeypa
     monkeypatch.setattr(attention_module, "is_cpu", lambda x: False)
     monkeypatch.setattr(attention_module, "has_flash", lambda query: True)
     query, key, value = inputs(4)
-    found = attend(query, key, value, CAUSAL, 0.0)
+    found = attend(query, [key[:, :, :3], key[:, :, 3:]], [value[:, :, :3], value[:, :, 3:]], CAUSAL, 0.0)
     torch.testing.assert_close(found.double(), naive(query, key, value, CAUSAL), atol=1e-6, rtol=1e-6)
 
 
@@ -191,10 +204,14 @@ def test_on_gpus_a_segment_alone_is_causal_by_flag_and_padding_is_the_only_mask(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls = Calls(monkeypatch)
-    attend(*inputs(7), CAUSAL, 0.1)
-    attend(*inputs(1), CAUSAL)
-    attend(*inputs(7), Bidirectional())
-    attend(*inputs(7), Bidirectional(PADDING))
+    for queries, visible, dropout_p in [
+        (7, CAUSAL, 0.1),
+        (1, CAUSAL, 0.0),
+        (7, Bidirectional(), 0.0),
+        (7, Bidirectional(PADDING), 0.0),
+    ]:
+        query, key, value = inputs(queries)
+        attend(query, [key], [value], visible, dropout_p)
     assert calls[0]["is_causal"] is True and calls[0]["dropout_p"] == 0.1 and "attn_mask" not in calls[0]
     assert calls[1]["attn_mask"] is None and calls[2]["attn_mask"] is None
     mask = calls[3]["attn_mask"]
