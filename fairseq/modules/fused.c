@@ -16,25 +16,33 @@ INLINE longs random_words(uint64_t seed, long first) {
     return z ^ z >> 31;
 }
 
-/* The mask of count elements: of the 65536 values of sixteen bits of noise, the lowest as signed numbers drop one. */
-void draw_mask(uint64_t seed, long dropped, uint8_t *mask, long count, long threads) {
+/* The bits of 64 elements: of the 65536 values of sixteen bits of noise, signed ones below lowest drop an element. */
+INLINE uint64_t bits_of(longs first, longs second, int16_t lowest) {
     typedef int16_t signs __attribute__((vector_size(64)));
+#ifdef __AVX512BW__
+    const __m512i least_one = (__m512i)(lowest - (signs){0});
+    return _mm512_cmpge_epi16_mask((__m512i)first, least_one) |
+           (uint64_t)_mm512_cmpge_epi16_mask((__m512i)second, least_one) << 32;
+#else
     typedef int8_t flags __attribute__((vector_size(32)));
     typedef uint8_t bytes __attribute__((vector_size(8)));
-    const int16_t lowest = (int16_t)(dropped - 32768);
+    union {
+        flags halves[2];
+        longs words;
+    } ones = {{__builtin_convertvector(((signs)first >= lowest) & 1, flags),
+               __builtin_convertvector(((signs)second >= lowest) & 1, flags)}};
+    /* The product moves the lowest bits of eight bytes into its highest byte. */
+    return (uint64_t)__builtin_convertvector(ones.words * 0x0102040810204080u >> 56, bytes);
+#endif
+}
+
+/* The mask of count elements, of which dropped of 65536 are dropped */
+void draw_mask(uint64_t seed, long dropped, uint8_t *mask, long count, long threads) {
     _Pragma("omp parallel for num_threads(threads) schedule(static)")
     for (long first = 0; first < count; first += BLOCK)
         for (long i = first; i < least(count, first + BLOCK); i += 64) {
-            union {
-                flags halves[2];
-                longs words;
-            } ones;
-            for (int half = 0; half < 2; half++) {
-                const signs values = (signs)random_words(seed, i / 4 + 8 * half);
-                ones.halves[half] = __builtin_convertvector((values >= lowest) & 1, flags);
-            }
-            /* The product moves the lowest bits of eight bytes into its highest byte. */
-            const bytes bits = __builtin_convertvector(ones.words * 0x0102040810204080u >> 56, bytes);
+            const longs low = random_words(seed, i / 4), high = random_words(seed, i / 4 + 8);
+            const uint64_t bits = bits_of(low, high, (int16_t)(dropped - 32768));
             memcpy(mask + i / 8, &bits, sizeof bits);
         }
 }

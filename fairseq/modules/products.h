@@ -54,8 +54,8 @@ INLINE void tile(int type, int wide, const word *a, long row, long along, const 
         for (int w = 0; w < wide; w++) store(FLOAT32, c, w * LANES, LANES, sum[r][w]);
 }
 
-/* C [TALL, columns] = A B, or with add C += A B: A(r, k) = a[r * row + k * along], B(k, n) = b[k * width + n]. Columns are
-   whole vectors: three at a time, but two and two of the last four. */
+/* C [TALL, columns] = A B, or with add C += A B: A(r, k) = a[r * row + k * along], B(k, n) = b[k * width + n]. Columns
+   are whole vectors: three at a time, but two and two of the last four. */
 #define PRODUCT(NAME, TYPE)                                                                                            \
     static __attribute__((noinline)) void NAME(const word *a, long row, long along, const word *b, long width,         \
                                                long depth, float *c, long stride, long columns, int add) {             \
