@@ -1,4 +1,4 @@
-/* Attention in training on a CPU, one head of one row of the batch at a time: its scores stay in the cache, and keys
+/* Attention on a CPU, one head of one row of the batch at a time: its scores stay in the cache, and keys
  * that are hidden from all of a few queries are not computed. Structures match fused_attention.py.
  */
 #include "products.h"
@@ -73,14 +73,15 @@ INLINE void soften(int type, const Attention *x, float *scores, const float *by_
         store(FLOAT32, scores, i, LANES, value);
         best = choose(above(value, best), value, best);
     )
-    const float largest = largest_of(best);
+    /* As torch has it, a query that reads no key is 0. */
+    const float largest = largest_of(best) == -INFINITY ? 0 : largest_of(best);
     EACH_READ(
         floats value = exponentials(load(FLOAT32, scores, i, LANES, 0) - largest);
         store(FLOAT32, scores, i, LANES, value);
         sums += value;
         (void)count;
     )
-    const float factor = 1 / sum_of(sums);
+    const float sum = sum_of(sums), factor = sum == 0 ? 0 : 1 / sum;
     EACH_READ(
         floats value = load(FLOAT32, scores, i, LANES, 0) * factor;
         if (probabilities) store(type, probabilities, first + i, count, value);

@@ -22,7 +22,7 @@ from fairseq.modules.positions import cached_tensor
 
 Pieces = Sequence[Tensor]
 """Keys or values [B, H, ·, D] that follow one another in time, a memory's and a segment's: S in all."""
-_FEW = 8  # queries: the kernel of CPUs computes as many together
+_FEW = 8  # queries: without gradients the kernel in C, which arranges all keys, is for no fewer
 
 
 class Visibility(ABC):
@@ -305,8 +305,8 @@ def kernels_for(query: Tensor, dropout_p: float) -> Any:
 def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:
     """softmax(Q Kᵀ / √D) V over the visible keys: query [B, H, T, D] → [B, H, T, D].
 
-    On CPUs a kernel in C computes it where there is a compiler, for more than a few queries; elsewhere torch's, and on
-    CPUs with dropout, which torch's kernel lacks, three operations.
+    On CPUs a kernel in C computes it where there is a compiler, without gradients for more than a few queries;
+    elsewhere torch's, and on CPUs with dropout, which torch's kernel lacks, three operations.
     """
     queries, count = query.size(2), sum(key.size(2) for key in keys)
     kernels = kernels_for(query, dropout_p)
@@ -319,10 +319,12 @@ def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CA
             return attended
     key, value = joined(keys), joined(values)
     if on_cpu(query) and dropout_p > 0.0:
-        scale = 1 / math.sqrt(query.size(-1))
-        scores = torch.matmul(query * scale, key.transpose(-1, -2))
+        q, k = query.flatten(0, 1), key.flatten(0, 1)
         bias = visible.bias(queries, count, query.device, query.dtype)
-        return dropout((scores if bias is None else scores + bias).softmax(-1), dropout_p) @ value
+        bias = query.new_zeros(()) if bias is None else bias
+        bias = bias.expand(*query.shape[:2], -1, -1).flatten(0, 1) if bias.dim() == 4 else bias
+        scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=1 / math.sqrt(query.size(-1)))
+        return dropout(scores.softmax(-1), dropout_p).view(*query.shape[:2], queries, count) @ value
     if isinstance(visible, Causal) and visible.window is None and queries > 1:
         # is_causal aligns the first query with the first key, which is the last with the last only without memory.
         if queries == count:

@@ -68,7 +68,7 @@ def _has_kernels(p: float) -> bool:
 
 @functools.cache
 def fused(module: str = "fused") -> Any:
-    """The kernels of a *module* for CPUs, loaded when a model is trained; None in exports, which leave them out."""
+    """The kernels of a *module* for CPUs, loaded when one is used; None in exports, which leave them out."""
     name = f"{__package__}.{module}"
     try:
         return importlib.import_module(name)

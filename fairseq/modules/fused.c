@@ -123,7 +123,7 @@ void drop(long type, long mode, const void *x, const void *other, void *y, const
 void cross_entropy(long type, void *logits, const int64_t *targets, double *losses, long rows, long columns,
                    long gradient, long threads) {
     char *data = logits;
-    const long line = columns * (type == FLOAT32 ? 4 : 2);
+    const long line = columns * size_of((int)type);
     if (gradient) FOR_ROWS(losses[row] = cross_entropy_row(T, data + row * line, columns, targets[row], 1))
     else FOR_ROWS(losses[row] = cross_entropy_row(T, data + row * line, columns, targets[row], 0))
 }

@@ -25,10 +25,15 @@ _SOURCE = Path(__file__).with_name("fused.c")
 
 def kernels(x: Tensor) -> ctypes.CDLL | None:
     """The compiled kernels; None if there are none, or none for *x*."""
+    return _compiled() if is_plain(x) else None
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether kernels can read *x*: numbers of a type that they know, at its address."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype not in TYPES or not x.numel():
-        return None
+        return False
     # Subclasses (fake, distributed and other tensors) have no data at their address, or not all of it.
-    return _compiled() if type(x) in (Tensor, nn.Parameter) else None
+    return type(x) in (Tensor, nn.Parameter)
 
 
 def dropout(x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
@@ -175,12 +180,10 @@ def _is_mask(noise: Tensor) -> bool:
     return noise.dtype == torch.uint8
 
 
-def _drop(
-    mode: str, x: Tensor, other: Tensor | None, mask: Tensor | None, p: float, out: Tensor | None = None
-) -> Tensor:
+def _drop(mode: str, x: Tensor, other: Tensor | None, mask: Tensor | None, p: float) -> Tensor:
     """The kernel ``drop`` in one of its modes."""
     x, other = x.contiguous(), None if other is None else other.contiguous()
-    y = torch.empty_like(x) if out is None else out
+    y = torch.empty_like(x)
     pointers, size = _pointers(x, other, y, mask), ctypes.c_long(x.numel())
     _compiled().drop(_type(x), ctypes.c_long(_MODES[mode]), *pointers, _factor(p), size, *_last(x))
     return y

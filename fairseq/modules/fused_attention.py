@@ -1,4 +1,4 @@
-"""Attention on CPUs by kernels in C (``attention.c``): scores stay in the cache, heads are not copied.
+"""Attention on CPUs by kernels in C (``attention.c``), with gradients and without: scores stay in the cache.
 
 They are compiled at first use; without them torch's operators give the same numbers to rounding, with the same masks.
 """
@@ -15,11 +15,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq.modules.fused import TYPES, draw_mask, kernels
-from fairseq.modules.native import library
+from fairseq.modules import fused
+from fairseq.modules.fused import TYPES, draw_mask, is_plain
 from fairseq.modules.noise import scale_of
 
 _SOURCE = Path(__file__).with_name("attention.c")
+# Probabilities that are saved for the backward pass where torch's kernel would save none: 64 MiB a layer.
+_MOST_SAVED = 1 << 24
 
 
 class _View(ctypes.Structure):
@@ -45,7 +47,7 @@ class _Options(NamedTuple):
     scale: float  # of the scores of keys
     p: float  # rate of dropout
     causal: bool
-    trains: bool  # the probabilities are wanted again
+    trains: bool = False  # the probabilities are saved for the backward pass
 
 
 def attention(
@@ -68,8 +70,7 @@ def attention(
     Returns:
         [B, H, T, D], of which time comes before heads in memory.
     """
-    options = _Options(1 / math.sqrt(query.size(-1)), p, causal, torch.is_grad_enabled())
-    return _attention(options, query, None, None, keys, values, bias)
+    return _attention(_Options(1 / math.sqrt(query.size(-1)), p, causal), query, None, None, keys, values, bias)
 
 
 def relative_attention(
@@ -85,8 +86,7 @@ def relative_attention(
 
     Shape: as of :func:`attention`, with content and distance for query; table, of the distances S − 1, …, 0, [H, S, D].
     """
-    options = _Options(1.0, p, causal=True, trains=torch.is_grad_enabled())
-    return _attention(options, content, distance, table, keys, values, bias)
+    return _attention(_Options(1.0, p, causal=True), content, distance, table, keys, values, bias)
 
 
 def _attention(
@@ -99,19 +99,26 @@ def _attention(
     bias: Tensor | None,
 ) -> Tensor | None:
     tensors = [x for x in (query, distance, table, *keys, *values) if x is not None]
-    if any(kernels(x) is None or x.dtype != query.dtype for x in tensors) or _compiled() is None:
+    if any(not is_plain(x) or x.dtype != query.dtype for x in tensors) or (bias is not None and bias.requires_grad):
         return None
     if len(keys) > 2 or not _is_regular(query, distance, table, keys, values):
         return None
     rows, heads, queries, _ = query.shape
     count = sum(key.size(2) for key in keys)
+    scores, trains = rows * heads * queries * count, torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     # The kernel has no rows without keys.
     if options.causal and queries > count:
         return None
-    mask = draw_mask(rows * heads * queries * count, options.p) if options.p else None
+    # torch's kernel of absolute attention computes the probabilities anew.
+    if trains and scores > _MOST_SAVED and not options.p and table is None and query.dtype == torch.float32:
+        return None
+    if _compiled() is None or (options.p and fused.kernels(query) is None):
+        return None
+    mask = draw_mask(scores, options.p) if options.p else None
     past = (None, None) if len(keys) == 1 else (keys[0], values[0])
     inputs = (query, distance, table, *past, keys[-1], values[-1])
-    return _Attention.apply(options, bias, mask, *(None if x is None else _readable(x) for x in inputs))
+    readable = (None if x is None else _readable(x) for x in inputs)
+    return _Attention.apply(options._replace(trains=trains), bias, mask, *readable).transpose(1, 2)
 
 
 def _is_regular(
@@ -179,12 +186,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, options: _Options, bias: Tensor | None, mask: Tensor | None, *inputs: Any) -> Tensor:
         tensors = _Inputs(*inputs)
-        rows, heads, queries, _ = tensors.query.shape
-        result, shape = _like(tensors.query), (rows, heads, queries, tensors.keys())
+        rows, heads, queries, dim = tensors.query.shape
+        result, shape = tensors.query.new_empty(rows, queries, heads, dim), (rows, heads, queries, tensors.keys())
         probabilities = tensors.query.new_empty(shape) if options.trains else None
-        problem = _problem(options, tensors, mask, probabilities, output=result)
+        problem = _problem(options, tensors, mask, probabilities, output=result.transpose(1, 2))
         if bias is not None:
-            bias = _readable(bias.to(result.dtype).expand(shape))
+            bias = _readable(bias.to(result).expand(shape))
             problem.bias = _view(bias)
         call("attention", problem)
         ctx.options = options
@@ -198,7 +205,7 @@ class _Attention(torch.autograd.Function):
         tensors = _Inputs(*inputs)
         results = _Inputs(*(None if x is None else _like(x) for x in tensors))  # type: ignore[arg-type]
         # A copy must stay in memory until the kernel has read it.
-        grad = _readable(grads[0])
+        grad = _readable(grads[0]).transpose(1, 2)
         problem = _problem(ctx.options, tensors, mask, probabilities, output=grad)
         problem.of_query, problem.of_distance = _view(results.query), _view(results.distance)
         problem.of_key[:] = [_view(results.past_key), _view(results.key)]
@@ -207,7 +214,7 @@ class _Attention(torch.autograd.Function):
         if tensors.table is not None and results.table is not None:
             problem.of_table = _view(results.table[None])
             slots = problem.heads + problem.threads - 1
-            sums = torch.empty(slots * _compiled().attention_sums(ctypes.byref(problem)), dtype=torch.float32)
+            sums = _room(slots * _compiled().attention_sums(ctypes.byref(problem)))
             problem.sums = sums.data_ptr()
         call("attention_gradient", problem)
         return None, None, None, *results
@@ -233,15 +240,23 @@ def _problem(
 def call(kernel: str, problem: Problem) -> None:
     """Let the *kernel* compute what *problem* describes."""
     compiled = _compiled()
-    # Allocated for each call, by all threads' share: torch's allocator has it ready again.
-    words = problem.threads * compiled.attention_scratch(ctypes.byref(problem))
-    scratch = torch.empty(words, dtype=torch.float32)
+    scratch = _room(problem.threads * compiled.attention_scratch(ctypes.byref(problem)))
     problem.scratch = scratch.data_ptr()
     getattr(compiled, kernel)(ctypes.byref(problem))
 
 
+def _room(words: int) -> Tensor:
+    # On the CPU, whatever the default device is.
+    return torch.empty(words, dtype=torch.float32, device="cpu")
+
+
 def _compiled() -> Any:
-    return library("training", _SOURCE)
+    compiled = fused.library("attention", _SOURCE)
+    if compiled is not None:
+        # By default a result has 32 bits.
+        for size in (compiled.attention_scratch, compiled.attention_sums, compiled.attention_size):
+            size.restype = ctypes.c_long
+    return compiled
 
 
 def _readable(x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Output layers: the interface, and the plain softmax with its cross entropy.
 
-The [N, V] matrix of logits is the largest thing a language model computes. Here it exists a few hundred rows at a
-time: a chunk's logits are turned into its loss and, while they are in cache, into the gradients of both factors, so the
+The [N, V] matrix of logits is the largest thing a language model computes. Here it exists some rows at a time: a
+chunk's logits are turned into its loss and, while they are in cache, into the gradients of both factors, so the
 backward pass only scales them: three matrix products, which is the minimum, and memory for one chunk. torch's
 ``F.linear_cross_entropy`` is slower on CPUs and less exact in bfloat16 (``benchmarks/linear_cross_entropy.py``).
 """
@@ -27,8 +27,9 @@ _CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
 _ROWS = 64
 # With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
 # costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768). C rows of logits
-# take no more memory than that gradient.
+# take no more memory than that gradient, and with their transpose twice as much.
 _GRADIENT_FACTOR = {"cpu": 8, "cuda": 1}
+_MOST_ELEMENTS = 1 << 26  # of them: 256 MiB
 
 
 class OutputLayer(nn.Module):
@@ -140,11 +141,11 @@ def target_log_probs(
 
 
 def row_chunks(
-    rows: int, columns: int, device: torch.device, most: int | None = None, least: int = 64
+    rows: int, columns: int, device: torch.device, most: int | None = None, least: int = 0
 ) -> Iterator[slice]:
-    """*rows* of *columns* logits, *most* at a time: few enough for a CPU's cache, enough to fill a GPU."""
-    # Fewer rows make a slow matrix product, however large the vocabulary.
-    limit = max(least, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
+    """*rows* of *columns* logits, *least* to *most* at a time: few enough for a CPU's cache, enough to fill a GPU."""
+    # Fewer than 64 rows make a slow matrix product, however large the vocabulary.
+    limit = max(64, least, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
     step = min(limit, most or limit)
     for start in range(0, rows, step):
         yield slice(start, start + step)
@@ -169,7 +170,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 options: Any = {"dtype": torch.float32, "device": h.device}
                 of_bias = None if b is None else torch.zeros(b.shape, **options)
                 grads = _Gradients(torch.empty(h.shape, **options), of_bias)
-            least = max(64, h.size(1)) if needs_grad and h.device.type == "cpu" else 64
+            wide = min(h.size(1), _MOST_ELEMENTS // max(w.size(0), 1))
+            least = wide if needs_grad and h.device.type == "cpu" else 0
             for rows in row_chunks(h.size(0), columns, h.device, least=least):
                 logits = linear(h[rows], w, b)  # (n, V)
                 loss += _chunk(logits, target[rows], h[rows], w, rows, grads)

@@ -16,7 +16,6 @@ enum { TALL = 4, WIDEST = 1 };
 #endif
 
 INLINE long upto(long n, long step) { return (n + step - 1) / step * step; }
-INLINE long size_of(int type) { return type == FLOAT32 ? 4 : 2; }
 INLINE long per_word(int type) { return 4 / size_of(type); }
 
 /* ---- products ---- */

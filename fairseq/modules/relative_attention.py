@@ -78,15 +78,16 @@ class DistanceAttention(SelfAttention):
             distances, count = Distances(cache.distance_keys, cache.distance_scores).nearest(reach), reach
         else:
             distances = self._distances(positions, count, query.dtype)
-        bias = visible.bias(queries, count, query.device, query.dtype)
         dropout_p = self.dropout if self.training else 0.0
         content, distance = self._content_query(query, positions), self._distance_query(query, positions)
         kernels = kernels_for(query, dropout_p) if distances.scores is None else None
         if kernels is not None:
-            hidden = None if visible == CAUSAL else bias  # a subclass may hide more
+            # A subclass of what is causal may hide more.
+            hidden = None if visible == CAUSAL else visible.bias(queries, count, query.device, query.dtype)
             attended = kernels.relative_attention(content, distance, keys, values, distances.keys, hidden, dropout_p)
             if attended is not None:
                 return attended
+        bias = visible.bias(queries, count, query.device, query.dtype)
         return attend_by_distance(content, distance, joined(keys), joined(values), distances, bias, dropout_p)
 
     def new_cache(self, batch: int, length: int, positions: RelativePositions | None = None) -> RelativeLayerCache:
@@ -274,8 +275,8 @@ def attend_by_distance(
 ) -> Tensor:
     """softmax(Q⁺ Kᵀ + shift(Q* Rᵀ + b) + bias) V.
 
-    On GPUs the scores of distances are the additive bias of torch's fused attention. On CPUs that kernel gives a bias
-    no gradient, and without gradient it is slower than the steps written out (docs/benchmarks.md).
+    On GPUs the scores of distances are the additive bias of torch's fused attention, which gives a bias no gradient on
+    CPUs.
 
     Shape: queries [B, H, T, D]; key, value [B, H, K, D]; bias [T, K] → [B, H, T, D].
     """

@@ -1,4 +1,4 @@
-/* Sixteen numbers at a time, as kernels of training read and write them: float32 and bfloat16, and masks of dropout. */
+/* Sixteen numbers at a time, as kernels read and write them: float32 and bfloat16, and masks of dropout. */
 #ifndef VECTORS_H
 #define VECTORS_H
 #include <math.h>
@@ -10,6 +10,7 @@
 #include "numbers.h"
 
 enum { FLOAT32, BFLOAT16 };
+INLINE long size_of(int type) { return type == FLOAT32 ? 4 : 2; }
 
 typedef uint32_t words __attribute__((vector_size(64)));
 typedef uint64_t longs __attribute__((vector_size(64)));
@@ -164,6 +165,12 @@ INLINE those kept(const uint8_t *mask, long first) {
 
 /* A matrix of 16 rows, transposed: four times, lanes of pairs of rows change places. */
 INLINE void transpose16(words x[LANES]) {
+#ifdef __clang__ /* has no such instruction for lanes that are no constants */
+    words y[LANES];
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < LANES; j++) y[j][i] = x[i][j];
+    memcpy(x, y, sizeof y);
+#else
     const words lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 #pragma GCC unroll 4
     for (uint32_t step = 1; step < LANES; step *= 2) {
@@ -177,6 +184,7 @@ INLINE void transpose16(words x[LANES]) {
             x[i] = __builtin_shuffle(a, b, low), x[i | step] = __builtin_shuffle(a, b, high);
         }
     }
+#endif
 }
 
 #endif

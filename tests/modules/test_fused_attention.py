@@ -28,6 +28,14 @@ from fairseq.modules.relative_attention import (
 SOURCE = Path(fused_attention.__file__).with_name("attention.c")
 TYPES = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
 DTYPES = pytest.mark.parametrize("dtype", TYPES, ids=str)
+
+
+def is_by_kernel(attended: Tensor) -> bool:
+    """Whether the kernel computed it; its result is a view with heads before time."""
+    node = attended.grad_fn
+    return node is not None and any("_Attention" in str(other) for other, _ in ((node, 0), *node.next_functions))
+
+
 pytestmark = pytest.mark.usefixtures("machine")
 
 # Rows, heads, queries, keys, channels of a head, keys of the memory: masks whose heads begin within a byte, channels
@@ -109,7 +117,7 @@ def test_attention_and_its_gradients_are_those_of_torch_in_float64(
     factors = mask_of(p, (rows, heads, queries, keys)) if p else torch.ones(())
     torch.manual_seed(7)
     attended = attend(ours[0].transpose(1, 2), pieces(ours[1], memory), pieces(ours[2], memory), seen, p)
-    by_kernel = "_Attention" in str(attended.grad_fn)
+    by_kernel = is_by_kernel(attended)
     assert by_kernel == (fused.kernels(grad) is not None)
     query, key, value = (x.transpose(1, 2) for x in exact)
     scores = query @ key.transpose(2, 3) / math.sqrt(dim)
@@ -455,3 +463,49 @@ def test_shapes_that_do_not_agree_are_left_to_torch(number: int, change: Callabl
     if number != 1:
         assert fused_attention.attention(query, [key], [value], None, 0.0) is None
     assert fused_attention.attention(torch.randn(2, 3, 6, 8), [key], [value[:, :, :5]], None, 0.0) is None
+
+
+def test_another_default_device_does_not_hold_what_kernels_write() -> None:
+    query = torch.randn(2, 3, 10, 8, requires_grad=True)
+    with torch.device("meta"):
+        attend(query, [query], [query]).sum().backward()
+    assert query.grad is not None and query.grad.isfinite().all()
+
+
+@dataclass(frozen=True)
+class Unread(Visibility):
+    """The third query reads no key."""
+
+    def mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        return (torch.arange(queries, device=device) != 2)[:, None].expand(queries, keys)
+
+
+@DTYPES
+def test_a_query_that_reads_no_key_is_zero_as_torch_has_it(dtype: torch.dtype) -> None:
+    query, key, value = (torch.randn(2, 3, 10, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+    attended = attend(query, [key], [value], Unread())
+    assert not attended[:, :, 2].any() and attended[:, :, 3].all()
+    attended.sum().backward()
+    for x in (query, key, value):
+        assert x.grad is not None and x.grad.isfinite().all()
+    assert query.grad is not None and not query.grad[:, :, 2].any()
+
+
+def test_long_attention_without_dropout_saves_no_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_attention, "_MOST_SAVED", 2 * 3 * 64 * 64 - 1)
+    query = torch.randn(2, 3, 64, 8, requires_grad=True)
+    saved: list[int] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        attend(query, [query], [query])
+    assert max(saved) < 2 * 3 * 64 * 64
+
+
+def test_nothing_is_saved_where_nothing_is_trained() -> None:
+    query = torch.randn(2, 3, 64, 8)
+    attended = fused_attention.attention(query, [query], [query], None, 0.0)
+    assert attended is None or attended.grad_fn is None
+
+
+def test_a_bias_that_is_trained_is_left_to_torch() -> None:
+    query = torch.randn(2, 3, 6, 8)
+    assert fused_attention.attention(query, [query], [query], torch.zeros(6, 6, requires_grad=True), 0.0) is None
