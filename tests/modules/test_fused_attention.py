@@ -500,10 +500,17 @@ def test_long_attention_without_dropout_saves_no_probabilities(monkeypatch: pyte
     assert max(saved) < 2 * 3 * 64 * 64
 
 
-def test_nothing_is_saved_where_nothing_is_trained() -> None:
-    query = torch.randn(2, 3, 64, 8)
+@pytest.mark.parametrize("trains", [False, True])
+def test_probabilities_are_written_where_something_is_trained(trains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, call, written = torch.randn(2, 3, 64, 8, requires_grad=trains), fused_attention.call, []
+
+    def record(kernel: str, problem: fused_attention.Problem) -> None:
+        written.append(problem.probabilities is not None)
+        call(kernel, problem)
+
+    monkeypatch.setattr(fused_attention, "call", record)
     attended = fused_attention.attention(query, [query], [query], None, 0.0)
-    assert attended is None or attended.grad_fn is None
+    assert written == ([] if attended is None else [trains])
 
 
 def test_a_bias_that_is_trained_is_left_to_torch() -> None:
