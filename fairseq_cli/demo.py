@@ -274,7 +274,8 @@ def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: 
         rows.append(Row(**steps.do(name, functools.partial(evaluate, folder, name, *flags))))
     plot(folder)
     report = f"{table(rows)}\n\nA sample:\n\n{textwrap.indent(textwrap.fill(sample(folder), 100), '    ')}\n"
-    (folder / "report.txt").write_text(report, encoding="utf-8")
+    with atomic_file(folder / "report.txt", "--output") as file:
+        file.write(report.encode())
     steps.finish()
     print(f"\n{report}\nIn {folder}/: loss.png, report.txt, {LOG}, checkpoints/")
     print(f"{time.perf_counter() - start:.0f} s in all")

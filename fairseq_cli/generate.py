@@ -23,6 +23,7 @@ from fairseq.inference import passages
 from fairseq.inference.passages import Passage
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
+from fairseq.system.files import atomic_file
 from fairseq.text.raw_text import STDIN
 from fairseq_cli import command
 from fairseq_cli.common import data_and_models, evaluation_parser, progress, read_text, results_folder, run_on_processes
@@ -154,6 +155,9 @@ def _lines_of(path: Path) -> Iterator[Callable[[str], None]]:
         with writing():
             print(line, file=file, flush=True)
 
+    # Lines are written as they come, but never through a link that an earlier file left.
+    with atomic_file(path, "--results-path"):
+        pass
     with writing():
         file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed below
     try:

@@ -134,8 +134,7 @@ def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> Non
     }
     needed = sum(storages.values()) + MARGIN + more
     try:
-        # A link may lead to another disk.
-        free = shutil.disk_usage(Path(os.path.realpath(path)).parent).free
+        free = shutil.disk_usage(Path(path).parent).free
     except OSError:
         # The folder is missing: opening the file raises the error for it.
         return

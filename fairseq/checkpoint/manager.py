@@ -131,16 +131,8 @@ class CheckpointManager:
         for path in paths:
             if path.is_dir() and not path.is_symlink():
                 raise UserError(f"{path}: cannot be written (Is a directory); remove it or choose another `save_dir`")
-        # A link to a folder, which a file can replace only from beside it.
-        if first.is_dir():
-            beside = first.with_name(f"{first.name}.file")
-            save(beside, state)
-            os.replace(beside, first)
-        else:
-            save(first, state)
+        save(first, state)
         for path in others:
-            if path.is_dir():
-                path.unlink()
             link_or_copy(first, path)
         # After the new files, so that a kill between the two leaves a checkpoint too many, never one too few.
         self._remove_old()

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.logging.progress import json_line, short
-from fairseq.system.files import make_folder, prepare_folder
+from fairseq.system.files import atomic_file, make_folder, prepare_folder
 from fairseq.system.json_files import parse_json
 from fairseq.system.opening import is_special, open_special
 from fairseq.system.terminal import FileFormatter
@@ -127,7 +127,8 @@ def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[W
     name = os.environ.get("WANDB_NAME", folder.name)
     run = wandb.init(project=project, name=name, id=known, resume="allow")
     if folder.is_dir():
-        file.write_text(f"{run.id}\n")
+        with atomic_file(file) as new:
+            new.write(f"{run.id}\n".encode())
 
     def write(values: Mapping[str, Any], tag: str, step: int) -> None:
         numbers = {f"{tag}/{name}": value for name, value in values.items() if isinstance(value, int | float)}

@@ -76,7 +76,7 @@ class FileGroup:
                 yield content
                 self._written.append((path, flag, content))
                 return
-            temporary, file = self._temporaries.enter_context(_temporary_file(Path(os.path.realpath(path))))
+            temporary, file = self._temporaries.enter_context(_temporary_file(_destination(path)))
             yield file
             file.flush()
             # Before the rename: a crash could leave the new name with an empty file otherwise.
@@ -93,7 +93,7 @@ class FileGroup:
                         with open(path, "wb") as special:
                             shutil.copyfileobj(written, special, 1 << 20)
                         continue
-                    target = Path(os.path.realpath(path))
+                    target = _destination(path)
                     # A single rename is atomic and needs no backup.
                     if len(self._written) > 1:
                         undo.callback(_restore, target, self._backup(target))
@@ -103,12 +103,15 @@ class FileGroup:
             undo.pop_all()
 
     def _backup(self, target: Path) -> Path | None:
-        """Give the file *target* another name until the group ends; None if there is no such file."""
-        if not target.exists():
+        """Give the file or link *target* another name until the group ends; None if there is no such file."""
+        if not os.path.lexists(target):
             return None
         backup = _temporary_path(target)
         self._temporaries.callback(_remove, backup)
-        link_or_copy(target, backup)
+        if target.is_symlink():
+            os.symlink(os.readlink(target), backup)
+        else:
+            link_or_copy(target, backup)
         return backup
 
 
@@ -117,8 +120,8 @@ def atomic_files() -> Iterator[FileGroup]:
     """A group of files, written atomically when the ``with`` block ends without an exception.
 
     They are written under temporary names in their own folders, flushed to disk, and renamed one right after the other.
-    After an exception, also of a rename, they are removed, and the former contents remain. Of a symbolic link the
-    target is replaced. A device or a pipe is written to at the end, never replaced.
+    After an exception, also of a rename, they are removed, and the former contents remain. A symbolic link is replaced;
+    its target, which others may read, stays as it is. A device or a pipe is written to at the end, never replaced.
     """
     with contextlib.ExitStack() as temporaries:
         group = FileGroup(temporaries)
@@ -202,7 +205,7 @@ def link_or_copy(source: str | Path, target: str | Path) -> None:
         UserError: a system error; the message names *target*.
     """
     try:
-        _replace(Path(os.path.realpath(target)), lambda temporary: os.link(source, temporary))
+        _replace(Path(target), lambda temporary: os.link(source, temporary))
     except OSError:
         with open(source, "rb") as content, atomic_file(target) as file:
             shutil.copyfileobj(content, file, 1 << 20)
@@ -246,6 +249,9 @@ def _remove(path: Path) -> None:
     """Remove a file or folder as far as the system allows it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            # Without descriptors `rmtree` cannot look into a folder; an empty one goes all the same.
+            path.rmdir()
         return
     with contextlib.suppress(OSError):
         path.unlink()
@@ -254,11 +260,14 @@ def _remove(path: Path) -> None:
 def prepare_folder(flag: str, folder: str | Path) -> None:
     """Make *folder* if needed, and check before any work is done that files can be written in it.
 
+    What a killed process left there is removed; see :func:`remove_leftovers`.
+
     Raises:
         UserError: it cannot be made or written; the message names *flag*.
     """
     with removing_empty_folders(), _system_errors(flag, folder):
         make_folder(folder)
+        remove_leftovers(folder)
         # Trying is the only test that knows quotas and network filesystems.
         with tempfile.TemporaryFile(dir=folder):
             pass
@@ -292,7 +301,7 @@ def prepare_file(
         if not os.access(path, os.W_OK):
             raise UserError(f"{flag} {path}: cannot be written (Permission denied); choose another file")
     else:
-        prepare_folder(flag, os.path.dirname(os.path.realpath(path)))
+        prepare_folder(flag, _destination(path).parent)
 
 
 def sync_folder(folder: str | Path) -> None:
@@ -335,6 +344,14 @@ def _is_about(error: OSError, path: str | Path) -> bool:
     )
 
 
+def _destination(path: str | Path) -> Path:
+    """The name that is replaced where *path* is written: a link and not its target, which may be shared."""
+    folder = os.path.realpath(os.path.dirname(path))
+    # `/dev/stdout` is no link of a user: it stands for the file that a shell opened.
+    is_stream = folder == "/dev" or folder.startswith("/proc/")
+    return Path(os.path.realpath(path) if is_stream else os.path.join(folder, os.path.basename(path)))
+
+
 def _temporary_path(target: Path) -> Path:
     # Beside the target, since a file is renamed within one filesystem only.
     short = target.name.encode(errors="ignore")[:64].decode(errors="ignore")  # names have at most 255 bytes
@@ -363,16 +380,20 @@ def _temporary_file(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
 
 @contextlib.contextmanager
 def _temporary_folder(parent: Path) -> Iterator[Path]:
-    temporary = _temporary_path(parent / "folder")
-    temporary.mkdir(mode=0o700)
-    descriptor = os.open(temporary, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as ends:
+        while True:
+            temporary = _temporary_path(parent / "folder")
+            temporary.mkdir(mode=0o700)
+            ends.callback(_remove, temporary)
+            # As with a file, another process may remove it as a leftover until it is locked.
+            with contextlib.suppress(FileNotFoundError):
+                descriptor = os.open(temporary, os.O_RDONLY)
+                ends.callback(os.close, descriptor)
+                with contextlib.suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
+                if os.path.lexists(temporary):
+                    break
         yield temporary
-    finally:
-        os.close(descriptor)
-        _remove(temporary)
 
 
 def _restore(target: Path, backup: Path | None) -> None:

@@ -84,6 +84,18 @@ def test_of_a_run_that_saves_nothing_no_file_is_due_and_no_folder_made(tmp_path:
         assert not (tmp_path / "s").exists()
 
 
+def test_a_checkpoint_that_a_link_shares_with_other_runs_stays_when_training_saves(tmp_path: Path) -> None:
+    keeper, shared = manager(tmp_path / "run"), tmp_path / "pretrained.pt"
+    save(shared, a_state(1.0))
+    content = shared.read_bytes()
+    paths = [tmp_path / "run" / name for name in ("checkpoint_best.pt", "checkpoint_last.pt")]
+    for path in paths:
+        path.symlink_to(shared)
+    keeper.save(a_state(2.0), paths)
+    assert shared.read_bytes() == content and not any(path.is_symlink() for path in paths)
+    assert [value(path) for path in paths] == [2, 2] and paths[0].samefile(paths[1])
+
+
 def test_a_file_replaces_links_to_sharded_checkpoints_which_go(tmp_path: Path) -> None:
     keeper = manager(tmp_path)
     paths = [tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_best.pt"]

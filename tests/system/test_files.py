@@ -193,18 +193,56 @@ def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     assert received == [b"content"] and opening.is_special(pipe) and os.listdir(tmp_path) == ["pipe"]
 
 
-def test_the_target_of_a_link_is_replaced_and_the_link_stays(tmp_path):
+def test_a_link_is_replaced_and_its_target_stays(tmp_path):
     (tmp_path / "folder").mkdir()
     target, link = tmp_path / "folder" / "target", tmp_path / "link"
-    target.write_bytes(b"old")
-    link.symlink_to(target)
-    with atomic_file(link) as file:
-        file.write(b"new")
-    assert link.is_symlink() and target.read_bytes() == b"new"
-    (tmp_path / "other").write_bytes(b"linked")
-    link_or_copy(tmp_path / "other", link)
-    assert link.is_symlink() and target.read_bytes() == b"linked"
-    assert sorted(os.listdir(tmp_path)) == ["folder", "link", "other"]
+    target.write_bytes(b"shared")
+
+    def by_file():
+        with atomic_file(link) as file:
+            file.write(b"new")
+
+    def by_group():
+        write_both(link, tmp_path / "second")
+
+    def by_link():
+        (tmp_path / "second").write_bytes(b"new")
+        link_or_copy(tmp_path / "second", link)
+
+    for write in (by_file, by_group, by_link):
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        prepare_file("--out", link)
+        write()
+        assert not link.is_symlink() and link.read_bytes() == b"new" and target.read_bytes() == b"shared"
+    assert sorted(os.listdir(tmp_path)) == ["folder", "link", "second"]
+
+
+def test_a_group_that_fails_leaves_the_link_that_it_had_replaced(two, monkeypatch):
+    link, target = two[0].with_name("link"), two[0]
+    link.symlink_to(target.name)
+    replace = os.replace
+
+    def fail(source, target):
+        if str(target) == str(two[1]):
+            raise PermissionError(errno.EACCES, "Permission denied", str(target))
+        replace(source, target)
+
+    monkeypatch.setattr(files.os, "replace", fail)
+    with pytest.raises(UserError, match=r"^--out .*y: cannot be written \(Permission denied\)"):
+        write_both(link, two[1])
+    assert os.readlink(link) == target.name and target.read_bytes() == b"old"
+
+
+def test_what_a_shell_redirects_is_written_and_the_link_of_the_system_stays(tmp_path):
+    code = (
+        "import sys; from fairseq.system.files import atomic_file\nwith atomic_file(sys.argv[1]) as f: f.write(b'new')"
+    )
+    for name in ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"):
+        with open(tmp_path / "out", "wb") as out:
+            subprocess.run([sys.executable, "-c", code, name], stdout=out, check=True, env=runs.environment())
+        assert (tmp_path / "out").read_bytes() == b"new" and os.listdir(tmp_path) == ["out"]
+    assert os.path.islink("/dev/stdout")
 
 
 def test_names_of_the_greatest_length_can_be_written(tmp_path):
@@ -224,6 +262,53 @@ def test_a_live_writers_temporary_files_are_never_removed_and_a_killed_ones_are(
     process.send_signal(signal.SIGKILL)
     process.communicate()
     remove_leftovers(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_temporary_folder_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    """As another process does that takes it for a leftover: before or after it is opened."""
+    for moment in ("open", "flock"):
+        module, calls = (os, []) if moment == "open" else (files.fcntl, [])
+        original = getattr(module, moment)
+
+        def remove_first(subject, *rest, original=original, calls=calls):
+            calls.append(subject)
+            if len(calls) == 1:
+                (temporary,) = tmp_path.glob(".*.tmp")
+                temporary.rmdir()
+            return original(subject, *rest)
+
+        monkeypatch.setattr(module, moment, remove_first)
+        with files.new_folder(tmp_path / f"of-{moment}") as folder:
+            monkeypatch.undo()
+            (folder / "a").touch()
+        assert len(calls) == 2 and os.listdir(tmp_path / f"of-{moment}") == ["a"]
+    assert sorted(os.listdir(tmp_path)) == ["of-flock", "of-open"]
+
+
+def test_without_descriptors_no_temporary_folder_is_left(tmp_path):
+    code = (
+        "import os, resource, sys; from fairseq.system.files import new_folder, atomic_folder\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))\n"
+        "while True:\n"
+        "    try: os.open(os.devnull, os.O_RDONLY)\n"
+        "    except OSError: break\n"
+        "for make, name in ((new_folder, 'a'), (atomic_folder, 'b')):\n"
+        "    try:\n"
+        "        with make(os.path.join(sys.argv[1], name)): pass\n"
+        "    except Exception as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, env=runs.environment()
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 and all("Too many open files" in line for line in lines), done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_check_of_a_place_removes_what_a_killed_process_left_there(tmp_path):
+    (tmp_path / files._temporary_path(tmp_path / "out").name).touch()
+    prepare_file("--out", tmp_path / "out")
     assert os.listdir(tmp_path) == []
 
 

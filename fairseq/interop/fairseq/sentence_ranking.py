@@ -17,7 +17,7 @@ from fairseq.config.settings import Settings, typed_settings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.data.glue import Layout, label_of, read_lines
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.interop.fairseq import datasets
 from fairseq.interop.fairseq.block_datasets import load_indexed_dataset
 from fairseq.interop.fairseq.task_methods import CollatedDataset
@@ -25,6 +25,7 @@ from fairseq.logging.figures import SIZE, Figure, ratio
 from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.transformer_layer import ACTIVATIONS
+from fairseq.system.files import atomic_file
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 
@@ -55,10 +56,8 @@ class SentenceRankingCriterion(FairseqCriterion):
         super().__init__(task)
         self.ranking_head_name, self.file = ranking_head_name, save_predictions
         if save_predictions is not None:
-            try:
-                Path(save_predictions).write_text("")
-            except OSError as error:
-                raise UserError(f"`save_predictions` {save_predictions}: {read_failure(error)}") from None
+            with atomic_file(save_predictions, "`save_predictions`"):
+                pass
 
     def check(self, model: Any) -> None:
         if self.ranking_head_name not in getattr(model, "classification_heads", ()):
