@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fairseq import checkpoint
-from fairseq.checkpoint.averaging import average, newest
+from fairseq.checkpoint.averaging import average, maximizes_metric, newest
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> None:
     for kind, count in asked.items():
         if len(paths) > 1:
             raise UserError(f"--num-{kind}-checkpoints: --inputs takes one folder, {len(paths)} are given")
-        paths = [str(path) for path in newest(paths[0], kind, count, args.checkpoint_upper_bound)]
+        paths = [str(path) for path in newest(paths[0], kind, count, args.checkpoint_upper_bound, maximizes_metric)]
     if not asked:
         paths = [str(find_checkpoint(path)) for path in paths]
     # Before the inputs are read, which takes minutes for large models; none of them may be overwritten.

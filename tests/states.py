@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+
+from fairseq.checkpoint import CheckpointManager
+from fairseq.config.settings import DistributedConfig
+from fairseq.distributed import World
+from fairseq.training.resumption import first_origin
 
 
 def a_state(value: float = 1.0, size: int = 1000) -> dict:
@@ -13,3 +20,9 @@ def a_state(value: float = 1.0, size: int = 1000) -> dict:
         "last_optimizer_state": {"state": {0: {"momentum_buffer": torch.ones(2)}}, "param_groups": [{"params": [0]}]},
         "extra_state": {"epoch": 2, "rng": (3, (1, 2), None), "memory": [torch.zeros(1, 2, 3)]},
     }
+
+
+def restored(manager: CheckpointManager) -> Path | None:
+    """The checkpoint that a run with *manager* starts from, None: it starts afresh."""
+    source = first_origin(None, DistributedConfig(), World(), manager).source
+    return Path(source) if source else None

@@ -17,16 +17,30 @@ PATTERNS = {"epoch": EPOCH, "update": UPDATE, "best": AMONG_BEST}
 OF_ONE = "give checkpoints of one run"
 
 
-def newest(folder: str | Path, kind: str, count: int, upper_bound: int | None = None) -> list[Path]:
-    """The *count* newest checkpoints of a folder, or those with the lowest losses; UserError if there are fewer.
+def newest(
+    folder: str | Path,
+    kind: str,
+    count: int,
+    upper_bound: int | None = None,
+    maximizes: Callable[[Path], bool] = lambda path: False,
+) -> list[Path]:
+    """The *count* newest checkpoints of a folder, or those with the best figures; UserError if there are fewer.
 
-    *kind* is ``epoch``, ``update`` or ``best``; *upper_bound* is the highest epoch or update to take.
+    Args:
+        kind: ``epoch``, ``update`` or ``best``.
+        upper_bound: the highest epoch or update to take.
+        maximizes: returns whether the largest figure is the best in the run that saved a checkpoint.
     """
     checkpoints = numbered(Path(folder), PATTERNS[kind]) if Path(folder).is_dir() else []
     fitting = [path for number, path in checkpoints if upper_bound is None or number <= upper_bound]
     if len(fitting) < count:
         raise UserError(f"`inputs` {folder}: {len(fitting)} {kind} checkpoints found, {count} are to be averaged")
-    return (fitting[::-1] if kind == "best" else fitting)[:count]
+    return (fitting[::-1] if kind == "best" and not maximizes(fitting[0]) else fitting)[:count]
+
+
+def maximizes_metric(path: Path) -> bool:
+    """Return whether the run that saved the checkpoint at *path* looked for the largest figure."""
+    return bool(load(path)["args"].get("maximize_best_checkpoint_metric"))
 
 
 def average(

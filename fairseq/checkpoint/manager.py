@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.checkpoint import parts
-from fairseq.checkpoint.store import load, save
+from fairseq.checkpoint.store import save
 from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, link_or_copy, make_folder, new_folder, point_to, remove_leftovers
@@ -33,7 +33,7 @@ EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 MILESTONE = re.compile(r"checkpoint_(words|tokens)_(\d+)\.pt")
 BEST_OF_STAGE = re.compile(r"checkpoint_best(\d+)\.pt")
-AMONG_BEST = re.compile(r"checkpoint\.best_.*_(-?[\d.]+)\.pt")
+AMONG_BEST = re.compile(r"checkpoint\.best_.*_(-?\d+(?:\.\d+)?(?:e[+-]\d+)?)\.pt")
 # Of sharded training; the names above are links to it.
 FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")
 
@@ -108,8 +108,7 @@ class CheckpointManager:
             and updates % config.save_interval_updates == 0,
             point.milestone or "": point.milestone is not None,
             BEST: point.is_best,
-            f"checkpoint.best_{config.best_checkpoint_metric}_{point.figure or 0:.4f}.pt": point.figure is not None
-            and self._is_among_best(point.figure),
+            self._ranked_name(point.figure or 0.0): point.figure is not None and self.is_among_best(point.figure),
             LAST: not config.no_last_checkpoints,
         }
         return [name for name, selected in chosen.items() if selected]
@@ -183,55 +182,41 @@ class CheckpointManager:
                 with atomic_file(target, "`save_dir`") as file:
                     file.write(content)
 
-    def restore_path(self) -> Path | None:
-        """Return the checkpoint that training starts from; None to start afresh, as where the named file is missing.
+    def restore_paths(self) -> list[Path]:
+        """Return the checkpoints that training may start from, the first that can be read counts; none to start afresh.
 
         Raises:
-            UserError: the named file is missing, and ``--save-dir`` has a run that a new one would replace; or
-                ``--restore-file`` is given beside ``--finetune-from-model``.
+            UserError: the named file is missing; or ``--restore-file`` is given beside ``--finetune-from-model``.
         """
         name = self.config.restore_file
         if name != LAST and self.config.finetune_from_model is not None:
             raise UserError(f"`finetune_from_model`: cannot be combined with `restore_file` {name}; give one of them")
-        flag = "`restore_file`"
+        flag, last = "`restore_file`", self.folder / LAST
         if name == LAST:
-            if os.path.lexists(self.folder / LAST):
-                return self._newest_good()
+            if os.path.lexists(last):
+                return [last, *self._others(last)]
             if self.config.continue_once is None:
-                return None
+                return []
             flag, name = "`continue_once`", self.config.continue_once
         paths = (Path(name), self.folder / name)
         for path in paths:
             if path.exists():
-                return find_checkpoint(path)
+                return [find_checkpoint(path)]
         missing = f"{flag} {name}: file not found; also looked in {self.folder}"
-        if os.path.lexists(last := self.folder / LAST):
+        if os.path.lexists(last):
             raise UserError(f"{missing}; leave it out to resume from {last}")
-        if any(map(os.path.lexists, paths)):  # links that lead nowhere
-            raise UserError(missing)
-        # Jobs that are started again and again name the checkpoint that their first start does not have yet.
+        # Jobs that are started again and again name the checkpoint that their first start does not have yet. A link
+        # that leads nowhere is of a run.
+        if Path(name).name != LAST or any(map(os.path.lexists, paths)):
+            raise UserError(f"{missing}; leave it out to begin anew")
         logger.warning("%s; training begins anew", missing)
-        return None
+        return []
 
-    def _newest_good(self) -> Path:
-        """``checkpoint_last.pt``, or if that is damaged the newest other checkpoint that is not."""
-        last = self.folder / LAST
+    def _others(self, last: Path) -> list[Path]:
+        """The checkpoints of the folder that are not *last* under another name, the newest first."""
         paths = [path for path in self.folder.glob("checkpoint*.pt") if path.exists()]
         others = [path for path in paths if not (last.exists() and path.samefile(last))]
-        failure: UserError | None = None
-        for path in [last, *sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)]:
-            try:
-                # In full: a file may be damaged anywhere.
-                load(path)
-            except UserError as error:
-                failure = failure or error
-                logger.error("%s", error.args[0])
-                continue
-            if path != last:
-                logger.warning("%s: restored instead of %s", path, LAST)
-            return path
-        assert failure is not None
-        raise failure
+        return sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -277,14 +262,20 @@ class CheckpointManager:
             number = number or 1 + len(numbered(self.folder, BEST_OF_STAGE))
             os.replace(self.folder / BEST, self.folder / BEST.replace(".pt", f"{number}.pt"))
 
-    def _is_among_best(self, figure: float) -> bool:
+    def is_among_best(self, figure: float) -> bool:
+        """Return whether a checkpoint with *figure*, if that is finite, is one of ``--keep-best-checkpoints``."""
         keep = self.config.keep_best_checkpoints
-        if keep <= 0 or math.isnan(figure):
+        if keep <= 0 or not math.isfinite(figure):
             return False
         before = [value for value, _ in self._best_first()[:keep]]
         if len(before) < keep:
             return True
         return figure > before[-1] if self.config.maximize_best_checkpoint_metric else figure < before[-1]
+
+    def _ranked_name(self, figure: float) -> str:
+        # Two figures that differ in six digits have two names, however small they are.
+        text, six = f"{figure:.4f}", f"{figure:.6g}"
+        return f"checkpoint.best_{self.config.best_checkpoint_metric}_{text if float(text) == float(six) else six}.pt"
 
     def _best_first(self) -> list[tuple[float, Path]]:
         highest_first = numbered(self.folder, AMONG_BEST)

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from fairseq import checkpoint
@@ -65,13 +66,37 @@ def first_origin(
     """Read what the first stage goes on from, the same file on every process; *model*: ``--finetune-from-model``."""
     rows = shard_of(distributed, world) if is_sharded(distributed, world) else None
     # Chosen by one process, so that all read the same file.
-    path = world.share(str(manager.restore_path() or "") if manager is not None else None)
-    if path:
-        return Origin("checkpoint", checkpoint.load(path, rows=rows), path)
+    paths = world.share([str(path) for path in manager.restore_paths()] if manager is not None else [])
+    if paths:
+        return _newest_good(paths, rows, world)
     if model:
         path = str(find_checkpoint(model))
         return Origin("weights", checkpoint.load(path, rows=rows), path)
     return Origin()
+
+
+def _newest_good(paths: list[str], rows: tuple[int, int] | None, world: World) -> Origin:
+    """The first of *paths* that every process can read; of a sharded checkpoint each reads its *rows*.
+
+    A file may be damaged anywhere, and is read in full, once: what was read is what the run goes on from.
+    """
+    failures: list[str] = []
+    for path in paths:
+        state: dict[str, Any] = {}
+        failure = None
+        try:
+            state = checkpoint.load(path, rows=rows)
+        except UserError as error:
+            failure = error.args[0]
+        failed = [message for message in world.gather(failure, everywhere=True) if message]
+        if not failed:
+            if failures:
+                logger.warning("%s: restored instead of %s", path, Path(paths[0]).name)
+            return Origin("checkpoint", state, path)
+        failures += failed[:1]
+        if len(paths) > 1:
+            logger.error("%s", failed[0])
+    raise UserError(failures[0])
 
 
 def begin(run: Run, origin: Origin) -> None:

@@ -134,6 +134,9 @@ class Run:
         # First, because it names the setting by which parameters have other names or shapes.
         check_settings(model, stored, self.settings.model, source, self.settings.extensions)
         in_force = self.trainer.load_state_dict(state, source, self.saving, rows, adopt=adopt)
+        # The rate is that of the epoch that the run is in, or has ended: a limit may be reached by it.
+        within = self.batches.iterations_in_epoch > 0
+        self.trainer.begin_epoch(max(1, self.batches.epoch if within else self.batches.epoch - 1))
         flat = self.settings.flat
         self.restored = {n: value for n, value in in_force.items() if n in flat and differ(flat[n], value)}
         self.settings = self.settings.changed(**self.restored)
@@ -294,7 +297,7 @@ class Run:
             return Limit(f"`max_epoch` {cfg.max_epoch}")
         # As in fairseq, a rate that is reached within an epoch lets the epoch be completed.
         if between and updates > 0 and self.trainer.get_lr() <= stop_lr:
-            return Limit(f"`stop_min_lr` {stop_lr:g}", "lower")
+            return Limit(f"`{'min_lr' if cfg.stop_min_lr is None else 'stop_min_lr'}` {stop_lr:g}", "lower")
         return None
 
     def interval(self, clock: Clock) -> dict[str, Any]:

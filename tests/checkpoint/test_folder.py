@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from mistakes import user_error
-from states import a_state
+from states import a_state, restored
 
 from fairseq.checkpoint import CheckpointManager, load, save
 from fairseq.checkpoint.manager import SavePoint, find_checkpoint, is_model
@@ -268,11 +268,11 @@ def test_a_dictionary_that_cannot_be_read_or_written_is_named(tmp_path: Path, mo
 def test_a_checkpoint_to_finetune_from_and_one_to_resume_from_exclude_each_other(tmp_path: Path) -> None:
     keeper = manager(tmp_path, restore_file="a.pt", finetune_from_model="b.pt")
     with pytest.raises(UserError) as error:
-        keeper.restore_path()
+        keeper.restore_paths()
     assert error.value.with_flags == (
         "--finetune-from-model: cannot be combined with --restore-file a.pt; give one of them"
     )
-    assert manager(tmp_path, finetune_from_model="b.pt").restore_path() is None
+    assert manager(tmp_path, finetune_from_model="b.pt").restore_paths() == []
 
 
 def test_a_file_to_restore_is_looked_for_here_and_then_in_the_folder(
@@ -280,18 +280,19 @@ def test_a_file_to_restore_is_looked_for_here_and_then_in_the_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     keeper = manager(tmp_path / "s", restore_file="a.pt")
-    assert keeper.restore_path() is None
+    with user_error("^--restore-file a.pt: file not found"):
+        keeper.restore_paths()
     (tmp_path / "s" / "a.pt").touch()
-    assert keeper.restore_path() == tmp_path / "s" / "a.pt"
+    assert keeper.restore_paths() == [tmp_path / "s" / "a.pt"]
     (tmp_path / "a.pt").touch()
-    assert keeper.restore_path() == Path("a.pt")
+    assert keeper.restore_paths() == [Path("a.pt")]
 
 
 def test_a_folder_to_continue_from_leads_to_its_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "checkpoint_best.pt").touch()
     keeper = manager(tmp_path / "s", continue_once=str(tmp_path / "other"))
-    assert keeper.restore_path() == tmp_path / "other" / "checkpoint_best.pt"
+    assert keeper.restore_paths() == [tmp_path / "other" / "checkpoint_best.pt"]
 
 
 def test_a_link_to_a_missing_checkpoint_gives_way_to_the_newest_good_one(
@@ -300,12 +301,12 @@ def test_a_link_to_a_missing_checkpoint_gives_way_to_the_newest_good_one(
     (tmp_path / "checkpoint_last.pt").symlink_to("checkpoint_1_9.parts")
     (tmp_path / "checkpoint_1_8.pt").symlink_to("checkpoint_1_8.parts")  # missing, too
     with pytest.raises(UserError, match=f"^{tmp_path / 'checkpoint_last.pt'}: file not found"):
-        manager(tmp_path).restore_path()
+        restored(manager(tmp_path))
     for number, time in ((1, 2000), (2, 3000), (3, 1000)):
         save(tmp_path / f"checkpoint{number}.pt", a_state())
         os.utime(tmp_path / f"checkpoint{number}.pt", (time, time))
     caplog.clear()
-    assert manager(tmp_path).restore_path() == tmp_path / "checkpoint2.pt"
+    assert restored(manager(tmp_path)) == tmp_path / "checkpoint2.pt"
     assert [record.getMessage() for record in caplog.records] == [
         f"{tmp_path / 'checkpoint_last.pt'}: file not found; check the path",
         f"{tmp_path / 'checkpoint2.pt'}: restored instead of checkpoint_last.pt",

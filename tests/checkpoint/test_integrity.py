@@ -14,6 +14,7 @@ import pytest
 import runs
 import torch
 from mistakes import user_error
+from states import restored
 
 from fairseq.checkpoint import CheckpointManager, describe_mismatch, load, save
 from fairseq.config.settings import CheckpointConfig
@@ -153,17 +154,17 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_newest_good_one(tmp_path, ca
     for number, name in enumerate(["checkpoint1.pt", "checkpoint_best.pt", "checkpoint2.pt", "checkpoint_last.pt"]):
         save(tmp_path / name, a_state())
         os.utime(tmp_path / name, (1000 + number, 1000 + number))
-    assert manager(tmp_path).restore_path() == tmp_path / "checkpoint_last.pt"
+    assert restored(manager(tmp_path)) == tmp_path / "checkpoint_last.pt"
     flip_a_bit(tmp_path / "checkpoint_last.pt")
     (tmp_path / "checkpoint2.pt").unlink()
     os.link(tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint2.pt")  # the same bytes
-    assert manager(tmp_path).restore_path() == tmp_path / "checkpoint_best.pt"
+    assert restored(manager(tmp_path)) == tmp_path / "checkpoint_best.pt"
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
     assert "checkpoint_best.pt: restored instead of checkpoint_last.pt" in caplog.text
     for name in ("checkpoint_best.pt", "checkpoint1.pt"):
         flip_a_bit(tmp_path / name)
     with pytest.raises(UserError, match="checkpoint_last.pt: cannot be read"):
-        manager(tmp_path).restore_path()
+        restored(manager(tmp_path))
 
 
 def test_training_goes_on_from_the_newest_good_checkpoint(tmp_path):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mistakes import logged, user_error
-from states import a_state
+from states import a_state, restored
 
 from fairseq.checkpoint import CheckpointManager, load, save
 from fairseq.checkpoint.manager import SavePoint
@@ -87,6 +88,16 @@ def test_a_figure_is_among_the_best_as_long_as_few_are_better(tmp_path: Path) ->
     assert written(tmp_path, 1.0, best_checkpoint_metric="ppl") == ["checkpoint.best_ppl_1.0000.pt"]
 
 
+def test_ranked_files_are_told_apart_by_six_digits_and_infinite_figures_are_not_ranked(tmp_path: Path) -> None:
+    points = [(n, n, True, figure) for n, figure in enumerate((math.inf, 3e-5, 2e-5, 8.76612, 8.76614, 4e-5), 1)]
+    saved(tmp_path, *points, no_epoch_checkpoints=True, keep_best_checkpoints=2)
+    names = {name for name in files(tmp_path) if name.startswith("checkpoint.best_")}
+    assert names == {"checkpoint.best_loss_2e-05.pt", "checkpoint.best_loss_3e-05.pt"}
+    assert files(tmp_path)["checkpoint.best_loss_2e-05.pt"] == 3
+    names = [written(tmp_path / "other", figure)[0] for figure in (8.76612, 8.76614)]
+    assert names == ["checkpoint.best_loss_8.76612.pt", "checkpoint.best_loss_8.76614.pt"]
+
+
 @pytest.mark.parametrize(("maximize", "figures"), [(False, (2.5, 3.5)), (True, (1.5, 0.5))])
 def test_the_worst_of_those_that_are_kept_is_the_one_to_surpass(
     tmp_path: Path, maximize: bool, figures: tuple[float, float]
@@ -162,8 +173,8 @@ def test_continue_once_is_read_until_there_is_a_last_checkpoint(tmp_path):
     save(tmp_path / "other.pt", a_state(3.0))
     once = {"continue_once": str(tmp_path / "other.pt")}
     keeper = saved(tmp_path, **once)
-    assert keeper.restore_path() == tmp_path / "other.pt"
-    assert saved(tmp_path, (1, 1, True, None), **once).restore_path() == tmp_path / "s" / "checkpoint_last.pt"
+    assert restored(keeper) == tmp_path / "other.pt"
+    assert restored(saved(tmp_path, (1, 1, True, None), **once)) == tmp_path / "s" / "checkpoint_last.pt"
 
 
 def test_the_best_of_a_stage_is_set_aside_under_its_number(tmp_path):
@@ -216,28 +227,33 @@ def test_leftovers_of_killed_saves_are_removed_at_the_start(tmp_path):
 
 def test_a_run_starts_from_the_last_checkpoint_or_the_given_one(tmp_path):
     keeper = saved(tmp_path)
-    assert keeper.restore_path() is None
+    assert restored(keeper) is None
     saved(tmp_path, (1, 1, True, None))
-    assert keeper.restore_path() == tmp_path / "s" / "checkpoint_last.pt"
-    assert saved(tmp_path, restore_file="checkpoint1.pt").restore_path() == tmp_path / "s" / "checkpoint1.pt"
-    other = tmp_path / "other.pt"
-    other.touch()
-    assert saved(tmp_path, restore_file=str(other)).restore_path() == other
-    with user_error("--restore-file gone.pt: file not found"):
-        saved(tmp_path, restore_file="gone.pt").restore_path()
+    assert restored(keeper) == tmp_path / "s" / "checkpoint_last.pt"
+    assert restored(saved(tmp_path, restore_file="checkpoint1.pt")) == tmp_path / "s" / "checkpoint1.pt"
+    save(other := tmp_path / "other.pt", a_state())
+    assert restored(saved(tmp_path, restore_file=str(other))) == other
+    with user_error("--restore-file gone.pt: file not found.*leave it out to resume from"):
+        restored(saved(tmp_path, restore_file="gone.pt"))
 
 
 @pytest.mark.parametrize("name", ["restore_file", "continue_once"])
-def test_a_missing_checkpoint_is_a_warning_where_no_run_would_be_replaced(
+def test_a_missing_checkpoint_is_an_error_unless_a_job_that_is_started_again_names_its_last(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = CheckpointManager(CheckpointConfig(save_dir=str(tmp_path), **{name: "gone.pt"}))  # type: ignore[arg-type]
-    assert keeper.restore_path() is None
+    def keeper(path: str) -> CheckpointManager:
+        return CheckpointManager(CheckpointConfig(save_dir=str(tmp_path), **{name: path}))  # type: ignore[arg-type]
+
     flag = f"--{name.replace('_', '-')}"
-    assert logged(caplog) == [f"{flag} gone.pt: file not found; also looked in {tmp_path}; training begins anew"]
-    (tmp_path / "gone.pt").symlink_to("checkpoint_1_9.parts")
-    with user_error(f"{flag} gone.pt: file not found"):
-        keeper.restore_path()
+    with user_error(f"^{flag} gone.pt: file not found; also looked in {tmp_path}; leave it out to begin anew$"):
+        restored(keeper("gone.pt"))
+    last = tmp_path / "x" / "checkpoint_last.pt"
+    assert caplog.messages == [] and restored(keeper(str(last))) is None
+    assert logged(caplog) == [f"{flag} {last}: file not found; also looked in {tmp_path}; training begins anew"]
+    last.parent.mkdir()
+    last.symlink_to("checkpoint_1_9.parts")
+    with user_error(f"{flag} {last}: file not found"):
+        restored(keeper(str(last)))
 
 
 def test_a_save_dir_that_cannot_be_made_is_a_user_error(tmp_path):

@@ -43,6 +43,17 @@ def test_the_newest_of_a_folder_are_averaged(folder: Path, flags: str, mean: flo
     assert set(checkpoint.load(folder / "average.pt")["model"]["w"].tolist()) == {mean}
 
 
+@pytest.mark.parametrize("maximize, mean", [(False, 1.5), (True, 11.0)])
+def test_the_best_are_those_of_the_metric_of_the_run(tmp_path: Path, maximize: bool, mean: float) -> None:
+    for value in (1, 2, 10, 12):
+        state = a_state(float(value))
+        state["args"]["maximize_best_checkpoint_metric"] = maximize
+        checkpoint.save(tmp_path / f"checkpoint.best_accuracy_{value}.5000.pt", state)
+    (tmp_path / "checkpoint.best_accuracy_1.2.3.pt").touch()
+    run("--inputs", tmp_path, "--num-best-checkpoints 2 --output", tmp_path / "average.pt")
+    assert set(checkpoint.load(tmp_path / "average.pt")["model"]["w"].tolist()) == {mean}
+
+
 def test_an_average_of_a_run_is_evaluated_like_any_checkpoint(tmp_path: Path) -> None:
     from fairseq.hub import LanguageModel
 

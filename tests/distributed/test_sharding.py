@@ -17,6 +17,7 @@ import runs
 import torch
 from jobs import run_all
 from ranks import on_ranks
+from states import restored
 
 from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager, manager
@@ -313,7 +314,7 @@ def test_a_damaged_folder_is_rejected_and_the_newest_good_one_restored(two: Any,
     with pytest.raises(UserError, match="damaged|incomplete"):
         checkpoint.load(tmp_path / "checkpoint_last.pt")
     config = CheckpointConfig(save_dir=str(tmp_path))
-    assert CheckpointManager(config).restore_path() == tmp_path / "checkpoint_1_5.pt"
+    assert restored(CheckpointManager(config)) == tmp_path / "checkpoint_1_5.pt"
 
 
 MANIFESTS: dict[str, Any] = {

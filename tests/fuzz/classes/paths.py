@@ -149,7 +149,6 @@ def _cases(command: str, words: list[str], flag: str | int, kinds: dict[str, Mak
             (is_output and kind in ("null", "zeros", "folder", "file"))
             or (not is_output and kind in ("null", "empty") and flag == "--config")
             or (command == "symbols" and kind in ("binary", "utf16"))
-            or (flag == "--restore-file" and kind == "missing")
         )
         flags = (str(flag), target, "DIR", *FIRST.get(command, ()))
         # A folder that is there is added to; a file of the kind that is written is replaced.
@@ -167,9 +166,7 @@ def _odd_names(command: str, words: list[str], flag: str | int) -> Iterator[Case
             (command, *replaced(words, flag, target)),
             (str(flag), value[:20] or "an empty value", "bad", *FIRST.get(command, ())),
             lambda folder: (folder / "file").write_bytes(b"mine\n"),
-            is_valid=kind == "surrogate"
-            or (kind == "nothing" and flag in ("--tensorboard-logdir", "--metrics-file"))
-            or (kind in ("under a file", "proc") and flag == "--restore-file"),
+            is_valid=kind == "surrogate" or (kind == "nothing" and flag in ("--tensorboard-logdir", "--metrics-file")),
         )
 
 
