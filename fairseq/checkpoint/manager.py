@@ -75,6 +75,7 @@ class SavePoint:
     is_best: bool = False  # its validation figure is the best saved so far
     figure: float | None = None  # of the validation, None without one
     milestone: str | None = None  # name of the checkpoint that is due by words or tokens, if one is
+    before_validation: bool = False  # to go on from with the validation, and nothing else
 
 
 class CheckpointManager:
@@ -98,6 +99,8 @@ class CheckpointManager:
     def names(self, point: SavePoint) -> list[str]:
         """Return the names of the files that a save at *point* writes."""
         config, epoch, updates = self.config, point.epoch, point.updates
+        if point.before_validation:
+            return [] if config.no_last_checkpoints else [LAST]
         # In fairseq's order: the first is written, the others are links to it.
         chosen = {
             f"checkpoint{epoch}.pt": point.end_of_epoch
@@ -106,7 +109,7 @@ class CheckpointManager:
             f"checkpoint_{epoch}_{updates}.pt": not point.end_of_epoch
             and config.save_interval_updates > 0
             and updates % config.save_interval_updates == 0,
-            point.milestone or "": point.milestone is not None,
+            point.milestone or "": bool(point.milestone),
             BEST: point.is_best,
             self._ranked_name(point.figure or 0.0): point.figure is not None and self.is_among_best(point.figure),
             LAST: not config.no_last_checkpoints,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from fairseq.modules.noise import GENERATORS
 
 Kind = tuple[Callable[[Any], bool], str]
 """Whether a value is valid, and what messages call a valid one."""
+_MILESTONE = re.compile(r"(checkpoint_(words|tokens)_\d{1,30}\.pt)?")
 LONGEST_NAME = 1000  # characters of a parameter's name
 
 
@@ -54,8 +56,8 @@ HISTORY = {
 EXTRA: dict[str, Kind] = {
     "train_iterator": (_is_settings, "a dict"),
     **dict.fromkeys(("epoch", "batch_offset", "without_improvement", "skipped_nonfinite"), COUNT),
-    **dict.fromkeys(("val_loss", "best", "best_saved", "previous_training_time"), NUMBER),
-    **dict.fromkeys(("sums", "average", "criterion", "loss_scaler", "carried"), DICT),
+    **dict.fromkeys(("val_loss", "best", "previous_training_time"), NUMBER),
+    **dict.fromkeys(("sums", "average", "criterion", "loss_scaler", "carried", "validation", "due"), DICT),
     "memory": (lambda value: value is None or isinstance(value, list), "a list"),
     "dropout": (lambda value: value in GENERATORS, " or ".join(GENERATORS)),
     "random": (lambda value: value is None or _is_random_states(value), "a list of tensors by name"),
@@ -69,6 +71,15 @@ READ = {
 SCALER: dict[str, Kind] = {
     "scale": (lambda value: _is_number(value) and float(value) > 0, "a number greater than 0"),
     **dict.fromkeys(("updates", "last_rescale", "overflows", "last_overflow", "overflows_in_a_row"), COUNT),
+}
+DUE = {
+    **dict.fromkeys(("end_of_epoch", "validate", "save"), (lambda value: isinstance(value, bool), "true or false")),
+    "epoch": POSITIVE,
+    # A file of this name is written.
+    "milestone": (
+        lambda value: isinstance(value, str) and _MILESTONE.fullmatch(value) is not None,
+        "a milestone's name",
+    ),
 }
 AVERAGE = {"count": COUNT, "mean": LIST, "weights": LIST}
 
@@ -87,7 +98,7 @@ def check(state: Mapping[str, Any], path: str | Path) -> None:
     extra = state.get("extra_state")
     if extra is not None:
         _check_fields(extra, EXTRA, path, "extra_state")
-        for name, fields in (("train_iterator", ITERATOR), ("loss_scaler", SCALER), ("average", AVERAGE)):
+        for name, fields in (("train_iterator", ITERATOR), ("loss_scaler", SCALER), ("average", AVERAGE), ("due", DUE)):
             if extra.get(name) is not None:
                 _check_fields(extra[name], fields, path, f"extra_state.{name}")
         read = (extra.get("train_iterator") or {}).get("read")

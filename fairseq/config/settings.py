@@ -217,7 +217,9 @@ class CheckpointConfig(Config):
     no_last_checkpoints: bool = flag(False, "do not save checkpoint_last.pt")
     no_save_optimizer_state: bool = flag(False, "save checkpoints without optimizer state")
     validate_interval: int = flag(1, "epochs between validations", low=1)
-    validate_interval_updates: int = flag(0, "updates between validations (0: only after epochs)", low=0)
+    validate_interval_updates: int | None = flag(
+        None, "updates between validations (0: only after epochs; default: ten in a long run)", low=0
+    )
     validate_after_updates: int = flag(0, "updates before the first validation", low=0)
     disable_validation: bool = flag(False, "no validation")
     best_checkpoint_metric: str = flag("loss", "validation figure that selects the best checkpoint")

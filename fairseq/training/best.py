@@ -1,68 +1,87 @@
-"""The best validation figure of a run: the one seen, the one saved, and how long ago it was."""
+"""The best validation metric of a run, how long ago it was, and which validations it can be compared with."""
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fairseq.config.settings import TrainingSettings
+from fairseq.data.iterator import EpochIterator
+
 
 @dataclass(frozen=True)
 class Best:
-    """The best figures so far, as a value: each validation and each save gives a new one.
-
-    ``seen`` and ``saved`` differ where validations are more frequent than checkpoints.
+    """The best metric so far, as a value: each validation gives a new one; ``checkpoint_best.pt`` is of its update.
 
     Attributes:
-        maximize: the largest figure is the best, not the smallest.
-        seen: the best figure of all validations, None before the first.
-        saved: the figure of ``checkpoint_best.pt``, None before there is one.
-        without_improvement: validations since ``seen``.
+        maximize: the largest value is the best, not the smallest.
+        value: the best of all validations, None before the first.
+        without_improvement: validations since then.
     """
 
     maximize: bool = False
-    seen: float | None = None
-    saved: float | None = None
+    value: float | None = None
     without_improvement: int = 0
 
-    def validated(self, figure: float) -> Best:
-        """The value after a validation that gave *figure*; NaN never improves anything, an equal figure does not."""
-        # As in fairseq, an equal figure is no improvement for --patience.
-        improves = not math.isnan(figure) and (self.seen is None or self._sign * figure < self._sign * self.seen)
-        if improves:
-            return replace(self, seen=figure, without_improvement=0)
+    def improved_by(self, metric: float | None) -> bool:
+        """Return whether *metric* is better than all before; NaN and None never are, an equal one is not."""
+        # As in fairseq, an equal metric is no improvement for --patience.
+        if metric is None or math.isnan(metric):
+            return False
+        return self.value is None or (metric > self.value if self.maximize else metric < self.value)
+
+    def is_worth_saving(self, metric: float | None) -> bool:
+        """Return whether a checkpoint with *metric* becomes ``checkpoint_best.pt``: ties do, as in fairseq."""
+        return self.improved_by(metric) or (metric is not None and metric == self.value)
+
+    def validated(self, metric: float) -> Best:
+        """The value after a validation that gave *metric*."""
+        if self.improved_by(metric):
+            return replace(self, value=metric, without_improvement=0)
         return replace(self, without_improvement=self.without_improvement + 1)
 
-    def better(self, figure: float) -> float:
-        """The better one of *figure* and the best figure seen."""
-        return figure if self.seen is None else (max if self.maximize else min)(figure, self.seen)
-
-    def is_worth_saving(self, figure: float | None) -> bool:
-        """Return whether a checkpoint with *figure* becomes ``checkpoint_best.pt``: ties do, NaN never does."""
-        if figure is None or math.isnan(figure):
-            return False
-        # As in fairseq, an equal figure replaces checkpoint_best.pt.
-        return self.saved is None or self._sign * figure <= self._sign * self.saved
-
-    def after_saving(self, figure: float | None) -> Best:
-        """The value once a checkpoint with *figure* is on disk."""
-        return replace(self, saved=figure) if self.is_worth_saving(figure) else self
+    def better(self, metric: float) -> float:
+        """The better one of *metric* and the best so far."""
+        return metric if self.value is None or self.improved_by(metric) else self.value
 
     def state_dict(self) -> dict[str, Any]:
         """Entries of a checkpoint's ``extra_state``."""
-        return {"best": self.seen, "best_saved": self.saved, "without_improvement": self.without_improvement}
+        return {"best": self.value, "without_improvement": self.without_improvement}
 
-    def restored(self, extra: Mapping[str, Any], forget: bool = False) -> Best:
-        """The value that ``extra_state`` holds; with *forget* no figure counts any more (another optimizer).
+    def restored(self, extra: Mapping[str, Any]) -> Best:
+        """The value that ``extra_state`` holds; checkpoints of fairseq have ``best`` alone."""
+        return replace(self, value=extra.get("best"), without_improvement=int(extra.get("without_improvement") or 0))
 
-        Checkpoints of fairseq have ``best`` alone.
-        """
-        count = int(extra.get("without_improvement") or 0)
-        seen = None if forget else extra.get("best")
-        saved = None if seen is None else extra.get("best_saved", seen)
-        return replace(self, seen=seen, saved=saved, without_improvement=count)
 
-    @property
-    def _sign(self) -> float:
-        return -1.0 if self.maximize else 1.0
+def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) -> dict[str, Any]:
+    """Everything that decides what a validation of *split* measures, by setting; metrics of two are not compared.
+
+    Its *batches* may be of any number of processes, and of any size unless their number is limited.
+    """
+    common, data = settings.common, settings.data
+    checksums = getattr(batches.dataset, "checksums", dict)()  # a plug-in's dataset has none
+    measured = {
+        "best_checkpoint_metric": settings.checkpoint.best_checkpoint_metric,
+        "valid_subset": split,
+        # By content: a folder that was moved is the same.
+        "data": f"{zlib.crc32(repr(sorted(checksums.items())).encode()):08x}" if checksums else len(batches.dataset),
+        "max_valid_steps": data.max_valid_steps,
+        "precision": "bf16" if common.bf16 else "fp16" if common.fp16 or common.memory_efficient_fp16 else "fp32",
+    }
+    of_task = {name: settings.flat.get(name) for name in ("tokens_per_sample", "sample_break_mode", "mask_prob")}
+    if data.max_valid_steps:
+        of_task["batch"] = batches.sampler.layout.step
+    return {**measured, **{name: value for name, value in of_task.items() if value is not None}}
+
+
+def measured_by_fairseq(args: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a :func:`fingerprint` that the settings of a checkpoint tell, which fairseq saved."""
+    names = ("tokens_per_sample", "sample_break_mode")
+    return {
+        "best_checkpoint_metric": args.get("best_checkpoint_metric") or "loss",
+        "valid_subset": str(args.get("valid_subset", "valid")).partition(",")[0].strip(),
+        **{name: args[name] for name in names if args.get(name) is not None},
+    }

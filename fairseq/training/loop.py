@@ -27,6 +27,7 @@ from fairseq.logging.progress import ProgressBar, RunProgress
 from fairseq.logging.recorders import check_recorders, log_file, recording
 from fairseq.system.terminal import closed_pipes, log_to_stderr
 from fairseq.training import log, resumption, stages
+from fairseq.training.due import Due
 from fairseq.training.effective import check_outputs
 from fairseq.training.log import Clock
 from fairseq.training.nonfinite import NonFinite
@@ -81,7 +82,7 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
         origin = resumption.first_origin(settings.checkpoint.finetune_from_model, settings.distributed, world, manager)
         settings = resumption.at_version(settings, (origin.state or {}).get("args") or {})
         while True:
-            stage = stages.stage_at(planned, origin.updates(settings.checkpoint)) if planned else None
+            stage = stages.stage_at(planned, origin.updates_done(settings.checkpoint)) if planned else None
             of_stage = stages.settings_at(settings, planned, stage) if stage else settings
             run = Run(of_stage, world, manager, stage, interruption)
             resumption.begin(run, origin)
@@ -119,7 +120,7 @@ def train_stage(run: Run) -> None:
     # A restored run may be late already; clocks differ between ranks.
     if run.cfg.stop_time_hours > 0:
         run.stopped |= bool(run.world.sum(torch.tensor(float(run.is_late()), device=run.world.device)))
-    if limit := run.limit():
+    if (limit := run.limit()) and run.due is None:
         logger.info(limit.describe_nothing_to_do(updates))
     run.progress = RunProgress(updates, updates)
     with (
@@ -128,6 +129,9 @@ def train_stage(run: Run) -> None:
     ):
         # Folders of data take turns by epoch, so that one which differs may be reached after days.
         compared = run.batches.epoch
+        if run.due is not None:
+            logger.info("validation of update %d, before which the run was interrupted", updates)
+            complete_update(run, run.due)
         while run.limit() is None:
             if run.batches.changes_data and run.batches.epoch != compared:
                 check_agreement(run.world, read, run.trainer.num_updates)
@@ -191,7 +195,7 @@ def train_epoch(run: Run, observed: Observer) -> None:
                 line = bar.log(lambda: run.interval(clock), "train_inner", trainer.num_updates, run.seconds_left)
                 run.record(line, "train_inner", trainer.num_updates)
             if updated or batches.end_of_epoch:
-                validate_and_save(run, epoch, bar, clock)
+                after_update(run, epoch, bar, clock)
             if batches.end_of_epoch or (updated and run.limit() is not None):
                 break
     # An epoch that a limit cut short stays where it is: the resumed run completes it.
@@ -206,39 +210,49 @@ def groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
         yield list(itertools.islice(samples, min(size, remaining)))
 
 
-def validate_and_save(run: Run, epoch: int, bar: ProgressBar[list[Sample | None]], clock: Clock) -> None:
+def after_update(run: Run, epoch: int, bar: ProgressBar[list[Sample | None]], clock: Clock) -> None:
     """Log the line of an epoch at its end, validate and save, as far as these are due after this update."""
-    updates, saving, end_of_epoch = run.trainer.num_updates, run.saving, run.batches.end_of_epoch
+    end_of_epoch = run.batches.end_of_epoch
     if end_of_epoch:
         line = log.epoch_line(run.trainer, run.batches, run.stage, clock)
-        run.record(bar.print({**line, **run.clocks(clock)}, tag="train"), "train", updates)
+        run.record(bar.print({**line, **run.clocks(clock)}, tag="train"), "train", run.trainer.num_updates)
         # Before a checkpoint is saved: the next epoch begins elsewhere in the corpus.
         run.task.restart()
-    due = (
-        run.milestones.passed(run.batches)
-        or log.is_due(updates, saving.save_interval_updates)
-        or (end_of_epoch and epoch % saving.save_interval == 0)
-    )
-    # An interrupted run saves without an extra validation: time is short, and the resumed run must equal an
-    # uninterrupted one.
-    last = run.limit() is not None and not run.stop.interrupted
-    validate = (
-        ((due or last) and not end_of_epoch)
-        or last
-        or log.is_due(updates, saving.validate_interval_updates)
-        or (end_of_epoch and epoch % saving.validate_interval == 0)
-    )
-    validate = validate and updates >= saving.validate_after_updates
     # Validations and saves are no time of training.
     paused = time.perf_counter()
-    figure = run.validate(epoch) if validate and run.validation else None
-    if figure is not None:
-        run.best = run.best.validated(figure)
-        run.check_patience()
-    # After the validation, whose figure may lower the rate, and before the save that stores the rate.
-    if end_of_epoch:
-        run.trainer.end_epoch(epoch, figure)
-    if (due or last or run.stopped or run.stop.decided or run.stop.save_due) and not saving.no_save:
-        run.save(epoch, updates, end_of_epoch, figure)
+    complete_update(run, run.due_after_update(epoch, end_of_epoch), clock)
     # Speeds of the log are of training alone.
     clock.skip(paused)
+
+
+def complete_update(run: Run, due: Due, clock: Clock | None = None) -> None:
+    """Validate and save as far as these are *due*; a run that is asked to stop saves, and validates once resumed.
+
+    A long validation, by the speed that *clock* has of training, follows a checkpoint, too: no work is lost in it.
+    """
+    metric, run.idle = None, False
+    if due.validate:
+        run.due = due
+        saved = run.stop.interrupted or (due.save and clock is not None and run.expects_long_validation(clock))
+        if saved:
+            run.save(due)
+        metric = None if run.stop.interrupted else run.validate(due.epoch)
+        # Interrupted: the resumed run begins with this validation.
+        if metric is None:
+            if not saved:
+                run.save(due)
+            return
+        run.due = None
+    is_best, improves = run.best.is_worth_saving(metric), metric is not None and run.improves(metric)
+    if metric is not None:
+        run.best = run.best.validated(metric)
+        run.check_patience()
+    # After the validation, whose metric may lower the rate, and before the save that stores the rate.
+    if due.end_of_epoch:
+        run.trainer.end_epoch(due.epoch, metric)
+    save = due.save or improves or run.stopped or run.stop.decided or run.stop.save_due
+    if save:
+        run.save(due, metric, is_best)
+    # Both may take long: a signal that came meanwhile does not wait for another update.
+    if (save or due.validate) and run.stop.poll() and not save:
+        run.save(due, metric, is_best)

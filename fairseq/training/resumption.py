@@ -59,6 +59,11 @@ class Origin:
             return 0
         return int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
 
+    def updates_done(self, options: CheckpointConfig) -> int:
+        """The updates that nothing is left of: without the last one where its validation is due."""
+        updates = self.updates(options)
+        return updates - 1 if updates and ((self.state or {}).get("extra_state") or {}).get("due") else updates
+
 
 def first_origin(
     model: str | None, distributed: DistributedConfig, world: World, manager: CheckpointManager | None

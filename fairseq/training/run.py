@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import torch
 
 from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.manager import SavePoint
-from fairseq.config.fields import differ, parse_dict
+from fairseq.config.fields import differ, parse_dict, shown
 from fairseq.config.settings import TrainingSettings
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.position import SavedBy
@@ -28,7 +29,8 @@ from fairseq.modules import noise
 from fairseq.tasks import FairseqTask, setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary, check_save_dir, dictionary_of
 from fairseq.training import log
-from fairseq.training.best import Best
+from fairseq.training.best import Best, fingerprint, measured_by_fairseq
+from fairseq.training.due import Due, validation_interval
 from fairseq.training.effective import SETTINGS_FILE, describe, write_settings
 from fairseq.training.log import Clock
 from fairseq.training.milestones import Milestones
@@ -43,6 +45,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+LONG = 30.0
+"""Seconds that a validation takes before which a run is saved; SLURM's time between SIGTERM and SIGKILL."""
+
 
 class Run:
     """One stage of a run, or a run without stages.
@@ -56,7 +61,10 @@ class Run:
         settings: those in force: of the run, with what the task inferred from the data and what was restored.
         inferred: the settings that the task inferred, such as the classes of a table.
         restored: those that a restored state put in place of the ones given, by name.
-        record: writes figures to the recorders, while the run trains.
+        due: what was left to do after the last update when the run was interrupted; None: nothing.
+        measured: what validations measure, see :func:`~fairseq.training.best.fingerprint`; None where none is known.
+        idle: nothing was done yet.
+        record: writes metrics to the recorders, while the run trains.
     """
 
     record: Record
@@ -106,12 +114,15 @@ class Run:
         if not self.saving.disable_validation:
             self.validation = {split: self._iterator(split, training=False) for split in splits}
         self.best = Best(self.saving.maximize_best_checkpoint_metric)
+        self.due: Due | None = None
+        self.measured: dict[str, Any] | None = None
         metric, known = self.saving.best_checkpoint_metric, [*self.trainer.figures, "wpb", "bsz"]
         if metric not in known:
             raise UserError(f"`best_checkpoint_metric` {metric}: not a figure of validation; {nearest(metric, known)}")
         self.started = time.perf_counter()
         self.trained_before = 0.0
         self.progress = RunProgress(0, 0)
+        self.idle = True
         self.stopped = False
         self.saved_at = self.started
         self.stop = StopVote(world, lambda: (self.is_late(), interruption.signal > 0, self.save_is_due()))
@@ -134,7 +145,7 @@ class Run:
         # First, because it names the setting by which parameters have other names or shapes.
         check_settings(model, stored, self.settings.model, source, self.settings.extensions)
         in_force = self.trainer.load_state_dict(state, source, self.saving, rows, adopt=adopt)
-        # The rate is that of the epoch that the run is in, or has ended: a limit may be reached by it.
+        # The rate of the epoch that the run is in, or has ended: a limit may be reached by it.
         within = self.batches.iterations_in_epoch > 0
         self.trainer.begin_epoch(max(1, self.batches.epoch if within else self.batches.epoch - 1))
         flat = self.settings.flat
@@ -142,8 +153,11 @@ class Run:
         self.settings = self.settings.changed(**self.restored)
         if not self.saving.reset_meters:
             self.trained_before = float(extra.get("previous_training_time") or 0.0)
-            self._restore_best(extra, stored)
+            if not self.saving.reset_optimizer:
+                self._restore_best(extra, stored)
             self.check_patience()
+        if extra.get("due") and not (self.saving.reset_dataloader or self.saving.reset_optimizer):
+            self.due = Due.of(extra["due"])
         logger.info("restored %s: epoch %d, update %d", source, self.batches.epoch, self.trainer.num_updates)
 
     def record_settings(self, settings: TrainingSettings, manager: CheckpointManager) -> None:
@@ -157,15 +171,15 @@ class Run:
             manager.keep_dictionary(dictionary.path)
         logger.info("settings: %s", describe(settings))
         # A run with nothing to do must not replace the settings of the run that made the checkpoints.
-        if not self.saving.no_save and self.limit() is None:
+        if not self.saving.no_save and (self.due is not None or self.limit() is None):
             write_settings(settings, manager.folder / SETTINGS_FILE)
 
     def describe_end(self, seconds: float) -> str | None:
         """Return the last message of a run of *seconds* that ended by its settings; None if no update was made."""
         limit, updates = self.limit(), self.trainer.num_updates
-        if limit is None or updates == self.progress.start:
+        if limit is None or self.idle:
             return None
-        best = None if self.best.seen is None else (self.saving.best_checkpoint_metric, self.best.seen)
+        best = None if self.best.value is None else (self.saving.best_checkpoint_metric, self.best.value)
         following = evaluation(self.settings, self.task.evaluated_by, sys.argv)
         return describe_end(limit, updates, seconds, best, following)
 
@@ -184,6 +198,12 @@ class Run:
             previous_training_time=self.wall(),
             **self.best.state_dict(),
         )
+        if self.measured is None and self.validation:
+            self.measured = self._fingerprint()
+        if self.measured is not None:
+            state["extra_state"]["validation"] = self.measured
+        if self.due is not None:
+            state["extra_state"]["due"] = self.due.state_dict()
         if self.stage is not None:
             names = ("number", "tokens_per_sample", "max_update")
             state["extra_state"]["stage"] = {name: getattr(self.stage, name) for name in names}
@@ -209,42 +229,88 @@ class Run:
         logger.error("saved %s for inspection", Path(self.saving.save_dir) / FILE)
         self.world.barrier()
 
-    def save(self, epoch: int, updates: int, end_of_epoch: bool, figure: float | None) -> None:
-        """Save a checkpoint, on every process, after a validation that gave *figure* or without one (None).
+    def due_after_update(self, epoch: int, end_of_epoch: bool) -> Due:
+        """Return what is due after the last update, which was of *epoch*; to be called once."""
+        updates, saving = self.trainer.num_updates, self.saving
+        frequency = self.cfg.update_freq[min(epoch, len(self.cfg.update_freq)) - 1]
+        interval = validation_interval(saving, self.cfg, math.ceil(len(self.batches) / frequency))
+        scheduled = log.is_due(updates, interval)
+        last = self.end() is not None
+        save = (
+            self.milestones.passed(self.batches)
+            or last
+            or log.is_due(updates, saving.save_interval_updates)
+            or (end_of_epoch and epoch % saving.save_interval == 0)
+            or (scheduled and saving.validate_interval_updates is None)
+        )
+        validate = last or scheduled or (epoch % saving.validate_interval == 0 if end_of_epoch else save)
+        validate = validate and bool(self.validation) and updates >= saving.validate_after_updates
+        return Due(epoch, end_of_epoch, validate, save, self.milestones.name or "")
+
+    def save(self, due: Due, metric: float | None = None, is_best: bool = False) -> None:
+        """Save a checkpoint, on every process, after a validation that gave *metric* or without one (None).
 
         Raises:
             UserError: weights are not finite, or the checkpoint cannot be written.
         """
+        if self.saving.no_save:
+            return
+        updates = self.trainer.num_updates
         check_weights(dict(self.trainer.reducer.named_parameters()), self.world, updates)
-        saved = self.best.after_saving(figure)
         state = self.state_dict()
-        state["extra_state"].update(val_loss=figure, **saved.state_dict())
-        is_best = self.best.is_worth_saving(figure)
-        self.saver.save(state, SavePoint(epoch, updates, end_of_epoch, is_best, figure, self.milestones.name))
-        # Only now: a checkpoint that could not be written is not the best one saved.
-        self.best = saved
+        state["extra_state"]["val_loss"] = metric
+        point = SavePoint(due.epoch, updates, due.end_of_epoch, is_best, metric, due.milestone, self.due is not None)
+        self.saver.save(state, point)
         self.saved_at = time.perf_counter()
         self.stop.saved()
         self.world.barrier()
 
-    def validate(self, epoch: int) -> float:
-        """Validate on every split; return the first split's ``--best-checkpoint-metric``."""
+    def improves(self, metric: float) -> bool:
+        """Return whether *metric* is the best so far, or among the best that are kept; on every process."""
+        if self.best.improved_by(metric) or self.saving.keep_best_checkpoints <= 0:
+            return self.best.improved_by(metric)
+        return self.world.share(self.manager is not None and self.manager.is_among_best(metric))
+
+    def expects_long_validation(self, clock: Clock) -> bool:
+        """Return whether the next validation may take longer than :data:`LONG`, as the first process sees it."""
+        speed = clock.speeds("train", self.trainer.meters["train"], clock.elapsed())["ups"]
+        steps = sum(map(self.validation_steps, self.validation.values()))
+        # By training's speed: a forward pass takes a third, batches of validation may be larger.
+        return self.world.share(speed > 0 and steps / (speed * self.cfg.update_freq[0]) > LONG)
+
+    def validation_steps(self, batches: EpochIterator) -> int:
+        """Return the number of *batches* of a split that a validation reads."""
+        return min(len(batches), self.settings.data.max_valid_steps or len(batches))
+
+    def validate(self, epoch: int) -> float | None:
+        """Validate on every split; return the first split's ``--best-checkpoint-metric``, None if interrupted."""
         metric = self.saving.best_checkpoint_metric
-        figures: list[float] = []
+        lines: list[tuple[dict[str, Any], str]] = []
+        values: list[float] = []
         for split, batches in self.validation.items():
             batches.load_state_dict({"epoch": 1, "iterations_in_epoch": 0})
-            clock = Clock()
-            steps = min(len(batches), self.settings.data.max_valid_steps or len(batches))
+            clock, steps = Clock(), self.validation_steps(batches)
             with self.bar(itertools.islice(batches, steps), epoch, steps, prefix=f"valid on {split!r} subset") as bar:
-                meter = self.trainer.validate(bar)
+                meter = self.trainer.validate(self._until_interrupted(bar))
+            if self.stop.interrupted:
+                return None
             report = meter.report(self.trainer.figures)
             # As in fairseq, the first split alone decides which checkpoint is the best.
-            best = report[metric] if figures else self.best.better(report[metric])
+            best = report[metric] if values else self.best.better(report[metric])
             stats = log.validation_line(epoch, self.stage, report, meter.tokens / clock.elapsed())
             stats |= {"num_updates": self.trainer.num_updates, f"best_{metric}": best, "wall": self.wall()}
-            self.record(bar.print(stats, tag=split), split, self.trainer.num_updates)
-            figures.append(report[metric])
-        return figures[0]
+            lines.append((bar.print(stats, tag=split), split))
+            values.append(report[metric])
+        # Once all splits are done: a validation that is interrupted is repeated.
+        for line, split in lines:
+            self.record(line, split, self.trainer.num_updates)
+        return values[0]
+
+    def _until_interrupted(self, samples: Iterable[T]) -> Iterator[T]:
+        for sample in samples:
+            if self.stop.poll():
+                return
+            yield sample
 
     def is_late(self) -> bool:
         """Return whether training has taken longer than ``--stop-time-hours``, by this process's clock."""
@@ -255,22 +321,24 @@ class Run:
         return 0 < self.saving.save_interval_minutes * 60 < time.perf_counter() - self.saved_at
 
     def _restore_best(self, extra: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-        """Restore the best figures, unless they are another figure's or of blocks of another length."""
-        metric, former = self.saving.best_checkpoint_metric, stored.get("best_checkpoint_metric") or "loss"
-        if former != metric:
-            logger.info("best checkpoint: starts anew, because %s and %s are different figures", former, metric)
-            return
-        length = self.task.batch_settings().get("tokens_per_sample")
-        before = (extra.get("batches") or {}).get("tokens_per_sample", length)
-        # A loss at another block length has other context, so that the two cannot be compared.
-        if before == length:
-            self.best = self.best.restored(extra, forget=self.saving.reset_optimizer)
-            return
-        logger.info(
-            "best checkpoint: starts anew, because validation losses of %s and %s tokens differ", before, length
-        )
-        if self.manager is not None:
-            self.manager.set_best_aside((extra.get("stage") or {}).get("number"))
+        """Restore the best metric, unless it was measured otherwise than this run's will be."""
+        self.measured = extra.get("validation")
+        if self.validation:
+            before = self.measured or measured_by_fairseq(stored)
+            self.measured = now = self._fingerprint()
+            # Of a run of fairseq not all is known.
+            names = sorted(now.keys() | before.keys() if extra.get("validation") else now.keys() & before.keys())
+            if changed := [name for name in names if differ(now.get(name), before.get(name))]:
+                text = ", ".join(f"`{n}` {shown(now.get(n))} (was {shown(before.get(n))})" for n in changed)
+                logger.info("best validation: starts anew, because it measures something else: %s", text)
+                if self.manager is not None:
+                    self.manager.set_best_aside((extra.get("stage") or {}).get("number"))
+                return
+        self.best = self.best.restored(extra)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        split, batches = next(iter(self.validation.items()))
+        return fingerprint(self.settings, split, batches)
 
     def check_patience(self) -> None:
         """Stop the run after ``--patience`` validations without improvement."""
@@ -279,14 +347,16 @@ class Run:
             self.stopped = True
 
     def limit(self) -> Limit | None:
-        """Return the setting by which training ends here, None while it goes on; equal on all ranks."""
+        """Return why training ends here, None while it goes on; equal on all ranks."""
+        # First: the message of any other limit would call the run complete.
+        return Limit("a signal") if self.stop.interrupted else self.end()
+
+    def end(self) -> Limit | None:
+        """Return the setting by which training ends here, whether it is interrupted or not."""
         cfg, updates = self.cfg, self.trainer.num_updates
         between = self.batches.end_of_epoch or self.batches.iterations_in_epoch == 0
         epochs = self.batches.epoch if self.batches.end_of_epoch else self.batches.epoch - 1
         stop_lr = self.trainer.lr_scheduler.stop_lr
-        # First: the message of any other limit would call the run complete.
-        if self.stop.interrupted:
-            return Limit("a signal")
         if self.stopped and 0 < self.saving.patience <= self.best.without_improvement:
             return Limit(f"`patience` {self.saving.patience}")
         if self.stopped or self.stop.late:

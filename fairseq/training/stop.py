@@ -54,6 +54,14 @@ class StopVote:
         self.save_due = False
         self._answered = self._pending is not None
 
+    def poll(self) -> bool:
+        """Vote between two updates, on every rank; return whether the run is interrupted."""
+        # The other wishes wait for an update: they last.
+        late, save_due = self.late, self.save_due
+        self.reduced(NamedSums((), torch.zeros(0, dtype=torch.float64, device=self.world.device), {}))
+        self.late, self.save_due = late, save_due
+        return self.interrupted
+
     def reduced(self, sums: NamedSums) -> NamedSums:
         """Return *sums* reduced over ranks; the votes are cast and counted on the way."""
         wishes = self.wishes()

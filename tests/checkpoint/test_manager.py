@@ -29,7 +29,7 @@ def saved(tmp_path: Path, *points: tuple[int, int, bool, float | None], **settin
         paths = keeper.due(SavePoint(epoch, updates, end_of_epoch, best.is_worth_saving(figure), figure))
         if paths:
             keeper.save(a_state(float(updates)), paths)
-        best = best.after_saving(figure)
+        best = best.validated(figure) if figure is not None else best
     return keeper
 
 

@@ -21,6 +21,8 @@ KINDS: dict[str, tuple[list[Any], list[Any]]] = {  # valid and invalid values
     "a number": ([None, 0, -1.5, float("inf"), torch.tensor(2), torch.ones(1, 1)], [True, "1", [1], {}, MATRIX]),
     "a number greater than 0": ([1, 1e-9, torch.ones(1)], [0, -1.0, True, "1", None, MATRIX, float("nan")]),
     "a dict": ([None, {}, NAMES, Namespace(a=1)], [1, "a", [1], {1: 2}, {"a": 1, None: 2}, False]),
+    "true or false": ([True, False], [0, 1, None, "true", []]),
+    "a milestone's name": (["", "checkpoint_words_10.pt"], ["checkpoint1.pt", "../checkpoint_words_10.pt", 1, None]),
     "a list": ([[], [1]], [(), {}, "a", 1]),
     "a list of tensors by name": (
         [None, [], [{}, {"cpu": MATRIX}]],
@@ -28,8 +30,10 @@ KINDS: dict[str, tuple[list[Any], list[Any]]] = {  # valid and invalid values
     ),
 }
 ITERATOR, SCALER, AVERAGE = "extra_state.train_iterator", "extra_state.loss_scaler", "extra_state.average"
+DUE = "extra_state.due"
 HISTORY = "optimizer_history[1]"
 FIELDS = {
+    "a milestone's name": [f"{DUE}.milestone"],
     "text": [f"{HISTORY}.criterion_name", f"{HISTORY}.optimizer_name", f"{ITERATOR}.read.order"],
     COUNT: [
         f"{HISTORY}.num_updates",
@@ -40,12 +44,16 @@ FIELDS = {
         f"{SCALER}.overflows_in_a_row",
         f"{AVERAGE}.count",
     ],
-    POSITIVE: [f"{ITERATOR}.{name}" for name in ("epoch", "read.step", "read.processes")],
-    "a number": [f"extra_state.{name}" for name in ("val_loss", "best", "best_saved", "previous_training_time")],
+    POSITIVE: [*(f"{ITERATOR}.{name}" for name in ("epoch", "read.step", "read.processes")), f"{DUE}.epoch"],
+    "true or false": [f"{DUE}.{name}" for name in ("end_of_epoch", "validate", "save")],
+    "a number": [f"extra_state.{name}" for name in ("val_loss", "best", "previous_training_time")],
     "a number greater than 0": [f"{SCALER}.scale"],
     "a dict": [
         f"{HISTORY}.lr_scheduler_state",
-        *(f"extra_state.{name}" for name in ("sums", "average", "criterion", "loss_scaler", "carried")),
+        *(
+            f"extra_state.{name}"
+            for name in ("sums", "average", "criterion", "loss_scaler", "carried", "validation", "due")
+        ),
         f"{ITERATOR}.read",
     ],
     "a list": [f"{AVERAGE}.mean", f"{AVERAGE}.weights"],
@@ -79,7 +87,7 @@ def line(part: str, wanted: str) -> str:
 def test_each_field_takes_the_values_of_its_type_and_no_others(part: str, kind: str) -> None:
     valid, invalid = KINDS[kind]
     for value in valid:
-        if part in (AVERAGE, SCALER, f"{ITERATOR}.read") and isinstance(value, Namespace):
+        if part in (AVERAGE, SCALER, DUE, f"{ITERATOR}.read") and isinstance(value, Namespace):
             continue  # whose own fields are looked up by name
         schema.check(state_with(part, value), "c.pt")
     for value in invalid:

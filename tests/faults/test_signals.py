@@ -37,7 +37,7 @@ class AdaptiveLoss(cross_entropy.AdaptiveLoss):  # its checkpoints fit the origi
     calls = 0
 
     def compute_loss(self, model, net_output, sample):
-        AdaptiveLoss.calls += model.training  # validations do not count
+        AdaptiveLoss.calls += model.training is {training}
         if AdaptiveLoss.calls == 5 and (not dist.is_initialized() or dist.get_rank() == 1):
             for number in {numbers}:
                 os.kill({target}, number)
@@ -45,11 +45,13 @@ class AdaptiveLoss(cross_entropy.AdaptiveLoss):  # its checkpoints fit the origi
 """
 
 
-def signalled(folder, save_dir, *flags, numbers, target="os.getpid()"):
-    """A run in a process of its own whose criterion sends signals to *target* during update 5."""
+def signalled(folder, save_dir, *flags, numbers, target="os.getpid()", training=True):
+    """A run in a process of its own whose criterion sends signals to *target* during update 5, or a validation."""
     plugin = folder / "signalling_plugin"
     plugin.mkdir(exist_ok=True)
-    (plugin / "__init__.py").write_text(PLUGIN.format(numbers=[int(n) for n in numbers], target=target))
+    (plugin / "__init__.py").write_text(
+        PLUGIN.format(numbers=[int(n) for n in numbers], target=target, training=training)
+    )
     user_dir = ["--user-dir", plugin, "--criterion signalling"]
     return warm.command("train.py", runs.DATA, "--save-dir", save_dir, FLAGS, flags, user_dir)
 
@@ -86,6 +88,22 @@ def test_signal_to_one_of_two_processes_stops_both_after_the_same_update(tmp_pat
     assert "ends within the group" not in stopped.stderr
     resumed = warm.command("train.py", runs.DATA, "--save-dir", tmp_path / "run", FLAGS, TWO)
     assert resumed.returncode == 0, resumed.stderr
+    contents = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "run"))
+    assert runs.difference(*contents) is None
+
+
+def test_signal_to_one_of_two_processes_in_a_validation_stops_both_and_the_validation_follows(tmp_path):
+    flags = [TWO, "--batch-size-valid 1 --max-valid-steps 9"]
+    whole = warm.command("train.py", runs.DATA, "--save-dir", tmp_path / "whole", FLAGS, flags)
+    assert whole.returncode == 0, whole.stderr
+    stopped = signalled(tmp_path, tmp_path / "run", flags, numbers=[signal.SIGTERM], training=False)
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    assert "stopped by SIGTERM after update 3; " in stopped.stderr and "Traceback" not in stopped.stderr
+    assert "test_loss" not in stopped.stdout, "the validation was not completed"
+    resumed = warm.command("train.py", runs.DATA, "--save-dir", tmp_path / "run", FLAGS, flags)
+    assert resumed.returncode == 0, resumed.stderr
+    lines = [runs.summaries(runs.records(process.stdout), "test") for process in (whole, resumed)]
+    assert lines[0] == lines[1] and [line["num_updates"] for line in lines[0]] == [3, 6, 9]
     contents = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "run"))
     assert runs.difference(*contents) is None
 

@@ -71,6 +71,7 @@ class Script:
             settings=settings,
             saving=settings.checkpoint,
             inferred=self.inferred,
+            due=None,
             restored={},
             trainer=trainer,
             task=SimpleNamespace(source_dictionary=self.dictionary),

@@ -44,7 +44,7 @@ def test_a_resumed_run_goes_on_where_it_was(trained: Path, tmp_path: Path, caplo
     assert [(line["epoch"], line["num_updates"], line["update"]) for line in lines] == [(2, 8, 1 + 3 / 5)]
     assert f"restored {tmp_path}/checkpoint_last.pt: epoch 2, update 7" in caplog.messages
     before, after = (runs.content(path) for path in (trained, tmp_path / "checkpoint_last.pt"))
-    for name in ("best", "best_saved", "without_improvement"):
+    for name in ("best", "without_improvement"):
         assert after["extra_state"][name] == before["extra_state"][name] is not None
 
 
@@ -54,7 +54,7 @@ def test_a_whole_run_equals_its_parts(tmp_path: Path) -> None:
     parts = [line for updates in (4, 7) for line in runs.train(tmp_path / "parts", *flags, f"{updates}")]
     one, other = (runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts"))
     for extra in (one["extra_state"], other["extra_state"]):
-        for name in ("best", "best_saved", "without_improvement"):  # the first part ends with a validation
+        for name in ("best", "without_improvement"):  # the first part ends with a validation
             del extra[name]
     assert runs.difference(one, other) is None
     last = [line for line in runs.updates(parts) if line["num_updates"] > 4]
@@ -78,26 +78,27 @@ def test_what_is_reset_begins_anew(trained: Path, tmp_path: Path, reset: str, fi
 def test_best_figures_and_times_are_kept_unless_meters_are_reset() -> None:
     stored = state(a_run(runs.ADAM), updates=7, epoch=2, read=2).state_dict()
     extra = stored["extra_state"]
-    extra |= {"previous_training_time": 1000.0, "best": 1.5, "best_saved": 2.5, "without_improvement": 4}
+    extra |= {"previous_training_time": 1000.0, "best": 1.5, "without_improvement": 4}
 
     def best(*flags: str) -> tuple[Any, ...]:
         run = a_run(runs.ADAM, *flags)
         run.restore(stored, "x.pt")
-        return run.best.seen, run.best.saved, run.best.without_improvement, run.wall() > 1000, run.stopped
+        return run.best.value, run.best.without_improvement, run.wall() > 1000, run.stopped
 
-    assert best() == (1.5, 2.5, 4, True, False)
-    assert best("--patience 4") == (1.5, 2.5, 4, True, True)
-    assert best("--reset-meters --patience 4") == (None, None, 0, False, False)
-    assert best("--reset-optimizer") == (None, None, 4, True, False)
-    assert best("--best-checkpoint-metric ppl") == (None, None, 0, True, False), "another figure"
+    assert best() == (1.5, 4, True, False)
+    assert best("--patience 4") == (1.5, 4, True, True)
+    assert best("--reset-meters --patience 4") == (None, 0, False, False)
+    assert best("--reset-optimizer --patience 4") == (None, 0, True, False)
+    assert best("--best-checkpoint-metric ppl") == (None, 0, True, False), "another metric"
+    del extra["validation"]
     stored["args"]["best_checkpoint_metric"] = None  # of fairseq, which calls it loss
-    assert best()[:2] == (1.5, 2.5)
+    assert best()[0] == 1.5
     stored["args"]["best_checkpoint_metric"] = "ppl"
-    assert best("--best-checkpoint-metric ppl")[:2] == (1.5, 2.5)
-    assert best()[:2] == (None, None)
+    assert best("--best-checkpoint-metric ppl")[0] == 1.5
+    assert best()[0] is None
     stored["args"]["best_checkpoint_metric"] = "loss"
     del extra["previous_training_time"]
-    assert best() == (1.5, 2.5, 4, False, False)
+    assert best() == (1.5, 4, False, False)
     run = a_run(runs.ADAM)
     run.restore(stored, "x.pt")
     assert run.trained_before == 0.0
@@ -113,19 +114,21 @@ def test_the_best_of_blocks_of_another_length_is_set_aside(caplog: pytest.LogCap
     manager = SimpleNamespace(set_best_aside=aside.append)
     run = a_run(runs.ADAM, "--tokens-per-sample 32", manager=manager)
     run.restore(stored, "x.pt")
-    assert run.best.seen is None and aside == [3]
-    assert "best checkpoint: starts anew, because validation losses of 16 and 32 tokens differ" in caplog.messages
+    assert run.best.value is None and aside == [3]
+    changes = "`batch` 20 (was 40), `tokens_per_sample` 32 (was 16)"
+    line = f"best validation: starts anew, because it measures something else: {changes}"
+    assert line in caplog.messages
     del stored["extra_state"]["stage"]
     run.restore(stored, "x.pt")
     assert aside == [3, None]
     a_run(runs.ADAM, "--tokens-per-sample 32").restore(stored, "x.pt")  # not the first process
     same = a_run(runs.ADAM, manager=manager)
     same.restore(stored, "x.pt")
-    assert same.best.seen is not None and len(aside) == 2
-    del stored["extra_state"]["batches"]
+    assert same.best.value is not None and len(aside) == 2
+    del stored["extra_state"]["validation"], stored["args"]["tokens_per_sample"]
     run = a_run(runs.ADAM, "--tokens-per-sample 32", manager=manager)
     run.restore(stored, "x.pt")
-    assert run.best.seen is not None, "of a checkpoint that does not tell its length"
+    assert run.best.value is not None, "of a checkpoint that does not tell its length"
 
 
 # --- memory that goes on

@@ -20,9 +20,11 @@ from fairseq.checkpoint.manager import SavePoint
 from fairseq.config.settings import training_settings
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError, with_flags
-from fairseq.logging.progress import RunProgress, progress_bar
+from fairseq.logging.progress import progress_bar
+from fairseq.training import due as due_module
 from fairseq.training import log, loop
 from fairseq.training import run as run_module
+from fairseq.training.due import Due, validation_interval
 from fairseq.training.nonfinite import Finding
 from fairseq.training.run import Run
 from fairseq.training.saving import Saver
@@ -45,7 +47,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         extra = state["extra_state"]
         assert extra["val_loss"] == point.figure and state["optimizer_history"][-1]["num_updates"] == point.updates
         best = "best" if point.is_best else ""
-        assert not best or extra["best_saved"] == point.figure
+        assert not best or extra["best"] == point.figure
         end = "end" if point.end_of_epoch else ""
         found.append(("save", point.epoch, point.updates, end, best, point.figure))
 
@@ -66,11 +68,11 @@ ENDS = [*both(1, 5, "end"), *both(2, 10, "end")]
     ("flags", "expected"),
     [
         ("--max-epoch 2", ENDS),
-        ("--max-epoch 2 --save-interval 2", [("validate", 1, 5), *both(2, 10, "end")]),
+        ("--max-epoch 2 --save-interval 2", [*both(1, 5, "end"), *both(2, 10, "end")]),
         ("--max-epoch 1 --save-interval 2", both(1, 5, "end")),
         ("--max-epoch 3 --validate-interval 2 --no-save", [("validate", 2, 10), ("validate", 3, 15)]),
         ("--max-epoch 2 --validate-interval 3", [("save", 1, 5, "end", "", None), *both(2, 10, "end")]),
-        ("--max-epoch 1 --validate-interval-updates 2", [("validate", 1, 2), ("validate", 1, 4), *both(1, 5, "end")]),
+        ("--max-epoch 1 --validate-interval-updates 2", [*both(1, 2), ("validate", 1, 4), *both(1, 5, "end")]),
         ("--max-epoch 1 --save-interval-updates 2", [*both(1, 2), *both(1, 4, best=""), *both(1, 5, "end")]),
         ("--max-update 3", both(1, 3)),
         ("--max-update 3 --disable-validation", [("save", 1, 3, "", "", None)]),
@@ -92,8 +94,7 @@ def test_validations_and_saves_are_where_the_flags_ask_for_them(
 def test_patience_ends_the_run_with_a_save_at_the_validation_that_exceeds_it(tmp_path: Path, events: list[Any]) -> None:
     flags = "--validate-interval-updates 1 --max-update 9 --maximize-best-checkpoint-metric"
     runs.train(tmp_path, FIVE, flags, "--patience 2")
-    assert events[-2:] == both(1, 3, best="best")  # the first one that is saved; 8 was the best seen, of update 1
-    assert len(events) == 4
+    assert events == [*both(1, 1), ("validate", 1, 2), *both(1, 3, best="")]
 
 
 def test_a_run_saves_at_its_end_when_its_time_is_over(tmp_path: Path, events: list[Any]) -> None:
@@ -104,13 +105,57 @@ def test_a_run_saves_at_its_end_when_its_time_is_over(tmp_path: Path, events: li
 def test_a_signal_is_followed_by_a_save_without_a_validation() -> None:
     run = state(a_run(), updates=3, read=3)
     saved: list[Any] = []
-    run.save = lambda *point: saved.append(point)  # type: ignore[method-assign]
+    run.save = lambda due, *more: saved.append((due, *more))  # type: ignore[method-assign]
     clock, bar = run_module.Clock(run.trainer.meters), progress_bar([])
-    loop.validate_and_save(run, 1, bar, clock)
+    loop.after_update(run, 1, bar, clock)
     assert saved == [], "nothing is due"
     run.stop.interrupted = True
-    loop.validate_and_save(run, 1, bar, clock)
-    assert saved == [(1, 3, False, None)]
+    loop.after_update(run, 1, bar, clock)
+    assert saved == [(Due(1), None, False)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "updates", "interval"),
+    [
+        ("--max-update 100000", 50_000, 10_000),
+        ("--max-update 100000", 10_000, 0),  # epochs end as often
+        ("--max-update 3000", 50_000, 1000),
+        ("--max-epoch 2", 20_000, 4000),
+        ("", 15_001, 1501),
+        ("", 1000, 0),
+        ("--max-update 100000 --validate-interval-updates 0", 50_000, 0),
+        ("--max-update 100000 --validate-interval-updates 7", 50_000, 7),
+        ("--max-update 100000 --save-interval-updates 7", 50_000, 0),
+        ("--max-update 100000 --save-interval-words 7K", 50_000, 0),
+    ],
+)
+def test_a_long_run_validates_several_times_by_default(flags: str, updates: int, interval: int) -> None:
+    settings = training_settings(runs.arguments(FIVE, flags))
+    assert validation_interval(settings.checkpoint, settings.optimization, updates) == interval
+
+
+def test_a_validation_that_a_long_run_makes_by_default_is_saved(
+    tmp_path: Path, events: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due_module, "SHORTEST", 2)
+    runs.train(tmp_path, FIVE, "--max-epoch 1")
+    assert events == [*both(1, 2), *both(1, 4, best=""), *both(1, 5, "end")]
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_a_long_validation_follows_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+    before: list[Any] = []
+
+    def validate(self: Run, epoch: int) -> float:
+        path = tmp_path / "checkpoint_last.pt"
+        before.append(runs.content(path)["optimizer_history"][-1]["num_updates"] if path.exists() else None)
+        return 1.0
+
+    monkeypatch.setattr(Run, "validate", validate)
+    monkeypatch.setattr(run_module, "LONG", 0.0 if long else 1e9)
+    runs.train(tmp_path, FIVE, "--max-update 4 --save-interval-updates 2")
+    assert before == ([2, 4] if long else [None, 2])
+    assert "due" not in runs.content(tmp_path / "checkpoint_last.pt")["extra_state"]
 
 
 # --- the limits of a run
@@ -189,9 +234,8 @@ def test_a_stage_is_done_at_its_last_update_unless_something_else_ended_it() -> 
 
 def test_a_run_without_an_update_has_no_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run("--max-update 4")
-    run.progress = RunProgress(4, 4)
     assert state(run, updates=4).describe_end(1.0) is None
-    run.progress = RunProgress(0, 0)
+    run.idle = False
     assert state(run, updates=3).describe_end(1.0) is None, "it goes on"
     message = state(run, updates=4).describe_end(2.0)
     assert message is not None

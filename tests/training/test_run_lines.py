@@ -18,6 +18,7 @@ from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
 from fairseq.training import loop
 from fairseq.training import run as run_module
+from fairseq.training.due import Due
 from fairseq.training.loop import train_stage
 from fairseq.training.run import Run
 from fairseq.training.stages import Stage
@@ -47,7 +48,7 @@ def test_checkpoints_hold_place_stage_best_and_time(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(run, "wall", lambda: 12.0)
     extra = run.state_dict()["extra_state"]
     assert extra["stage"] == {"number": 2, "tokens_per_sample": 16, "max_update": 9}
-    assert (extra["best"], extra["best_saved"], extra["without_improvement"]) == (3.0, None, 0)
+    assert (extra["best"], extra["without_improvement"]) == (3.0, 0)
     assert extra["previous_training_time"] == 12.0 and extra["batches"] == run.batches_signature()
     assert (extra["train_iterator"]["epoch"], extra["train_iterator"]["iterations_in_epoch"]) == (1, 3)
     assert "stage" not in a_run().state_dict()["extra_state"]
@@ -128,7 +129,7 @@ def test_weights_that_are_not_finite_are_named_with_the_update_and_not_saved() -
     with torch.no_grad():
         next(run.trainer.model.parameters())[0] = torch.nan
     with pytest.raises(UserError, match="^update 7: the weights "):
-        run.save(1, 7, False, None)
+        run.save(Due(1))
 
 
 def test_a_line_of_a_stage_names_it() -> None:
