@@ -20,11 +20,25 @@ REPEATED = 1 << 20
 """Values that parts referred to more than once may add; a pair of numbers that 100,000 groups share adds 200,000."""
 LARGEST_TUPLE = 1 << 20
 """Values in a tuple, nested ones included, each as often as it is repeated."""
+MARKS = 1000
+"""Marks, each of a value that has begun, on the stack at once; values are nested :data:`DEPTH` levels at most."""
+_REFERENCE = 6  # values of the tuple that refers to a storage
 _GETS = ("GET", "BINGET", "LONG_BINGET")
-_PUTS = ("PUT", "BINPUT", "LONG_BINPUT")
+_PUTS = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
 _TUPLES = ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "TUPLE")
 # torch.Size is a tuple, too.
 _COUNTED = (*_TUPLES, "REDUCE", "BUILD", "NEWOBJ", "NEWOBJ_EX", "OBJ", "INST", "FROZENSET")
+# pickletools knows what every opcode takes from the stack and puts there.
+_TO_MARK = {code.name for code in pickletools.opcodes if pickletools.markobject in code.stack_before}
+
+
+def _below_mark(code: pickletools.OpcodeInfo) -> int:
+    before = list(code.stack_before)
+    return before.index(pickletools.markobject) if code.name in _TO_MARK else len(before)
+
+
+_EFFECTS = {code.name: (_below_mark(code), len(code.stack_after)) for code in pickletools.opcodes}
+_VALUES = {name for name, effect in _EFFECTS.items() if effect == (0, 1)} - {*_TO_MARK, *_TUPLES, *_GETS, "MARK"}
 
 
 def check_bounded(state: Any, path: str | Path) -> None:
@@ -93,55 +107,92 @@ def _invalid(path: str | Path, name: str, kind: str) -> UserError:
     return UserError(f"{path}: not a checkpoint ('{name}' is {kind}); use another checkpoint")
 
 
-class RepeatedTuple(ValueError):
-    """A tuple repeats its values without bound."""
+class UnboundedPickle(ValueError):
+    """A pickle whose values repeat, or are nested, without bound."""
 
 
-def check_tuples(pickled: IO[bytes]) -> None:
+Item = tuple[int, Any]
+"""On the stack: the number of values in it, 0 for a mark; a literal, or the literals at the beginning of a tuple."""
+_MARK: Item = 0, None
+
+
+def check_tuples(pickled: IO[bytes]) -> int:
     """Read the pickle up to its end, without building anything, and count the values of its tuples.
 
     A pickle of a few hundred bytes can hold a tuple that contains another twice, which does, and so on. Where it is
     the key of a dict, Python hashes a million million values, within the reader: :func:`check_bounded` comes too late.
 
+    Returns:
+        The elements of all storages that the pickle refers to, for which the older format's reader makes room unread.
+
     Raises:
-        RepeatedTuple: a tuple has more than :data:`LARGEST_TUPLE` values.
+        UnboundedPickle: a tuple has more than :data:`LARGEST_TUPLE` values, or more than :data:`MARKS` are unfinished.
         ValueError: this is no pickle.
     """
-    stack: list[int] = []  # the number of values of each, 0: a mark
-    memo: dict[int, int] = {}
+    stack: list[Item] = []
+    memo: dict[int, Item] = {}
+    storages: dict[str, int] = {}
+    marks = 0
     try:
         for opcode, argument, _ in pickletools.genops(pickled):
-            _step(opcode, argument, stack, memo)
-            if stack and stack[-1] > LARGEST_TUPLE:
-                raise RepeatedTuple(f"its values repeat to more than {LARGEST_TUPLE:,} in one tuple")
+            name = opcode.name
+            if name in _VALUES:  # most are, and 10 MB have ten million
+                stack.append((1, argument))
+            elif name == "MARK":
+                marks += 1
+                if marks > MARKS:
+                    raise UnboundedPickle(f"more than {MARKS:,} of its values are nested")
+                stack.append(_MARK)
+            elif name in _PUTS:
+                memo[int(argument) if isinstance(argument, str | int) else len(memo)] = stack[-1]
+            elif name in _GETS:
+                stack.append(memo[int(str(argument))])
+            elif name == "DUP":
+                stack.append(stack[-1])
+            else:
+                marks -= name in _TO_MARK
+                _step(opcode, argument, stack, storages)
+            if stack and stack[-1][0] > LARGEST_TUPLE:
+                raise UnboundedPickle(f"its values repeat to more than {LARGEST_TUPLE:,} in one tuple")
     except (IndexError, KeyError, TypeError, UnicodeError) as error:
         raise ValueError(f"no pickle: {error}") from None
+    return sum(storages.values())
 
 
-def _step(opcode: pickletools.OpcodeInfo, argument: Any, stack: list[int], memo: dict[int, int]) -> None:
+def _step(opcode: pickletools.OpcodeInfo, argument: Any, stack: list[Item], storages: dict[str, int]) -> None:
     name = opcode.name
-    if name == "MARK":
-        stack.append(0)
-    elif name in _GETS:
-        stack.append(memo[int(argument)])
-    elif name in _PUTS or name == "MEMOIZE":
-        memo[len(memo) if name == "MEMOIZE" else int(argument)] = stack[-1]
-    elif name == "DUP":
-        stack.append(stack[-1])
-    else:
-        # pickletools knows what every opcode takes from the stack and puts there.
-        before, values = list(opcode.stack_before), []
-        if pickletools.markobject in before:
-            values = _to_mark(stack)
-            before = before[: before.index(pickletools.markobject)]
-        values = [*values, *(stack.pop() for _ in before)]
-        count = 1 + sum(values) if name in _COUNTED else 1
-        stack += [count] * len(opcode.stack_after)
+    pops, pushes = _EFFECTS[name]
+    values = _to_mark(stack) if name in _TO_MARK else []
+    values = [*values, *(stack.pop() for _ in range(pops))]
+    if name == "BINPERSID":
+        _count_storage(values[0][1], storages)
+    if not pushes:
+        return
+    content = argument
+    if name in _TUPLES:
+        ordered = values if name in _TO_MARK else values[::-1]
+        content = [literal if isinstance(literal, str | int) else None for _, literal in ordered[:_REFERENCE]]
+    count = 1 + sum(size for size, _ in values) if name in _COUNTED else 1
+    stack += [(count, content)] * pushes
 
 
-def _to_mark(stack: list[int]) -> list[int]:
+def _count_storage(reference: Any, storages: dict[str, int]) -> None:
+    """Add to *storages*, elements by key, the one that *reference* names: ``("storage", type, key, device, elements)``.
+
+    Any other reference, which no checkpoint has, counts as larger than every file.
+    """
+    is_known = isinstance(reference, list) and len(reference) >= 5 and isinstance(reference[4], int)
+    key, elements = (reference[2], abs(reference[4])) if is_known else (None, 1 << 63)
+    storages[repr(key)] = max(elements, storages.get(repr(key), 0))
+
+
+def _to_mark(stack: list[Item]) -> list[Item]:
     """Take what lies above the last mark off the *stack*, and the mark."""
-    mark = len(stack) - 1 - stack[::-1].index(0)
+    mark = len(stack) - 1
+    while stack[mark][0]:
+        mark -= 1
+        if mark < 0:
+            raise IndexError("no mark")
     values = stack[mark + 1 :]
     del stack[mark:]
     return values

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -13,73 +14,102 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint.bounds import RepeatedTuple, check_tuples
+from fairseq.checkpoint.bounds import UnboundedPickle, check_tuples
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
-from fairseq.system.opening import open_regular
 
 PLACEHOLDER = "_float_tensor"
 """Last part of the name of a buffer that only marks the device."""
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Of the older format: magic number, protocol, system, content, names of the tensors.
 _PICKLES = 5
+# Of archives: the long end record and its locator, and the short end record.
+_ENDS = ("<4sQ2H2L4Q4sLQL", "<4s4H2LH")
+_UNKNOWN = 0xFFFFFFFF
 MARGIN = 1 << 20
 """Bytes of a checkpoint beside its tensors, roughly."""
 
 
-def check_records(path: str | Path) -> None:
-    """Check the archive of ``torch.save`` at *path*; see :func:`check_archive`."""
-    check_archive(path, path, os.path.getsize(path))
+def check_older_format(content: BinaryIO, path: str | Path, size: int) -> None:
+    """Check the pickles before the tensors in a file of ``torch.save``'s older format, of *size* bytes.
 
-
-def check_older_format(path: str | Path) -> None:
-    """Raise UserError if a tuple in a file of ``torch.save``'s older format, pickles before the tensors, is unbounded.
-
-    Other faults are left to the reader.
+    Raises:
+        UserError: a tuple is unbounded, or the tensors are larger than the file; other faults are left to the reader.
     """
-    with open_regular(path) as file:
-        try:
-            for _ in range(_PICKLES):
-                check_tuples(file)
-        except RepeatedTuple as error:
-            raise UserError(f"{path}: not a checkpoint ({error}); use another checkpoint") from None
-        except ValueError:
-            return
+    elements = 0
+    try:
+        for _ in range(_PICKLES):
+            elements += check_tuples(content)
+            # Each takes a byte at least.
+            if elements > size:
+                raise UnboundedPickle("its tensors are larger than the file")
+    except UnboundedPickle as error:
+        raise UserError(f"{path}: not a checkpoint ({error}); use another checkpoint") from None
+    except ValueError:
+        return
 
 
-def check_archive(content: str | Path | BinaryIO, path: str | Path, size: int) -> None:
+def check_archive(content: BinaryIO, path: str | Path, size: int) -> None:
     """Compare every record of an archive of ``torch.save``, one a tensor, with its checksum; reads it once.
 
     *content* has *size* bytes, and is called *path* in messages.
 
     Raises:
         UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which could expand
-            without bound, as can tuples.
+            without bound, as can tuples. Or torch could read another record than the one that is checked.
     """
     try:
+        _check_directory(content)
         with zipfile.ZipFile(content) as archive:
             records = archive.infolist()
+            # As torch compares them, which ignores their case; `filename` may be of a field that torch does not read.
+            names = [record.orig_filename.lower() for record in records]
             # Declared sizes are checked before any record is read.
             total = sum(record.file_size for record in records)
             if total > size or any(record.compress_type != zipfile.ZIP_STORED for record in records):
                 raise UserError(
                     f"{path}: rejected: its records expand, which torch.save never writes; use another file"
                 )
-            for record in records:
+            if len(set(names)) < len(names):
+                raise UserError(f"{path}: rejected: two of its records have one name; use another file")
+            for name, record in zip(names, records, strict=True):
                 with archive.open(record) as stored:
                     # At its end, zipfile compares the checksum.
                     while stored.read(1 << 20):
                         pass
-                if record.filename.endswith("data.pkl"):
+                if name.endswith("data.pkl"):
                     with archive.open(record) as pickled:
                         check_tuples(pickled)
-    except RepeatedTuple as error:
+    except UnboundedPickle as error:
         raise UserError(f"{path}: not a checkpoint ({error}); use another checkpoint") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:120]
         raise UserError(
             f"{path}: cannot be read as a checkpoint: truncated or damaged ({reason}); use another checkpoint"
         ) from None
+
+
+def _check_directory(content: BinaryIO) -> None:
+    """Raise ValueError unless the directory of an archive ends where its end record begins.
+
+    torch finds the directory by its offset, zipfile by its length: otherwise each could read another one.
+    """
+    content.seek(max(0, content.seek(0, os.SEEK_END) - sum(map(struct.calcsize, _ENDS))))
+    first, tail = content.tell(), content.read()
+    long, short = (struct.calcsize(layout) for layout in _ENDS)
+    if len(tail) < short:
+        raise ValueError("it is cut off")
+    mark, *_, length, offset, comment = struct.unpack(_ENDS[1], tail[-short:])
+    end = first + len(tail) - short
+    if tail[:4] == b"PK\6\6" and tail[56:60] == b"PK\6\7":
+        (_, *_, long_length, long_offset, _, _, position, _) = struct.unpack(_ENDS[0], tail[:long])
+        end = first
+        # Of archives beyond 4 GiB the short record has no numbers.
+        if position != end or (length, offset) != (min(long_length, _UNKNOWN), min(long_offset, _UNKNOWN)):
+            raise ValueError("its end records differ")
+        length, offset = long_length, long_offset
+    if mark != b"PK\5\6" or comment or offset + length != end:
+        raise ValueError("its directory is not before its end record")
 
 
 def tensors(state: Any) -> Iterator[tuple[str, Tensor]]:

@@ -18,6 +18,7 @@ from typing import Any
 from fairseq.checkpoint import parts
 from fairseq.checkpoint.store import save
 from fairseq.config.settings import CheckpointConfig
+from fairseq.distributed.tensor_part import MANIFEST
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, link_or_copy, make_folder, new_folder, point_to, remove_leftovers
 from fairseq.system.opening import read_named
@@ -257,6 +258,8 @@ class CheckpointManager:
         linked = {os.path.realpath(path) for path in self.folder.iterdir() if path.is_symlink()}
         for path in self.folder.iterdir():
             if FOLDER.fullmatch(path.name) and os.path.realpath(path) not in linked:
+                # First what makes it a checkpoint: a process that reads it looks for the newer one.
+                (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
 
     def set_best_aside(self, number: int | None = None) -> None:

@@ -8,11 +8,12 @@ same folder, flushed to the disk, and renamed; it is loaded with ``weights_only=
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -21,9 +22,9 @@ from fairseq.checkpoint import former_layouts, parts, schema
 from fairseq.checkpoint.bounds import check_bounded
 from fairseq.checkpoint.integrity import (
     FLOATS,
+    check_archive,
     check_finite,
     check_older_format,
-    check_records,
     check_room,
     check_tensors,
 )
@@ -114,19 +115,34 @@ def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
         UserError: the file is missing, empty, truncated, names something that no checkpoint needs, or has tensors
             that it does not hold.
     """
-    if parts.is_folder(path):
-        return parts.join(Path(path), read(Path(path) / parts.PLAIN), rows)
-    magic = _first_bytes(Path(path))
-    if magic == ARCHIVE:
-        check_records(path)
-    else:
-        check_older_format(path)
+    while parts.is_folder(path):
+        # Once: while it is read, training may give a link another target and remove this one.
+        folder = Path(os.path.realpath(path))
+        try:
+            return parts.join(folder, read(folder / parts.PLAIN), rows)
+        except UserError:
+            if parts.is_folder(folder):
+                raise
+            if os.path.realpath(path) == str(folder):
+                raise _removed(path) from None
+    with _opened(path) as file:
+        return _read_file(file, path, map_location)
+
+
+def _read_file(file: BinaryIO, path: str | Path, map_location: Any) -> Any:
+    """The content of an open *file*, called *path* in messages."""
+    check = check_archive if (is_archive := _is_archive(file, path)) else check_older_format
+    check(file, path, os.fstat(file.fileno()).st_size)
+    # What was checked is read, also where the name has been given to another file, or is not UTF-8.
+    name = f"/dev/fd/{file.fileno()}"
     try:
         # For this file only: what other code allows, or does not, stays as it is.
         with torch.serialization.safe_globals(list(SAFE_GLOBALS)), warnings.catch_warnings():
             # What torch warns of is reported below.
             warnings.simplefilter("ignore")
-            state = torch.load(str(path), map_location=map_location, weights_only=True, mmap=magic == ARCHIVE)
+            state = torch.load(
+                name if os.path.exists(name) else str(path), map_location, weights_only=True, mmap=is_archive
+            )
     # Damaged and hostile files fail in every way there is.
     except Exception as error:
         raise UserError(f"{path}: {_fault(error)}") from None
@@ -166,19 +182,30 @@ def _type(value: Tensor | TensorPart) -> torch.dtype:
     return value.local.dtype if isinstance(value, TensorPart) else value.dtype
 
 
-def _first_bytes(path: Path) -> bytes:
+def _opened(path: str | Path) -> BinaryIO:
     try:
-        with open_regular(path) as file:
-            magic = file.read(len(ARCHIVE))
+        return open_regular(path)
     except FileNotFoundError:
         raise UserError(f"{path}: file not found; check the path") from None
     except IsADirectoryError:
         raise UserError(f"{path}: is a folder; name a checkpoint file in it") from None
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; check the path and its permissions") from None
+
+
+def _is_archive(file: BinaryIO, path: str | Path) -> bool:
+    try:
+        magic = file.read(len(ARCHIVE))
+        file.seek(0)
+    except OSError as error:
+        raise UserError(f"{path}: {read_failure(error)}; check the path and its permissions") from None
     if not magic:
         raise UserError(f"{path}: is empty; use another checkpoint")
-    return magic
+    return magic == ARCHIVE
+
+
+def _removed(path: str | Path) -> UserError:
+    return UserError(f"{path}: was removed while it was read; use a checkpoint that training keeps")
 
 
 def _fault(error: Exception) -> str:

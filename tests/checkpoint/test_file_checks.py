@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import pickle
 import shutil
+import struct
+import warnings
 import zipfile
+import zlib
 from argparse import Namespace
 from collections import namedtuple
 from pathlib import Path
@@ -13,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq.checkpoint.integrity import check_archive, check_finite, check_records, check_room, check_tensors, tensors
+from fairseq.checkpoint.integrity import check_archive, check_finite, check_room, check_tensors, tensors
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 
@@ -39,6 +43,11 @@ def archive(*records: bytes, kind: int = zipfile.ZIP_STORED, copies: int = 1, na
     return file.getvalue()
 
 
+def check(path: Path) -> None:
+    with open(path, "rb") as file:
+        check_archive(file, path, path.stat().st_size)
+
+
 EXPANDS = "c.pt: rejected: its records expand, which torch.save never writes; use another file"
 
 
@@ -58,7 +67,7 @@ def test_one_compressed_record_is_rejected_even_if_it_does_not_expand() -> None:
 def test_a_directory_that_lists_a_record_many_times_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "c.pt"
     path.write_bytes(archive(b"a" * 10_000, copies=50))
-    assert rejection(check_records, path).startswith(f"{path}: rejected: its records expand")
+    assert rejection(check, path).startswith(f"{path}: rejected: its records expand")
 
 
 @pytest.mark.parametrize("record", [0, 1, 2])
@@ -68,12 +77,12 @@ def test_damage_in_any_record_is_reported_with_its_name(tmp_path: Path, record: 
     content[content.rindex(bytes([65 + record]) * 100)] ^= 1
     path = tmp_path / "c.pt"
     path.write_bytes(content)
-    assert rejection(check_records, path) == (
+    assert rejection(check, path) == (
         f"{path}: cannot be read as a checkpoint: truncated or damaged "
         f"(Bad CRC-32 for file 'data/{record}'); use another checkpoint"
     )
     path.write_bytes(archive(*records))
-    check_records(path)
+    check(path)
 
 
 def test_the_reason_is_one_line_of_at_most_120_characters() -> None:
@@ -81,6 +90,56 @@ def test_the_reason_is_one_line_of_at_most_120_characters() -> None:
     content[content.index(b"A" * 100)] ^= 1
     reason = f"Bad CRC-32 for file 'two\\n words{'n' * 200}'"[:120]
     assert f"damaged ({reason});" in rejection(check_archive, io.BytesIO(content), "c.pt", 10**6)
+
+
+def record(name: str, content: bytes, extra: bytes = b"") -> tuple[zipfile.ZipInfo, bytes]:
+    made = zipfile.ZipInfo(name)
+    made.extra = extra
+    return made, content
+
+
+def test_two_records_of_one_name_are_rejected_whose_case_torch_ignores(tmp_path: Path) -> None:
+    for second in ("archive/data/0", "archive/DATA/0"):
+        with warnings.catch_warnings(), zipfile.ZipFile(tmp_path / "c.pt", "w") as target:
+            warnings.simplefilter("ignore")
+            for name in ("archive/data/0", second):
+                target.writestr(*record(name, b"a" * 50))
+        expected = f"{tmp_path / 'c.pt'}: rejected: two of its records have one name; use another file"
+        assert rejection(check, tmp_path / "c.pt") == expected
+
+
+def test_a_pickle_is_checked_under_every_name_that_torch_takes_for_it(tmp_path: Path) -> None:
+    key: Any = "x"
+    for _ in range(40):
+        key = (key, key)
+    # Not hashed here: the pickler writes the pairs of an OrderedDict as they come.
+    pickled = pickle.dumps(key, 2)
+    other_name = b"archive/x"
+    unicode_path = struct.pack("<HHBL", 0x7075, 5 + len(other_name), 1, zlib.crc32(b"archive/data.pkl")) + other_name
+    for name, extra in (("archive/DATA.PKL", b""), ("archive/Data.pkl", b""), ("archive/data.pkl", unicode_path)):
+        with zipfile.ZipFile(tmp_path / "c.pt", "w") as target:
+            target.writestr(*record(name, pickled, extra))
+        assert (tmp_path / "c.pt").stat().st_size < 800
+        assert "its values repeat to more than" in rejection(check, tmp_path / "c.pt")
+
+
+@pytest.mark.parametrize("kind", ["another directory", "a comment", "an end record far away"])
+def test_a_directory_that_torch_reads_and_zipfile_does_not_is_rejected(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "c.pt"
+    content = bytearray(archive(b"a" * 100))
+    if kind == "a comment":
+        content[-2:] = struct.pack("<H", 4)
+        content += b"more"
+    elif kind == "another directory":
+        content = bytearray(b"hidden" * 20) + content  # which zipfile skips, and torch starts from
+    else:
+        torch.save({"a": torch.zeros(3)}, path)
+        check(path)
+        content = bytearray(path.read_bytes())
+        assert content[-98:-94] == b"PK\6\6" and content[-42:-38] == b"PK\6\7"
+        content[-34:-26] = struct.pack("<Q", 0)
+    path.write_bytes(content)
+    assert "truncated or damaged (its " in rejection(check, path)
 
 
 def test_records_are_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

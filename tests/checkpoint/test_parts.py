@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -118,6 +119,40 @@ def test_only_the_files_with_a_process_rows_are_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="__0_0.distcp: cannot be read as a checkpoint: truncated or damaged"):
         checkpoint.read(folder, rows=(0, 2))
     assert checkpoint.read(folder, rows=(2, 5))["model"]["w"].local.tolist() == MATRIX[2:3].tolist()
+
+
+@pytest.mark.parametrize("moment", ["manifest", "part", "never"])
+def test_a_link_that_training_gives_another_folder_is_read_from_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Where the former folder is removed meanwhile, too, the newer one is read."""
+    for number in (1, 2):
+        folder_with(tmp_path / f"{number}.parts", cut(MATRIX * number, [0, 2, 5]))
+    link = tmp_path / "checkpoint_last.pt"
+    link.symlink_to("1.parts")
+    original = parts.join if moment == "manifest" else parts.Chunk.read
+    calls: list[int] = []
+
+    def advance(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            link.unlink()
+            link.symlink_to("2.parts")
+            if moment != "never":
+                shutil.rmtree(tmp_path / "1.parts")
+        return original(*arguments)  # type: ignore[operator]
+
+    monkeypatch.setattr(*((parts, "join") if moment == "manifest" else (parts.Chunk, "read")), advance)
+    factor = 1 if moment == "never" else 2
+    assert checkpoint.read(link)["model"]["w"].tolist() == (MATRIX * factor).tolist()
+
+
+def test_a_folder_that_is_removed_while_it_is_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_with(tmp_path / "1.parts", cut(MATRIX, [0, 5]))
+    monkeypatch.setattr(parts.Chunk, "read", lambda self, folder: shutil.rmtree(folder) or folder.stat())
+    assert rejection(folder) == f"{folder}: was removed while it was read; use a checkpoint that training keeps"
 
 
 def test_a_folder_is_one_with_a_manifest(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq.checkpoint import describe_mismatch, load, read, save
+from fairseq.checkpoint import describe_mismatch, load, read, save, store
 from fairseq.checkpoint.store import copied
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
@@ -205,6 +205,30 @@ def test_a_file_that_cannot_be_opened_is_named_with_the_reason(tmp_path: Path, m
     monkeypatch.setattr("fairseq.checkpoint.store.open_regular", refused)
     message = rejection(path)
     assert message.startswith(f"{path}: ") and message.endswith("; check the path and its permissions")
+
+
+def test_a_file_that_training_removes_while_it_is_read_is_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file is opened once: whatever happens to its name, what was checked is what is read."""
+    path = tmp_path / "c.pt"
+    for zipped in (True, False):
+        torch.save(WHOLE, path, _use_new_zipfile_serialization=zipped)
+        check = store.check_archive if zipped else store.check_older_format
+
+        def remove(file: Any, *rest: Any, check: Any = check) -> None:
+            path.unlink()
+            check(file, *rest)
+
+        monkeypatch.setattr(store, check.__name__, remove)
+        assert store.read(path)["args"] == WHOLE["args"] and not path.exists()
+
+
+def test_a_checkpoint_in_a_folder_whose_name_is_not_utf8_is_read(tmp_path: Path) -> None:
+    for folder in (tmp_path / "bad\udcff", tmp_path / "two\nlines"):
+        folder.mkdir()
+        store.save(folder / "c.pt", WHOLE)
+        assert store.load(folder / "c.pt")["args"] == WHOLE["args"]
 
 
 def test_a_foreign_global_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from fairseq import checkpoint
 from fairseq.checkpoint import bounds
-from fairseq.checkpoint.bounds import RepeatedTuple, check_tuples
+from fairseq.checkpoint.bounds import UnboundedPickle, check_tuples
 from fairseq.errors import UserError
 
 LEAVES = st.none() | st.integers() | st.text(max_size=3) | st.floats()  # bytes are made by a call in old protocols
@@ -44,7 +44,7 @@ def check_limit(pickled: bytes, limit: int) -> None:
         patch.setattr(bounds, "LARGEST_TUPLE", limit)
         check_tuples(io.BytesIO(pickled))
         patch.setattr(bounds, "LARGEST_TUPLE", limit - 1)
-        with pytest.raises(RepeatedTuple):
+        with pytest.raises(UnboundedPickle):
             check_tuples(io.BytesIO(pickled))
 
 
@@ -116,6 +116,40 @@ def test_a_checkpoint_with_a_key_that_doubles_is_rejected_unread(
 def test_tuples_made_by_a_call_are_counted() -> None:
     size = torch.Size(range(3000))
     for key in (((size,) * 3000), frozenset({(size,) * 600, (size, size)})):
-        with pytest.raises(RepeatedTuple):
+        with pytest.raises(UnboundedPickle):
             check_tuples(io.BytesIO(pickle.dumps({key: 2})))
     check_tuples(io.BytesIO(pickle.dumps({size: 2, frozenset({1, 2}): OrderedDict(a=size)})))
+
+
+def test_marks_without_end_are_rejected_after_a_thousand() -> None:
+    for content in (b"(" * 10**7, b"(" * 10**6 + b"1" * 10**6 + b"N."):
+        file = io.BytesIO(b"\x80\x02" + content)
+        with pytest.raises(UnboundedPickle, match=r"more than 1,000 of its values are nested"):
+            check_tuples(file)
+        assert file.tell() < 1010
+    deep: Any = ()
+    for _ in range(200):
+        deep = (1, 2, 3, deep)
+    check_tuples(io.BytesIO(pickle.dumps(deep)))
+
+
+def test_the_older_format_makes_no_room_for_tensors_that_are_larger_than_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "c.pt"
+    shared = torch.zeros(1000)
+    state = {"model": {"a": shared, "b": shared[:300], "c": torch.zeros(300, dtype=torch.int64)}}
+    torch.save(state, path, _use_new_zipfile_serialization=False)
+    content = path.read_bytes()
+    assert {name: value.shape for name, value in checkpoint.read(path)["model"].items()} == {
+        "a": (1000,), "b": (300,), "c": (300,)
+    }  # fmt: skip
+    monkeypatch.setattr(torch, "load", None)
+    path.write_bytes(content[:1250])  # 1,300 elements
+    with pytest.raises(UserError, match="c.pt: not a checkpoint .its tensors are larger than the file.; use another"):
+        checkpoint.read(path)
+
+
+def test_a_reference_to_a_storage_of_an_unknown_form_is_larger_than_every_file() -> None:
+    for pickled in (b"\x80\x02N\x85Q.", b"\x80\x02NQ.", b"\x80\x02(NNNNNtQ."):
+        assert check_tuples(io.BytesIO(pickled)) >= 1 << 62
