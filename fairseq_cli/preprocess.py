@@ -26,6 +26,7 @@ from fairseq.system.opening import read_named
 from fairseq.system.terminal import printable
 from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.held_out import split_text
 from fairseq.text.raw_text import check_raw, format_of, lines_of, read_blocks
 from fairseq.text.text_hints import raw_text, wrapped_at
 from fairseq.text.tokenization import TokenizedText, learn_subwords, save_counts, tokenized_texts
@@ -41,13 +42,17 @@ LOG = "preprocess.log"
 class PreprocessConfig(TextConfig):
     """Preprocessing: settings of ``fairseq-preprocess``."""
 
-    learn_bpe: int | None = flag(None, "merges or symbols of `bpe` to learn from the training text", low=1, high=10**6)
+    learn_bpe: int | None = flag(
+        None, "merges or symbols of `bpe` (without it hf) to learn from the training text", low=1, high=10**6
+    )
 
     only_source: bool = flag(False, "text in one language; always on")
     source_lang: str | None = flag(None, "suffix of the text files: FILE.SRC", aliases=("-s",), metavar="SRC")
     trainpref: str | None = flag(None, "training text; additional files become train1, …", metavar="FILE[,FILE…]")
     validpref: str | None = flag(None, "validation text; additional files become valid1, …", metavar="FILE[,FILE…]")
     testpref: str | None = flag(None, "test text; additional files become test1, …", metavar="FILE[,FILE…]")
+    valid_fraction: float | None = flag(None, "share of the training text held out for validation", above=0, below=1)
+    test_fraction: float | None = flag(None, "share of the training text held out as test split", above=0, below=1)
     destdir: str = flag("data-bin", "output folder", metavar="DIR")
     workers: int = flag(1, "number of processes", low=1)
     srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
@@ -61,11 +66,17 @@ class PreprocessConfig(TextConfig):
     note_max_count: int = flag(500, "maximum occurrences of a word with a note", low=1)
     joined_dictionary: bool = flag(False, "no effect: one language has one dictionary")
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Byte-level subwords: they know every text.
+        if self.learn_bpe is not None and self.bpe is None:
+            object.__setattr__(self, "bpe", "hf")
+
 
 def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
     examples = [
-        "fairseq-preprocess --only-source --trainpref train.txt --validpref valid.txt --destdir data-bin",
-        "fairseq-preprocess --only-source --srcdict data-bin/dict.txt --testpref test.txt --destdir test-bin",
+        "fairseq-preprocess --trainpref train.txt --validpref valid.txt --learn-bpe 6000",
+        "fairseq-preprocess --srcdict data-bin/dict.txt --testpref test.txt --destdir test-bin",
     ]
     parser = Parser("Build a dictionary from text and binarize the text.", [PreprocessConfig], examples=examples)
     parser.add_user_dir()
@@ -88,7 +99,8 @@ def main(args: argparse.Namespace) -> None:
     for hint in _hints(config, next(iter(splits.values()), None)):
         print(f"note: {printable(hint)}", file=sys.stderr)
     say = _Log(config.source_lang)
-    with atomic_folder(config.destdir, flag="--destdir") as folder:
+    with atomic_folder(config.destdir, flag="--destdir") as folder, tempfile.TemporaryDirectory(dir=folder) as parts:
+        splits, sources = _held_out(config, splits, parts, say)
         former = _former_log(Path(config.destdir))
         tokenizer = _tokenizer(config, splits, folder, say)
         # A dictionary is learned from the training text alone.
@@ -115,7 +127,7 @@ def main(args: argparse.Namespace) -> None:
                     _write_notes(config, dictionary, tokenizer, texts, folder, say)
                 binarizer = Binarizer(dictionary, pool, tokenizer is not None, learned)
                 for name, text in texts.items():
-                    _binarize(binarizer, text, folder / name, dictionary.unk_word, say)
+                    _binarize(binarizer, text, sources[name], folder / name, dictionary.unk_word, say)
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
         checksums.record(folder, Path(config.destdir))
@@ -199,6 +211,42 @@ def _splits(config: PreprocessConfig) -> dict[str, str]:
     return splits
 
 
+def _held_out(
+    config: PreprocessConfig, splits: dict[str, str], folder: str, say: _Log
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The text of each split, with the parts that are held out as files in *folder*; and what to call each."""
+    shares = _shares(config)
+    if not shares:
+        return splits, splits
+    path = splits["train"]
+    parts = split_text(path, format_of(path, config.text_field, config.join_lines), shares, folder)
+    names = {name: f"{path}, lines {part.first} to {part.last}" for name, part in parts.items()}
+    for name in parts:
+        say(f"{name}: {names[name]}")
+    return {**splits, **{name: part.path for name, part in parts.items()}}, {**splits, **names}
+
+
+def _shares(config: PreprocessConfig) -> dict[str, float]:
+    """The share of the training text that each other split is made of."""
+    shares = {"valid": config.valid_fraction, "test": config.test_fraction}
+    return {name: share for name, share in shares.items() if share is not None}
+
+
+def _check_shares(config: PreprocessConfig) -> None:
+    """Raise UserError unless one training text can be cut into what is asked for."""
+    shares = _shares(config)
+    for name, share in shares.items():
+        flag = f"--{name}-fraction {share:g}"
+        if getattr(config, f"{name}pref") is not None:
+            raise UserError(f"{flag}: the {name} split has a text of its own; leave this or --{name}pref out")
+        if config.trainpref is None or "," in config.trainpref:
+            raise UserError(f"{flag}: is cut from the end of one training text; give one --trainpref FILE")
+        if config.dict_only:
+            raise UserError(f"{flag}: no split is written with --dict-only; leave one of them out")
+    if sum(shares.values()) >= 1:
+        raise UserError(f"--valid-fraction {config.valid_fraction:g}: nothing is left to train on; lower it")
+
+
 def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
     """Raise UserError for invalid settings before any work is done."""
     check_processes("--workers", config.workers)
@@ -208,6 +256,7 @@ def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
         raise UserError("--trainpref or --srcdict: give one of them, a training text or a dictionary")
     _check_notes(config)
     _check_subwords(config)
+    _check_shares(config)
     if not splits and not config.dict_only:
         raise UserError("--trainpref, --validpref, --testpref: give at least one text")
     for path in splits.values():
@@ -231,10 +280,6 @@ def _check_notes(config: PreprocessConfig) -> None:
 
 def _check_subwords(config: PreprocessConfig) -> None:
     """Raise UserError unless exactly one flag says where the codes of ``--bpe`` come from."""
-    if config.learn_bpe is not None and config.bpe is None:
-        raise UserError(
-            "--learn-bpe: needs the kind of subwords; add --bpe hf, --bpe subword_nmt or --bpe sentencepiece"
-        )
     if config.bpe is None:
         return
     if (config.bpe_codes is None) == (config.learn_bpe is None):
@@ -303,8 +348,8 @@ def _write_notes(
     mark_texts({folder / name: text.path for name, text in texts.items()}, notes, dictionary, rule, config.workers)
 
 
-def _binarize(binarizer: Binarizer, text: TokenizedText, prefix: Path, unknown: str, say: _Log) -> None:
-    """Write the ids of a text, and say how many of its words became the symbol *unknown*."""
+def _binarize(binarizer: Binarizer, text: TokenizedText, source: str, prefix: Path, unknown: str, say: _Log) -> None:
+    """Write the ids of a text, and say how many of its words became the symbol *unknown*; *source* is its name."""
     summary = binarizer.binarize(text.path, prefix)
     share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
     raw = ""
@@ -312,7 +357,7 @@ def _binarize(binarizer: Binarizer, text: TokenizedText, prefix: Path, unknown: 
         save_counts(prefix, text.counts)
         raw = f", of {text.counts.words} words, {text.counts.bytes} bytes"
     sizes = f"{summary.sentences} sents, {summary.tokens} tokens"
-    say(f"{text.source}: {sizes}, {share}% replaced by {unknown}{raw}")
+    say(f"{source}: {sizes}, {share}% replaced by {unknown}{raw}")
 
 
 cli_main = command(main, get_preprocessing_parser, logs=False)

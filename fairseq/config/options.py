@@ -31,6 +31,10 @@ from fairseq.system.waiting import short_waits_under_load
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
 
 EXTENSION = "extension"  # in place of a choice
+# Settings of one thing. One that is given takes the place of the others in --config and in a recipe.
+SAME = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
+# In a recipe alone: of those that are given, the first that is reached ends training or fills a batch.
+SAME_IN_RECIPES = (*SAME, ("max_update", "max_epoch", "stages", "stop_time_hours"), ("batch_size", "max_tokens"))
 
 
 def parse_args_and_arch(
@@ -264,9 +268,14 @@ def _fill(parser: Parser, args: argparse.Namespace, parts: list[Any], defaults: 
     from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
     if hasattr(args, "save_dir"):
         from_file = for_another_run(from_file, args.save_dir)
-    for name, value in {**defaults, **from_file}.items():
-        if not hasattr(args, name):
-            setattr(args, name, value)
+    for one, other in SAME:
+        if hasattr(args, one) and hasattr(args, other):
+            raise UserError(f"{fields.flag_name(one)} {fields.flag_name(other)}: choose one of the two")
+    for values, groups in ((from_file, SAME), (defaults, SAME_IN_RECIPES)):
+        replaced = {name for group in groups if any(hasattr(args, name) for name in group) for name in group}
+        for name, value in values.items():
+            if not hasattr(args, name) and name not in replaced:
+                setattr(args, name, value)
     # A checkpoint stores the settings, not the file that they came from.
     args.__dict__.pop("config", None)
     vars(args).update(parser.chosen)

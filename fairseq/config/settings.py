@@ -19,7 +19,7 @@ from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.registry import CHOICES, EXTENSIONS, TASKS, chosen_part
 from fairseq.config.shared import KernelConfig, MeanConfig
-from fairseq.errors import UserError
+from fairseq.errors import SettingError, UserError
 
 S = TypeVar("S", bound="Settings")
 
@@ -143,6 +143,11 @@ class DistributedConfig(Config):
         return self.ddp_backend in ("no_c10d", "legacy_ddp")
 
 
+def whole_share(total: int, share: float) -> int:
+    """The whole updates in a *share* of *total*; shares with the sum 1 have no more than *total* together."""
+    return int(total * share + 1e-6)  # 0.29 of 100 is less than 29 in binary
+
+
 @dataclass(frozen=True)
 class RateConfig(Config):
     """Learning rate and number of updates, read by optimizers and schedules too."""
@@ -151,6 +156,18 @@ class RateConfig(Config):
     max_update: int = flag(0, "maximum number of updates (0: no limit)", low=0)
     min_lr: float = flag(-1.0, "stop training at this rate; minimum of cosine without `max_lr`")
     stop_min_lr: float | None = flag(None, "stop training after an epoch at this rate (default: `min_lr`)")
+
+    @property
+    def needs_max_update(self) -> bool:
+        """Whether the learning rate depends on the number of updates of training, which is left open."""
+        return False
+
+    def updates_of(self, setting: str, share: float) -> int:
+        """The updates that are a *share* of training, the value of *setting*; SettingError for a training without end."""
+        # Not in check(): the length of training may come from a stage, or from the data.
+        if self.max_update <= 0:
+            raise SettingError(f"`{setting}` {share:g}: a share of `max_update`; give it")
+        return whole_share(self.max_update, share)
 
 
 @dataclass(frozen=True)

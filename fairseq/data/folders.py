@@ -76,6 +76,22 @@ def check_split(folder: str | Path, split: str) -> None:
     token_count(os.path.join(folder, split))
 
 
+def check_validation(data: str | Path, valid_subset: str) -> None:
+    """Raise UserError, which says how to make one, if *data* from fairseq-preprocess has no such validation split.
+
+    Folders in which splits are not at the top, as tables of sentences, are left to their tasks.
+    """
+    folder = data_folders(data)[0]
+    there = sorted(path.stem for path in folder.glob("*.idx"))
+    missing = [split for name in valid_subset.split(",") if (split := name.strip()) and split not in there]
+    if there and missing:
+        raise UserError(
+            f"{folder}/{missing[0]}.idx: file not found; the splits in this folder are {', '.join(there)}: hold out a "
+            "part with fairseq-preprocess --valid-fraction 0.05, name a split with `valid_subset`, or give "
+            "`disable_validation`"
+        )
+
+
 def open_corpus(
     folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
 ) -> IndexedCorpus | JoinedCorpus:

@@ -20,6 +20,20 @@ SMALL: Recipe = {
     "warmup_updates": 200,
     "clip_norm": 0.25,
 }
+FAST: Recipe = {  # docs/benchmarks.md, "Time to a perplexity": short blocks, and a rate that falls from early on
+    "optimizer": "adam",
+    "adam_betas": [0.9, 0.99],
+    "lr": [0.004],
+    "lr_scheduler": "wsd",
+    "warmup_ratio": 0.05,
+    "decay_ratio": 0.7,
+    "decay_shape": "linear",
+    "clip_norm": 0.25,
+    "dropout": 0.0,
+    "tokens_per_sample": 64,
+    "batch_size": 32,
+    "max_update": 560,
+}
 FAIRSEQ: Recipe = {  # examples/language_model of fairseq
     "optimizer": "adam",
     "adam_betas": [0.9, 0.98],
@@ -78,6 +92,7 @@ RECIPES: dict[str, Recipe] = {  # by architecture, or else by model
     "transformer_lm": FAIRSEQ,
     **dict.fromkeys(("transformer_lm_wiki103", "transformer_lm_baevski_wiki103", "shortformer_wiki103"), BAEVSKI_AULI),
     **dict.fromkeys(("transformer_lm_gbw", "transformer_lm_baevski_gbw"), BAEVSKI_AULI),
+    **dict.fromkeys(("transformer_lm_fast_demo", "transformer_lm_fast_tiny"), FAST),
     "lstm_lm": SMALL,
     "transformer_xl": _transformer_xl(200000),
     "transformer_xl_wiki103_large": _transformer_xl(4000000, warmup=16000),
@@ -133,7 +148,7 @@ def recipe_of(arch: str) -> Recipe:
     """The recipe of an architecture; empty for a plug-in's."""
     if arch not in ARCHITECTURES:
         return {}
+    model = ARCHITECTURES[arch].model
     # Published recipes warm up for more updates than a small model is trained at all.
-    if arch.endswith(("_tiny", "_demo")) and ARCHITECTURES[arch].model in RECIPES:
-        return SMALL
-    return RECIPES.get(arch, RECIPES.get(ARCHITECTURES[arch].model, {}))
+    of_model = SMALL if arch.endswith(("_tiny", "_demo")) and model in RECIPES else RECIPES.get(model, {})
+    return RECIPES.get(arch, of_model)

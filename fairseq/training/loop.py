@@ -20,6 +20,7 @@ from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.store import copied
 from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import Sample
+from fairseq.data.folders import check_validation
 from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import Interruption, Job, World
 from fairseq.errors import UserError
@@ -29,6 +30,7 @@ from fairseq.system.terminal import closed_pipes, log_to_stderr
 from fairseq.training import log, resumption, stages
 from fairseq.training.due import Due
 from fairseq.training.effective import check_outputs
+from fairseq.training.length import with_max_update
 from fairseq.training.log import Clock
 from fairseq.training.nonfinite import NonFinite
 from fairseq.training.profiling import Observer, profiling
@@ -44,6 +46,8 @@ _FAILURE = "failure"
 
 def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
     """Return the job of a training run, which :func:`fairseq.distributed.run` runs on as many processes as it needs."""
+    if not settings.checkpoint.disable_validation:
+        check_validation(settings.data_path, settings.data.valid_subset)
     return Job(run_process, settings, settings.common, settings.distributed)
 
 
@@ -78,6 +82,7 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
         if manager is not None:
             check_recorders(settings.common)
             check_outputs(settings)
+        settings = with_max_update(settings, world.size)
         planned = stages.plan(settings)
         origin = resumption.first_origin(settings.checkpoint.finetune_from_model, settings.distributed, world, manager)
         settings = resumption.at_version(settings, (origin.state or {}).get("args") or {})

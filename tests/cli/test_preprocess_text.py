@@ -194,7 +194,7 @@ def test_parts_of_plug_ins_are_found_by_name(tmp_path: Path) -> None:
 CODES = SubwordNMT.learn({"".join(word): 2 for word in itertools.product("abcde", "fghij", "klmno")}, 120)
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "codes without kind": ({"bpe_codes": "x"}, "--bpe-codes: needs the kind"),
-    "learning without kind": ({"learn_bpe": 9}, "--learn-bpe: needs the kind"),
+    "too few to learn": ({"learn_bpe": 9}, "--learn-bpe 9: byte-level symbols include 256 bytes"),
     "no codes": ({"bpe": "hf"}, "--bpe hf: give either --bpe-codes FILE, or --learn-bpe N"),
     "both": ({"bpe": "subword_nmt", "bpe_codes": "x", "learn_bpe": 4}, "give either --bpe-codes"),
     "missing": ({"bpe": "subword_nmt", "bpe_codes": "nowhere"}, "--bpe-codes nowhere: file not found"),

@@ -12,13 +12,13 @@ from fairseq.config.fields import flag
 from fairseq.config.registry import register_lr_scheduler
 from fairseq.config.settings import RateConfig
 from fairseq.errors import SettingError
-from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import Schedule, single_rate, warmed_up
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import Schedule, WarmupConfig, single_rate, warmed_up
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class CosineConfig(RateConfig):
+class CosineConfig(WarmupConfig):
     """Cosine annealing with warm restarts. With ``--max-lr`` as in fairseq 0.9, without it as in 0.10."""
 
     max_lr: float | None = flag(None, "maximum; `lr` is then the minimum (default: `lr`, from `min_lr`)", above=0)
@@ -46,13 +46,17 @@ class CosineConfig(RateConfig):
     @property
     def period(self) -> float:
         """Updates of the first period; SettingError if it is left open, as is the length of training."""
-        period = self.lr_period_updates if self.lr_period_updates > 0 else float(self.max_update - self.warmup_updates)
+        period = self.lr_period_updates if self.lr_period_updates > 0 else float(self.max_update - self.warmup)
         if period <= 0:
             raise SettingError(
                 "`lr_period_updates`: needed by `lr_scheduler` cosine unless `max_update` is greater than "
-                f"`warmup_updates` {self.warmup_updates}; give one of them"
+                f"{self.warmup_as_set}; give one of them"
             )
         return period
+
+    @property
+    def needs_max_update(self) -> bool:
+        return super().needs_max_update or (self.max_update <= 0 and self.lr_period_updates <= 0)
 
     def check(self) -> None:
         highest = self.rates[1]
@@ -77,10 +81,10 @@ class CosineSchedule(Schedule):
 
     def rate(self, updates: int) -> float:
         config, (low, high), period = self.config, self.config.rates, self.config.period
-        if updates < config.warmup_updates:
+        if updates < config.warmup:
             initial = config.warmup_init_lr if config.warmup_init_lr >= 0 else low
-            return warmed_up(updates, config.warmup_updates, initial, high)
-        since, index = float(updates - config.warmup_updates), 0
+            return warmed_up(updates, config.warmup, initial, high)
+        since, index = float(updates - config.warmup), 0
         # Equal periods need no loop over all that have passed.
         if config.t_mult == 1:
             index = int(since // period)

@@ -9,10 +9,11 @@ from typing import Any
 
 from fairseq.config.fields import flag
 from fairseq.config.registry import register_lr_scheduler
-from fairseq.config.settings import RateConfig
+from fairseq.config.settings import RateConfig, whole_share
 from fairseq.errors import SettingError
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import (
     Schedule,
+    WarmupConfig,
     check_warmup,
     rate_of_epoch,
     single_rate,
@@ -24,14 +25,13 @@ DECAY_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class FixedConfig(RateConfig):
+class FixedConfig(WarmupConfig):
     """Fixed learning rates."""
 
     force_anneal: int | None = flag(
         None, "first epoch in which the rate shrinks instead of following `lr`", aliases=("--fa",), low=1
     )
     lr_shrink: float = flag(0.1, "factor of the rate each epoch from `force_anneal` on", above=0)
-    warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
 
 
 @register_lr_scheduler("fixed", dataclass=FixedConfig)
@@ -51,11 +51,11 @@ class FixedSchedule(Schedule):
 
     def rate(self, updates: int) -> float:
         # fairseq's warmup of this schedule begins at 1 / w; the others begin at their initial rate.
-        return self.lr * min(1.0, (updates + 1) / max(self.config.warmup_updates, 1))
+        return self.lr * min(1.0, (updates + 1) / max(self.config.warmup, 1))
 
 
 @dataclass(frozen=True)
-class InverseSqrtConfig(RateConfig):
+class InverseSqrtConfig(WarmupConfig):
     """Inverse square root schedule."""
 
     warmup_updates: int = flag(4000, "warmup updates until `lr`", low=0)
@@ -75,7 +75,7 @@ class InverseSqrtSchedule(Schedule):
     config: InverseSqrtConfig
 
     def rate(self, updates: int) -> float:
-        warmup = self.config.warmup_updates
+        warmup = self.config.warmup
         if updates < warmup:
             return warmed_up(updates, warmup, max(self.config.warmup_init_lr, 0.0), self.lr)
         # Without a warmup the decay begins after the first update: 0 has no inverse.
@@ -83,20 +83,18 @@ class InverseSqrtSchedule(Schedule):
 
 
 @dataclass(frozen=True)
-class PolynomialDecayConfig(RateConfig):
+class PolynomialDecayConfig(WarmupConfig):
     """Polynomial decay."""
 
     force_anneal: int | None = flag(None, "last epoch that follows a list of `lr`", aliases=("--fa",), low=1)
-    warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
     end_learning_rate: float = flag(0.0, "final rate", low=0)
     power: float = flag(1.0, "exponent of the decay (1: linear)", above=0)
     total_num_update: int = flag(1000000, "updates until the final rate", low=1)
 
     def check(self) -> None:
-        if self.total_num_update <= self.warmup_updates:
+        if not self.needs_max_update and self.total_num_update <= self.warmup:
             raise SettingError(
-                f"`total_num_update` {self.total_num_update}: must be greater than "
-                f"`warmup_updates` {self.warmup_updates}; change one"
+                f"`total_num_update` {self.total_num_update}: must be greater than {self.warmup_as_set}; change one"
             )
         if self.end_learning_rate > min(self.lr):
             raise SettingError(
@@ -117,7 +115,7 @@ class PolynomialDecaySchedule(Schedule):
         return super().step_begin_epoch(epoch)
 
     def rate(self, updates: int) -> float:
-        warmup, end = self.config.warmup_updates, self.config.end_learning_rate
+        warmup, end = self.config.warmup, self.config.end_learning_rate
         if updates < warmup:
             return warmed_up(updates, warmup, 0.0, self.lr)
         remaining = max(0.0, 1 - (updates - warmup) / (self.config.total_num_update - warmup))
@@ -148,6 +146,10 @@ class TriStageConfig(RateConfig):
             raise SettingError(f"`phase_ratio` {text}: needs `max_update`; give it")
         return [int(self.max_update * share) for share in self.phase_ratio]
 
+    @property
+    def needs_max_update(self) -> bool:
+        return self.phase_ratio is not None and self.max_update <= 0
+
     def check(self) -> None:
         single_rate(self, "tri_stage")
         shares = self.phase_ratio
@@ -177,12 +179,12 @@ class TriStageSchedule(Schedule):
 
 
 @dataclass(frozen=True)
-class WSDConfig(RateConfig):
+class WSDConfig(WarmupConfig):
     """Warmup-stable-decay schedule."""
 
-    warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
     total_num_update: int | None = flag(None, "updates until the rate is 0 (default: `max_update`)", low=1)
     decay_updates: int | None = flag(None, "updates of the final decay (default: 20% of all)", low=0)
+    decay_ratio: float | None = flag(None, "final decay as a share of all updates, not `decay_updates`", low=0, high=1)
     decay_shape: str = flag("1-sqrt", "form of the final decay to 0", choices=("1-sqrt", "linear"))
 
     @property
@@ -197,15 +199,20 @@ class WSDConfig(RateConfig):
     @property
     def decay(self) -> int:
         """Updates of the final decay."""
+        if self.decay_ratio is not None:
+            return whole_share(self.total, self.decay_ratio)
         return int(self.total * DECAY_SHARE) if self.decay_updates is None else self.decay_updates
+
+    @property
+    def needs_max_update(self) -> bool:
+        return super().needs_max_update or (self.max_update <= 0 and self.total_num_update is None)
 
     def check(self) -> None:
         single_rate(self, "wsd")
-        known = self.total_num_update or self.max_update
-        if known and self.warmup_updates > self.total - self.decay:
+        if not self.needs_max_update and self.warmup > self.total - self.decay:
             raise SettingError(
-                f"`warmup_updates` {self.warmup_updates}: warmup and the decay's {self.decay} updates exceed the "
-                f"{self.total} updates of training; lower it or `decay_updates`"
+                f"{self.warmup_as_set}: warmup and the decay's {self.decay} updates exceed the "
+                f"{self.total} updates of training; lower it or the decay, or give shares: `warmup_ratio`, `decay_ratio`"
             )
 
 
@@ -223,7 +230,7 @@ class WSDSchedule(Schedule):
     config: WSDConfig
 
     def rate(self, updates: int) -> float:
-        warmup, decay = self.config.warmup_updates, self.config.decay
+        warmup, decay = self.config.warmup, self.config.decay
         start = self.config.total - decay
         if updates < warmup:
             # + 1: no update is spent at rate 0.
@@ -235,13 +242,12 @@ class WSDSchedule(Schedule):
 
 
 @dataclass(frozen=True)
-class ReduceLROnPlateauConfig(RateConfig):
+class ReduceLROnPlateauConfig(WarmupConfig):
     """Reduction on a plateau."""
 
     lr_shrink: float = flag(0.1, "factor of the rate after each plateau", above=0, below=1)
     lr_threshold: float = flag(1e-4, "minimum relative improvement of the validation figure", low=0)
     lr_patience: int = flag(0, "epochs without improvement before the rate shrinks", low=0)
-    warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
     maximize_best_checkpoint_metric: bool = flag(False, "largest validation figure is best")
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: 0)")
 
@@ -261,14 +267,14 @@ class ReduceLROnPlateau(Schedule):
     bad_epochs = 0
 
     def rate(self, updates: int) -> float:
-        warmup = self.config.warmup_updates
+        warmup = self.config.warmup
         if updates < warmup:
             return warmed_up(updates, warmup, max(self.config.warmup_init_lr, 0.0), self.config.lr[0])
         return self.lr
 
     def step(self, epoch: int, val_loss: float | None = None) -> float:
         # The warmup raises the rate, whatever validations say.
-        if val_loss is not None and self.num_updates >= self.config.warmup_updates:
+        if val_loss is not None and self.num_updates >= self.config.warmup:
             if self._is_better(val_loss):
                 self.best, self.bad_epochs = val_loss, 0
             else:

@@ -4,13 +4,40 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.fields import add_flags, typed
+from fairseq.config.fields import add_flags, flag, typed
 from fairseq.config.registry import LR_SCHEDULERS
 from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
 from fairseq.errors import SettingError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+
+
+@dataclass(frozen=True)
+class WarmupConfig(RateConfig):
+    """Warmup of a schedule, whose length is a number of updates or a share of training."""
+
+    warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
+    warmup_ratio: float | None = flag(None, "warmup as a share of `max_update`, not `warmup_updates`", low=0, high=1)
+
+    @property
+    def warmup(self) -> int:
+        """Updates of the warmup; SettingError for a share of a training whose length is left open."""
+        if self.warmup_ratio is None:
+            return self.warmup_updates
+        return self.updates_of("warmup_ratio", self.warmup_ratio)
+
+    @property
+    def warmup_as_set(self) -> str:
+        """The setting of the warmup with its value, for messages."""
+        if self.warmup_ratio is None:
+            return f"`warmup_updates` {self.warmup_updates}"
+        return f"`warmup_ratio` {self.warmup_ratio:g}"
+
+    @property
+    def needs_max_update(self) -> bool:
+        return self.warmup_ratio is not None and self.max_update <= 0
 
 
 @LR_SCHEDULERS.extend
