@@ -163,7 +163,7 @@ class RateConfig(Config):
         return False
 
     def updates_of(self, setting: str, share: float) -> int:
-        """The updates that are a *share* of training, the value of *setting*; SettingError for a training without end."""
+        """The updates that are a *share* of training, the value of *setting*; SettingError without `max_update`."""
         # Not in check(): the length of training may come from a stage, or from the data.
         if self.max_update <= 0:
             raise SettingError(f"`{setting}` {share:g}: a share of `max_update`; give it")

@@ -212,7 +212,7 @@ class WSDConfig(WarmupConfig):
         if not self.needs_max_update and self.warmup > self.total - self.decay:
             raise SettingError(
                 f"{self.warmup_as_set}: warmup and the decay's {self.decay} updates exceed the "
-                f"{self.total} updates of training; lower it or the decay, or give shares: `warmup_ratio`, `decay_ratio`"
+                f"{self.total} updates of training; lower one, or give shares: `warmup_ratio`, `decay_ratio`"
             )
 
 
