@@ -32,14 +32,14 @@ def split_text(path: str, form: TextFormat, shares: Mapping[str, float], folder:
     Raises:
         UserError: the text cannot be read, or is too short to have lines in every part.
     """
-    whole = os.path.join(folder, "whole")
-    with open(whole, "wb") as out:
+    text = os.path.join(folder, "whole")
+    with open(text, "wb") as out:
         for block in read_blocks(path, form):
             # Mistakes are reported here, where lines have the numbers of the file that the user knows.
             lines_of(block, form)
             out.write(block.data)
-    with open(whole, "rb") as file:
-        ends = [*_cuts(file, os.path.getsize(whole), form, list(shares.values())), os.path.getsize(whole)]
+    with open(text, "rb") as file:
+        ends = [*_cuts(file, os.path.getsize(text), form, list(shares.values())), os.path.getsize(text)]
         file.seek(0)
         parts, line = {}, 1
         for name, end in zip(("train", *shares), ends, strict=True):
@@ -49,7 +49,7 @@ def split_text(path: str, form: TextFormat, shares: Mapping[str, float], folder:
                 raise UserError(f"{path}: too short to leave lines for {name}; give each split a text of its own")
             parts[name] = Part(target, line, line + lines - 1)
             line += lines
-    os.remove(whole)
+    os.remove(text)
     return parts
 
 
