@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import subprocess
+import threading
 from pathlib import Path
 
 import naive
@@ -208,6 +210,27 @@ def test_bands_that_cannot_reach_the_best_words_are_not_computed(load):
     assert 0 < sum(skipped) < len(hidden)
     for skips, some, others in zip(skipped, found, expected, strict=True):
         assert not skips or torch.equal(some[1], others[1])
+
+
+@needs_compiler
+def test_the_stack_need_not_hold_a_number_for_each_row(load):
+    reader, rows = Reader(load("bands")), 100_000
+
+    @torch.inference_mode()
+    def read():
+        hidden = torch.randn(4, reader.packed.stack.out_width)
+        _, words = reader.best(hidden.repeat(rows // 4, 1), 20)
+        assert torch.equal(words, reader.best(hidden, 20)[1].repeat(rows // 4, 1))
+        os._exit(7)
+
+    def run():
+        threading.stack_size(512 << 10)
+        threading.Thread(target=read).start()
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    process.join()
+    assert process.exitcode == 7
 
 
 @needs_compiler

@@ -71,6 +71,7 @@ int embed(const Embedding *embedding, const int64_t *tokens, long rows, const fl
 /* ---- the most probable words ---- */
 
 #define NO_WORD INT64_MAX
+#define NUMBER (long)(sizeof(long) / sizeof(float)) /* floats that a whole number takes */
 #define MARGIN 1e-3f /* tolerance for rounding of a band's log-probability */
 
 /* The count most probable words of a row so far: a heap, the least probable one first. */
@@ -164,7 +165,9 @@ static long widest_tail(const Output *output) {
 
 /* size of the scratch memory of best(), in float32 numbers */
 long best_size(const Output *output, long rows, long threads) {
-    return rows * (output->band[0].words.outputs + widest_tail(output) + output->widest + threads * (output->width + output->widest + 1));
+    const long shared = output->band[0].words.outputs + widest_tail(output) + output->widest;
+    const long of_thread = NUMBER + output->width + output->widest + 1;
+    return rows * (shared + threads * of_thread);
 }
 
 /* The count most probable words that are not forbidden, in falling order: scores and words [rows, count] from hidden
@@ -174,13 +177,15 @@ long best_size(const Output *output, long rows, long threads) {
 void best(const Output *output, const float *hidden, long rows, long count, const int64_t *forbidden, long forbidden_count,
           float *scores, int64_t *words, long threads, float *scratch) {
     const long width = output->width, head_width = output->band[0].words.outputs, head_words = output->bounds[1];
-    float *head = scratch, *logits = head + rows * head_width, *narrowed = logits + rows * widest_tail(output);
+    float *head = scratch + threads * rows * NUMBER; /* behind the numbers of active rows, which are aligned so */
+    float *logits = head + rows * head_width, *narrowed = logits + rows * widest_tail(output);
     float *rest = narrowed + rows * output->widest;
     Barrier barrier = {0, 0};
     for (long i = 0; i < rows * count; i++) scores[i] = -INFINITY, words[i] = NO_WORD;
 #pragma omp parallel num_threads(threads)
     {
         Worker worker = this_worker(&barrier);
+        long *active = (long *)scratch + worker.number * rows; /* not on the stack, which a million rows would exceed */
         float *some = rest + worker.number * rows * (width + output->widest + 1); /* hidden states of active rows */
         worker.arranged = some + rows * width;
         const long first = rows * worker.number / worker.count, end = rows * (worker.number + 1) / worker.count;
@@ -193,7 +198,7 @@ void best(const Output *output, const float *hidden, long rows, long count, cons
         wait_for_all(&worker);
         for (long b = 1; b < output->bands; b++) {
             const long low = output->bounds[b], size = output->bounds[b + 1] - low;
-            long active[rows], n = 0;
+            long n = 0;
             for (long r = 0; r < rows; r++) {
                 if (head[r * head_width + head_words + b - 1] + MARGIN < scores[r * count]) continue;
                 memcpy(some + n * width, hidden + r * width, width * sizeof(float));
