@@ -31,9 +31,10 @@ def plan(cfg: DistributedConfig, cpu: bool, gpus: int, environment: Mapping[str,
     """
     # torchrun sets both; one alone may be left over from something else.
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        rank = _number(environment, "RANK")
+        size = _number(environment, "WORLD_SIZE")
+        rank = _number_below(environment, "RANK", size)
         local_rank = _number(environment, "LOCAL_RANK", rank)
-        return Launch(_number(environment, "WORLD_SIZE"), rank, local_rank=local_rank, url="env://")
+        return Launch(size, rank, local_rank=local_rank, url="env://")
     # Flags that name a rendezvous mean processes started by hand, also inside a SLURM job.
     tasks = 1 if cfg.distributed_init_method else _slurm_tasks(environment)
     if tasks > 1 and cfg.distributed_world_size != 1:
@@ -61,7 +62,7 @@ def _slurm_tasks(environment: Mapping[str, str]) -> int:
 
 
 def _from_slurm(cfg: DistributedConfig, tasks: int, gpus: int, environment: Mapping[str, str]) -> Launch:
-    rank = _number(environment, "SLURM_PROCID")
+    rank = _number_below(environment, "SLURM_PROCID", tasks)
     listed = next((environment[n] for n in _NODE_LISTS if n in environment), "")
     counted = next((_number(environment, n) for n in _NODE_COUNTS if n in environment), None)
     nodes = counted or (2 if re.search(r"[,\[]", listed) else 1)
@@ -132,6 +133,14 @@ def _number(environment: Mapping[str, str], name: str, default: int = 0) -> int:
     if not text.isdecimal():
         raise UserError(f"{name}={text}: the variable must be a whole number")
     return int(text)
+
+
+def _number_below(environment: Mapping[str, str], name: str, count: int) -> int:
+    """The number of one of *count* processes: with another one it would wait for a job that has no place for it."""
+    number = _number(environment, name)
+    if number >= count:
+        raise UserError(f"{name}={number}: the environment says {count} processes, which are numbered from 0")
+    return number
 
 
 _NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")

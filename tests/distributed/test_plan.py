@@ -221,6 +221,9 @@ def test_first_host_of_slurms_list(nodes, host):
         ({}, True, 0, {**srun(2, 2), "SLURM_STEP_NODELIST": ""}, "SLURM_NODELIST: not set"),
         ({}, True, 0, {"RANK": "0", "WORLD_SIZE": "-2"}, "WORLD_SIZE=-2: the variable must be a whole number"),
         ({}, True, 0, {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "a"}, "LOCAL_RANK=a: the variable"),
+        ({}, True, 0, {"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: the environment says 2 processes"),
+        ({}, True, 0, {"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0: the environment says 0 processes"),
+        ({}, True, 0, srun(2, 1, rank=2), "SLURM_PROCID=2: the environment says 2 processes"),
         ({}, True, 0, {"RANK": "first", "WORLD_SIZE": "2"}, "RANK=first: the variable must be a whole number"),
     ],
 )
