@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import importlib.util
 import sys
@@ -82,7 +83,7 @@ def _import(name: str, path: Path, folder: str) -> None:
     except BaseException as error:
         # A module that failed half-way must not count as imported.
         sys.modules.pop(name, None)
-        if isinstance(error, UserError) or not isinstance(error, Exception | SystemExit):
+        if isinstance(error, UserError | KeyboardInterrupt):
             raise
         raise UserError(f"`user_dir` {folder}: {_location(error, path)}; correct the plug-in") from None
     _imported.append(str(path))
@@ -107,13 +108,19 @@ def _has_no_code(path: Path) -> bool:
 
 def _location(error: BaseException, path: Path) -> str:
     """The last line of the plug-in at *path* that *error* passed through, and the error."""
-    reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}: {type(error).__name__}: {error.msg}"
-    root = path if path.is_dir() else path.with_suffix(".py")
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if Path(frame.filename).resolve().is_relative_to(root.resolve()):
-            return f"{frame.filename}, line {frame.lineno}: {reason}"
+    text = ""
+    # An exception of the plug-in may raise another one when it is shown.
+    with contextlib.suppress(BaseException):
+        text = str(error)
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    root = (path if path.is_dir() else path.with_suffix(".py")).resolve()
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        # What was compiled from a string may have a name that no file can have.
+        with contextlib.suppress(ValueError, OSError):
+            if Path(file := frame.f_code.co_filename).resolve().is_relative_to(root):
+                return f"{file}, line {line}: {reason}"
     return reason
 
 
