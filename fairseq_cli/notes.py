@@ -90,7 +90,7 @@ def _study(path: str, data: str | None) -> NoteStudy:
     folder = data or str(state["args"].get("data", "")).split(":")[0]
     if not folder or not Path(folder).is_dir():
         raise UserError(f"DATA {folder}: folder not found; give the data folder that {path} was trained with")
-    models, task, _ = load_models([path], folder, {"keep_notes": True}, states=[state])
+    models, task, _ = load_models([path], folder, settings={"keep_notes": True}, states=[state])
     return NoteStudy(models[0], NoteWords.load(folder), task.source_dictionary, path)
 
 

@@ -94,7 +94,9 @@ class SentenceClassifier:
         if not dictionary.is_file():
             raise UserError(f"{dictionary}: file not found; give the data folder of pre-training with `data`")
         # The checkpoint names the folder on the machine it was trained on.
-        [model], task, _ = load_models([path], dictionary.parent, {"data_bin": str(dictionary)}, states=[state])
+        [model], task, _ = load_models(
+            [path], dictionary.parent, settings={"data_bin": str(dictionary)}, states=[state]
+        )
         if not isinstance(model, SentenceModel) or not isinstance(task, SentencePredictionTask):
             raise UserError(f"{path}: {type(model).__name__} is not a classifier of this package")
         return cls(model.to(chosen_device(device)), task)

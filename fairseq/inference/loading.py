@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 EMBEDDINGS = ("decoder.embed_tokens", "encoder.sentence_encoder.embed_tokens")
 
+OVERRIDES = "`model_overrides`"
 CHOICES = {"task": TASKS, "criterion": CRITERIONS}
 OF_THE_COMMAND = frozenset({*fields.defaults(CommonConfig), "dataset_impl", "num_workers"})  # not the checkpoint's
 OF_DATA = frozenset({*fields.defaults(DataConfig), "data", "max_sentences"})  # read by no model
@@ -62,13 +64,43 @@ def load_models(
         UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not match, or it was
             trained with another dictionary.
     """
-    flags, extensions = dict(settings or {}), [EXTENSIONS[name] for name in EXTENSIONS]
+    try:
+        return _load(paths, data, overrides or {}, settings or {}, states)
+    except UserError as error:
+        message = error.args[0]
+        if overrides and not message.startswith(OVERRIDES) and _loads(paths, data, settings or {}, states):
+            # The file is all right: its settings as they are fit it.
+            raise UserError(f"{OVERRIDES} {fields.shortened(overrides)}: {message}") from None
+        raise
+
+
+def _loads(
+    paths: Sequence[str | Path],
+    data: str | Path,
+    settings: Mapping[str, Any],
+    states: Sequence[Mapping[str, Any]] | None,
+) -> bool:
+    """Return whether the models can be loaded without overrides."""
+    with contextlib.suppress(UserError):
+        _load(paths, data, {}, settings, states)
+        return True
+    return False
+
+
+def _load(
+    paths: Sequence[str | Path],
+    data: str | Path,
+    overrides: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    states: Sequence[Mapping[str, Any]] | None,
+) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
+    flags, extensions = dict(settings), [EXTENSIONS[name] for name in EXTENSIONS]
     models, task, first = [], None, None
     for number, path in enumerate(map(str, map(find_checkpoint, paths))):
         state = checkpoint.load(path) if states is None else states[number]
-        args = _arguments(path, state["args"], overrides or {}, flags)
+        args = _arguments(path, state["args"], overrides, flags)
         args, parameters = finished(args, state["model"])
-        args = {**args, "task": (overrides or {}).get("task", args["task"]), "data": str(data)}
+        args = {**args, "task": overrides.get("task", args["task"]), "data": str(data)}
         if task is None:
             first = typed_settings(functools.reduce(lambda args, part: part.measured(args), extensions, args))
             from_file = os.path.isfile(data)
@@ -157,11 +189,11 @@ def _check_overrides(
         if name in OF_DATA:
             if name in flags or name not in fields.defaults(DataConfig):
                 flag = "DATA" if name == "data" else f"`{name}`"
-                logger.warning("`model_overrides` %s: no effect; give %s", name, flag)
+                logger.warning("%s %s: no effect; give %s", OVERRIDES, name, flag)
         elif name in OF_THE_COMMAND and name in flags:
-            raise UserError(f"`model_overrides` {name}: not a setting of the model; give `{name}`")
+            raise UserError(f"{OVERRIDES} {name}: not a setting of the model; give `{name}`")
         elif name not in read:
-            raise UserError(f"`model_overrides` {name}: no such setting of {args['arch']}; {nearest(name, read)}")
+            raise UserError(f"{OVERRIDES} {name}: no such setting of {args['arch']}; {nearest(name, read)}")
 
 
 def _check_memory_settings(arch: str, flags: Mapping[str, Any]) -> None:

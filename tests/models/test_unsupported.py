@@ -81,6 +81,24 @@ def test_an_override_that_nothing_reads_is_refused(name: str, hint: str) -> None
         LanguageModel.from_pretrained(BASELINE, runs.DATA, overrides={name: 1})
 
 
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("arch", "none"), ("arch", "bert_tiny"), ("decoder_layers", 3), ("decoder_layers", "x"), ("task", "masked_lm"),
+        ("tokens_per_sample", "x"), ("dropout", 2), ("alibi", True),
+    ],
+)  # fmt: skip
+def test_an_override_that_does_not_fit_is_named_not_the_file_that_does(name: str, value: object) -> None:
+    with user_error(f"^--model-overrides {{'{name}': {value!r}}}: "):
+        LanguageModel.from_pretrained(BASELINE, runs.DATA, overrides={name: value})
+
+
+def test_a_file_that_does_not_fit_is_named_not_its_override(tmp_path: Path) -> None:
+    path = with_settings(tmp_path, alibi=True)
+    with user_error(f"^{path}: alibi=True is not implemented"):
+        LanguageModel.from_pretrained(path, runs.DATA, overrides={"dropout": 0.3})
+
+
 def test_an_override_of_data_that_a_command_reads_from_its_flags_is_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
