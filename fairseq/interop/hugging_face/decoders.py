@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, MODELS
-from fairseq.errors import UserError
+from fairseq.errors import UserError, first_of
 from fairseq.inference.predictor import reach
 from fairseq.interop.hugging_face.model_folder import CONFIG
 from fairseq.interop.pickles.named_tensors import Tensors
@@ -83,6 +83,9 @@ def restored(
         raise UserError(f"{file}: settings name the model {arch[:40]!r}; known: {', '.join(NAMES.values())}")
     kind = MODELS[ARCHITECTURES[arch].model]
     assert kind.config_class is not None
+    # Nothing would check their values, and all settings go into the checkpoint.
+    if foreign := sorted(settings.keys() - fields.defaults(kind.config_class).keys() - {"arch"}):
+        raise UserError(f"{file}: settings: {first_of(foreign)}: {arch} has no such setting; remove it")
     try:
         cfg = fields.typed(kind.config_class, dict(settings))
     # An error of the file: `fairseq-import` has no flags of these names.
