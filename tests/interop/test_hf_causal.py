@@ -258,6 +258,9 @@ def test_a_folder_with_files_and_flags_of_other_models_are_refused(tmp_path: Pat
         exported(source, tmp_path / "hf", "--half", "generator")
     with pytest.raises(UserError, match="missing.json"):
         exported(source, tmp_path / "hf", "--results", tmp_path / "missing.json")
+    (tmp_path / "results.json").write_text('{"tokens": 10.5}')
+    with user_error(f"--results {tmp_path}/results.json: tokens 10.5: must be a whole number"):
+        exported(source, tmp_path / "hf", "--results", tmp_path / "results.json")
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "notes.txt").write_text("mine")
     with user_error("--out .*: is a file or not empty; give a new folder"):

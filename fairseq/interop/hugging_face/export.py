@@ -16,6 +16,7 @@ import yaml
 from torch import Tensor
 
 from fairseq.checkpoint.manager import DICTIONARY, MILESTONE
+from fairseq.errors import UserError
 from fairseq.inference.loading import check_no_begin
 from fairseq.interop.hugging_face import decoders
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
@@ -70,7 +71,7 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     check_no_begin(task, job.source)
     tokenizer = find_tokenizer(dictionary.path or job.source, dictionary.symbols)
     files = tokenizer_files(tokenizer, dictionary, config["max_position_embeddings"])
-    results = read_json(Path(job.results)) if job.results is not None else {}
+    results = _results(job.results) if job.results is not None else {}
     tensors = decoders.tensors(model)
     card = "\n".join(_card(config, state, results, sum(value.numel() for value in tensors.values()))) + "\n"
     code = sources((*CODE, *files.adapters), {"decoder_parts": decoders.parts(model), **files.parts})
@@ -82,6 +83,15 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
         tokenizer.save(job.out, dictionary.symbols)
     write_model(job.out, tensors, {**_header(dictionary), **config})
     return f"{CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True"
+
+
+def _results(path: str) -> dict[str, Any]:
+    """Read the ``results.json`` at *path*; UserError if it is none, or a count is no whole number."""
+    results = read_json(Path(path))
+    for name, (_, form) in FIGURES.items():
+        if form.endswith("d") and isinstance(value := results.get(name), float):
+            raise UserError(f"`results` {path}: {name} {value}: must be a whole number; give a file of fairseq-eval-lm")
+    return results
 
 
 def revisions(folder: Path) -> dict[str, Path]:
