@@ -257,9 +257,10 @@ class LanguageModel:
         weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()]
         begin = self.dictionary.begin() if self.add_bos_token else None
         key = id(self.model), begin, weights
-        if self._reader is None or self._reader[0] != key:
-            self._reader = key, Reader(self.model, begin=begin)
-        return self._reader[1]
+        cached = self._reader  # read once: another thread may replace it
+        if cached is None or cached[0] != key:
+            cached = self._reader = key, Reader(self.model, begin=begin)
+        return cached[1]
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of *tokens*; the symbol at the end of a line is a line feed."""

@@ -251,12 +251,13 @@ def _room(words: int) -> Tensor:
 
 
 def _compiled() -> Any:
-    compiled = fused.library("attention", _SOURCE)
-    if compiled is not None:
-        # By default a result has 32 bits.
-        for size in (compiled.attention_scratch, compiled.attention_sums, compiled.attention_size):
-            size.restype = ctypes.c_long
-    return compiled
+    return fused.library("attention", _SOURCE, _declare)
+
+
+def _declare(compiled: ctypes.CDLL) -> None:
+    # By default a result has 32 bits.
+    for size in (compiled.attention_scratch, compiled.attention_sums, compiled.attention_size):
+        size.restype = ctypes.c_long
 
 
 def _readable(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +91,7 @@ class KeyValueCache:
     Attributes:
         before: inputs of :class:`~fairseq.modules.positions.TokenShift` that precede the next token: [B, R, C]; None
             where a segment begins, as in training.
+        bound: arguments of the kernels that last added to these layers.
     """
 
     layers: list[LayerCache]
@@ -98,6 +100,7 @@ class KeyValueCache:
     length: int = 0
     in_segment: int = 0
     before: Tensor | None = None
+    bound: Any = field(default=None, repr=False, compare=False)
 
     @property
     def room(self) -> int:

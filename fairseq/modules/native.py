@@ -15,7 +15,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -33,7 +33,9 @@ _LOADED = itertools.count()
 
 
 @functools.cache
-def library(work: str, source: Path) -> ctypes.CDLL | None:
+def library(
+    work: str, source: Path, declare: Callable[[ctypes.CDLL], None] = lambda compiled: None
+) -> ctypes.CDLL | None:
     """The compiled kernels of *source*; None, with a warning, if they cannot be compiled or loaded.
 
     The environment's ``CC`` and ``CFLAGS`` are the compiler and additional flags.
@@ -41,17 +43,27 @@ def library(work: str, source: Path) -> ctypes.CDLL | None:
     Args:
         work: what the kernels are for, in the warning.
         source: a file in C; its folder and this one hold the headers.
+        declare: sets the types of the functions' arguments and results, before any thread calls one.
     """
     # Masks are drawn as words of 64 bits and read as bytes, in the order of little-endian machines.
     if sys.byteorder != "little" or os.name != "posix":
         return None
     try:
         with _compiled(source) as path:
-            return ctypes.CDLL(path)
+            compiled = ctypes.CDLL(path)
+        declare(compiled)
+        _survive_forks()
+        return compiled
     # `shlex` raises ValueError for quotes in CC that are not closed.
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         logger.warning("%s kernels: not compiled (%s); %s uses torch and is slower", work, _reason(error), work)
         return None
+
+
+@functools.cache
+def _survive_forks() -> None:
+    """Let a process that is forked from this one compute by one thread: OpenMP would wait for those of its parent."""
+    os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 
 @contextlib.contextmanager

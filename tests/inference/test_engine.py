@@ -72,14 +72,14 @@ int main() {
         int kind = type == INT8 ? 0 : type, size = kind ? 2 : 4;
         Layer layer = {matrix(type, 3 * inner, width), matrix(type, width, inner), matrix(type, ffn, width),
                        matrix(type, width, ffn), calloc(2 * width, 4), calloc(2 * width, 4), NULL, calloc(inner, 4)};
-        Stack stack = {1, width, heads, dim, ffn, 1, RELU, 1, 1e-5f, &layer, NULL, {0}};
+        Stack stack = {1, width, heads, dim, ffn, 1, RELU, 1e-5f, &layer, NULL, {0}};
         LayerCache own = {calloc(rows * heads * length * dim, size), calloc(rows * heads * length * dim, size),
                           calloc(length * 3 * inner, size), calloc(heads * length * dim, size),
                           calloc(heads * length, 4)};
         Cache cache = {kind, rows, length, 3 * inner, 0, 0, &own};
         float *x = calloc(rows * length * width, 4), *y = calloc(rows * length * width, 4),
-              *scratch = malloc(4 * scratch_size(&stack, &cache));
-        steps(&stack, &cache, x, length, y, scratch);
+              *scratch = malloc(4 * scratch_size(&stack, &cache, 1));
+        steps(&stack, &cache, x, length, y, 1, scratch);
         float *s2 = malloc(4 * rows * (width + 1)), *y2 = malloc(4 * rows * ffn);
         linear(&layer.fc1, x, rows, y2, 1, s2);
         long bounds[] = {0, 20, 41, 60};

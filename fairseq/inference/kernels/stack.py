@@ -24,17 +24,19 @@ ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2, "tanh":
 
 def decoding_kernels() -> ctypes.CDLL | None:
     """The compiled kernels; None, with a warning, if they cannot be compiled."""
-    compiled = library("decoding", Path(__file__).with_name("step.c"))
-    if compiled is not None:
-        address, number = ctypes.c_void_p, ctypes.c_long
-        compiled.steps.argtypes = (address, address, address, number, address, address)
-        compiled.linear.argtypes = (address, address, number, address, number, address)
-        compiled.embed.argtypes = (address, address, number, address, address, number, address)
-        compiled.best.argtypes = (address, address, number, number, address, number, address, address, number, address)
-        compiled.scratch_size.argtypes, compiled.best_size.argtypes = (address, address), (address, number, number)
-        # ctypes takes results for C's int, which would cut sizes of 64 bits.
-        compiled.scratch_size.restype = compiled.best_size.restype = number
-    return compiled
+    return library("decoding", Path(__file__).with_name("step.c"), _declare)
+
+
+def _declare(compiled: ctypes.CDLL) -> None:
+    address, number = ctypes.c_void_p, ctypes.c_long
+    compiled.steps.argtypes = (address, address, address, number, address, number, address)
+    compiled.linear.argtypes = (address, address, number, address, number, address)
+    compiled.embed.argtypes = (address, address, number, address, address, number, address)
+    compiled.best.argtypes = (address, address, number, number, address, number, address, address, number, address)
+    compiled.scratch_size.argtypes = (address, address, number)
+    compiled.best_size.argtypes = (address, number, number)
+    # ctypes takes results for C's int, which would cut sizes of 64 bits.
+    compiled.scratch_size.restype = compiled.best_size.restype = number
 
 
 def threads_for(work: int) -> int:
@@ -52,7 +54,7 @@ class _Layer(ctypes.Structure):
 
 class _Stack(ctypes.Structure):
     _fields_ = [
-        *longs("layers", "width", "heads", "head_dim", "ffn_width", "pre_norm", "activation", "threads"),
+        *longs("layers", "width", "heads", "head_dim", "ffn_width", "pre_norm", "activation"),
         ("norm_eps", ctypes.c_float),
         *pointers("layer", "norm"),
         ("project", Matrix),
@@ -110,12 +112,11 @@ class PackedStack:
         self.out_width = self.width if project is None else project.out_features
         self.struct = _Stack(
             *(len(layers), self.width, attention.num_heads, attention.head_dim, first.fc1.out_features),
-            *(int(first.normalize_before), ACTIVATIONS[first.activation_fn], 1, first.final_layer_norm.eps),
+            *(int(first.normalize_before), ACTIVATIONS[first.activation_fn], first.final_layer_norm.eps),
             ctypes.addressof(packed),
             None if norm is None else self._norm(norm),
             projection,
         )
-        self._bound: _Binding | None = None
 
     def read(self, embedded: Tensor, cache: KeyValueCache, window: int | None = None) -> Tensor:
         """Read tokens one by one and add them to *cache*.
@@ -132,21 +133,22 @@ class PackedStack:
         if tokens > cache.room:
             raise ValueError(f"{tokens} tokens: the cache's segment has room for {cache.room}")
         embedded = embedded.contiguous()
-        self.struct.threads = threads_for(self.size * rows)
-        bound = self._bind(cache)
+        bound = self._bind(cache, threads_for(self.size * rows))
         bound.struct.filled, bound.struct.window = cache.length, window or 0
         hidden = torch.empty(rows, tokens, self.out_width)
+        results = hidden.data_ptr(), bound.threads, bound.scratch.data_ptr()
         stack, caches = ctypes.byref(self.struct), ctypes.byref(bound.struct)
-        self.library.steps(stack, caches, embedded.data_ptr(), tokens, hidden.data_ptr(), bound.scratch.data_ptr())
+        self.library.steps(stack, caches, embedded.data_ptr(), tokens, *results)
         cache.advance(tokens)
         return hidden
 
-    def _bind(self, cache: KeyValueCache) -> _Binding:
+    def _bind(self, cache: KeyValueCache, threads: int) -> _Binding:
         """Pointers to the tensors of *cache*, rebuilt if the tensors have changed since the last step."""
-        bound = self._bound
-        # Other tensors are another cache, or this one after rows were selected.
-        if bound is None or bound.first is not cache.layers[0].keys or bound.threads != self.struct.threads:
-            self._bound = bound = _Binding(cache, self.library, self.struct)
+        # The cache has them: threads of Python share the stack, and each has a cache of its own.
+        bound = cache.bound
+        # Other tensors are those after rows were selected.
+        if not (isinstance(bound, _Binding) and bound.fits(self, cache, threads)):
+            cache.bound = bound = _Binding(self, cache, threads)
         return bound
 
     def _layer(self, layer: Any, biases: Any) -> _Layer:
@@ -178,12 +180,13 @@ class _Binding:
     """Kernel arguments for a cache.
 
     Attributes:
-        first: keys of the first layer; other keys mean another cache.
-        scratch: float32 working memory.
+        stack: the layers that read.
+        first: keys of the first layer; other keys mean other tensors.
+        scratch: float32 working memory of *threads*.
         objects: what the structures point to.
     """
 
-    def __init__(self, cache: KeyValueCache, library: ctypes.CDLL, stack: _Stack) -> None:
+    def __init__(self, stack: PackedStack, cache: KeyValueCache, threads: int) -> None:
         scores: list[Tensor] = []
         layers = (_LayerCache * len(cache.layers))()
         for number, layer in enumerate(cache.layers):
@@ -197,11 +200,16 @@ class _Binding:
                     tensors.append(scores[-1])
             layers[number] = _LayerCache(*map(pointer, tensors))
         self.objects = layers, scores, [*cache.layers]
-        self.first, self.threads = cache.layers[0].keys, stack.threads
+        self.stack, self.first, self.threads = stack, cache.layers[0].keys, threads
         rows, _, length, _ = self.first.shape
         stride = cache.layers[0].bias.stride(0)
         self.struct = _Cache(TYPES[self.first.dtype], rows, length, stride, 0, 0, ctypes.addressof(layers))
-        self.scratch = torch.empty(library.scratch_size(ctypes.byref(stack), ctypes.byref(self.struct)))
+        size = stack.library.scratch_size(ctypes.byref(stack.struct), ctypes.byref(self.struct), threads)
+        self.scratch = torch.empty(size)
+
+    def fits(self, stack: PackedStack, cache: KeyValueCache, threads: int) -> bool:
+        """Whether these are the arguments for *stack* and *cache*, by so many threads."""
+        return self.stack is stack and self.first is cache.layers[0].keys and self.threads == threads
 
 
 def linear(library: ctypes.CDLL, matrix: Matrix, x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ typedef struct {
 } Layer;
 
 typedef struct {
-    long layers, width, heads, head_dim, ffn_width, pre_norm, activation, threads;
+    long layers, width, heads, head_dim, ffn_width, pre_norm, activation;
     float norm_eps;
     const Layer *layer;
     const float *norm; /* after the last layer, or NULL */
@@ -248,16 +248,18 @@ static long of_worker(const Stack *stack, const Cache *cache) {
 }
 
 /* size of the scratch memory of steps(), in float32 numbers */
-long scratch_size(const Stack *stack, const Cache *cache) {
+long scratch_size(const Stack *stack, const Cache *cache, long threads) {
     long inner = stack->heads * stack->head_dim;
     return cache->rows * (stack->width + 4 * inner + stack->ffn_width) +
-           stack->threads * (3 * inner + of_worker(stack, cache));
+           threads * (3 * inner + of_worker(stack, cache));
 }
 
-/* Read tokens one by one.
+/* Read tokens one by one. Several threads of a program may call it at once: the stack is only read, and cache and
+ * scratch belong to one call.
  *
  * embedded: [B, T, C]; hidden: [B, T, C'] in the width of the output; scratch: scratch_size() floats. */
-void steps(const Stack *stack, const Cache *cache, const float *embedded, long tokens, float *hidden, float *scratch) {
+void steps(const Stack *stack, const Cache *cache, const float *embedded, long tokens, float *hidden, long threads,
+           float *scratch) {
     const long rows = cache->rows, width = stack->width, inner = stack->heads * stack->head_dim;
     const long out_width = stack->project.weight ? stack->project.outputs : width;
     Barrier barrier = {0, 0};
@@ -267,8 +269,8 @@ void steps(const Stack *stack, const Cache *cache, const float *embedded, long t
     shared.attended = shared.qkv + rows * 3 * inner;
     shared.inner = shared.attended + rows * inner;
     shared.bias = shared.inner + rows * stack->ffn_width;
-    float *rest = shared.bias + stack->threads * 3 * inner;
-#pragma omp parallel num_threads(stack->threads)
+    float *rest = shared.bias + threads * 3 * inner;
+#pragma omp parallel num_threads(threads)
     {
         Worker worker = this_worker(&barrier);
         worker.normed = rest + worker.number * of_worker(stack, cache);

@@ -1,0 +1,122 @@
+"""Threads of Python that call all kernels at once; what each call gives alone must come of it.
+
+    python tests/kernels/calls.py ROUNDS
+
+Two read with one model, one row and many, which kernels compute by different numbers of threads; two train.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import runs
+
+from fairseq.hub import LanguageModel
+from fairseq.inference.kernels import stack
+from fairseq.modules import fused, fused_attention
+
+Call = Callable[[], list[Tensor]]
+
+
+class Late:
+    """A library whose kernels begin after other threads have come as far: what they share would be theirs by then."""
+
+    def __init__(self, library: Any) -> None:
+        self.library = library
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            time.sleep(1e-4)
+            return getattr(self.library, name)(*arguments)
+
+        return call
+
+
+def reading(model: LanguageModel, rows: int) -> Call:
+    """Tokens read one by one by the kernels: hidden states, log-probabilities and the best words."""
+    tokens = torch.randint(4, len(model.dictionary), (rows, 12), generator=torch.Generator().manual_seed(rows))
+
+    def read() -> list[Tensor]:
+        results: list[Tensor] = []
+        with torch.inference_mode():
+            reader = model.reader()
+            cache = reader.new_cache(rows)
+            for column in tokens.t():
+                hidden = reader.read(column[:, None], cache)[:, -1]
+                results += [hidden, reader.log_probs(hidden), *reader.best(hidden, 5)]
+        return results
+
+    return read
+
+
+def training(dtype: torch.dtype) -> Call:
+    """All kernels of training, forward and backward."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(2, 3, 48, 16, generator=generator).to(dtype) for _ in range(6)]
+    wide = torch.randn(96, 1 << 11, generator=generator).to(dtype)
+    target = torch.randint(1 << 11, (96,), generator=generator)
+
+    def train() -> list[Tensor]:
+        query, distance, key, value, past, past_value = (x.clone().requires_grad_() for x in inputs)
+        table = torch.linspace(-1, 1, 3 * 96 * 16).view(3, 96, 16).to(dtype).requires_grad_()
+        keys, values, x = [past, key], [past_value, value], wide.clone().requires_grad_()
+        attended = [
+            fused_attention.attention(query, keys, values, None, 0.1, causal=True),
+            fused_attention.relative_attention(query, distance, keys, values, table, None, 0.1),
+        ]
+        dropped = [fused.dropout(x, 0.3), fused.dropout(x, 0.3, wide), fused.relu_dropout(x, 0.3)]
+        results = [y for y in (*attended, *dropped) if y is not None]
+        leaves = [query, distance, key, value, past, past_value, table, x]
+        gradients = torch.autograd.grad([y.float().square().sum() for y in results], leaves)
+        logits, sums = wide.clone(), torch.zeros(1 << 11)
+        losses = fused.cross_entropy(logits, target, True)
+        fused.add_column_sums_(sums, wide)
+        found = [*results, *gradients, losses, logits, sums, *(fused.transposed(wide) or ())]
+        return [y for y in found if y is not None]
+
+    return train
+
+
+def main(rounds: int) -> None:
+    """Exit with a message where a result differs."""
+    torch.set_num_threads(2)
+    # Noise is drawn from one generator for all threads; here each has the same.
+    fused.draw_seed = lambda: 7
+    model = LanguageModel.from_pretrained(runs.GOLDEN / "shortformer_stage2.pt", runs.DATA)
+    packed = model.reader().packed
+    if packed is None:
+        sys.exit("no compiled kernels")
+    packed.stack.library = Late(packed.stack.library)  # type: ignore[assignment]
+    # One row is read by one thread, 16 by two.
+    stack.LEAST_WORK = 4 * packed.stack.size
+    calls = [reading(model, 1), reading(model, 16), training(torch.float32), training(torch.bfloat16)]
+    expected = [call() for call in calls]
+    differing: list[int] = []
+    errors: list[threading.ExceptHookArgs] = []
+    threading.excepthook = errors.append
+
+    def repeat(number: int) -> None:
+        for _ in range(rounds):
+            if not all(map(torch.equal, calls[number](), expected[number])):
+                differing.append(number)
+
+    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if differing or errors:
+        sys.exit(f"differing results of calls {sorted(set(differing))}, errors {errors}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
