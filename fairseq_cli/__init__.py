@@ -3,6 +3,7 @@
 What a user got wrong, in flags or in files, ends a ``main`` with a :class:`~fairseq.errors.UserError`.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -33,6 +34,19 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
             options.run_command(main, make_parser)
 
     return cli_main
+
+
+def program(name: str) -> Callable[..., Any]:
+    """Return the function that does the work of a command: ``main`` of the module ``fairseq_cli.NAME_program``.
+
+    That module, and with it torch, is imported at the first call: a command line that is wrong, or asks for help, is
+    answered before.
+    """
+
+    def main(*args: Any, **kwargs: Any) -> Any:
+        return importlib.import_module(f"fairseq_cli.{name}_program").main(*args, **kwargs)
+
+    return main
 
 
 def _is_command(program: str) -> bool:

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import time
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from fairseq.config.command_settings import GenerationConfig, ShardConfig, TextFormatConfig
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import flag
 from fairseq.config.parser import Parser
-from fairseq.config.settings import CommonConfig, DistributedConfig
-from fairseq.data.indexed_dataset import Corpus
-from fairseq.distributed import World
-from fairseq.errors import UserError
-from fairseq.inference import passages
-from fairseq.inference.passages import Passage
-from fairseq.inference.writer import Writer, check_samples
-from fairseq.interop.fairseq.generation_lines import lines_of
-from fairseq.system.files import atomic_file
-from fairseq.text.raw_text import STDIN
-from fairseq_cli import command
-from fairseq_cli.common import data_and_models, evaluation_parser, progress, read_text, results_folder, run_on_processes
-
-RECORDED = (  # settings in generate.json
-    *("context_tokens", "max_new_tokens", "num_samples", "num_contexts", "sampling", "sampling_topk", "sampling_topp"),
-    *("temperature", "beam", "batch_size", "int8", "model_overrides"),
-)
+from fairseq.config.settings import DistributedConfig
+from fairseq_cli import command, program
+from fairseq_cli.common import evaluation_parser
 
 
 @dataclass(frozen=True)
@@ -58,159 +36,7 @@ def get_generation_parser(default_task: str = "language_modeling") -> Parser:
     return evaluation_parser(description, examples, [GenerateConfig, DistributedConfig], [], hidden=("compile",))
 
 
-def main(args: argparse.Namespace) -> list[Passage]:
-    """Continue contexts of ``--gen-subset``; the texts go to stdout and to ``--results-path``, progress to stderr.
-
-    A passage is printed as soon as it is complete. ``--results-path`` has all complete passages, even if the run is
-    interrupted. With ``--results-format fairseq`` each line of the split is continued, and fairseq's lines are printed.
-
-    Several processes (``--distributed-world-size``, torchrun) share the contexts or lines; the first prints all, in
-    order, when they are complete.
-
-    Returns:
-        The passages; None if the work was done in other processes.
-    """
-    return run_on_processes(generate, args)
-
-
-def generate(args: argparse.Namespace, world: World) -> list[Passage]:
-    """Do the part of this process of *world*; see :func:`main`."""
-    cfg, common = typed(GenerateConfig, args), typed(CommonConfig, args)
-    contexts = _contexts(cfg)
-    data, paths = data_and_models(cfg, args.data)
-    writer = Writer.load(cfg, common, paths, data, vars(args), world.device)
-    if cfg.text is None:
-        name, corpus = cfg.gen_subset, writer.task.corpus(cfg.gen_subset)  # type: ignore[attr-defined]
-    else:
-        name = "stdin" if cfg.text == STDIN else cfg.text
-        corpus = read_text(cfg.text, cfg, data, writer.task.source_dictionary, world)
-    if cfg.finds_hypotheses:
-        _print_hypotheses(cfg, writer, name, corpus, world)
-        return []
-    tokens = corpus.tokens
-    starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, common.seed)
-    writer.warn_of_length({"--context-tokens": cfg.context_tokens})
-    complete: list[Passage] = []
-    begin = time.perf_counter()
-    with results_folder(cfg.results_path):
-        try:
-            for passage in _continue(cfg, common, writer, tokens, starts, world):
-                complete.append(passage)
-                print(passages.as_text(passage, cfg.num_samples, name), flush=True)
-        # Also after an interruption: what was generated in hours is not thrown away.
-        finally:
-            if cfg.results_path is not None and complete:
-                seconds = time.perf_counter() - begin
-                about = {
-                    "checkpoints": paths,
-                    "data": data,
-                    "split": cfg.text or cfg.gen_subset,
-                    "device": str(writer.device),
-                    "settings": {
-                        **{name: getattr(cfg, name) for name in RECORDED},
-                        "seed": writer.seed,
-                        **{name: getattr(common, name) for name in ("fp16", "bf16", "memory_efficient_fp16")},
-                    },
-                    "seconds": seconds,
-                    "tokens_per_second": len(complete) * cfg.max_new_tokens / seconds,
-                }
-                passages.write_results(Path(cfg.results_path), complete, about)
-    return complete
-
-
-def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Corpus, world: World) -> None:
-    """Print fairseq's lines for every line of *corpus*; ``--results-path`` gets them as ``generate-NAME.txt``."""
-    with contextlib.ExitStack() as files:
-        write = None
-        if cfg.results_path is not None and world.is_first:
-            files.enter_context(results_folder(cfg.results_path))
-            write = files.enter_context(_lines_of(Path(cfg.results_path) / f"generate-{Path(name).name}.txt"))
-
-        def texts_of(number: int) -> list[str]:
-            start, size = corpus.offsets[number], corpus.sizes[number]
-            tokens = corpus.tokens[start : start + size - 1].tolist()  # without </s>
-            return list(lines_of(writer, cfg, number, tokens, target=True))
-
-        local = ((number, texts_of(number)) for number in _numbers(cfg, world, len(corpus.sizes)))
-        for _, texts in _of_all(local, world):
-            for text in texts:
-                print(text, flush=True)
-                if write is not None:
-                    write(text)
-
-
-@contextlib.contextmanager
-def _lines_of(path: Path) -> Iterator[Callable[[str], None]]:
-    """A function that adds a line to the file *path*, at once; UserError, also from the function, if it cannot."""
-
-    @contextlib.contextmanager
-    def writing() -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            message = f"--results-path {path}: cannot be written ({error.strerror}); choose another place"
-            raise UserError(message) from None
-
-    def write(line: str) -> None:
-        with writing():
-            print(line, file=file, flush=True)
-
-    # Lines are written as they come, but never through a link that an earlier file left.
-    with atomic_file(path, "--results-path"):
-        pass
-    with writing():
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed below
-    try:
-        yield write
-    finally:
-        # What could not be written was an error before.
-        with contextlib.suppress(OSError):
-            file.close()
-
-
-def _numbers(cfg: GenerateConfig, world: World, count: int) -> range:
-    """The contexts or lines of this process, of *count*."""
-    return range(cfg.shard_id * world.size + world.rank, count, cfg.num_shards * world.size)
-
-
-def _of_all(local: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[Any, Any]]:
-    """The (key, value) pairs of one process as they come; of several all of them by key, on the first one."""
-    if world.size == 1:
-        yield from local
-    else:
-        yield from sorted((item for part in world.gather(list(local)) for item in part), key=lambda item: item[0])
-
-
-def _continue(
-    cfg: GenerateConfig, common: CommonConfig, writer: Writer, tokens: np.ndarray, starts: list[int], world: World
-) -> Iterator[Passage]:
-    """Passages for the contexts at *starts* of *tokens*, in that order, each as soon as it is complete."""
-    length, new = cfg.context_tokens, cfg.max_new_tokens
-    prompts = [tokens[start : start + length].tolist() for start in starts]
-    samples = cfg.num_samples // len(starts)
-    numbers = _numbers(cfg, world, len(starts))
-    show = progress(common, "tokens", world.is_first)
-    texts = _of_all(writer.continue_all(prompts, samples, show, numbers), world)
-    # Contexts are of equal length and so complete in order.
-    for (number, sample), text in texts:
-        start = starts[number]
-        reference = tokens[start + length : start + length + new].tolist()
-        parts = passages.parts_of(writer.detokenizer, prompts[number], text, reference)
-        yield Passage(number * samples + sample + 1, start, sample + 1, *parts)
-
-
-def _contexts(cfg: GenerateConfig) -> int:
-    """Number of different contexts."""
-    contexts = cfg.num_contexts or cfg.num_samples
-    if cfg.num_samples % contexts:
-        raise UserError(
-            f"--num-samples {cfg.num_samples}: must be a multiple of --num-contexts {contexts}, "
-            "so that all contexts have as many continuations"
-        )
-    check_samples(cfg, cfg.num_samples // contexts, contexts)
-    return contexts
-
-
+main = program("generate")
 cli_main = command(main, get_generation_parser)
 
 if __name__ == "__main__":

@@ -2,24 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
-from fairseq.errors import UserError
-from fairseq.evaluation.pairs import accuracies, accuracy_table, read_pairs
-from fairseq.hub import LanguageModel, load_scorer
-from fairseq.interop.harness import harness_model, require_harness, task_data
-from fairseq.system.json_files import write_json
-from fairseq.system.provenance import about_run
-from fairseq_cli import command
-from fairseq_cli.common import results_folder
+from fairseq_cli import command, program
 
 
 @dataclass(frozen=True)
@@ -52,103 +39,7 @@ def get_harness_parser() -> Parser:
     return parser
 
 
-def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Print a table of the tasks' metrics, and write it with ``--results-path``.
-
-    Returns:
-        For each task its metrics.
-    """
-    cfg = fields.typed(HarnessConfig, args)
-    with results_folder(cfg.results_path):
-        if cfg.pairs is not None:
-            return _minimal_pairs(args.checkpoint, cfg.pairs, cfg)
-        return _tasks(args.checkpoint, cfg)
-
-
-def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
-    """Print the metrics of the tasks, and write them with ``--results-path``; return them by task."""
-    require_harness()
-    names = [name for name in (cfg.tasks or "").split(",") if name]
-    if not names:
-        raise UserError("--tasks: name one task or several, separated by commas")
-    if cfg.include_path is not None and not Path(cfg.include_path).is_dir():
-        raise UserError(f"--include-path {cfg.include_path}: folder not found; give one with task files")
-    logging.getLogger("lm_eval").setLevel(logging.WARNING)
-    device = "cpu" if cfg.cpu else "auto"
-    model = harness_model()(checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks, cfg.within_words)
-    metrics = _evaluate(model, names, cfg)
-    for task, of_task in metrics.items():
-        for name, value in of_task.items():
-            print(f"{task}\t{name}\t{value:.6g}")
-    if cfg.results_path is not None:
-        write_json(Path(cfg.results_path) / "results.json", {"tasks": metrics, **about_run()})
-    return metrics
-
-
-def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
-    """Print the table of minimal pairs, and write it with ``--results-path``; return the numbers of each phenomenon."""
-    if cfg.tasks is not None:
-        raise UserError("--pairs: excludes --tasks; run one after the other")
-    pairs = read_pairs(path)[: cfg.limit]
-    model = load_scorer(checkpoint, cfg.data, device="cpu" if cfg.cpu else "auto")
-    texts = [text for pair in pairs for text in (pair.good, pair.bad)]
-    if isinstance(model, LanguageModel):
-        if cfg.within_words:
-            raise UserError("--within-words: the model is a decoder, which masks nothing; leave it out")
-        scored = model.score(texts, cfg.batch_size)
-    else:
-        scored = model.score(texts, cfg.batch_size, within_words=cfg.within_words)
-    # In double: rounding must not decide a pair whose sums are close.
-    totals = [float(lprobs.double().sum()) for _, lprobs in scored]
-    results = accuracies(pairs, totals[::2], totals[1::2])
-    print(*accuracy_table(results), sep="\n")
-    metrics = {name: {"pairs": float(count), "acc": share} for name, (count, share) in results.items()}
-    if cfg.results_path is not None:
-        write_json(Path(cfg.results_path) / "results.json", {"pairs": path, "phenomena": metrics, **about_run()})
-    return metrics
-
-
-def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dict[str, float]]:
-    # Optional, and its import takes seconds.
-    from lm_eval import simple_evaluate
-    from lm_eval.tasks import TaskManager
-
-    manager = None
-    # The harness's own index takes many seconds.
-    if cfg.include_path is not None:
-        manager = TaskManager(include_path=cfg.include_path, include_defaults=False)
-    if manager is None or not all(manager.match_tasks([name]) for name in names):
-        manager = TaskManager(include_path=cfg.include_path)
-    unknown = [name for name in names if not manager.match_tasks([name])]
-    if unknown:
-        raise UserError(f"--tasks {unknown[0]}: no such task; run `lm_eval ls tasks`, or give --include-path")
-    try:
-        with task_data():
-            results = simple_evaluate(
-                model=model,
-                tasks=list(names),
-                task_manager=manager,
-                num_fewshot=cfg.num_fewshot,
-                limit=cfg.limit,
-                bootstrap_iters=cfg.bootstrap_iters,
-                log_samples=False,
-            )
-    # The harness raises it for tasks of images, of code to run, and without data.
-    except ValueError as error:
-        raise UserError(f"--tasks {cfg.tasks}: {' '.join(str(error).split())[:300]}") from error
-    return {task: _numbers(metrics) for task, metrics in results["results"].items()} if results is not None else {}
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics with a value; names without the filter ``none``."""
-    return {
-        # "none" is the name of the filter that changes nothing.
-        name.removesuffix(",none"): float(value)
-        for name, value in metrics.items()
-        if isinstance(value, int | float) and not isinstance(value, bool) and name != "sample_len"
-    }
-
-
+main = program("harness")
 cli_main = command(main, get_harness_parser)
 
 if __name__ == "__main__":

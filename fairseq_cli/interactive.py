@@ -2,31 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import json
-import logging
-import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from fairseq.config.command_settings import GenerationConfig
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import flag
 from fairseq.config.parser import Parser
-from fairseq.config.settings import CommonConfig
-from fairseq.errors import UserError
-from fairseq.inference.writer import Writer, check_samples
-from fairseq.interop.fairseq.generation_lines import lines_of
-from fairseq.system.opening import open_input, read_errors
-from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive, text_line
-from fairseq.text.text_corpus import report_unknown
-from fairseq_cli import command
-from fairseq_cli.common import data_and_models, evaluation_parser, progress
-
-logger = logging.getLogger(__name__)
-
-LARGEST_INPUT = LONGEST_ROW  # bytes of prompts, which are encoded together
+from fairseq_cli import command, program
+from fairseq_cli.common import evaluation_parser
 
 
 @dataclass(frozen=True)
@@ -47,119 +29,7 @@ def get_interactive_generation_parser(default_task: str = "language_modeling") -
     return evaluation_parser(description, examples, [InteractiveConfig], [], hidden=("compile",))
 
 
-def main(args: argparse.Namespace) -> None:
-    """Print the prompts of ``--input`` with their continuations.
-
-    Each line is a prompt; an empty line starts a new text. A sample depends on ``--seed`` and the number of its prompt,
-    not on how prompts are read. Texts are separated by a line of dashes.
-    """
-    cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
-    check_samples(cfg, cfg.num_samples)
-    lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
-    data, paths = data_and_models(cfg, args.data)
-    writer = Writer.load(cfg, common, paths, data, vars(args))
-    # Lines of stdin are answered one by one, as they arrive; the lines of a file are all there.
-    if lines is None or cfg.finds_hypotheses:
-        _answer(_stdin_lines() if lines is None else lines, writer, cfg)
-    else:
-        _answer_together(lines, writer, cfg, common)
-
-
-def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> None:
-    """Continue each of *lines* as soon as it is read, printing token by token."""
-    for number, line in enumerate(lines):
-        [prompt] = _encode([line], writer, number)
-        if cfg.finds_hypotheses:
-            print(*lines_of(writer, cfg, number, prompt[1:], target=False), sep="\n", flush=True)
-            continue
-        for sample in range(cfg.num_samples):
-            _print(cfg, writer, number, sample, prompt, writer.continue_one(prompt, number, sample))
-
-
-def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, common: CommonConfig) -> None:
-    """Continue *lines* in batches; print the texts in their order, each as early as possible."""
-    prompts = _encode(lines, writer)
-    order = iter([(number, sample) for number in range(len(prompts)) for sample in range(cfg.num_samples)])
-    # Batches end in another order than the prompts have; early texts wait for those before them.
-    awaited, outputs = next(order), {}
-    for key, tokens in writer.continue_all(prompts, cfg.num_samples, progress(common, "tokens")):
-        outputs[key] = tokens
-        while awaited in outputs:
-            number, sample = awaited
-            _print(cfg, writer, number, sample, prompts[number], outputs.pop(awaited))
-            # No prompt has this number: after the last text none is awaited.
-            awaited = next(order, (-1, -1))
-
-
-def _encode(lines: list[str], writer: Writer, first: int = 0) -> list[list[int]]:
-    """The tokens of prompts, each after ``</s>``; report unknown words and too long prompts."""
-    eos = writer.task.source_dictionary.eos()
-    prompts, unknown = [], list[str]()
-    for line in lines:
-        tokens, strange = writer.detokenizer.encode(line)
-        prompts.append([eos, *tokens])
-        unknown += strange
-    report_unknown(itertools.chain.from_iterable(prompts), writer.task.source_dictionary, unknown)
-    writer.warn_of_length({f"prompt {first + i + 1}": len(prompt) for i, prompt in enumerate(prompts)})
-    return prompts
-
-
-def _print(
-    cfg: InteractiveConfig, writer: Writer, number: int, sample: int, prompt: list[int], tokens: Iterable[int]
-) -> None:
-    """Print the prompt and its continuation, with ``--json`` as an object, else each token as soon as it is chosen."""
-    text = writer.detokenizer.stream()
-    before = text.add(prompt[1:]) + text.pause()
-    if cfg.json:
-        ids = list(tokens)
-        values = {"prompt": number, "sample": sample, "text": before, "continuation": text.add(ids) + text.end()}
-        print(json.dumps({**values, "tokens": ids}, ensure_ascii=False), flush=True)
-        return
-    if number or sample:
-        print("-" * 8)
-    print(before, end="", flush=True)
-    for token in tokens:
-        print(text.add([token]), end="", flush=True)
-    print(text.end(), flush=True)
-
-
-def _read_file(path: Path) -> list[str]:
-    """The lines of a file of prompts.
-
-    Raises:
-        UserError: the file cannot be read, is empty or is not UTF-8.
-    """
-    with read_errors(f"--input {path}", "give another file, or - for stdin"), open_input(path) as file:
-        # One byte more than the limit shows that there are more, without reading a file of any size.
-        content = file.read(LARGEST_INPUT + 1)
-    if len(content) > LARGEST_INPUT:
-        raise UserError(f"--input {path}: larger than {LARGEST_INPUT >> 20} MiB; split it")
-    if not content:
-        raise UserError(f"--input {path}: is empty; give a file with one prompt per line")
-    lines = content.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
-    return [text_line(line, number, f"--input {path}") for number, line in enumerate(lines, 1)]
-
-
-def _stdin_lines() -> Iterator[str]:
-    """The lines of stdin as they arrive, with a prompt sign on a terminal; bytes that are not UTF-8 become U+FFFD."""
-    asked = sys.stdin.isatty()
-    lines = lines_as_they_arrive("stdin", sys.stdin.buffer)
-    for number in itertools.count(1):
-        if asked:
-            print("> ", end="", file=sys.stderr, flush=True)
-        line = next(lines, b"")
-        if not line:
-            break
-        text = line.rstrip(b"\r\n")
-        try:
-            yield decode_line(text, number)
-        except UnicodeDecodeError as error:  # not the end of a session
-            logger.warning("stdin: line %d, byte %d: not UTF-8, read as U+FFFD", number, error.start + 1)
-            yield decode_line(text, number, "replace")
-    if asked:
-        print(file=sys.stderr)
-
-
+main = program("interactive")
 cli_main = command(main, get_interactive_generation_parser)
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 from fairseq.config.parser import version
-from fairseq.interop.harness import harness_model, task_data
 from fairseq_cli import command
 
 
@@ -14,6 +13,9 @@ def main() -> None:
     if "--version" in sys.argv[1:]:
         print(version())
         return
+    # Imports torch, which takes longer than to show the version.
+    from fairseq.interop.harness import harness_model, task_data
+
     harness_model()  # registers it
     from lm_eval.__main__ import cli_evaluate
 

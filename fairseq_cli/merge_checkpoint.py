@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
-
-from fairseq import checkpoint
-from fairseq.checkpoint import parts
-from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config.parser import Parser
-from fairseq.errors import UserError
-from fairseq.system.files import ARCHIVE, prepare_file
-from fairseq_cli import command
+from fairseq_cli import command, program
 
 
 def get_merge_parser() -> Parser:
@@ -27,24 +19,7 @@ def get_merge_parser() -> Parser:
     return parser
 
 
-def main(args: argparse.Namespace) -> None:
-    """Write the checkpoint in the folder ``args.source`` to the file ``args.target``; all of it is verified."""
-    source = find_checkpoint(args.source)
-    if not source.exists():
-        raise UserError(f"{args.source}: file not found; check the path")
-    if not parts.is_folder(source):
-        raise UserError(f"{args.source}: not a checkpoint of --ddp-backend fully_sharded, which is a folder")
-    # A file beside the parts would make the folder invalid.
-    if Path(args.target).resolve().parent == source.resolve():
-        raise UserError(f"FILE {args.target}: is in the folder of the checkpoint; choose another file")
-    prepare_file("FILE", args.target, begins=ARCHIVE)
-    state = checkpoint.load(source)
-    if args.no_save_optimizer_state:
-        state.pop("last_optimizer_state", None)
-    checkpoint.save(args.target, state)
-    print(f"{args.target}: {Path(args.target).stat().st_size / 2**20:,.1f} MiB")
-
-
+main = program("merge_checkpoint")
 cli_main = command(main, get_merge_parser, logs=False)
 
 if __name__ == "__main__":

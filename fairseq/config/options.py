@@ -204,10 +204,9 @@ def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]
         if name == "arch":
             check_architecture(part)
         parser.chosen[name] = part
-        instance = chosen_part(name, part)
         # The task of an evaluation is the checkpoint's; the few of its flags that matter are among the command's.
-        if name != "task" or "arch" in parser.choices:
-            parts.append((name, part, instance))
+        if name != "task" or "arch" in parser.choices or part not in CHOICES[name]:
+            parts.append((name, part, chosen_part(name, part)))
     tasks = [part for choice, _, part in parts if choice == "task"]
     return parts + [(EXTENSION, n, EXTENSIONS[n]) for task in tasks for n in EXTENSIONS if EXTENSIONS[n].extends(task)]
 

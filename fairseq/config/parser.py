@@ -151,8 +151,8 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message.removeprefix('argument ')}; see --help")
 
     def _owner(self, flag: str) -> str | None:
-        """The error for a flag of parts that are not chosen, if *flag* is one."""
-        for name in self.choices:
+        """The error for a flag of parts that are not chosen, if *flag* is one; without a model no part has flags."""
+        for name in self.choices if "arch" in self.choices else ():
             choice = CHOICES[name]
             owners = [part for part in choice if flag in _flags(chosen_part(name, part))]
             if owners:

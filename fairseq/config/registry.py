@@ -35,7 +35,7 @@ class Registry(Generic[T]):
         default: the part that is chosen without the flag.
         help: what ``--help`` says of the flag, where that is not *kind*.
         aliases: further names of the flag.
-        apart: parts that few runs choose, and the module of each, imported where its name is looked up.
+        apart: the module of each part that is imported only where its name is looked up, not to list names.
         base: the class that every part extends.
     """
 
@@ -106,7 +106,8 @@ class Registry(Generic[T]):
         return part
 
     def __contains__(self, name: str) -> bool:
-        return self._find(name) is not None
+        # A module of its own is not imported: a command line may be wrong, or ask for help.
+        return name in self.apart or self._find(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted({*self.parts(), *self.apart}))
@@ -159,13 +160,19 @@ _MODELS = (
     *("fairseq.models.architectures", "fairseq.notes.tnf"),
 )
 _OF_FAIRSEQ = {"sentence_ranking": "fairseq.interop.fairseq.sentence_ranking"}
+_TASKS = {
+    "language_modeling": "fairseq.tasks.language_modeling",
+    "truncated_bptt_lm": "fairseq.tasks.language_modeling",
+    "masked_lm": "fairseq.tasks.masked_lm",
+    "sentence_prediction": "fairseq.tasks.sentence_prediction",
+    "tnf_masked_lm": "fairseq.notes.extension",
+    **_OF_FAIRSEQ,
+}
 MODELS: Registry[Any] = Registry("model", "--arch", _MODELS)
 ARCHITECTURES: Registry[Architecture] = Registry(
     "architecture", "--arch", _MODELS, default="transformer_lm", aliases=("-a",)
 )
-TASKS: Registry[Any] = Registry(
-    "task", "--task", ("fairseq.tasks", "fairseq.notes.extension"), default="language_modeling", apart=_OF_FAIRSEQ
-)
+TASKS: Registry[Any] = Registry("task", "--task", default="language_modeling", apart=_TASKS)
 CRITERIONS: Registry[Any] = Registry(
     "criterion",
     "--criterion",

@@ -23,7 +23,6 @@ from fairseq.errors import SettingError, UserError
 
 S = TypeVar("S", bound="Settings")
 
-BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 DEFAULT_BATCH_SIZE = 8  # rows, in training without --max-tokens
 DDP_BACKENDS = ("c10d", "pytorch_ddp", "no_c10d", "legacy_ddp", "fully_sharded")
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from fairseq.config.fields import Config, flag
 
+BREAK_MODES = ("none", "complete", "complete_doc", "eos")
+
 
 @dataclass(frozen=True)
 class KernelConfig(Config):
@@ -38,3 +40,22 @@ class AdaptiveCriterionConfig(MeanConfig):
     def band_padding(self) -> bool:
         """Whether one word of each tail band is left out of the loss."""
         return self.adaptive_loss_legacy_padding
+
+
+@dataclass(frozen=True)
+class LanguageModelingTaskConfig(BlockConfig):
+    """Settings of language modelling, some of which evaluations have."""
+
+    sample_break_mode: str = flag(
+        "none",
+        "block boundaries: fixed length, whole lines, lines within documents, single lines",
+        choices=BREAK_MODES,
+    )
+    loss_positions: str = flag(
+        "full",
+        "training targets: every position of a segment, or its second half",
+        choices=("full", "half"),
+    )
+    streams: bool = flag(False, "rows continue from batch to batch, also for models without memory")
+    add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")
+    shuffle_lines: bool = flag(False, "shuffle training lines each epoch, before they are cut into blocks")

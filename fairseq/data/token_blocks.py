@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq.config.settings import BREAK_MODES
+from fairseq.config.shared import BREAK_MODES
 from fairseq.data.block_starts import Piece, boundaries
 from fairseq.data.dataset import Sample
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus, JoinedCorpus

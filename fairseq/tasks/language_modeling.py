@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fairseq.config.fields import flag
 from fairseq.config.registry import register_task
-from fairseq.config.settings import BREAK_MODES, Settings, typed_settings
-from fairseq.config.shared import BlockConfig
+from fairseq.config.settings import Settings, typed_settings
+from fairseq.config.shared import LanguageModelingTaskConfig
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
@@ -25,25 +23,6 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class LanguageModelingTaskConfig(BlockConfig):
-    """Settings of language modelling."""
-
-    sample_break_mode: str = flag(
-        "none",
-        "block boundaries: fixed length, whole lines, lines within documents, single lines",
-        choices=BREAK_MODES,
-    )
-    loss_positions: str = flag(
-        "full",
-        "training targets: every position of a segment, or its second half",
-        choices=("full", "half"),
-    )
-    streams: bool = flag(False, "rows continue from batch to batch, also for models without memory")
-    add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")
-    shuffle_lines: bool = flag(False, "shuffle training lines each epoch, before they are cut into blocks")
 
 
 @register_task("language_modeling", dataclass=LanguageModelingTaskConfig)

@@ -10,7 +10,8 @@ import numpy as np
 
 from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_task
-from fairseq.config.settings import BREAK_MODES, Settings, typed_settings
+from fairseq.config.settings import Settings, typed_settings
+from fairseq.config.shared import BREAK_MODES
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts, word_rule

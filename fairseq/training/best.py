@@ -62,7 +62,7 @@ def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) 
     Its *batches* may be of any number of processes, and of any size unless their number is limited.
     """
     common, data = settings.common, settings.data
-    checksums = getattr(batches.dataset, "checksums", dict)()  # a plug-in's dataset has none
+    checksums: dict[str, str] = getattr(batches.dataset, "checksums", dict)()  # a plug-in's dataset has none
     measured = {
         "best_checkpoint_metric": settings.checkpoint.best_checkpoint_metric,
         "valid_subset": split,

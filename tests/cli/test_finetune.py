@@ -21,7 +21,7 @@ from fairseq.evaluation.classifier import FinetunedRun, Predictions, as_table, b
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.base import Space
-from fairseq_cli import finetune
+from fairseq_cli import finetune, finetune_program
 from fairseq_cli.finetune import get_finetune_parser
 
 
@@ -67,7 +67,7 @@ def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
     def never(args: argparse.Namespace) -> None:
         raise AssertionError("complete runs are not repeated")
 
-    monkeypatch.setattr(finetune, "training_job", never)
+    monkeypatch.setattr(finetune_program, "training_job", never)
     assert finetune.main(arguments(home, *flags)) == report
     with pytest.raises(AssertionError):
         finetune.main(arguments(home, *flags, "--max-epoch 6"))
@@ -108,7 +108,7 @@ def test_a_run_is_repeated_where_what_it_read_or_wrote_has_changed(
         finetune.main(argparse.Namespace(**{**vars(args), **FILES[name]}))
 
     run()
-    monkeypatch.setattr(finetune, "training_job", lambda settings: (_ for _ in ()).throw(InterruptedError))
+    monkeypatch.setattr(finetune_program, "training_job", lambda settings: (_ for _ in ()).throw(InterruptedError))
     run()
     path = tmp_path / name
     if path.suffix == ".pt":

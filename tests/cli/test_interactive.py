@@ -24,7 +24,7 @@ from fairseq.hub import LanguageModel
 from fairseq.inference.text import SPACES, detokenizer_of, never_written
 from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import interactive
+from fairseq_cli import interactive, interactive_program
 from fairseq_cli.interactive import get_interactive_generation_parser
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
@@ -45,7 +45,7 @@ def pipe(monkeypatch):
 
     def fill(content):
         stdin = SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: False)
-        monkeypatch.setattr(interactive.sys, "stdin", stdin)
+        monkeypatch.setattr(interactive_program.sys, "stdin", stdin)
 
     return fill
 
@@ -90,7 +90,9 @@ def test_seed_and_prompt_number_decide_what_is_sampled(pipe, capsys):
 
 def test_tokens_are_shown_as_they_are_chosen(monkeypatch, pipe):
     shown = []
-    monkeypatch.setattr(interactive, "print", lambda *text, **how: shown.append((*text, how["flush"])), raising=False)
+    monkeypatch.setattr(
+        interactive_program, "print", lambda *text, **how: shown.append((*text, how["flush"])), raising=False
+    )
     pipe(b"gres\n")
     run(FLAGS, SAMPLING, "--path", SHORTFORMER)
     assert len(shown) == 27 and all(flush for *_, flush in shown)
@@ -161,7 +163,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_prompt(pipe, capsys, tmp_path
 def test_a_line_of_stdin_has_a_limit(monkeypatch):
     monkeypatch.setattr(raw_text, "LONGEST_ROW", 1 << 20)
     stdin = SimpleNamespace(buffer=io.BufferedReader(runs.Endless(2 << 20)), isatty=lambda: False)
-    monkeypatch.setattr(interactive.sys, "stdin", stdin)
+    monkeypatch.setattr(interactive_program.sys, "stdin", stdin)
     with pytest.raises(UserError, match="^stdin: line 1: longer than 1 MiB; split it$"):
         run(FLAGS, "--path", BASELINE)
 

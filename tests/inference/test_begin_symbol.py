@@ -20,7 +20,7 @@ from fairseq.data.indexed_dataset import IndexedWriter
 from fairseq.hub import LanguageModel
 from fairseq.interop.harness.requests import Requests
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import attention, eval_lm, export_model, generate, interactive, recl
+from fairseq_cli import attention, eval_lm, eval_lm_program, export_model, generate, interactive, recl
 from fairseq_cli.attention import get_attention_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.export_model import get_export_parser
@@ -149,7 +149,7 @@ def test_windows_of_a_long_likelihood_begin_with_the_symbol(
 def test_the_sample_of_an_evaluation_begins_with_the_symbol(
     trained: tuple[Path, Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eval_lm, "SAMPLE_TOP_K", 1)
+    monkeypatch.setattr(eval_lm_program, "SAMPLE_TOP_K", 1)
     run(eval_lm.main, get_eval_lm_parser, trained[0], "--sample", str(tmp_path / "sample"))
     text = LanguageModel.from_pretrained(trained[0]).text(trained[1].greedy([EOS], 100))
     assert (tmp_path / "sample").read_text() == text + "\n"

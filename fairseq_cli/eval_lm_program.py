@@ -1,0 +1,311 @@
+"""Evaluate a language model: perplexity, probabilities of words, losses of rare words, speed and memory."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq.analysis import plots
+from fairseq.analysis.recl import distinct_names
+from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
+from fairseq.config import fields
+from fairseq.config.fields import typed
+from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig
+from fairseq.data.folders import data_folders, reopen_corpus
+from fairseq.data.indexed_dataset import Corpus
+from fairseq.distributed import World
+from fairseq.errors import UserError
+from fairseq.evaluation import Scorer, Scoring, report
+from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency, table, word_counts
+from fairseq.evaluation.pseudo_likelihood import PseudoScorer
+from fairseq.evaluation.scorer import Scores
+from fairseq.inference import Decoding, generator_of, stream
+from fairseq.inference.loading import load_models
+from fairseq.inference.text import never_written
+from fairseq.logging import Progress
+from fairseq.models import BaseFairseqModel
+from fairseq.models.language_model import language_model
+from fairseq.models.loading import compile_model
+from fairseq.modules.precision import Precision
+from fairseq.system.files import ARCHIVE, atomic_files, prepare_file
+from fairseq.system.json_files import write_json
+from fairseq.system.provenance import about_run
+from fairseq.system.terminal import printable
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.raw_text import STDIN, RawCounts
+from fairseq.text.text_corpus import TextReader, log_tokens
+from fairseq.text.tokenization import load_counts
+from fairseq_cli.eval_lm import EvalLMConfig
+from fairseq_cli.shared import (
+    data_and_models,
+    existing_checkpoint,
+    progress,
+    read_text,
+    results_folder,
+    run_on_processes,
+)
+
+SAMPLE_TOKENS, SAMPLE_TOP_K, SAMPLE_SEED = 100, 40, 1  # fairseq-interactive has flags for them
+
+PICTURE = "by-frequency.png"
+ROWS = 32  # of an encoder, read at once
+OF_DECODERS = (  # settings that encoders do not read
+    *("tokens_per_sample", "sample_break_mode", "add_bos_token", "context_window", "sliding_inf", "softmax_batch"),
+    *("int8", "sample"),
+)
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Score ``--gen-subset`` with the checkpoints of ``--path``; results go to stdout, progress to stderr.
+
+    ``--tokens-per-sample`` overrides the checkpoint's if given; ``--sample-break-mode`` is ``none`` unless given.
+
+    Several processes (``--distributed-world-size``, torchrun) share the batches; the first writes the result of all.
+
+    Returns:
+        The metrics, as in ``results.json``; None if the work was done in other processes.
+    """
+    with results_folder(vars(args).get("results_path")):
+        return run_on_processes(evaluate, args)
+
+
+def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
+    """Do the part of this process of *world*; see :func:`main`."""
+    cfg, common = typed(EvalLMConfig, args), typed(CommonConfig, args)
+    data, paths = data_and_models(cfg, args.data)
+    _prepare_files(cfg, paths)
+    evaluation = _Evaluation(cfg, common, typed(DataConfig, args), vars(args), world)
+    model = evaluation.load(data, paths)
+    name, corpus, counts = evaluation.text(data, model)
+    # Before anything is scored: a model or the counts may be missing.
+    baseline = evaluation.baseline(cfg.baseline, data) if cfg.baseline is not None else None
+    in_training = word_counts(cfg.word_counts, data, model.dictionary) if cfg.by_frequency else {}
+    # Loading is no part of the speed.
+    start = time.perf_counter()
+    scores = model.score(corpus, progress(common, name, world.is_first))
+    seconds = time.perf_counter() - start
+
+    words = report.join_words(scores, model.dictionary, cfg.remove_bpe)
+    metrics = report.metrics(words, seconds)
+    # Bytes and words were counted in the whole text: a part of it, as with `num_shards`, has no such metrics.
+    if counts is not None and len(scores) == len(corpus.tokens):
+        metrics |= report.raw_metrics(words, counts)
+    # Before the model without int8 is run, which takes more.
+    metrics |= report.peak_memory(world.device)
+    if model.exact is not None:
+        exact_words = report.join_words(model.exact.score(corpus), model.dictionary, cfg.remove_bpe)
+        metrics["perplexity_without_int8"] = report.metrics(exact_words, seconds)["perplexity"]
+    if cfg.by_frequency:
+        losses = {}
+        if baseline is not None:
+            path, other, text_of_other = baseline
+            show = progress(common, f"{path}, baseline", world.is_first)
+            losses[path] = other.word_losses(other.score(text_of_other, show))
+        losses[paths[0] if len(paths) == 1 else "model"] = model.word_losses(scores)
+        by_name = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
+        metrics["by_frequency"] = by_frequency(by_name, in_training, cfg.frequency_bands)
+    if not world.is_first:
+        return metrics
+    _print_words(cfg, words)
+    print(*report.summary(metrics, "Perplexity" if model.scorer else "Pseudo-perplexity"), sep="\n", flush=True)
+    if cfg.by_frequency:
+        print("", *table(metrics["by_frequency"]), sep="\n", flush=True)
+    about = {"checkpoints": paths, "data": data, "split": name, "mode": model.mode}
+    sample = None
+    if cfg.sample is not None and model.scorer is not None:
+        sample = _sample(model.scorer, TextReader.of(data, model.dictionary))
+    _write(cfg, scores, sample, {**metrics, **about, "device": str(world.device), "settings": model.used})
+    if sample is not None:
+        print(f"Sample, saved to {printable(str(cfg.sample))}:", sample, sep="\n", flush=True)
+    return metrics
+
+
+def _prepare_files(cfg: EvalLMConfig, paths: Sequence[str]) -> None:
+    """See before any work is done that the files to write can be written."""
+    if cfg.by_frequency and cfg.results_path is not None:
+        plots.require("--results-path")
+    if cfg.baseline is not None and existing_checkpoint(cfg.baseline) in paths:
+        raise UserError(f"--baseline {cfg.baseline}: is the checkpoint that is evaluated; give another")
+    inputs = {**{f"--path {path}": path for path in paths}, "--text": cfg.text, "--word-counts": cfg.word_counts}
+    if cfg.save_token_scores is not None:
+        prepare_file("--save-token-scores", cfg.save_token_scores, inputs, ARCHIVE)
+    if cfg.sample is not None:
+        prepare_file("--sample", cfg.sample, inputs)
+    if cfg.score_documents is not None:
+        if cfg.text is None or cfg.sliding_inf == 1 or cfg.num_shards > 1:
+            raise UserError("--score-documents: needs --text, and excludes --sliding-inf 1 and --num-shards")
+        prepare_file("--score-documents", cfg.score_documents, inputs)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A loaded model, or several whose probabilities are averaged, and how it is scored."""
+
+    task: FairseqTask  # of the first
+    # The scores of a corpus's tokens: a decoder's after those before them, an encoder's among the others of their line.
+    score: Callable[[Corpus, Progress], Scores]
+    mode: str  # of scoring
+    used: dict[str, Any]  # settings of scoring
+    scorer: Scorer | None = None  # of decoders; None: an encoder
+    exact: Scorer | None = None  # the scorer without ``--int8``
+
+    @property
+    def dictionary(self) -> Dictionary:
+        return self.task.source_dictionary
+
+    def word_losses(self, scores: Scores) -> WordLosses:
+        return WordLosses.of(WordGroups(self.dictionary), scores.tokens, scores.lprobs, lines=scores.lines)
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """The settings of an evaluation, typed and as *flat* ones for the loading of checkpoints, and its process."""
+
+    cfg: EvalLMConfig
+    common: CommonConfig
+    batches: DataConfig
+    flat: Mapping[str, Any]
+    world: World
+
+    def load(self, data: str, paths: Sequence[str]) -> _Model:
+        """Load the checkpoints *paths* for scoring with the dictionary of *data*."""
+        overrides = self.cfg.overrides
+        # Whatever the blocks of training were, the text is read as one stream unless the command line names another
+        # mode.
+        flat = {"sample_break_mode": "none", **self.flat}
+        models, task, trained = load_models(paths, data, overrides, flat)
+        if len(paths) == 1 and not models[0].predicts_next_token:
+            usual = fields.defaults(EvalLMConfig)
+            if unread := [name for name in OF_DECODERS if self.flat.get(name) not in (None, usual.get(name))]:
+                raise UserError(f"`{unread[0]}`: {paths[0]} is an encoder, which reads whole lines; leave it out")
+            model = self._encoder(models[0], task)
+        else:
+            for path, one in zip(paths, models, strict=True):
+                # Raises an error for a model without a distribution over words, before the corpus is read.
+                language_model(one, path)
+            model = self._decoder(models, task, flat["sample_break_mode"])
+            memory = fields.defaults(MemoryConfig)
+            model.used.update({name: value for name, value in trained.flat.items() if name in memory})
+        precision = {name: getattr(self.common, name) for name in ("fp16", "bf16", "memory_efficient_fp16", "compile")}
+        model.used.update(precision, model_overrides=overrides)
+        return model
+
+    def _encoder(self, model: BaseFairseqModel, task: FairseqTask) -> _Model:
+        cfg, precision, longest = self.cfg, Precision(self.common), model.max_positions() or 1
+        rows = self.batches.batch_size or max(1, (self.batches.max_tokens or ROWS * longest) // longest)
+        precision.move(model, self.world.device)
+        if self.common.compile:
+            compile_model(model)
+        scorer = PseudoScorer(model, task.source_dictionary, cfg.within_words, rows, precision)
+        return _Model(
+            task,
+            lambda corpus, show: scorer.score_corpus(corpus, show, self.world, cfg.shard_id, cfg.num_shards),
+            "pseudo-log-likelihood" + " within words" * cfg.within_words,
+            {"batch_size": rows, "within_words": cfg.within_words, "shard": cfg.shard_id, "shards": cfg.num_shards},
+        )
+
+    def _decoder(self, models: Sequence[BaseFairseqModel], task: FairseqTask, break_mode: str) -> _Model:
+        cfg = self.cfg
+        if cfg.within_words:
+            raise UserError("--within-words: the model is a decoder, which masks nothing; leave it out")
+        scoring = Scoring(
+            tokens_per_sample=task.cfg.tokens_per_sample,
+            break_mode=break_mode,
+            context_window=cfg.context_window,
+            token_by_token=cfg.sliding_inf == 1,
+            batch_size=self.batches.batch_size,
+            max_tokens=self.batches.max_tokens,
+            multiple=self.batches.required_batch_size_multiple,
+            softmax_batch=cfg.softmax_batch,
+            add_bos_token=task.cfg.add_bos_token,
+            texts=cfg.score_documents is not None,
+            shard=cfg.shard_id,
+            shards=cfg.num_shards,
+        )
+        make = functools.partial(
+            Scorer, models, task.source_dictionary, scoring, Precision(self.common), self.world.device, world=self.world
+        )
+        scorer = make(int8=cfg.int8)
+        if cfg.sample is not None and not all(model.can_generate for model in models):
+            raise UserError("--sample: the model has no cache to generate with; leave it out")
+        if self.common.compile:
+            for reader in scorer.readers:
+                compile_model(reader.module)
+        mode = "context window" if scoring.context_window else "non-overlapping"
+        mode = "token by token" if scoring.token_by_token else mode
+        used = {**vars(scoring), "int8": cfg.int8}
+        return _Model(task, scorer.score, mode, used, scorer, exact=make() if cfg.int8 else None)
+
+    def text(self, data: str, model: _Model) -> tuple[str, Corpus, RawCounts | None]:
+        """Return what ``--text`` or ``--gen-subset`` names: its name, its tokens, and the size of raw text if known.
+
+        Raises:
+            UserError: the file or the split cannot be read, or the tokenizer is invalid.
+        """
+        cfg, split, task = self.cfg, self.batches.gen_subset, model.task
+        if cfg.text is None:
+            folder = data_folders(data)[0]
+            corpus = reopen_corpus(folder, split, model.dictionary) if model.scorer is None else task.corpus(split)  # type: ignore[attr-defined]
+            counts = load_counts(folder / split)
+            # A split that was made again by another program has other lines than its counts.
+            return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
+        text = read_text(cfg.text, cfg, data, model.dictionary, self.world, cfg.score_documents is not None)
+        if text.counts is None:
+            log_tokens(model.dictionary)
+        return "stdin" if cfg.text == STDIN else cfg.text, text, text.counts
+
+    def baseline(self, path: str, data: str) -> tuple[str, _Model, Corpus]:
+        """The path of the model to compare with, the model, and the same text for it.
+
+        With ``--text`` it reads the text with the dictionary and the tokenizer beside it, if there are any.
+        """
+        checkpoint = find_checkpoint(path)
+        if self.cfg.text is not None and (checkpoint.parent / DICTIONARY).is_file():
+            data = str(checkpoint.parent)
+        model = self.load(data, [str(checkpoint)])
+        return str(checkpoint), model, self.text(data, model)[1]
+
+
+def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:
+    """Write the files that the flags name, together or not at all."""
+    with atomic_files() as files:
+        if cfg.save_token_scores is not None:
+            with files.file(cfg.save_token_scores, "--save-token-scores") as file:
+                np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
+        if cfg.score_documents is not None:
+            with files.file(cfg.score_documents, "--score-documents") as file:
+                file.writelines(json.dumps(line).encode() + b"\n" for line in report.document_scores(scores))
+        if cfg.sample is not None and sample is not None:
+            with files.file(cfg.sample, "--sample") as file:
+                file.write(sample.encode() + b"\n")
+        if cfg.results_path is not None:
+            if "by_frequency" in results:
+                plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"], files.file)
+            write_json(Path(cfg.results_path) / "results.json", {**results, **about_run()}, create=files.file)
+
+
+def _sample(scorer: Scorer, reader: TextReader) -> str:
+    """Return a text that the models write from the start of a paragraph."""
+    eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
+    decoding = Decoding(SAMPLE_TOKENS, top_k=SAMPLE_TOP_K)
+    tokens = list(stream(scorer.readers, [eos], decoding, generator=generator_of(SAMPLE_SEED), forbidden=forbidden))
+    return reader.text(tokens)
+
+
+def _print_words(cfg: EvalLMConfig, words: report.Words) -> None:
+    if cfg.output_word_probs:
+        for first, last in itertools.pairwise(words.lines):
+            print(*(f"{words.word(i)} [{words.lprobs[i]:.6f}]" for i in range(first, last)), sep="\t")
+    if cfg.output_word_stats:
+        for line in report.word_table(words):
+            print(line)

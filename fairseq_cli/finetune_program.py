@@ -1,0 +1,271 @@
+"""Fine-tune an encoder with several seeds and learning rates, and choose the rate by the development score."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fairseq import checkpoint, distributed
+from fairseq.checkpoint import parts
+from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
+from fairseq.config import fields, options
+from fairseq.config.fields import typed
+from fairseq.config.registry import ARCHITECTURES, MODELS
+from fairseq.config.settings import CommonConfig, DistributedConfig, training_settings
+from fairseq.data.folders import data_folders
+from fairseq.errors import UserError, nearest
+from fairseq.evaluation.classifier import FinetunedRun, as_table, best_rate, predict, summarize
+from fairseq.inference.loading import load_models
+from fairseq.models.loading import finished
+from fairseq.models.sentence import SentenceModel
+from fairseq.modules.precision import Precision
+from fairseq.system.files import atomic_file, prepare_folder
+from fairseq.system.json_files import finite, read_json, write_json
+from fairseq.system.opening import open_regular
+from fairseq.system.provenance import about_run
+from fairseq.tasks import setup_task
+from fairseq.tasks.dictionary_digest import check_dictionary
+from fairseq.tasks.sentence_prediction import SentencePredictionTask, SentencePredictionTaskConfig, folder_beside
+from fairseq.text.tokenizers.tokenizer import TOKENIZATION
+from fairseq.training import training_job
+from fairseq_cli.common import get_training_parser
+from fairseq_cli.finetune import FinetuneConfig
+
+BEST = "checkpoint_best.pt"
+RESULT = "result.json"
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Train every learning rate with every seed, print a table, and write ``results.json`` to ``--save-dir``.
+
+    A run equals ``fairseq-train`` with the same flags. Runs that are complete in ``--save-dir`` are not repeated,
+    unless what they read or the predictions that they wrote have changed since.
+
+    Returns:
+        The settings, runs and scores, as in ``results.json``.
+    """
+    cfg, common = typed(FinetuneConfig, args), typed(CommonConfig, args)
+    if not cfg.path:
+        raise UserError("--path: give the checkpoint of pre-training")
+    if common.seed != CommonConfig().seed:
+        raise UserError(f"--seed {common.seed}: give --seeds {common.seed}, one run for each seed")
+    # All checks up to the task: what can be wrong is found before the first of many runs begins.
+    _check_runs(cfg)
+    task_cfg = _completed(typed(SentencePredictionTaskConfig, args), args.data, cfg.path)
+    state = checkpoint.load(find_checkpoint(cfg.path))
+    arch = str(state["args"].get("arch"))
+    if arch not in ARCHITECTURES:
+        raise UserError(f"--path {cfg.path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
+    stored, parameters = finished(state["args"], state["model"])
+    sweep = Sweep(cfg, task_cfg, common, typed(DistributedConfig, args), args.data, stored)
+    task, updates = sweep.checked_task(parameters)
+    check_dictionary(state, cfg.path, task.source_dictionary)
+    prepare_folder("--save-dir", Path(cfg.save_dir))
+    inputs = _digests(args.data, cfg.path, task)
+    runs = [sweep.run(lr, seed, updates, task, inputs) for lr in cfg.lrs for seed in cfg.seeds]
+    summaries = summarize(runs)
+    best = best_rate(summaries)
+    report = {
+        "task": task_cfg.glue_task,
+        "data": args.data,
+        "checkpoint": cfg.path,
+        "from_scratch": cfg.from_scratch,
+        "updates": updates,
+        "best_lr": best.lr,
+        "score": best.mean["score"],
+        "deviation": best.deviation["score"],
+        "rates": [dataclasses.asdict(summary) for summary in summaries],
+        "runs": [dataclasses.asdict(run) for run in runs],
+    }
+    report = dict(finite(report))  # the deviation of one run is NaN, which JSON does not have
+    write_json(Path(cfg.save_dir) / "results.json", {**report, **about_run()}, "--save-dir")
+    print(as_table(summaries))
+    return report
+
+
+def _check_runs(cfg: FinetuneConfig) -> None:
+    """Raise UserError for runs that would be the same, or flags that are no command line."""
+    for name, values in (("--seeds", list(map(str, cfg.seeds))), ("--lrs", [f"{lr:g}" for lr in cfg.lrs])):
+        if len(set(values)) < len(values):
+            raise UserError(f"{name} {','.join(values)}: one value twice; give each once")
+    try:
+        shlex.split(cfg.train_flags)
+    except ValueError as error:
+        raise UserError(f"--train-flags {cfg.train_flags}: {str(error).lower()}; correct the quotes") from None
+
+
+def _completed(cfg: SentencePredictionTaskConfig, data: str, path: str) -> SentencePredictionTaskConfig:
+    """*cfg* with the classes in the training data, and with the folder beside the checkpoint *path* as its data."""
+    folder = data_folders(data)[0]
+    cfg = cfg.completed(folder)
+    if cfg.data_bin is None and not (folder / DICTIONARY).exists():
+        return dataclasses.replace(cfg, data_bin=folder_beside(path))
+    return cfg
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Runs of ``fairseq-train`` that differ in learning rate and seed."""
+
+    cfg: FinetuneConfig
+    # Settings that are flags of ``fairseq-train``, too.
+    task_cfg: SentencePredictionTaskConfig
+    common: CommonConfig
+    processes: DistributedConfig
+    data: str
+    stored: Mapping[str, Any]  # settings of the pre-trained model
+
+    @property
+    def splits(self) -> list[str]:
+        """Splits that predictions are written for; the first is the development file, whose score chooses the rate."""
+        return list(dict.fromkeys(["valid", *(name.strip() for name in self.cfg.predict.split(",") if name.strip())]))
+
+    @property
+    def world_size(self) -> int:
+        default = 1 if self.common.cpu else max(1, torch.cuda.device_count())
+        return self.processes.distributed_world_size or default
+
+    def flags(self, lr: float, seed: int, updates: int) -> list[str]:
+        """The command line of ``fairseq-train``, without DATA and ``--save-dir``."""
+        cfg, arch = self.cfg, self.stored["arch"]
+        flags = f"""--task sentence_prediction --criterion sentence_prediction --arch {arch} --optimizer adam
+            --lr-scheduler polynomial_decay --no-decay-on-norms-and-biases --lr {lr:g} --seed {seed}
+            --no-epoch-checkpoints --no-last-checkpoints --no-save-optimizer-state --best-checkpoint-metric score
+            --required-batch-size-multiple 1 --maximize-best-checkpoint-metric --max-epoch {cfg.max_epoch}
+            --weight-decay {cfg.weight_decay:g} --clip-norm {cfg.clip_norm:g}
+            --warmup-updates {int(cfg.warmup_ratio * updates)} --total-num-update {max(updates, 1)}""".split()
+        if not cfg.from_scratch:
+            flags += ["--finetune-from-model", str(cfg.path)]
+        model = MODELS[ARCHITECTURES[arch].model].config_class
+        assert model is not None
+        chosen = {name: self.stored[name] for name in fields.defaults(model) if self.stored.get(name) is not None}
+        for part in (self.task_cfg, self.common, self.processes):
+            defaults = fields.defaults(type(part))
+            chosen |= {name: value for name, value in vars(part).items() if value != defaults[name] and name != "seed"}
+        for name, value in chosen.items():
+            if isinstance(value, bool):
+                flags += [fields.flag_name(name)] if value else []
+            else:
+                text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+                # As one word: a value that begins with a dash would be read as a flag.
+                flags.append(f"{fields.flag_name(name)}={text}")
+        return [*flags, *shlex.split(cfg.train_flags)]
+
+    def parse(self, flags: list[str], save_dir: Path | str) -> argparse.Namespace:
+        """The flat settings of a run; ``--batch-size`` is divided among the processes."""
+        if self.cfg.batch_size % self.world_size:
+            raise UserError(
+                f"--batch-size {self.cfg.batch_size}: must be a multiple of the {self.world_size} processes"
+            )
+        sizes = ["--batch-size", str(self.cfg.batch_size // self.world_size), "--save-dir", str(save_dir)]
+        # Through the parser of fairseq-train, so that a run equals that command.
+        return options.parse_args_and_arch(get_training_parser(), [self.data, *sizes, *flags])
+
+    def checked_task(self, parameters: Mapping[str, Tensor]) -> tuple[SentencePredictionTask, int]:
+        """The task with its splits encoded, and the updates of a run.
+
+        Raises:
+            UserError: data or weights are invalid; raised before any training.
+        """
+        # With 0 updates: how many there are, which the schedule needs, is known only once the data are encoded.
+        args = self.parse(self.flags(self.cfg.lrs[0], self.cfg.seeds[0], 0), self.cfg.save_dir)
+        if not args.max_epoch and not args.max_update:  # 0 is no limit to fairseq-train
+            raise UserError(
+                "--train-flags --max-epoch 0: the run would never end; give --max-epoch N or --max-update N"
+            )
+        settings = training_settings(args)
+        task = setup_task(settings)
+        model, criterion = task.build_model(settings), task.build_criterion(settings)
+        assert isinstance(task, SentencePredictionTask) and isinstance(model, SentenceModel)
+        model.check_start(parameters, str(self.cfg.path))
+        for split in self.splits:
+            long = int((task.dataset(split).sizes > model.max_positions()).sum())
+            if long:
+                raise UserError(
+                    f"--shorten-method none: {long} rows of {split} are too long for the model; use truncate"
+                )
+        batches = task.iterator("train", model, criterion, training=True, world_size=self.world_size)
+        return task, math.ceil(len(batches) / settings.optimization.update_freq[0]) * self.cfg.max_epoch
+
+    def run(
+        self, lr: float, seed: int, updates: int, task: SentencePredictionTask, inputs: dict[str, str]
+    ) -> FinetunedRun:
+        """Train one model, unless the result of the same *inputs* exists, and write its predictions."""
+        folder, flags = Path(self.cfg.save_dir) / f"lr{lr:g}-seed{seed}", self.flags(lr, seed, updates)
+        metrics = _finished(folder, flags, inputs, self.splits)
+        if metrics is None:
+            # Left by a run with other settings.
+            (folder / BEST).unlink(missing_ok=True)
+            distributed.run(training_job(training_settings(self.parse(flags, folder))))
+            metrics = self.predict(task, folder)
+            predictions = _predictions(folder, self.splits)
+            result = {"flags": flags, "figures": metrics, "inputs": inputs, "predictions": predictions}
+            # Written last: a run with this file is complete.
+            with atomic_file(folder / RESULT) as file:
+                file.write(json.dumps(result, indent=1).encode())
+        return FinetunedRun(lr, seed, metrics, str(folder))
+
+    def predict(self, task: SentencePredictionTask, folder: Path) -> dict[str, float]:
+        """Return the metrics of the best checkpoint on the development file, and write ``predictions.SPLIT.tsv``."""
+        (model,), _, _ = load_models([folder / BEST], self.data)
+        Precision(self.common).move(model, distributed.device_of(self.common))
+        metrics: dict[str, float] = {}
+        for split in self.splits:
+            predictions = predict(model, task, split, self.cfg.batch_size)
+            predictions.write(folder / f"predictions.{split}.tsv")
+            # Of the first split, the development file: only its score may choose the learning rate.
+            metrics = metrics or predictions.metrics()
+        return metrics
+
+
+def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: list[str]) -> dict[str, float] | None:
+    """The metrics of a complete run in *folder* with the same *flags*, of the same *inputs*, with its predictions."""
+    if not (folder / RESULT).exists():
+        return None
+    result = read_json(folder / RESULT, "remove it to train again", largest=1 << 20)
+    known = {"flags": flags, "inputs": inputs}
+    if not isinstance(result, dict) or any(result.get(name) != value for name, value in known.items()):
+        return None
+    metrics, written = result.get("figures"), result.get("predictions")
+    if not isinstance(metrics, dict) or not all(isinstance(value, int | float) for value in metrics.values()):
+        return None
+    return metrics if isinstance(written, dict) and _predictions(folder, splits).items() <= written.items() else None
+
+
+def _digests(data: str, path: str, task: SentencePredictionTask) -> dict[str, str]:
+    """A digest of each file that the runs read: data, checkpoint, dictionary, tokenizer and subword codes."""
+    patterns = ("*.tsv", "input?/*", "label/*")
+    texts = [file for folder in data_folders(data) for pattern in patterns for file in sorted(folder.glob(pattern))]
+    weights = find_checkpoint(path)
+    # The manifest has a checksum of every part, so that large parts need not be read.
+    weights = weights / parts.MANIFEST if parts.is_folder(weights) else weights
+    dictionary = Path(task.dictionary.path or data)
+    codes = [Path(task.cfg.bpe_codes)] if task.cfg.bpe_codes else []
+    files = [*texts, weights, dictionary, dictionary.parent / TOKENIZATION, *codes]
+    return {str(path): _digest(path) for path in files if path.is_file()}
+
+
+def _predictions(folder: Path, splits: list[str]) -> dict[str, str]:
+    """A digest of the predictions of each of *splits*; empty where there are none."""
+    files = [folder / f"predictions.{split}.tsv" for split in splits]
+    return {path.name: _digest(path) if path.is_file() else "" for path in files}
+
+
+def _digest(path: Path) -> str:
+    # In pieces: a checkpoint may be larger than memory.
+    digest = hashlib.sha256()
+    with open_regular(path) as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+    return digest.hexdigest()

@@ -1,0 +1,126 @@
+"""Measure the relative effective context length of each model of a group."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fairseq import distributed
+from fairseq.analysis import plots, recl
+from fairseq.config.fields import typed
+from fairseq.config.settings import CommonConfig, StreamConfig
+from fairseq.evaluation.report import markdown
+from fairseq.models.loading import compile_model
+from fairseq.modules.precision import Precision
+from fairseq.system import pages
+from fairseq.system.files import atomic_file, atomic_folder
+from fairseq.system.json_files import write_json
+from fairseq.system.provenance import about_run
+from fairseq_cli.recl import ReclConfig
+from fairseq_cli.shared import data_and_models, progress, results_folder, stream_settings
+
+logger = logging.getLogger(__name__)
+DEFAULT_MAX_TOKENS = 8192
+PICTURES = {
+    "recl-gain.png": "Gain in perplexity of each step of context, by model; one panel for each share r of hardest "
+    "positions. Lines that stay high to the right use longer contexts. The scales of the panels differ.",
+    "recl-relative-gain.png": "The same relative to the perplexity of the group's best with the shorter context, with "
+    "standard errors. A RECL is the left number of the first step whose gain is below the threshold. Gains of zero are "
+    "not shown.",
+    "recl-perplexity.png": "Perplexity over context length, without a baseline. Where it rises, a long RECL shows "
+    "fluctuating losses only.",
+}
+# results.json is the last to move: where it is, the other files are of the same run.
+FILES = ("recl.md", "recl.html", "losses.npz", *PICTURES, "results.json")
+
+
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure the checkpoints of ``--path`` on ``--gen-subset``; the table goes to stdout, progress to stderr.
+
+    Returns:
+        The metrics, as in ``results.json``.
+    """
+    cfg, stream, common = typed(ReclConfig, args), typed(StreamConfig, args), typed(CommonConfig, args)
+    data, paths = data_and_models(cfg, args.data)
+    names = recl.distinct_names(paths, cfg.names)
+    contexts = np.arange(cfg.step, cfg.max_context + 1, cfg.step, dtype=np.int64)
+    longest = int(contexts[-1])
+    if cfg.results_path is not None:
+        plots.require("--results-path")
+    device, precision = distributed.device_of(common), Precision(common)
+    overrides, flat = cfg.overrides, stream_settings(args)
+    loaded = [
+        recl.load_reader(path, name, data, longest, overrides, flat, cfg.whole_windows)
+        for path, name in zip(paths, names, strict=True)
+    ]
+    if common.compile:
+        for reader, _ in loaded:
+            compile_model(reader.model)
+    tokens = loaded[-1][1].corpus(stream.gen_subset).tokens
+    positions = recl.draw_positions(len(tokens), longest, cfg.positions, common.seed)
+    unlimited = stream.max_tokens is None and stream.batch_size is None
+    with results_folder(cfg.results_path):
+        if len(paths) == 1:
+            logger.info("a single model is compared with itself; its RECL is not comparable with other runs")
+        measured = recl.measure(
+            [reader for reader, _ in loaded],
+            tokens,
+            positions,
+            contexts,
+            max_tokens=DEFAULT_MAX_TOKENS if unlimited else stream.max_tokens,
+            batch_size=stream.batch_size,
+            precision=precision,
+            device=device,
+            progress=progress(common, "contexts"),
+        )
+        gains = [recl.relative_gains(measured.losses, top_r) for top_r in dict.fromkeys(cfg.top_r)]
+        remarks = [line for remark in recl.remarks(measured) for line in ("", remark)]
+        text = [*markdown(recl.table(measured, gains, cfg.threshold), left=1), *remarks]
+        print(*text, sep="\n")
+        count = measured.losses.shape[2]
+        print(f"\nContexts in tokens, step {cfg.step}, threshold {cfg.threshold:g}, {count} positions.", flush=True)
+        metrics = recl.results(measured, gains, cfg.threshold)
+        if cfg.results_path is not None:
+            about = {"checkpoints": paths, "data": args.data, "split": stream.gen_subset, "seed": common.seed}
+            with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
+                with atomic_file(folder / "recl.md", "--results-path") as file:
+                    file.write("\n".join([*text, ""]).encode())
+                _write(folder, {**metrics, **about, **about_run()}, measured, positions, gains)
+    return metrics
+
+
+def _write(
+    folder: Path,
+    results: dict[str, Any],
+    measured: recl.ContextLosses,
+    positions: np.ndarray,
+    gains: Sequence[recl.Gains],
+) -> None:
+    """Write the report, the results, every loss and the plots to *folder*."""
+    threshold = results["threshold"]
+    with atomic_file(folder / "losses.npz", "--results-path") as file:
+        names = np.array(measured.names)
+        np.savez(file, names=names, contexts=measured.contexts, positions=positions, losses=measured.losses)
+    absolute, relative, perplexity = (folder / name for name in PICTURES)
+    plots.draw_gains(absolute, measured, gains, None)
+    plots.draw_gains(relative, measured, gains, threshold)
+    plots.draw_perplexities(perplexity, measured)
+    facts = {
+        "Checkpoints": ", ".join(results["checkpoints"]),
+        "Data": f"{results['data']}, {results['split']}",
+        "Positions": f"{results['positions']}, drawn with seed {results['seed']}",
+        "Threshold": f"relative gain of {threshold:g}",
+        **pages.run_facts(results),
+    }
+    table = pages.table(recl.table(measured, gains, threshold))
+    body = [
+        pages.section("RECL in tokens", table, pages.paragraphs(recl.remarks(measured))),
+        pages.section("Plots", *(pages.picture(folder / name, caption) for name, caption in PICTURES.items())),
+    ]
+    pages.write(folder / "recl.html", pages.page("Relative effective context length", facts, "\n".join(body)))
+    write_json(folder / "results.json", results)
