@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import logging
 import math
@@ -159,9 +158,7 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
 
 def read_lines(path: Path) -> list[str]:
     """The lines of a file; UserError if it cannot be read, is empty or not UTF-8."""
-    # Spreadsheets begin a file with a byte-order mark.
-    content = read_named(path, "check DATA and the name of the split").removeprefix(codecs.BOM_UTF8)
-    text = decoded(content, path, "convert the file")
+    text = decoded(read_named(path, "check DATA and the name of the split"), path, "convert the file")
     if not text.strip():
         raise UserError(f"{path}: empty file; make or download it again")
     # Not splitlines, which would also divide at separators that sentences contain.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from fairseq.errors import UserError
 from fairseq.evaluation.report import markdown
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import read_named
+from fairseq.system.opening import read_text
 
 SENTENCES = ("sentence_good", "sentence_bad")
 PHENOMENA = ("linguistics_term", "field", "UID")
@@ -39,7 +38,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
     files = sorted(Path(path).glob("*.jsonl")) if Path(path).is_dir() else [path]
     pairs: list[Pair] = []
     for file in files:
-        lines = read_named(file, "give a file of JSON lines").removeprefix(codecs.BOM_UTF8).splitlines()
+        lines = read_text(file, "give a file of JSON lines").splitlines()
         pairs += [_pair(line, f"{file}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not pairs:
         expected = "JSON lines" if files else "a file, or a folder of files *.jsonl,"

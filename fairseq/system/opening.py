@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import io
@@ -13,6 +14,7 @@ from typing import BinaryIO
 
 from fairseq.errors import UserError, read_failure
 
+BOM = codecs.BOM_UTF8  # which editors of Windows and spreadsheets put before a text
 LARGEST_TEXT = 1 << 28  # bytes of a file that is read as a whole
 
 
@@ -62,10 +64,20 @@ def read_named(path: str | Path, advice: str, flag: str = "", largest: int = LAR
         return read_regular(path, largest)
 
 
+def read_text(path: str | Path, advice: str, flag: str = "") -> bytes:
+    """Return the content of a text without a byte-order mark; see :func:`read_named`."""
+    return read_named(path, advice, flag).removeprefix(BOM)
+
+
 def decoded(content: bytes, where: str | Path, advice: str) -> str:
-    """Return UTF-8 as text; UserError, which begins with *where* and ends in *advice*, if *content* is not UTF-8."""
+    """Return UTF-8 as text, without a byte-order mark.
+
+    Raises:
+        UserError: *content* is not UTF-8; the message begins with *where* and ends in *advice*.
+    """
     try:
-        return content.decode("utf-8")
+        # Python's "utf-8-sig" would count the bytes of an error without the mark.
+        return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{where}: line {line}, byte offset {error.start}: not UTF-8; {advice}") from None

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from fairseq.errors import UserError
+from fairseq.system.opening import BOM
 from fairseq.system.terminal import byte_bar
 from fairseq.system.workers import Workers
-from fairseq.text.raw_text import BOM, check_raw
+from fairseq.text.raw_text import check_raw
 from fairseq.text.tokenizers.rules import WordRule
 
 CHUNK_BYTES = 1 << 24  # given to a process at once

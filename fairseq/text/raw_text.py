@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import open_input, open_regular, read_errors
+from fairseq.system.opening import BOM, open_input, open_regular, read_errors
 from fairseq.text.text_tables import is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
 
@@ -26,7 +26,6 @@ GZIP = 16 + zlib.MAX_WBITS  # zlib's code for its format with a header of gzip
 LONGEST_LINE = 1 << 20  # bytes; a longer line is read in parts
 LONGEST_ROW = 1 << 26  # bytes of a row of JSON lines, which is read as a whole
 STDIN = "-"  # as the name of a file
-BOM = b"\xef\xbb\xbf"
 BLANKS = b" \t\r\n"
 
 

@@ -17,7 +17,7 @@ import fairseq
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError, nearest
-from fairseq.text import raw_text
+from fairseq.system.opening import BOM
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_hints import raw_text as signs_of_raw_text
 from fairseq.text.text_hints import wrapped_at
@@ -92,7 +92,7 @@ def preprocessed(folder: Path, text: bytes, *flags: Any) -> Path:
 @pytest.mark.parametrize("flags", ["", "--tokenizer space", "--workers 2", "--srcdict {folder}/dict.txt"])
 def test_a_byte_order_mark_is_no_part_of_the_text(flags: str, tmp_path: Path) -> None:
     (tmp_path / "dict.txt").write_text("a 2\nb 1\n")
-    data = preprocessed(tmp_path, raw_text.BOM + b"a b\na\n", flags.format(folder=tmp_path), "--padding-factor 1")
+    data = preprocessed(tmp_path, BOM + b"a b\na\n", flags.format(folder=tmp_path), "--padding-factor 1")
     dictionary = Dictionary.load(data / "dict.txt")
     tokens = IndexedCorpus(str(data / "train")).tokens
     assert [dictionary[token] for token in np.asarray(tokens)] == ["a", "b", "</s>", "a", "</s>"]

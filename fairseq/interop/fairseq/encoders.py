@@ -18,7 +18,7 @@ from fairseq.data.folders import data_folders
 from fairseq.data.masking import word_parts, word_rule
 from fairseq.errors import UserError
 from fairseq.system.json_files import read_json
-from fairseq.system.opening import read_named
+from fairseq.system.opening import read_text
 from fairseq.text.tokenizers.hf import GPT2
 from fairseq.text.tokenizers.sentencepiece import SPACE
 from fairseq.text.tokenizers.tokenizer import Steps, chosen_subwords, chosen_words
@@ -42,7 +42,7 @@ class Numbered(GPT2):
         """
         advice = "give GPT-2's encoder.json and vocab.bpe"
         numbers = read_json(gpt2_encoder_json, advice)
-        subwords = cls(read_named(gpt2_vocab_bpe, advice), str(gpt2_vocab_bpe), numbers)
+        subwords = cls(read_text(gpt2_vocab_bpe, advice), str(gpt2_vocab_bpe), numbers)
         subwords.check()
         # Checked when both files are read: a missing number would show only at the first text that has the subword.
         if not isinstance(numbers, dict) or not numbers.keys() >= set(subwords._symbols):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from fairseq.errors import UserError, read_failure
 from fairseq.interop.pickles import inert, pickled_module
 from fairseq.interop.pickles.inert import Inert
 from fairseq.system import json_files
-from fairseq.system.opening import open_regular
+from fairseq.system.opening import decoded, open_regular, read_named
 
 CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
 TOKENIZER = "tokenizer.json"
@@ -82,13 +81,8 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 def _lines(path: Path) -> list[str]:
     """Read one word a line; the rest of the line, such as a count, is ignored."""
-    try:
-        with io.TextIOWrapper(open_regular(path), encoding="utf-8") as file:
-            lines = file.read().removesuffix("\n").split("\n")
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: not UTF-8; convert it, as with iconv") from None
+    text = decoded(read_named(path, "check its permissions"), path, "convert it, as with iconv")
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
     # Empty lines count: the number of the line is the id of its word.
     return [(line.split() or [""])[0] for line in lines]
 

@@ -18,7 +18,7 @@ from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import read_named
+from fairseq.system.opening import read_named, read_text
 from fairseq.text.tokenizers.base import UNKNOWN, Span, Subwords, Value, WordTokenizer, composed
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
@@ -251,7 +251,7 @@ def chosen_subwords(config: TextConfig) -> Subwords | None:
     if config.bpe_codes is None:
         return None
     source, advice = f"`bpe_codes` {config.bpe_codes}", f"give the file of `bpe` {config.bpe}"
-    content = read_named(config.bpe_codes, advice, "`bpe_codes`")
+    content = read_text(config.bpe_codes, advice, "`bpe_codes`")
     if not content.strip():
         raise UserError(f"{source}: is empty; {advice}")
     subwords = kind(content, source)
