@@ -127,7 +127,7 @@ def main(args: argparse.Namespace) -> None:
                     _write_notes(config, dictionary, tokenizer, texts, folder, say)
                 binarizer = Binarizer(dictionary, pool, tokenizer is not None, learned)
                 for name, text in texts.items():
-                    _binarize(binarizer, text, sources[name], folder / name, dictionary.unk_word, say)
+                    _binarize(binarizer, text, sources[name], folder / name, dictionary, say)
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
         checksums.record(folder, Path(config.destdir))
@@ -348,8 +348,10 @@ def _write_notes(
     mark_texts({folder / name: text.path for name, text in texts.items()}, notes, dictionary, rule, config.workers)
 
 
-def _binarize(binarizer: Binarizer, text: TokenizedText, source: str, prefix: Path, unknown: str, say: _Log) -> None:
-    """Write the ids of a text, and say how many of its words became the symbol *unknown*; *source* is its name."""
+def _binarize(
+    binarizer: Binarizer, text: TokenizedText, source: str, prefix: Path, dictionary: Dictionary, say: _Log
+) -> None:
+    """Write the ids of a text, whose name is *source*, and say how many of its words *dictionary* does not know."""
     summary = binarizer.binarize(text.path, prefix)
     share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
     raw = ""
@@ -357,7 +359,12 @@ def _binarize(binarizer: Binarizer, text: TokenizedText, source: str, prefix: Pa
         save_counts(prefix, text.counts)
         raw = f", of {text.counts.words} words, {text.counts.bytes} bytes"
     sizes = f"{summary.sentences} sents, {summary.tokens} tokens"
-    say(f"{source}: {sizes}, {share}% replaced by {unknown}{raw}")
+    say(f"{source}: {sizes}, {share}% replaced by {dictionary.unk_word}{raw}")
+    if summary.padding:
+        say(
+            f"{source}: {summary.padding} of these words are {dictionary.pad_word}, which stands for padding in rows "
+            "and not for a word of the text"
+        )
 
 
 cli_main = command(main, get_preprocessing_parser, logs=False)

@@ -24,11 +24,15 @@ _LINE_END = "\udc80"
 
 @dataclass
 class Summary:
-    """Counts of a preprocessed text: lines, tokens (``</s>`` included), words that were not in the dictionary."""
+    """Counts of a preprocessed text: lines, tokens (``</s>`` included), words that were not in the dictionary.
+
+    Among these words are those that are written like the padding symbol, which are counted as ``padding``, too.
+    """
 
     sentences: int = 0
     tokens: int = 0
     replaced: int = 0
+    padding: int = 0
 
 
 class LearnedTexts:
@@ -112,38 +116,51 @@ class Binarizer:
         """
         summary = Summary()
         with IndexedWriter(prefix, self._dtype) as writer:
-            for numbers, ids, replaced in self._parts(path):
+            for numbers, table in self._parts(path):
                 # Distances between ends of lines, the end counted with its line.
                 sizes = np.diff(np.flatnonzero(numbers == 0), prepend=-1)
-                writer.add(ids[numbers], sizes)
+                writer.add(table.ids[numbers], sizes)
                 summary.sentences += len(sizes)
                 summary.tokens += len(numbers)
-                summary.replaced += int(np.count_nonzero(replaced[numbers]))
+                summary.replaced += int(np.count_nonzero(table.replaced[numbers]))
+                if table.padding is not None:
+                    summary.padding += int(np.count_nonzero(numbers == table.padding))
             # Ends of lines alone are no corpus.
             if summary.tokens == summary.sentences:
                 raise no_words(path)
         return summary
 
-    def _parts(self, path: str) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """For each part of a text its tokens as numbers [N], and by number the id and whether it replaces the word."""
+    def _parts(self, path: str) -> Iterator[tuple[np.ndarray, _Table]]:
+        """For each part of a text its tokens as numbers [N], and what these mean."""
         if self._learned is not None and path in self._learned:
             table = self._table(self._learned.words)
             for numbers in self._learned.numbers(path):
-                yield numbers, *table
+                yield numbers, table
             return
         for part in over(self._pool, path, "writing"):
-            yield part.numbers, *self._table(part.words)
+            yield part.numbers, self._table(part.words)
 
-    def _table(self, words: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def _table(self, words: list[str]) -> _Table:
         dictionary = self._dictionary
-        ids = np.array([dictionary.eos_index, *map(dictionary.index, words)], self._dtype)
+        ids = np.array([dictionary.eos_index, *map(dictionary.text_index, words)], self._dtype)
         replaced = ids == dictionary.unk_index
         # Some dictionaries have one symbol for the end of a line and for unknown words.
         replaced[0] = False
         # Where the text itself has the unknown symbol, it is a word like others; a tokenizer writes it for other text.
         if not self._replaced_before and dictionary.unk_word in words:
             replaced[1 + words.index(dictionary.unk_word)] = False
-        return ids, replaced
+        padding = 1 + words.index(dictionary.pad_word) if dictionary.pad_word in words else None
+        # A dictionary may give the word an id beside the symbol's.
+        return _Table(ids, replaced, padding if padding is not None and replaced[padding] else None)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Tokens by number: their ids, whether these replace the words, and the number of the word ``<pad>``, if any."""
+
+    ids: np.ndarray
+    replaced: np.ndarray
+    padding: int | None
 
 
 @dataclass(frozen=True)

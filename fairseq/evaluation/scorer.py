@@ -140,7 +140,7 @@ class Scorer:
                 lprobs.append(collector.result(self.world))
         # Probabilities of models are averaged, not their logarithms, as in fairseq.
         average = functools.reduce(np.logaddexp, lprobs) - np.float32(np.log(len(lprobs)))
-        return _in_order(corpus, blocks, average)
+        return _in_order(corpus, blocks, average, self.dictionary.pad())
 
     def _blocks(self, corpus: Corpus) -> TokenBlocks:
         scoring, dictionary = self.scoring, self.dictionary
@@ -342,17 +342,18 @@ def _positions(blocks: TokenBlocks, indices: np.ndarray) -> tuple[Tensor | None,
     return torch.from_numpy(np.flatnonzero(inside)), positions[inside]
 
 
-def _in_order(corpus: Corpus, blocks: TokenBlocks, lprobs: np.ndarray) -> Scores:
-    """The scored tokens of *corpus*, by lines."""
+def _in_order(corpus: Corpus, blocks: TokenBlocks, lprobs: np.ndarray, padding: int) -> Scores:
+    """The scored tokens of *corpus*, by lines; no loss counts *padding*, which other programs' corpora may have."""
     tokens = np.asarray(corpus.tokens).astype(np.int64)
     lines = np.asarray(corpus.offsets, dtype=np.int64)
+    real = tokens != padding
     # Without gaps nothing has to be selected: the usual case, and three arrays less.
-    if int(blocks.sizes.sum(dtype=np.int64)) == len(tokens):
+    if int(blocks.sizes.sum(dtype=np.int64)) == len(tokens) and real.all():
         return Scores(tokens, lprobs, lines)
     steps = np.zeros(len(tokens) + 1, dtype=np.int64)
     # +1 where a block begins and −1 behind its end: the running sum is 1 inside of blocks.
     np.add.at(steps, blocks.starts, 1)
     np.add.at(steps, blocks.starts + blocks.sizes, -1)
-    scored = np.cumsum(steps[:-1]) > 0
+    scored = (np.cumsum(steps[:-1]) > 0) & real
     before = np.concatenate([[0], np.cumsum(scored)])
     return Scores(tokens[scored], lprobs[scored], before[lines])

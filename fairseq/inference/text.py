@@ -44,7 +44,7 @@ class Detokenizer:
         """The tokens of one line without ``</s>``, and its symbols that are not in the dictionary, each time."""
         symbols = list(self.stream().split(text))
         unknown = [symbol for symbol in symbols if symbol not in self.dictionary]
-        return [self.dictionary.index(symbol) for symbol in symbols], unknown
+        return [self.dictionary.text_index(symbol) for symbol in symbols], unknown
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of *tokens*; ``</s>`` becomes a line feed."""

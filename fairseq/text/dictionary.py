@@ -28,7 +28,8 @@ class Dictionary:
     """A two-way mapping between symbols and consecutive ids.
 
     The four special symbols come first (``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3) and are not written to the
-    file. A special symbol that occurs as a word of the text is that special symbol.
+    file. A special symbol that occurs as a word of the text is that special symbol, but for ``<pad>``: no loss counts
+    padding, and no attention reads it, so that the word is unknown, see :meth:`text_index`.
 
     The vocabulary of a model from elsewhere has its own ids: :meth:`of_listed` makes a dictionary of just its symbols,
     some of which are special; the special symbols that it lacks have the id -1. Its file begins with a line that names
@@ -147,10 +148,20 @@ class Dictionary:
 
     def index(self, word: str) -> int:
         """The id of *word*, or the unknown symbol's; UserError if the dictionary has neither."""
+        index = self.indices.get(word, NONE)
+        return self._unknown(word) if index == NONE else index
+
+    def text_index(self, word: str) -> int:
+        """The id of *word* of a text, in which the padding symbol is a word that is not known; see :meth:`index`."""
         index = self.indices.get(word, self.unk_index)
-        if index == NONE:
+        # Some models from elsewhere pad with the symbol at the end of a line.
+        is_padding = index == self.pad_index != self.eos_index
+        return self._unknown(word) if index == NONE or is_padding else index
+
+    def _unknown(self, word: str) -> int:
+        if self.unk_index == NONE:
             raise UserError(f"{word[:80]!r}: {self.lack()}")
-        return index
+        return self.unk_index
 
     def lack(self) -> str:
         """Return the error message for an unknown word of a dictionary without an unknown symbol."""
@@ -280,7 +291,7 @@ class Dictionary:
 
     def encode_line(self, text: str, append_eos: bool = True) -> np.ndarray:
         """The ids of the words of *text*, split at any white space: int32 [words], or [words + 1] with ``</s>``."""
-        ids = [self.index(word) for word in text.split()]
+        ids = [self.text_index(word) for word in text.split()]
         if append_eos:
             ids.append(self.eos_index)
         return np.array(ids, dtype=np.int32)

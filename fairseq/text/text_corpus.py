@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,6 +27,8 @@ from fairseq.text.raw_text import (
     read_blocks,
 )
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.hf import LibrarySubwords
+from fairseq.text.tokenizers.rules import LINE_END, LINE_FEED
 
 logger = logging.getLogger(__name__)
 
@@ -87,9 +88,28 @@ class TextReader:
         """
         return cls(dictionary, find_tokenizer(dictionary.path or data, dictionary.symbols))
 
+    @property
+    def keeps_lines(self) -> bool:
+        """Whether line feeds are symbols inside of a text; else they are ``</s>``, as at the end of every line.
+
+        So they are in a model from elsewhere whose byte-level vocabulary lists one, as GPT-2's. A vocabulary that was
+        made here has all bytes, too, but its corpora are lines: no model has seen its symbol for a line feed.
+        """
+        subwords = self.tokenizer.subwords if self.tokenizer is not None else None
+        is_byte_level = isinstance(subwords, LibrarySubwords) and subwords.byte_level
+        return is_byte_level and self.dictionary.nspecial == 0 and LINE_FEED in self.dictionary
+
+    def ids(self, text: str) -> list[int]:
+        """Return the ids of *text*, with what stands between its lines, and without ``</s>`` at the end."""
+        lines = [text] if self.keeps_lines else LINE_END.split(text)
+        ids: list[int] = []
+        for number, line in enumerate(lines if self.tokenizer is None else self.tokenizer.encode_lines(lines)):
+            ids += [self.dictionary.eos()] * (number > 0) + self.dictionary.encode_line(line, append_eos=False).tolist()
+        return ids
+
     def corpus(self, text: str) -> TextCorpus:
         """Return the tokens of *text*, whose lines end as in Python's text files."""
-        lines = re.split(r"\r\n|\r|\n", text)
+        lines = [text] if self.keeps_lines else LINE_END.split(text)
         if len(lines) > 1 and not lines[-1]:
             lines.pop()  # end of the last line
         return self._corpus([(lines, False)])

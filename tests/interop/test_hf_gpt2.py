@@ -73,12 +73,12 @@ def test_gpt2_reads_raw_text_and_is_exported_again(tmp_path: Path) -> None:
     torch.testing.assert_close(lprobs, want, atol=1e-5, rtol=1e-6)
     argv = [str(source / "checkpoint.pt"), "--to", "hf", "--out", str(tmp_path / "again")]
     export_model.main(options.parse_args_and_arch(get_export_parser(), argv))
-    again = FairseqTokenizer(str(tmp_path / "again" / "dict.txt"), str(tmp_path / "again" / "tokenization.json"))
+    again = FairseqTokenizer(str(tmp_path / "again" / "dict.txt"), str(tmp_path / "again" / "tokenization.json"), True)
     found = again("the low\nlot")["input_ids"]
-    assert [again.symbols[index] for index in found] == [END, "th", "e", "Ġlow", "Ċ", "lo", "t"]
-    assert again.decode(found[1:]) == "the low\nlot"
+    assert [again.symbols[index] for index in found] == ["th", "e", "Ġlow", "Ċ", "lo", "t"]
+    assert again.decode(found) == "the low\nlot"
     fast = pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(tmp_path / "again")
-    assert fast("the low\nlot")["input_ids"] == found and fast.decode(found[1:]) == "the low\nlot"
+    assert fast("the low\nlot")["input_ids"] == found and fast.decode(found) == "the low\nlot"
 
 
 @pytest.mark.parametrize(

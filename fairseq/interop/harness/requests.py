@@ -5,9 +5,7 @@ It does without the harness; :mod:`fairseq.interop.harness.model` is the model c
 
 from __future__ import annotations
 
-import functools
 import logging
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,14 +19,12 @@ from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.hub import LanguageModel, MaskedLanguageModel
 from fairseq.inference import sample
-from fairseq.text.dictionary import Dictionary
-from fairseq.text.text_corpus import TextCorpus, report_unknown
+from fairseq.text.text_corpus import TextCorpus, TextReader, report_unknown
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.hf import LibrarySubwords
 
 logger = logging.getLogger(__name__)
 
-LINE_FEED = "Ċ"  # in byte-level vocabularies
 TOGETHER = 512  # hidden states projected to the vocabulary at once
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")
 KNOWN = {"until", "do_sample", "temperature", "top_k", "top_p", *LENGTHS}
@@ -46,7 +42,8 @@ class Piece:
 class Requests:
     """Answers of a language model.
 
-    Texts begin with ``</s>``, and line feeds are ``</s>``, or the vocabulary's own symbol where it has one. A model
+    As in the harness's own class for transformers, a whole text begins after ``</s>``, and so does a continuation
+    without a context; a context stands for itself. Line feeds are those of :attr:`TextReader.keeps_lines`. A model
     with memory reads a text in segments; a model without reads the last tokens that fit into one, after ``<s>`` if it
     was trained with it (``--add-bos-token``). A request that names no number generates at most *max_tokens*.
 
@@ -60,8 +57,7 @@ class Requests:
         self.model, self.batch_size, self.max_tokens = model, batch_size, max_tokens
         self.eos, self.segment = model.dictionary.eos(), model.tokens_per_sample
         self.begin = model.dictionary.begin() if model.add_bos_token else None
-        self.keeps_lines = keeps_lines(model.dictionary, model.tokenizer)
-        self.encode = functools.partial(encode, dictionary=model.dictionary, tokenizer=model.tokenizer)
+        self.reader = TextReader(model.dictionary, model.tokenizer)
         scoring = Scoring(self.segment, batch_size=1, add_bos_token=model.add_bos_token)
         self.device = next(model.model.parameters()).device
         self.scorer = Scorer([model.model], model.dictionary, scoring, device=self.device)
@@ -74,9 +70,10 @@ class Requests:
         """
         pieces, read = [], []
         for number, (context, continuation) in enumerate(pairs):
-            tokens, first = joined(self.encode, context, continuation)
-            # Every text follows `</s>`, as in training: its first token is predicted, too.
-            pieces += self._pieces(number, [self.eos, *tokens], 1 + first)
+            tokens, first = joined(self.reader.ids, context, continuation)
+            if first == 0:  # there is no token to predict the first one from
+                tokens, first = tokens if tokens[:1] == [self.eos] else [self.eos, *tokens], 1
+            pieces += self._pieces(number, tokens, first)
             read += tokens
         report_unknown(read, self.model.dictionary, ())
         results = [(0.0, True)] * len(pairs)
@@ -94,7 +91,7 @@ class Requests:
         """Return the log-probability of each text, read as ``fairseq-eval-lm`` reads a corpus of its own."""
         totals, read = [], []
         for text in texts:
-            ids = self.encode(text)
+            ids = self.reader.ids(text)
             corpus = TextCorpus(np.array(ids, np.int32), np.array([len(ids)], np.int32))
             totals.append(float(self.scorer.score(corpus).lprobs.sum(dtype=np.float64)) if ids else 0.0)
             read += ids
@@ -111,7 +108,7 @@ class Requests:
             raise UserError(f"{type(self.model.model).__name__}: has no cache to generate with; choose other tasks")
         texts, read = [], []
         for context, settings in prompts:
-            prompt = self.encode(context)
+            prompt = self.reader.ids(context)
             texts.append(self._generated(prompt, settings))
             read += prompt
         report_unknown(read, self.model.dictionary, ())
@@ -128,7 +125,7 @@ class Requests:
         greedy = temperature == 0 or not settings.get("do_sample", True)
         tokens = sample(
             self.model.reader(),
-            [self.eos, *prompt],
+            prompt or [self.eos],
             longest,
             temperature=1.0 if greedy else temperature,
             top_k=1 if greedy else int(settings.get("top_k") or 0),
@@ -136,7 +133,7 @@ class Requests:
             forbidden=self.model.never_sampled,
         )
         for token in tokens:
-            if token == self.eos and self.keeps_lines:
+            if token == self.eos and self.reader.keeps_lines:
                 break
             # The whole text is decoded each time: a subword or a byte may change how the ones before it read, and a
             # stop string may span several tokens.
@@ -205,7 +202,6 @@ class EncoderRequests:
     def __init__(self, model: MaskedLanguageModel, batch_size: int = 8, within_words: bool = False) -> None:
         self.model, self.batch_size, self.within_words = model, batch_size, within_words
         self.reader = model.reader
-        self.encode = functools.partial(encode, dictionary=self.reader.dictionary, tokenizer=self.reader.tokenizer)
         self.scorer = PseudoScorer(model.model, self.reader.dictionary, within_words, batch_size)
         warn_closed(self.reader.tokenizer)
 
@@ -215,7 +211,7 @@ class EncoderRequests:
         A token is predicted from the context and all other tokens of the continuation. The two are one row, with
         ``</s>`` between lines, which is not scored; what does not fit the positions of the model is left out in front.
         """
-        lines = [joined(self.encode, context, continuation) for context, continuation in pairs]
+        lines = [joined(self.reader.ids, context, continuation) for context, continuation in pairs]
         # Words outside of the vocabulary make results of different models incomparable, so that their share is logged.
         report_unknown((token for line, _ in lines for token in line), self.reader.dictionary, ())
         return self.scorer.score_after(lines)
@@ -228,20 +224,6 @@ class EncoderRequests:
     def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
         """Raise UserError: an encoder generates no text."""
         raise UserError("the model is an encoder, which generates no text; choose other tasks")
-
-
-def keeps_lines(dictionary: Dictionary, tokenizer: Tokenizer | None) -> bool:
-    """Return whether a vocabulary has a symbol for line feeds."""
-    return tokenizer is not None and LINE_FEED in dictionary
-
-
-def encode(text: str, dictionary: Dictionary, tokenizer: Tokenizer | None) -> list[int]:
-    """Return the ids of *text*; ``</s>`` stands between lines where the vocabulary has no symbol for line feeds."""
-    lines = [text] if keeps_lines(dictionary, tokenizer) else re.split(r"\r\n|\r|\n", text)
-    ids: list[int] = []
-    for number, line in enumerate(lines if tokenizer is None else tokenizer.encode_lines(lines)):
-        ids += [dictionary.eos()] * (number > 0) + dictionary.encode_line(line, append_eos=False).tolist()
-    return ids
 
 
 def joined(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], int]:

@@ -1,11 +1,14 @@
 """Files of exported tokenizers: ``tokenizer.json`` of byte-level encodings, where it gives exactly our ids, or code.
 
 The ids are the dictionary's, so that it must have every symbol which merges make: a symbol that it lacks is the
-unknown one here, but has no id there. No ``tokenizer.json`` equals other encodings (a test has examples): ``</s>``
-between lines, a special symbol, is dropped where text is decoded without them; the normaliser of SentencePiece models
-loses the second accent of a letter there; and of the symbols that subword-nmt's merges make on the way to a word, the
-dictionary has only those that are left in some text. transformers reads these with
-:mod:`fairseq.interop.hugging_face.exported.tokenization_fairseq`.
+unknown one here, but has no id there. No ``tokenizer.json`` equals other encodings (a test has examples): the
+normaliser of SentencePiece models loses the second accent of a letter there; and of the symbols that subword-nmt's
+merges make on the way to a word, the dictionary has only those that are left in some text. transformers reads these
+with :mod:`fairseq.interop.hugging_face.exported.tokenization_fairseq`.
+
+As in GPT-2, a decoder's tokenizer adds no symbol to a text, and ``</s>`` is its symbol for the beginning: tools that
+want a beginning, as for the first token of a text, put it there themselves, and would have two otherwise. Line feeds
+are ``</s>``, see :attr:`~fairseq.text.text_corpus.TextReader.keeps_lines`.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from typing import Any
 from fairseq.errors import UserError
 from fairseq.interop.hugging_face.sources import Parts
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.text_corpus import TextReader
 from fairseq.text.tokenizers import BPES, TOKENIZERS, Tokenizer
 from fairseq.text.tokenizers.hf import PROBES, LibrarySubwords, import_tokenizers
-from fairseq.text.tokenizers.rules import BYTES
+from fairseq.text.tokenizers.rules import BYTES, LINE_END
 
 CONFIG, FAST, CODE = "tokenizer_config.json", "tokenizer.json", "tokenization_fairseq"
-LINE_FEED = next(letter for letter, byte in BYTES.items() if byte == ord("\n"))
 TEXTS = (*PROBES, "a\tb\n\nc  d ", "e\u0301 naïve 世界 🙂\r\n\u00a0x", " 12345.678 don't — “q”")
 
 
@@ -45,7 +48,7 @@ def tokenizer_files(
     separator: int | None = None,  # id of a symbol before the second text of a pair
 ) -> TokenizerFiles:
     """Return the files of *tokenizer* but for ``tokenization.json`` and *dictionary*; UserError for a plug-in."""
-    config = {"model_max_length": longest, **_names(dictionary, token_types is not None)}
+    config: dict[str, Any] = {"model_max_length": longest, **_names(dictionary, token_types is not None)}
     content = fast_tokenizer(tokenizer, dictionary, token_types, separator)
     if content is not None:
         inputs = ["input_ids", *["token_type_ids"] * (token_types is not None), "attention_mask"]
@@ -55,6 +58,7 @@ def tokenizer_files(
         return TokenizerFiles({CONFIG: json_text(config), FAST: content})
     kind = "FairseqTokenizer" if token_types is None else "FairseqEncoderTokenizer"
     config |= {"tokenizer_class": kind, "auto_map": {"AutoTokenizer": [f"{CODE}.{kind}", None]}}
+    config["keeps_lines"] = TextReader(dictionary, tokenizer).keeps_lines
     if token_types is not None:
         config["token_types"] = token_types
         config["pair_separator"] = None if separator is None else dictionary[separator]
@@ -72,7 +76,7 @@ def _parts(tokenizer: Tokenizer | None) -> Mapping[str, tuple[type]]:
 
 
 def _names(dictionary: Dictionary, encoder: bool) -> dict[str, str]:
-    """The special symbols by the names of transformers; a decoder's texts begin with the end-of-line symbol."""
+    """The special symbols by the names of transformers; a decoder's texts begin after the end-of-line symbol."""
     ids = {"eos": dictionary.eos(), "unk": dictionary.unk(), "pad": dictionary.pad()}
     ids["bos"] = dictionary.bos() if encoder else dictionary.eos()
     if encoder:
@@ -93,15 +97,12 @@ def fast_tokenizer(
 ) -> str | None:
     """Return the content of ``tokenizer.json``; None where no fast tokenizer gives the ids of *tokenizer*.
 
-    With *token_types*, of an encoder, rows are ``<s> a </s>`` and ``<s> a </s> b </s>``; others begin with ``</s>``.
+    With *token_types*, of an encoder, rows are ``<s> a </s>`` and ``<s> a </s> b </s>``.
     """
-    # Without a symbol for line feeds they would be `</s>` here, which a fast tokenizer drops as special when it
-    # decodes.
-    if tokenizer is None or tokenizer.words is not None or LINE_FEED not in dictionary:
-        return None
-    subwords = tokenizer.subwords
+    subwords = tokenizer.subwords if tokenizer is not None and tokenizer.words is None else None
     if not (isinstance(subwords, LibrarySubwords) and subwords.byte_level):
         return None
+    reader = TextReader(dictionary, tokenizer)
     values = json.loads(subwords.library_json())
     model, added = values["model"], {token["content"]: token for token in values["added_tokens"]}
     model["vocab"].pop(model.pop("unk_token", None), None)  # no text is unknown to bytes
@@ -117,15 +118,28 @@ def fast_tokenizer(
     values["added_tokens"] += ours.values()
     values["post_processor"] = _rows(dictionary, token_types, separator)
     values["decoder"] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    if not reader.keeps_lines:
+        _lines_as_symbols(values, ours[dictionary[dictionary.eos()]])
     content = json.dumps(values, ensure_ascii=False)
     # The last word is a trial on hard texts: what the conditions above overlook, such as an odd setting of the
     # pre-tokenizer, ends in the slower but equal tokenizer.
     library = import_tokenizers("hf").Tokenizer.from_str(content)
     for text in TEXTS:
-        want = [dictionary.index(symbol) for symbol in tokenizer.encode(text).split()]
-        if library.encode(text, add_special_tokens=False).ids != want:
+        if library.encode(text, add_special_tokens=False).ids != reader.ids(text):
             return None
     return content
+
+
+def _lines_as_symbols(values: dict[str, Any], end: dict[str, Any]) -> None:
+    """Let line feeds become the symbol *end* in a ``tokenizer.json``, and that symbol a line feed where it is decoded.
+
+    Where special symbols are left out, transformers leaves out this one, too.
+    """
+    # Replaced in the text, and found there as the symbol afterwards: `normalized` symbols are looked for in this order.
+    values["normalizer"] = {"type": "Replace", "pattern": {"Regex": LINE_END.pattern}, "content": end["content"]}
+    end["normalized"] = True
+    feeds = {"type": "Replace", "pattern": {"String": end["content"]}, "content": "\n"}
+    values["decoder"] = {"type": "Sequence", "decoders": [feeds, values["decoder"]]}
 
 
 def _special(dictionary: Dictionary, encoder: bool) -> dict[str, int]:
@@ -141,7 +155,7 @@ def _added(word: str, index: int) -> dict[str, Any]:
 
 
 def _rows(dictionary: Dictionary, token_types: int | None, separator: int | None) -> Mapping[str, Any]:
-    """The template of rows."""
+    """The template of rows; a decoder's are the text alone."""
 
     def word(index: int, kind: int) -> dict[str, Any]:
         return {"SpecialToken": {"id": dictionary[index], "type_id": kind}}
@@ -149,12 +163,12 @@ def _rows(dictionary: Dictionary, token_types: int | None, separator: int | None
     # RoBERTa has one token type only: the second text of a pair has type 0 there.
     last = min(1, (token_types or 1) - 1)
     first, second = ({"Sequence": {"id": name, "type_id": kind}} for name, kind in (("A", 0), ("B", last)))
-    begin, end = dictionary.eos() if token_types is None else dictionary.bos(), dictionary.eos()
-    single, pair = [word(begin, 0), first], [word(begin, 0), first, second]
-    if token_types is not None:
-        single = [*single, word(end, 0)]
-        between = [] if separator is None else [word(separator, last)]
-        pair = [*single, *between, second, word(end, last)]
+    begin, end = dictionary.bos(), dictionary.eos()
+    if token_types is None:
+        return {"type": "TemplateProcessing", "single": [first], "pair": [first, second], "special_tokens": {}}
+    single = [word(begin, 0), first, word(end, 0)]
+    between = [] if separator is None else [word(separator, last)]
+    pair = [*single, *between, second, word(end, last)]
     used = {dictionary[index]: index for index in (begin, end, separator) if index is not None}
     tokens = {name: {"id": name, "ids": [index], "tokens": [name]} for name, index in used.items()}
     return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens}

@@ -1,7 +1,8 @@
 """Tokenizers of fairseq-short for transformers: the dictionary, and ``tokenization.json`` where there is one.
 
-A text is lines, separated by the end-of-line symbol; a vocabulary with a byte-level symbol for line feeds, such as
-GPT-2's, has them inside the text. Without ``tokenization.json``, symbols are what white space separates.
+A text is lines, separated by the end-of-line symbol; in a model from elsewhere with a byte-level symbol for line
+feeds, such as GPT-2, they are inside of the text. Without ``tokenization.json``, symbols are what white space
+separates.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import re
 import shutil
 from collections.abc import Sequence
 from typing import Any
@@ -19,33 +19,38 @@ from transformers.utils import PaddingStrategy
 
 from fairseq.interop.hugging_face.exported.tokenizer_parts import PARTS
 from fairseq.text.tokenizers.base import Space, Span
+from fairseq.text.tokenizers.rules import LINE_END
 from fairseq.text.tokenizers.tokenizer import Steps
 
 HEADER, OVERWRITE = "#specials", "#fairseq:overwrite"
 ROLES = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
-LINE_FEED = "Ċ"  # in byte-level vocabularies
-LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 class FairseqTokenizer(PreTrainedTokenizer):
-    """Text to ids and back, for language models: a text begins with the end-of-line symbol."""
+    """Text to ids and back, for language models: no symbol is added, and ``bos_token`` is the end-of-line symbol."""
 
     vocab_files_names = {"vocab_file": "dict.txt", "tokenization_file": "tokenization.json"}
     model_input_names = ["input_ids", "attention_mask"]
     padding_side = "left"
 
-    def __init__(self, vocab_file: str, tokenization_file: str | None = None, **kwargs: Any) -> None:
-        self.vocab_file, self.tokenization_file = vocab_file, tokenization_file
+    def __init__(
+        self,
+        vocab_file: str,
+        tokenization_file: str | None = None,
+        keeps_lines: bool = False,  # whether line feeds are symbols inside of a text
+        **kwargs: Any,
+    ) -> None:
+        self.vocab_file, self.tokenization_file, self.keeps_lines = vocab_file, tokenization_file, keeps_lines
         with open(vocab_file, encoding="utf-8", newline="") as file:
             lines = file.read().replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
         self.symbols, roles = self.read_vocabulary(lines)
         self.ids = {symbol: index for index, symbol in enumerate(self.symbols)}
-        self.line_end, self.unknown = roles["eos"], roles.get("unk")
+        self.line_end, self.unknown, self.padding = roles["eos"], roles.get("unk"), self._padding(roles)
         self.steps = Steps(Space())
         if tokenization_file is not None and os.path.exists(tokenization_file):
             with open(tokenization_file, encoding="utf-8") as file:
                 self.steps = steps(json.load(file))
-        super().__init__(**{**self.special_names(roles), **kwargs})
+        super().__init__(**{**self.special_names(roles), "keeps_lines": keeps_lines, **kwargs})
 
     def read_vocabulary(self, lines: list[str]) -> tuple[list[str], dict[str, str]]:
         """Return the symbols in the order of their ids, and the special ones by role."""
@@ -71,15 +76,36 @@ class FairseqTokenizer(PreTrainedTokenizer):
     def spans(self, text: str) -> list[Span]:
         """Return the symbols of *text*, without those that stand around it, with what each stands for."""
         result, start = [], 0
-        for part in [text] if self.split_special_tokens else self.tokens_trie.split(text):
-            if part in self._added_tokens_encoder:
+        for part in [text] if self.split_special_tokens else self._parts(text):
+            if part in self._added_tokens_encoder and part != self.padding:
                 result.append(Span(part, start, start + len(part)))
-            elif LINE_FEED in self.ids:
+            elif self.keeps_lines:
                 result += [span.moved(start) for span in self.steps.spans(part)]
             else:
                 result += [span.moved(start) for span in self._lines(part)]
             start += len(part)
-        return result
+        # Padding stands around texts and not in them: no loss counts it, and no attention reads it.
+        unknown = self.unknown or ""
+        return [span._replace(symbol=unknown) if span.symbol == self.padding else span for span in result]
+
+    def _padding(self, roles: dict[str, str]) -> str | None:
+        """The padding symbol; None without one, or where it is another's, or its text a word with an id of its own."""
+        symbol = roles.get("pad", "")
+        is_own = symbol in self.ids and self.symbols.index(symbol) == self.ids[symbol] and symbol != roles["eos"]
+        return symbol if is_own and "unk" in roles else None
+
+    def _parts(self, text: str) -> list[str]:
+        """Cut *text* at special symbols; padding is left in the text around it."""
+        parts = [""]
+        cut = False
+        for part in self.tokens_trie.split(text):
+            is_symbol = part in self._added_tokens_encoder and part != self.padding
+            if is_symbol or cut:
+                parts.append(part)
+            else:
+                parts[-1] += part
+            cut = is_symbol
+        return [part for part in parts if part]
 
     def _lines(self, text: str) -> list[Span]:
         result, start = [], 0
@@ -87,7 +113,8 @@ class FairseqTokenizer(PreTrainedTokenizer):
             stop = len(text) if end is None else end.start()
             result += [span.moved(start) for span in self.steps.spans(text[start:stop])]
             if end is not None:
-                result.append(Span(self.line_end, stop, end.end()))
+                # The last of its characters: so do tokenizers of the library `tokenizers`.
+                result.append(Span(self.line_end, end.end() - 1, end.end()))
                 start = end.end()
         return result
 
@@ -170,7 +197,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
     ) -> list[int]:
-        return [self.ids[self.line_end], *token_ids_0, *(token_ids_1 or [])]
+        return [*token_ids_0, *(token_ids_1 or [])]
 
     def create_token_type_ids_from_sequences(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None
