@@ -1,4 +1,4 @@
-# The commands in an image; docs/docker.md has the commands that build and run it.
+# The commands in an image; docs/installation.md has the commands that build and run it.
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS wheel

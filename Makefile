@@ -45,7 +45,7 @@ contracts: $(INSTALLED) ## import-linter: imports point down the layers only
 tests: $(INSTALLED) ## the test suite, two processes
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
 
-mutants: $(INSTALLED) ## make mutants PLACE=optim: changes of the code that no test notices (docs/mutation.md)
+mutants: $(INSTALLED) ## make mutants PLACE=optim: changes of the code that no test notices (docs/testing.md)
 	@$(PIP_INSTALL) -e '.[mutation]'
 	@$(BIN)/python -m scripts.mutation $(PLACE)
 

@@ -1,1 +1,1 @@
-"""Benchmarks of speed and memory. docs/benchmarks.md has the results with machine, date, commit and command."""
+"""Benchmarks of speed and memory. docs/results.md has the results with machine, date, commit and command."""

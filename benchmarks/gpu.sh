@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures on a GPU what docs/benchmarks.md lacks, in under ten minutes, and writes one report: speed, share of the peak,
+# Measures on a GPU what docs/results.md lacks, in under ten minutes, and writes one report: speed, share of the peak,
 # memory and attention kernels of the published models, beside the prediction; generation; the tests that need a GPU; two
 # processes on one GPU.
 # Without a GPU the same with small models on the CPU. Usage: benchmarks/gpu.sh [DIR]        (default: gpu-report)

@@ -24,7 +24,7 @@ class Size:
         tokens: of an update.
         updates: of the baseline.
         validations: of a run of so many updates.
-        stacked: share of the updates that the stack needs (docs/benchmarks.md says how it was chosen).
+        stacked: share of the updates that the stack needs (docs/results.md says how it was chosen).
     """
 
     flags: str

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Prints the figures of README ("Your own text") and docs/tutorial.md: runs README's commands, as they stand there, on a
+# Prints the figures of README ("Quick start") and docs/getting-started.md: runs README's commands, as they stand there, on a
 # folder with train.txt, valid.txt and test.txt, in which it writes data-bin, own and sample.txt.
 # Usage: benchmarks/own_text.sh DIR     (EXTRA: further flags of fairseq-train)
 set -euo pipefail
@@ -18,7 +18,7 @@ timed() {
 
 git -C "$root" log -1 --format='commit %h, %cd' --date=short
 sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | sort | uniq -c
-commands=$(sed -n '/^## Your own text/,/^## Models/p' "$root/README.md" | sed -n '/^```bash/,/^```/p' | sed '/^```/d')
+commands=$(sed -n '/^## Quick start/,/^## From Python/p' "$root/README.md" | sed -n '/^```bash/,/^```/p' | sed '/^```/d')
 # shellcheck disable=SC2162,SC2086
 while read -a words; do # without -r a backslash joins lines
   if [[ ${words[0]} == fairseq-train ]]; then

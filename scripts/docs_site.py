@@ -19,7 +19,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 ASSETS = Path(__file__).with_name("docs_assets")  # style, and what makes the search work in an opened file
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/**/*.md", "docs/img/*", "examples/**/*.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/**/*.md", "docs/img/*", "examples/**/*.md", "benchmarks/results/*.md")
 REFERENCE = {
     "Models and tasks from Python": ("fairseq.hub", "fairseq.evaluation.classifier"),
     "Commands": (
@@ -60,29 +60,51 @@ REFERENCE = {
     ),
     "Training": ("fairseq.training.trainer", "fairseq.training.stages", "fairseq.checkpoint.store"),
 }
-TITLES = {
-    "README.md": "Overview",
-    "docs/tutorial.md": "Tutorial: your own text",
-    "docs/log.md": "The log of training",
-    "docs/classification.md": "Fine-tuning on your own table",
-    "docs/continue.md": "Continuing training on new text",
-    "docs/babylm.md": "The BabyLM challenge",
-    "docs/docker.md": "Docker",
-    "docs/fairseq.md": "Coming from fairseq",
-    "docs/transformer_xl.md": "Coming from Transformer-XL",
-    "docs/plugins.md": "Writing a plug-in",
-    "docs/notes.md": "Taking notes on the fly",
-    "docs/analyses.md": "Analyses",
-    "docs/samples.md": "Samples",
-    "docs/reliability.md": "Reliability",
-    "docs/scaling.md": "Scaling",
-    "docs/huggingface.md": "Hugging Face, evaluation harness",
-    "docs/benchmarks.md": "Benchmarks",
-    "docs/architecture.md": "Architecture",
-    "docs/mutation.md": "Mutation testing",
-    "CONTRIBUTING.md": "Contributing",
-    "CHANGELOG.md": "Changelog",
+SECTIONS = {
+    "Start": {
+        "README.md": "Overview",
+        "docs/installation.md": "Installation",
+        "docs/getting-started.md": "Getting started",
+        "docs/glossary.md": "Glossary",
+    },
+    "Guides": {
+        "docs/data.md": "Data and tokenizers",
+        "docs/models.md": "Choosing a model",
+        "docs/training.md": "Training",
+        "docs/checkpoints.md": "Checkpoints and resuming",
+        "docs/evaluation.md": "Evaluation",
+        "docs/generation.md": "Generation",
+        "docs/fine-tuning.md": "Fine-tuning a classifier",
+        "docs/continued-training.md": "Continued training",
+        "docs/huggingface.md": "Hugging Face, evaluation harness",
+        "docs/babylm.md": "The BabyLM challenge",
+        "docs/distributed.md": "Distributed training",
+        "docs/troubleshooting.md": "Troubleshooting",
+    },
+    "Methods": {
+        "docs/shortformer.md": "Shortformer",
+        "docs/transformer-xl.md": "Transformer-XL",
+        "docs/notes.md": "Taking notes on the fly",
+        "docs/fast-recipe.md": "The fast recipe",
+        "docs/analysis.md": "Analysis",
+        "docs/results.md": "Results",
+    },
+    "Migration and reference": {
+        "docs/from-fairseq.md": "Coming from fairseq",
+        "docs/from-transformer-xl.md": "Coming from Transformer-XL",
+        "docs/compatibility.md": "Compatibility with fairseq",
+        "docs/commands.md": "Commands and flags",
+        "docs/log.md": "The log of training",
+        "docs/plugins.md": "Writing a plug-in",
+    },
+    "Development": {
+        "CONTRIBUTING.md": "Contributing",
+        "docs/architecture.md": "Architecture",
+        "docs/testing.md": "How it is tested",
+        "CHANGELOG.md": "Changelog",
+    },
 }
+TITLES = {path: title for section in SECTIONS.values() for path, title in section.items()}
 
 
 def stage(folder: Path) -> None:
@@ -102,7 +124,7 @@ def stage(folder: Path) -> None:
 
 def settings(pages: Path, site: Path) -> dict[str, object]:
     """mkdocs' settings."""
-    known = [{title: path} for path, title in TITLES.items() if (pages / path).exists()]
+    guides = [{name: [{title: path} for path, title in section.items()]} for name, section in SECTIONS.items()]
     unnamed = {str(path.relative_to(pages)) for path in pages.glob("docs/*.md")} - TITLES.keys()
     if unnamed:
         raise SystemExit(f"{', '.join(sorted(unnamed))}: no title in scripts/docs_site.py; add one")
@@ -118,7 +140,7 @@ def settings(pages: Path, site: Path) -> dict[str, object]:
         "extra": {"generator": False, "polyfills": ["assets/iframe-worker.js"]},
         "markdown_extensions": ["admonition", "tables", "fenced_code", "pymdownx.superfences"],
         "plugins": ["search", "offline", {"mkdocstrings": {"handlers": handlers}}],
-        "nav": [*known, {"Recipes": recipes}, {"Reference": [{s: f"reference/{_file(s)}"} for s in REFERENCE]}],
+        "nav": [*guides, {"Recipes": recipes}, {"Reference": [{s: f"reference/{_file(s)}"} for s in REFERENCE]}],
         "validation": {"links": {"not_found": "warn", "anchors": "warn", "unrecognized_links": "warn"}},
     }
 

@@ -77,7 +77,7 @@ def test_the_commands_of_a_page_are_understood(page: Path, monkeypatch: pytest.M
 
 
 def test_the_quick_start_has_three_commands() -> None:
-    section = (runs.ROOT / "README.md").read_text(encoding="utf-8").split("## Your own text")[1].split("```")[1]
+    section = (runs.ROOT / "README.md").read_text(encoding="utf-8").split("## Quick start")[1].split("```")[1]
     assert re.findall(r"^fairseq-\S+", section, flags=re.MULTILINE) == [
         "fairseq-preprocess", "fairseq-train", "fairseq-eval-lm",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""``docs/fairseq.md`` says of every flag what the parsers do with it."""
+"""``docs/compatibility.md`` says of every flag what the parsers do with it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from fairseq_cli.interactive import get_interactive_generation_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
 from fairseq_cli.validate import get_validation_parser
 
-PAGE = (runs.ROOT / "docs" / "fairseq.md").read_text(encoding="utf-8")
+PAGE = (runs.ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
 TABLES = PAGE.split("## Flags")[1]
 PARTS = PAGE.split("## Parts")[1].split("## Checkpoints")[0]
 ROWS = re.findall(r"^\|(?: `\w+` \|)? (`--.*?) \| (same|different|no effect|refused) \|", TABLES, flags=re.MULTILINE)

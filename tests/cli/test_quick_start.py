@@ -46,7 +46,7 @@ def run(line: str, *more: str) -> object:
 def test_the_three_commands_are_short_and_make_a_model_a_score_and_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = block("README.md", "## Your own text")
+    lines = block("README.md", "## Quick start")
     assert [line.split()[0] for line in lines] == list(PROGRAMS) and max(map(len, lines)) <= 80
     write_texts(tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -56,14 +56,14 @@ def test_the_three_commands_are_short_and_make_a_model_a_score_and_a_sample(
     assert isinstance(figures, dict) and figures["bits_per_byte"] > 0
     assert (tmp_path / "sample.txt").read_text().strip()
     # The guide's first command, with the settings that this run has written.
-    [line] = block("docs/continue.md", "## A new run from the old weights")
+    [line] = block("docs/continued-training.md", "## Start a new run from the old weights")
     run(line.replace("new-bin", "data-bin"), "--max-update", "2", "--cpu")
     assert (tmp_path / "adapted" / "checkpoint_best.pt").exists()
     options.parse_args_and_arch(get_training_parser(), shlex.split(line)[1:])
 
 
 def test_the_recipe_is_the_one_that_was_measured() -> None:
-    """The fifteen flags of which docs/benchmarks.md has the figures."""
+    """The fifteen flags of which docs/results.md has the figures."""
     flags = "--arch transformer_lm_fast_demo --optimizer adam --adam-betas 0.9,0.99 --lr 4e-3 --lr-scheduler wsd"
     flags += " --decay-shape linear --clip-norm 0.25 --dropout 0 --tokens-per-sample 64 --batch-size 32"
     before = runs.arguments(flags, "--warmup-ratio 0.05 --decay-ratio 0.7 --max-update 560")

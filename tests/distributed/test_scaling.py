@@ -64,7 +64,7 @@ def shown(cell: str) -> Any:
 
 
 def test_the_documented_table_is_that_of_the_model() -> None:
-    lines = (runs.ROOT / "docs" / "scaling.md").read_text().splitlines()
+    lines = (runs.ROOT / "benchmarks" / "results" / "scaling.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "%)" in line]
     assert len(rows) == 9
     for number, (_, count, whole, parts, slow, state, part_of_state, gathered) in enumerate(rows):

@@ -1,4 +1,4 @@
-"""Numbers of fairseq 0.12.2, which tests/golden/fairseq_0_12/make.py ran: here and in docs/fairseq.md the same."""
+"""Numbers of fairseq 0.12.2, which tests/golden/fairseq_0_12/make.py ran: here and in docs/compatibility.md the same."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fairseq_cli import eval_lm, interactive, preprocess
 GOLDEN = runs.ROOT / "tests" / "golden" / "fairseq_0_12"
 DATA = GOLDEN.parent / "fairseq_variants" / "data-bin"
 EXPECTED: dict[str, Any] = json.loads((GOLDEN / "expected.json").read_text())
-PAGE = (runs.ROOT / "docs" / "fairseq.md").read_text(encoding="utf-8")
+PAGE = (runs.ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
 LM = """--task language_modeling --arch transformer_lm --decoder-layers 2 --decoder-embed-dim 16
     --decoder-ffn-embed-dim 32 --decoder-attention-heads 2 --decoder-input-dim 16 --decoder-output-dim 16
     --share-decoder-input-output-embed --dropout 0 --optimizer adam --lr 2e-3 --tokens-per-sample 32 --max-tokens 256

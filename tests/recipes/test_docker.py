@@ -67,7 +67,7 @@ def test_the_requirements_are_those_of_the_package() -> None:
 
 
 def test_documented_build_arguments_exist() -> None:
-    page = (ROOT / "docs" / "docker.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "installation.md").read_text(encoding="utf-8")
     named = set(re.findall(r"^\| `([A-Z_]+)` \|", page, flags=re.MULTILINE))
     named |= set(re.findall(r"--build-arg ([A-Z_]+)=", page))
     assert named == set(re.findall(r"^ARG ([A-Z_]+)=", TEXT, flags=re.MULTILINE))

@@ -34,5 +34,6 @@ def test_the_search_of_an_opened_file_needs_no_server_and_no_other_site(pages: P
 
 def test_every_page_of_the_menu_exists(pages: Path) -> None:
     settings: Any = docs_site.settings(pages, pages / "site")
-    named = [path for entry in settings["nav"] for path in entry.values() if isinstance(path, str)]
+    sections = [entry[name] for entry in settings["nav"] for name in entry if name in docs_site.SECTIONS]
+    named = [path for section in sections for page in section for path in page.values()]
     assert set(named) == set(docs_site.TITLES) and all((pages / path).is_file() for path in named)
