@@ -19,7 +19,16 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 ASSETS = Path(__file__).with_name("docs_assets")  # style, and what makes the search work in an opened file
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "docs/**/*.md", "docs/img/*", "examples/**/*.md", "benchmarks/results/*.md")
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "LICENSE",
+    "docs/**/*.md",
+    "docs/img/*",
+    "examples/**/*.md",
+    "benchmarks/results/*.md",
+)
 REFERENCE = {
     "Models and tasks from Python": ("fairseq.hub", "fairseq.evaluation.classifier"),
     "Commands": (

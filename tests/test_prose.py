@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from scripts import reference_pages
+
 ROOT = Path(__file__).parents[1]
 GENERATED = {"docs/commands.md", "docs/compatibility.md"}
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -63,3 +65,9 @@ def test_sentences_use_the_words_of_the_field(page: Path) -> None:
     assert not [match[0] for match in AVOID.finditer(prose(page))]
     if page.name != "CHANGELOG.md":
         assert not [line for line in prose(page).splitlines() if FIGURE.search(line) and "the figures are" not in line]
+
+
+def test_the_reference_of_commands_is_that_of_the_parsers() -> None:
+    assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8") == reference_pages.page(), (
+        "run python -m scripts.reference_pages"
+    )

@@ -1,0 +1,104 @@
+"""Write docs/commands.md: every command with its flags, and the flags of every part, from the parsers themselves.
+
+python -m scripts.reference_pages          # writes the page
+python -m scripts.reference_pages --check  # exits with 1 if the page in the repository is another
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from fairseq.config import fields
+from fairseq.config.parser import Parser
+from fairseq.config.registry import ARCHITECTURES, CHOICES, MODELS, chosen_part
+
+PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
+# The module of each command, and the function that makes its parser.
+COMMANDS = {
+    "fairseq-preprocess": ("preprocess", "get_preprocessing_parser"),
+    "fairseq-train": ("common", "get_training_parser"),
+    "fairseq-eval-lm": ("eval_lm", "get_eval_lm_parser"),
+    "fairseq-validate": ("validate", "get_validation_parser"),
+    "fairseq-generate": ("generate", "get_generation_parser"),
+    "fairseq-interactive": ("interactive", "get_interactive_generation_parser"),
+    "fairseq-finetune": ("finetune", "get_finetune_parser"),
+    "fairseq-classify": ("classify", "get_classify_parser"),
+    "fairseq-harness": ("harness", "get_harness_parser"),
+    "fairseq-recl": ("recl", "get_recl_parser"),
+    "fairseq-attention": ("attention", "get_attention_parser"),
+    "fairseq-notes": ("notes", "get_notes_parser"),
+    "fairseq-import": ("import_model", "get_import_parser"),
+    "fairseq-export": ("export_model", "get_export_parser"),
+    "fairseq-merge-checkpoint": ("merge_checkpoint", "get_merge_parser"),
+    "fairseq-tokenize": ("tokenize", "get_tokenize_parser"),
+    "fairseq-symbols": ("symbols", "get_symbols_parser"),
+}
+INTRODUCTION = """# Commands and flags
+
+Generated from the parsers by `python -m scripts.reference_pages`.
+
+`--config FILE.yaml` sets the same flags; the command line overrides it. Parts that you choose with `--arch`, `--task`, `--criterion`, `--optimizer` and
+`--lr-scheduler` have flags of their own, listed at the end.
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    blocks = [INTRODUCTION]
+    for name, (module, function) in COMMANDS.items():
+        parser: Parser = getattr(importlib.import_module(f"fairseq_cli.{module}"), function)()
+        blocks += [f"## {name}\n", f"{parser.description}\n", *_groups(parser)]
+    for setting, choice in CHOICES.items():
+        parts = MODELS if choice is ARCHITECTURES else choice
+        blocks.append(f"## {choice.flag}\n")
+        blocks += [block for part in sorted(parts) for block in _part(setting, part)]
+    return "\n".join(blocks)
+
+
+def _groups(parser: argparse.ArgumentParser) -> Iterator[str]:
+    for group in parser._action_groups:
+        rows = [_row(action) for action in group._group_actions if action.help != argparse.SUPPRESS]
+        if rows:
+            yield f"### {(group.title or 'Flags')[:1].upper()}{(group.title or 'Flags')[1:]}\n"
+            yield "| flag | meaning |\n| --- | --- |"
+            yield "\n".join(rows) + "\n"
+
+
+def _row(action: argparse.Action) -> str:
+    metavar = action.metavar if isinstance(action.metavar, str) else "|".join(map(str, action.choices or ()))
+    names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{metavar or action.dest}`"
+    value = f" `{metavar}`" if metavar and action.option_strings and action.nargs != 0 else ""
+    # A bar would separate cells of the table.
+    cells = (re.sub(r"\s+", " ", cell).replace("|", ", ") for cell in (names + value, str(action.help or "")))
+    return f"| {' | '.join(cells)} |"
+
+
+def _part(setting: str, part: str) -> Iterator[str]:
+    config = getattr(MODELS[part] if setting == "arch" else chosen_part(setting, part), "config_class", None)
+    if config is None:
+        return
+    parser = argparse.ArgumentParser(add_help=False)
+    fields.add_flags(parser, config)
+    rows = [_row(action) for action in parser._actions if action.help != argparse.SUPPRESS]
+    if rows:
+        yield f"### `{part}`\n"
+        yield "| flag | meaning |\n| --- | --- |"
+        yield "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    """Write or check the page."""
+    text = page()
+    if sys.argv[1:] == ["--check"]:
+        return int(not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text)
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
