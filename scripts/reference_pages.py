@@ -42,8 +42,8 @@ INTRODUCTION = """# Commands and flags
 
 Generated from the parsers by `python -m scripts.reference_pages`.
 
-`--config FILE.yaml` sets the same flags; the command line overrides it. Parts that you choose with `--arch`, `--task`, `--criterion`, `--optimizer` and
-`--lr-scheduler` have flags of their own, listed at the end.
+`--config FILE.yaml` sets the same flags; the command line overrides it. Parts that you choose with `--arch`, `--task`,
+`--criterion`, `--optimizer` and `--lr-scheduler` have flags of their own, listed at the end.
 """
 
 

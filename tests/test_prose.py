@@ -1,4 +1,4 @@
-"""The documents: how long they are, what fits on a screen, and words that an English-speaking colleague would not use."""
+"""The documents: their length, what fits on a screen, and words that an English-speaking colleague would not use."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Flags of fairseq 0.12.2 that commands take without reading them, and flags and parts that they refuse by name.
 
-A flag is refused where fairseq's model, loss or updates would be others with it. ``docs/compatibility.md`` lists them all.
+A flag is refused where fairseq's model, loss or updates would be others with it. ``docs/compatibility.md`` lists
+them all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers of fairseq 0.12.2, which tests/golden/fairseq_0_12/make.py ran: here and in docs/compatibility.md the same."""
+"""Numbers of fairseq 0.12.2, from tests/golden/fairseq_0_12/make.py: here and in docs/compatibility.md the same."""
 
 from __future__ import annotations
 
