@@ -235,7 +235,7 @@ class FairseqEncoderTokenizer(FairseqTokenizer):
         self.pair_separator = pair_separator
         self.roles = {role: str(kwargs[f"{role}_token"]) for role in (*ROLES, "mask") if kwargs.get(f"{role}_token")}
         self.second_type = min(1, token_types - 1)
-        options = {"token_types": token_types, "pair_separator": pair_separator}
+        options: dict[str, Any] = {"token_types": token_types, "pair_separator": pair_separator}
         super().__init__(vocab_file, tokenization_file, **options, **kwargs)
 
     def read_vocabulary(self, lines: list[str]) -> tuple[list[str], dict[str, str]]:
