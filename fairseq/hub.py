@@ -24,6 +24,7 @@ from fairseq.inference.engine import Reader
 from fairseq.inference.loading import load_language_models, load_models
 from fairseq.inference.text import never_written
 from fairseq.models import BaseFairseqModel
+from fairseq.system.lookup import exists
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextCorpus, TextReader, log_tokens
@@ -407,13 +408,13 @@ def load_model(
 def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path], str | Path]:
     """Paths of the checkpoint, and of the data or the dictionary in its folder."""
     path = find_checkpoint(Path(checkpoint))
-    if not path.exists():
+    if not exists(path):
         raise UserError(f"{path}: file not found; check the path")
     if data is None:
         data = path.parent / DICTIONARY
-        if not data.exists():
+        if not exists(data):
             raise UserError(f"{data}: file not found; give the data folder or its dict.txt as data")
-    if not Path(data).exists():
+    if not exists(data):
         raise UserError(f"{data}: folder or file not found; give a data-bin folder or its dict.txt")
     return [path], data
 

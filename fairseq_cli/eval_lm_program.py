@@ -38,6 +38,7 @@ from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system.files import ARCHIVE, atomic_files, prepare_file
 from fairseq.system.json_files import write_json
+from fairseq.system.lookup import is_file
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import printable
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -270,7 +271,7 @@ class _Evaluation:
         With ``--text`` it reads the text with the dictionary and the tokenizer beside it, if there are any.
         """
         checkpoint = find_checkpoint(path)
-        if self.cfg.text is not None and (checkpoint.parent / DICTIONARY).is_file():
+        if self.cfg.text is not None and is_file(checkpoint.parent / DICTIONARY):
             data = str(checkpoint.parent)
         model = self.load(data, [str(checkpoint)])
         return str(checkpoint), model, self.text(data, model)[1]

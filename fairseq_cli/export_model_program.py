@@ -26,6 +26,7 @@ from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
 from fairseq.models.encoder import BertConfig, TransformerEncoder
 from fairseq.system.files import ARCHIVE, atomic_folder, prepare_file
+from fairseq.system.lookup import exists, is_folder
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
@@ -42,7 +43,7 @@ def main(args: argparse.Namespace) -> None:
                 raise UserError(f"{flag}: is for --to hf; leave it out")
         _write_fairseq(args.source, args.data, out)
         return
-    if out.exists() and (not out.is_dir() or os.listdir(out)):
+    if exists(out) and (not is_folder(out) or os.listdir(out)):
         raise UserError(f"--out {out}: is a file or not empty; give a new folder")
     path = find_checkpoint(args.source)
     state = checkpoint.load(path)
@@ -155,8 +156,8 @@ def _write_fairseq(source: str, data: str | None, out: Path) -> None:
     path = find_checkpoint(source)
     loaded = checkpoint.load(path)
     dictionary = Path(data) if data is not None else path.parent
-    dictionary = dictionary / DICTIONARY if dictionary.is_dir() else dictionary
-    if data is not None or dictionary.exists():
+    dictionary = dictionary / DICTIONARY if is_folder(dictionary) else dictionary
+    if data is not None or exists(dictionary):
         # Without `--data` a missing `dict.txt` is no error: fairseq gets the data's dictionary from its own command
         # line.
         check_dictionary(loaded, path, Dictionary.load(dictionary))

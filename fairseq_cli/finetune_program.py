@@ -32,6 +32,7 @@ from fairseq.models.sentence import SentenceModel
 from fairseq.modules.precision import Precision
 from fairseq.system.files import atomic_file, prepare_folder
 from fairseq.system.json_files import finite, read_json, write_json
+from fairseq.system.lookup import exists, is_file
 from fairseq.system.opening import open_regular
 from fairseq.system.provenance import about_run
 from fairseq.tasks import setup_task
@@ -109,7 +110,7 @@ def _completed(cfg: SentencePredictionTaskConfig, data: str, path: str) -> Sente
     """*cfg* with the classes in the training data, and with the folder beside the checkpoint *path* as its data."""
     folder = data_folders(data)[0]
     cfg = cfg.completed(folder)
-    if cfg.data_bin is None and not (folder / DICTIONARY).exists():
+    if cfg.data_bin is None and not exists(folder / DICTIONARY):
         return dataclasses.replace(cfg, data_bin=folder_beside(path))
     return cfg
 
@@ -231,7 +232,7 @@ class Sweep:
 
 def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: list[str]) -> dict[str, float] | None:
     """The metrics of a complete run in *folder* with the same *flags*, of the same *inputs*, with its predictions."""
-    if not (folder / RESULT).exists():
+    if not exists(folder / RESULT):
         return None
     result = read_json(folder / RESULT, "remove it to train again", largest=1 << 20)
     known = {"flags": flags, "inputs": inputs}
@@ -253,13 +254,13 @@ def _digests(data: str, path: str, task: SentencePredictionTask) -> dict[str, st
     dictionary = Path(task.dictionary.path or data)
     codes = [Path(task.cfg.bpe_codes)] if task.cfg.bpe_codes else []
     files = [*texts, weights, dictionary, dictionary.parent / TOKENIZATION, *codes]
-    return {str(path): _digest(path) for path in files if path.is_file()}
+    return {str(path): _digest(path) for path in files if is_file(path)}
 
 
 def _predictions(folder: Path, splits: list[str]) -> dict[str, str]:
     """A digest of the predictions of each of *splits*; empty where there are none."""
     files = [folder / f"predictions.{split}.tsv" for split in splits]
-    return {path.name: _digest(path) if path.is_file() else "" for path in files}
+    return {path.name: _digest(path) if is_file(path) else "" for path in files}
 
 
 def _digest(path: Path) -> str:

@@ -14,6 +14,7 @@ from fairseq.evaluation.pairs import accuracies, accuracy_table, read_pairs
 from fairseq.hub import LanguageModel, load_scorer
 from fairseq.interop.harness import harness_model, require_harness, task_data
 from fairseq.system.json_files import write_json
+from fairseq.system.lookup import is_folder
 from fairseq.system.provenance import about_run
 from fairseq_cli.harness import HarnessConfig
 from fairseq_cli.shared import results_folder
@@ -38,7 +39,7 @@ def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
     names = [name for name in (cfg.tasks or "").split(",") if name]
     if not names:
         raise UserError("--tasks: name one task or several, separated by commas")
-    if cfg.include_path is not None and not Path(cfg.include_path).is_dir():
+    if cfg.include_path is not None and not is_folder(cfg.include_path):
         raise UserError(f"--include-path {cfg.include_path}: folder not found; give one with task files")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     device = "cpu" if cfg.cpu else "auto"

@@ -20,6 +20,7 @@ from fairseq.interop.pickles import pickled_module
 from fairseq.interop.pickles.named_tensors import cut
 from fairseq.interop.transformer_xl import conversion
 from fairseq.system.files import atomic_folder
+from fairseq.system.lookup import exists, is_folder
 from fairseq.system.opening import read_named
 from fairseq.tasks import dictionary_digest
 from fairseq.text.dictionary import Dictionary, placeholder
@@ -96,7 +97,7 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
         raise UserError("--config: not used for a Hugging Face folder, which has a config.json; leave it out")
     kind: Any = "transfo-xl"
     if source_format == "hf":
-        if not source.is_dir():
+        if not is_folder(source):
             raise UserError(f"{source}: folder not found; give one with config.json and model.safetensors")
         kind = model_folder.read_json(source / model_folder.CONFIG).get("model_type")
     if kind == "transfo-xl":
@@ -138,7 +139,7 @@ def _tokenizer(source: Path) -> Tokenizer | None:
     """The tokenizer of a Hugging Face folder: byte-level encoding from its merges, or its ``tokenizer.json``."""
     for name, kind in (("merges.txt", GPT2), (model_folder.TOKENIZER, HuggingFace)):
         path = source / name
-        if path.exists():
+        if exists(path):
             subwords = kind(read_named(path, "check its permissions"), str(path))
             subwords.check()
             return Tokenizer(subwords=subwords)
@@ -152,13 +153,13 @@ def _filled(words: list[str] | None, size: int) -> list[str] | None:
 
 def _check(source: Path, out: Path) -> None:
     """Reject invalid paths before any work is done."""
-    if not source.exists():
+    if not exists(source):
         raise UserError(f"{source}: file or folder not found; check the path")
-    if out.exists() and not out.is_dir():
+    if exists(out) and not is_folder(out):
         raise UserError(f"--out {out}: is not a folder; give a new folder")
     try:
         # An earlier import may be replaced; a folder with other files is probably a mistake.
-        there = sorted(set(os.listdir(out)) - {*FILES}) if out.exists() else []
+        there = sorted(set(os.listdir(out)) - {*FILES}) if exists(out) else []
     except OSError as error:
         raise UserError(f"--out {out}: cannot be read ({error.strerror}); give another folder") from None
     if there:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 from fairseq import checkpoint
@@ -21,6 +20,7 @@ from fairseq.notes.words import NoteWords
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
 from fairseq.system.json_files import write_json
+from fairseq.system.lookup import is_folder
 from fairseq.system.provenance import about_run
 from fairseq_cli.notes import NotesConfig
 from fairseq_cli.shared import results_folder
@@ -62,7 +62,7 @@ def _study(path: str, data: str | None) -> NoteStudy:
     state = checkpoint.load(path)
     # The first folder of several has the dictionary and the notes.
     folder = data or str(state["args"].get("data", "")).split(":")[0]
-    if not folder or not Path(folder).is_dir():
+    if not folder or not is_folder(folder):
         raise UserError(f"DATA {folder}: folder not found; give the data folder that {path} was trained with")
     models, task, _ = load_models([path], folder, settings={"keep_notes": True}, states=[state])
     return NoteStudy(models[0], NoteWords.load(folder), task.source_dictionary, path)

@@ -22,6 +22,7 @@ from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.system.files import atomic_folder
 from fairseq.system.limits import check_processes
+from fairseq.system.lookup import exists, is_file
 from fairseq.system.opening import read_named
 from fairseq.system.terminal import printable
 from fairseq.text.counting import count_words
@@ -156,7 +157,7 @@ class _Log:
 
 def _former_log(folder: Path) -> bytes:
     """The log of earlier runs in *folder*, which fairseq adds to, too."""
-    return read_named(folder / LOG, "remove it", "--destdir") if (folder / LOG).exists() else b""
+    return read_named(folder / LOG, "remove it", "--destdir") if exists(folder / LOG) else b""
 
 
 def _hints(config: PreprocessConfig, path: str | None) -> Iterator[str]:
@@ -181,7 +182,7 @@ def _check_other_splits(config: PreprocessConfig, dictionary: Dictionary, splits
     folder = Path(config.destdir)
     others = sorted({path.stem for path in folder.glob("*.idx")} - set([] if config.dict_only else splits))
     # The former ids would silently mean other words: a later run would train on noise.
-    if others and (folder / "dict.txt").is_file() and Dictionary.load(folder / "dict.txt") != dictionary:
+    if others and is_file(folder / "dict.txt") and Dictionary.load(folder / "dict.txt") != dictionary:
         raise UserError(
             f"--destdir {folder}: {', '.join(others)} in it use another dictionary; "
             f"give all texts, --srcdict {folder}/dict.txt or another folder"

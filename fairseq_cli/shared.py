@@ -24,6 +24,7 @@ from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.logging import Progress, no_progress, progress_bar
 from fairseq.system.files import prepare_folder, removing_empty_folders
+from fairseq.system.lookup import exists
 from fairseq.system.terminal import log_to_stderr
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, format_of
@@ -37,7 +38,7 @@ def existing_checkpoint(path: str) -> str:
         UserError: there is none, which is seen here before other models are measured.
     """
     checkpoint = find_checkpoint(path)
-    if not checkpoint.exists():
+    if not exists(checkpoint):
         raise UserError(f"{checkpoint}: file not found; check the path")
     return str(checkpoint)
 
@@ -54,7 +55,7 @@ def data_and_models(cfg: ModelPathConfig, data: str) -> tuple[str, list[str]]:
     if paths := [path for path in (cfg.path or "").split(":") if path]:
         return data, [existing_checkpoint(path) for path in paths]
     source = Path(data)
-    if not source.exists():
+    if not exists(source):
         raise UserError(f"DATA: {source}: file or folder not found; give a model or a data folder")
     if not is_model(source):
         raise UserError(

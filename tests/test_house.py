@@ -228,3 +228,24 @@ def test_a_backward_pass_is_eight_frames_in_four_files_from_main(
     runs.train(tmp_path, runs.SHORTFORMER, "--max-update 1 --no-save --disable-validation")
     for stack in stacks:
         assert stack[0][1] == "main" and len(stack) <= 8 and len({file for file, _ in stack}) <= 4, stack
+
+
+def test_nothing_else_asks_the_file_system() -> None:
+    """``Path.exists`` and the like raise errors of their own, and those of ``os.path`` hide them."""
+    methods = {"exists", "is_file", "is_dir", "iterdir", "isfile", "isdir"}
+    allowed = {
+        "fairseq/system/lookup.py": {"iterdir"},
+        "fairseq/system/files.py": {"isdir"},  # at the end of other work, which no error may hide
+        "fairseq/system/checksums.py": {"is_file"},  # of an entry that was listed
+        "fairseq/system/waiting.py": {"iterdir"},  # of /proc
+        "fairseq/modules/native.py": {"exists"},  # which loads nothing of the project
+    }
+    found: dict[str, set[str]] = {}
+    for path in FILES.values():
+        name = str(path.relative_to(ROOT))
+        if "/exported/" in name:  # copied into exports, without this package
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods:
+                found.setdefault(name, set()).add(node.func.attr)
+    assert found == allowed

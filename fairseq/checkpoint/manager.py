@@ -21,6 +21,7 @@ from fairseq.config.settings import CheckpointConfig
 from fairseq.distributed.tensor_part import MANIFEST
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, link_or_copy, make_folder, new_folder, point_to, remove_leftovers
+from fairseq.system.lookup import entries, exists, is_file, is_folder
 from fairseq.system.opening import read_named
 from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
@@ -42,28 +43,28 @@ FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")
 def find_checkpoint(path: str | Path) -> Path:
     """Return the checkpoint at *path*, or the best or else the last one in the folder *path*; UserError without one."""
     path = Path(path)
-    if not path.is_dir() or parts.is_folder(path):
+    if not is_folder(path) or parts.is_folder(path):
         return path
     for name in NAMES:
-        if (path / name).exists():
+        if exists(path / name):
             return path / name
-    if (path / "config.json").exists():
+    if exists(path / "config.json"):
         raise UserError(f"{path}: a model of transformers; fairseq-import makes a checkpoint of it")
     raise UserError(f"{path}: no checkpoint in this folder; expected {', '.join(NAMES)}")
 
 
 def numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[float, Path]]:
     """The checkpoints of *folder* whose names match *pattern*, after the number in their names, the highest first."""
-    names = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
+    names = [(match, path) for path in entries(folder) if (match := pattern.fullmatch(path.name))]
     return sorted(((float(match[1]), path) for match, path in names), reverse=True)
 
 
 def is_model(path: str | Path) -> bool:
     """Return whether *path* is a checkpoint, or a folder with one that :func:`find_checkpoint` finds."""
     path = Path(path)
-    if path.is_dir():
-        return parts.is_folder(path) or any((path / name).exists() for name in NAMES)
-    return path.suffix == ".pt" and path.is_file()
+    if is_folder(path):
+        return parts.is_folder(path) or any(exists(path / name) for name in NAMES)
+    return path.suffix == ".pt" and is_file(path)
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class CheckpointManager:
         self.folder = Path(config.save_dir)
         if config.no_save:
             return
-        self._is_new = not self.folder.exists()
+        self._is_new = not exists(self.folder)
         try:
             make_folder(self.folder)
             remove_leftovers(self.folder)
@@ -132,7 +133,7 @@ class CheckpointManager:
         """
         first, *others = paths
         for path in paths:
-            if path.is_dir() and not path.is_symlink():
+            if is_folder(path) and not path.is_symlink():
                 raise UserError(f"{path}: cannot be written (Is a directory); remove it or choose another `save_dir`")
         save(first, state)
         for path in others:
@@ -149,7 +150,7 @@ class CheckpointManager:
         name = f"checkpoint_{epoch}_{updates}"
         numbers = itertools.count(2)
         folder = self.folder / f"{name}.parts"
-        while folder.exists():  # of a run that went on from an earlier update
+        while exists(folder):  # of a run that went on from an earlier update
             folder = self.folder / f"{name}-{next(numbers)}.parts"
         with new_folder(folder) as temporary:
             yield temporary
@@ -178,7 +179,7 @@ class CheckpointManager:
             contents[TOKENIZATION], _ = read_tokenization(tokenization)
         for name, content in contents.items():
             target = self.folder / name
-            if target.is_dir():
+            if is_folder(target):
                 raise UserError(f"{target}: cannot be written (Is a directory); remove it or choose another `save_dir`")
             if content is None:
                 target.unlink(missing_ok=True)  # of another run
@@ -204,7 +205,7 @@ class CheckpointManager:
             flag, name = "`continue_once`", self.config.continue_once
         paths = (Path(name), self.folder / name)
         for path in paths:
-            if path.exists():
+            if exists(path):
                 return [find_checkpoint(path)]
         missing = f"{flag} {name}: file not found; also looked in {self.folder}"
         if os.path.lexists(last):
@@ -218,8 +219,8 @@ class CheckpointManager:
 
     def _others(self, last: Path) -> list[Path]:
         """The checkpoints of the folder that are not *last* under another name, the newest first."""
-        paths = [path for path in self.folder.glob("checkpoint*.pt") if path.exists()]
-        others = [path for path in paths if not (last.exists() and path.samefile(last))]
+        paths = [path for path in self.folder.glob("checkpoint*.pt") if exists(path)]
+        others = [path for path in paths if not (exists(last) and path.samefile(last))]
         return sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     @contextlib.contextmanager
@@ -255,8 +256,8 @@ class CheckpointManager:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
         # Names are links to folders: one that no name leads to any more is an old checkpoint.
-        linked = {os.path.realpath(path) for path in self.folder.iterdir() if path.is_symlink()}
-        for path in self.folder.iterdir():
+        linked = {os.path.realpath(path) for path in entries(self.folder) if path.is_symlink()}
+        for path in entries(self.folder):
             if FOLDER.fullmatch(path.name) and os.path.realpath(path) not in linked:
                 # First what makes it a checkpoint: a process that reads it looks for the newer one.
                 (path / MANIFEST).unlink(missing_ok=True)
@@ -264,7 +265,7 @@ class CheckpointManager:
 
     def set_best_aside(self, number: int | None = None) -> None:
         """Rename ``checkpoint_best.pt``, if there is one, after stage *number* (default: the next), which is over."""
-        if not self.config.no_save and (self.folder / BEST).exists():
+        if not self.config.no_save and exists(self.folder / BEST):
             number = number or 1 + len(numbered(self.folder, BEST_OF_STAGE))
             os.replace(self.folder / BEST, self.folder / BEST.replace(".pt", f"{number}.pt"))
 

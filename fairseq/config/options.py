@@ -133,6 +133,7 @@ def run_program(program: Callable[[], Any]) -> None:
 
 def _run(program: Callable[[], Any]) -> None:
     try:
+        _check_working_folder()
         with short_waits_under_load(), removing_empty_folders():
             program()
         sys.stdout.flush()
@@ -147,8 +148,9 @@ def _run(program: Callable[[], Any]) -> None:
         sys.exit(130)
     except OSError as error:
         # Paths that no system call takes are a user's mistake, whichever file they name.
-        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
-            fail(f"{str(error.filename)[:80]}…: {error.strerror}; give another path")
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES) and error.filename is not None:
+            name = str(error.filename)
+            fail(f"{name if len(name) <= 80 else f'{name[:80]}…'}: {error.strerror}; give another path")
         # Errors without a file name are stdout's.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
             raise
@@ -156,6 +158,14 @@ def _run(program: Callable[[], Any]) -> None:
         sys.stderr.flush()
         # Without Python's own end, at which what is left in stdout's buffer would fail again.
         os._exit(2)
+
+
+def _check_working_folder() -> None:
+    """Raise UserError where the working folder was removed, to which most paths are relative."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        raise UserError(f"the working folder is gone ({error.strerror}); change to another one") from None
 
 
 def fail(message: str) -> NoReturn:

@@ -14,6 +14,7 @@ from pathlib import Path
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, reopen, token_count
 from fairseq.errors import UserError
 from fairseq.system.checksums import Verification
+from fairseq.system.lookup import exists, is_file, is_folder
 from fairseq.text.dictionary import Dictionary, read_dictionary
 from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
@@ -21,8 +22,7 @@ from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 def data_folders(data: str | Path) -> list[Path]:
     """Return the folders of ``DATA`` or ``DATA1:DATA2:…``, one or more, for each epoch of training in turn."""
     names = os.fspath(data)
-    # os.path.exists is false for a list longer than any name may be, where Path.exists raises an error.
-    if os.path.exists(names):
+    if exists(names):
         return [Path(names)]
     return [Path(name) for name in names.split(":") if name] or [Path(names)]
 
@@ -36,11 +36,11 @@ def load_dictionary(data: str | Path) -> Dictionary:
     """
     folders = data_folders(data)
     for folder in folders:
-        if folder.is_file():
+        if is_file(folder):
             raise UserError(f"{folder}: is a file; give the folder that fairseq-preprocess wrote")
-        if folder.is_dir() and not (folder / "dict.txt").exists():
+        if is_folder(folder) and not exists(folder / "dict.txt"):
             raise UserError(f"{folder}/dict.txt: file not found; give the folder that fairseq-preprocess wrote")
-        if not folder.is_dir():
+        if not is_folder(folder):
             raise UserError(f"{folder}: folder not found; make it with fairseq-preprocess --destdir {folder}")
     first, *others = (folder / "dict.txt" for folder in folders)
     content = read_dictionary(first)
@@ -65,7 +65,7 @@ def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[st
     if not combine:
         return [prefix]
     further = (f"{prefix}{number}" for number in itertools.count(1))
-    return [prefix, *itertools.takewhile(lambda path: os.path.exists(f"{path}.idx"), further)]
+    return [prefix, *itertools.takewhile(lambda path: exists(f"{path}.idx"), further)]
 
 
 def check_split(folder: str | Path, split: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from fairseq.data.folders import reopen_corpus
 from fairseq.data.glue import Label, Layout, label_of, read_lines
 from fairseq.errors import UserError
+from fairseq.system.lookup import exists, is_folder
 from fairseq.text.dictionary import Dictionary
 
 INPUTS = ("input0", "input1")
@@ -21,12 +22,12 @@ INPUTS = ("input0", "input1")
 def input_folders(data: str | Path) -> list[Path]:
     """The folders of the first and the second sentences in *data*; empty if it has tables instead."""
     first, second = (Path(data) / name for name in INPUTS)
-    return [first, second] if second.is_dir() else [first] if first.is_dir() else []
+    return [first, second] if is_folder(second) else [first] if is_folder(first) else []
 
 
 def check_sentences(data: str | Path) -> None:
     """Raise UserError unless *data* is a folder that has tables, or folders of sentences."""
-    if not Path(data).is_dir():
+    if not is_folder(data):
         raise UserError(f"{data}: folder not found; check DATA")
     if not input_folders(data) and not any(Path(data).glob("*.tsv")):
         raise UserError(
@@ -69,7 +70,7 @@ def read_labels(data: str | Path, split: str, layout: Layout, rows: int, labelle
     """
     folder = Path(data) / "label"
     scores = folder / f"{split}.label"
-    if not labelled and not (scores if layout.is_regression else folder / f"{split}.idx").exists():
+    if not labelled and not exists(scores if layout.is_regression else folder / f"{split}.idx"):
         return [None] * rows
     if layout.is_regression:
         path, names = str(scores), read_lines(scores)

@@ -24,6 +24,7 @@ from fairseq.inference.loading import load_models
 from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.system.files import atomic_file
+from fairseq.system.lookup import is_file, is_folder
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 Text = str | tuple[str, str]
@@ -87,11 +88,11 @@ class SentenceClassifier:
         """
         path = find_checkpoint(checkpoint_path)
         folder = path.parent if data is None else Path(data)
-        dictionary = folder / DICTIONARY if folder.is_dir() else folder
+        dictionary = folder / DICTIONARY if is_folder(folder) else folder
         state = checkpoint.load(path) if state is None else state
         if state["args"].get("task") != "sentence_prediction":
             raise UserError(f"{path}: not a fine-tuned classifier; give a checkpoint of fairseq-finetune")
-        if not dictionary.is_file():
+        if not is_file(dictionary):
             raise UserError(f"{dictionary}: file not found; give the data folder of pre-training with `data`")
         # The checkpoint names the folder on the machine it was trained on.
         [model], task, _ = load_models(

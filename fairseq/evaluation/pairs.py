@@ -10,6 +10,7 @@ from pathlib import Path
 from fairseq.errors import UserError
 from fairseq.evaluation.report import markdown
 from fairseq.system.json_files import parse_json
+from fairseq.system.lookup import is_folder
 from fairseq.system.opening import read_text
 
 SENTENCES = ("sentence_good", "sentence_bad")
@@ -35,7 +36,7 @@ def read_pairs(path: str | Path) -> list[Pair]:
     Raises:
         UserError: a file cannot be read, there are no pairs, or a line lacks a sentence.
     """
-    files = sorted(Path(path).glob("*.jsonl")) if Path(path).is_dir() else [path]
+    files = sorted(Path(path).glob("*.jsonl")) if is_folder(path) else [path]
     pairs: list[Pair] = []
     for file in files:
         lines = read_text(file, "give a file of JSON lines").splitlines()

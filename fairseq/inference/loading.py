@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import NEUTRAL, check_supported, finished, load_parameters
 from fairseq.system.limits import ModelLimit, limited_models
+from fairseq.system.lookup import is_file
 from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -103,7 +103,7 @@ def _load(
         args = {**args, "task": overrides.get("task", args["task"]), "data": str(data)}
         if task is None:
             first = typed_settings(functools.reduce(lambda args, part: part.measured(args), extensions, args))
-            from_file = os.path.isfile(data)
+            from_file = is_file(data)
             task = TASKS[first.chosen.task](first, Dictionary.load(data)) if from_file else setup_task(first)
             if "tokens_per_sample" in args:
                 # Models that are averaged must read the same blocks.

@@ -27,6 +27,7 @@ from fairseq.notes.dictionary import FORMS, CausalNoteDictionary, NoteDictionary
 from fairseq.notes.spans import reopen_spans
 from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
+from fairseq.system.lookup import is_file
 from fairseq.tasks.carried import CarriedState
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask, MaskedLMTaskConfig
@@ -219,7 +220,7 @@ class Notes:
             raise UserError("`notes`: cannot be used with `add_bos_token`; leave one of them out")
         self.task = task
         folder = data_folders(task.settings.data_path)[0]
-        self.words = None if folder.is_file() else NoteWords.load(folder)
+        self.words = None if is_file(folder) else NoteWords.load(folder)
         self.distances = False
 
     @staticmethod

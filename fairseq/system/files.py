@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fairseq.errors import UserError
+from fairseq.system.lookup import exists, is_file, is_folder
 from fairseq.system.opening import is_special
 
 ARCHIVE = b"PK\x03\x04"  # how files of torch.save and numpy.savez begin
@@ -156,7 +157,7 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
         UserError: a system error, or one of *names* is a folder; the message names *flag* and *folder*.
     """
     folder = Path(folder)
-    is_new = not folder.exists()
+    is_new = not exists(folder)
     with removing_empty_folders(), _system_errors(flag, folder):
         make_folder(folder)
         remove_leftovers(folder)
@@ -247,7 +248,7 @@ def remove_leftovers(folder: str | Path) -> None:
 
 def _remove(path: Path) -> None:
     """Remove a file or folder as far as the system allows it."""
-    if path.is_dir() and not path.is_symlink():
+    if os.path.isdir(path) and not path.is_symlink():  # no error here: this ends other work
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
             # Without descriptors `rmtree` cannot look into a folder; an empty one goes all the same.
@@ -285,7 +286,7 @@ def prepare_file(
     Raises:
         UserError: it cannot be written, or is one of *inputs* or of another kind; the message names *flag*.
     """
-    if Path(path).is_dir():
+    if is_folder(path):
         raise UserError(f"{flag} {path}: cannot be written (Is a directory); choose another file")
     if os.path.islink(os.path.realpath(path)):
         raise UserError(f"{flag} {path}: cannot be written (a symbolic link to itself); choose another file")
@@ -293,7 +294,7 @@ def prepare_file(
         with contextlib.suppress(OSError, ValueError):
             if source is not None and os.path.samefile(path, source):
                 raise UserError(f"{flag} {path}: is the same file as {name}; choose another file")
-    if begins and os.path.isfile(path) and os.path.getsize(path):
+    if begins and is_file(path) and os.path.getsize(path):
         with _system_errors(flag, path), open(path, "rb") as file:
             if file.read(len(begins)) != begins:
                 raise UserError(f"{flag} {path}: is a file of another kind, which is not replaced; choose another file")
@@ -409,13 +410,13 @@ def _move_files(source: Path, folder: Path, names: Sequence[str] | None, flag: s
     """Make the files *names* in *folder* what they are in *source*, the last one last."""
     moving = sorted(os.listdir(source)) if names is None else names
     for name in moving:
-        if (folder / name).is_dir():
+        if is_folder(folder / name):
             raise UserError(f"{flag} {folder / name}: cannot be written (Is a directory); remove it".lstrip())
     if names:
         # A kill between the moves leaves a folder without its last file, which readers take as incomplete.
         (folder / names[-1]).unlink(missing_ok=True)
     for name in moving:
-        if (source / name).exists():
+        if exists(source / name):
             os.replace(source / name, folder / name)
         else:
             (folder / name).unlink(missing_ok=True)

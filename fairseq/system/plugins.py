@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fairseq.errors import UserError
+from fairseq.system.lookup import is_file, is_folder
 
 
 def import_user_module(folder: str) -> None:
@@ -27,9 +28,9 @@ def import_user_module(folder: str) -> None:
             the message names the line of the plug-in that failed.
     """
     path = Path(folder).absolute()
-    if path.is_dir():
+    if is_folder(path):
         name = path.name
-    elif path.with_suffix(".py").is_file():
+    elif is_file(path.with_suffix(".py")):
         name = path.stem
     else:
         raise UserError(f"`user_dir` {folder}: folder not found; give the folder of a Python package")
@@ -38,7 +39,7 @@ def import_user_module(folder: str) -> None:
     known = sys.modules.get(name)
     if known is not None and not _comes_from(known, path):
         raise UserError(f"`user_dir` {folder}: a different package named {name} is already imported; rename the folder")
-    if path.is_dir() and not (path / "__init__.py").is_file() and not list(_part_modules(path, PARTS)):
+    if is_folder(path) and not is_file(path / "__init__.py") and not list(_part_modules(path, PARTS)):
         raise UserError(
             f"`user_dir` {folder}: no __init__.py in the folder, and no modules in {', '.join(PARTS)}; "
             "give the folder of a Python package"
@@ -93,7 +94,7 @@ def _part_modules(path: Path, folders: Sequence[str]) -> Iterator[str]:
     """The modules in *folders* of the plug-in at *path*, by their names within it."""
     for folder in folders:
         for file in sorted((path / folder).glob("*")):
-            module = file.suffix == ".py" or (file / "__init__.py").is_file()
+            module = file.suffix == ".py" or is_file(file / "__init__.py")
             if module and file.name[0] not in "._" and file.stem.isidentifier():
                 yield f"{folder}.{file.stem}".replace("/", ".")
 
@@ -101,8 +102,8 @@ def _part_modules(path: Path, folders: Sequence[str]) -> Iterator[str]:
 def _has_no_code(path: Path) -> bool:
     """Whether the plug-in at *path* is a folder whose ``__init__.py`` is missing or has no statements."""
     file = path / "__init__.py"
-    if not path.is_dir() or not file.is_file():
-        return path.is_dir()
+    if not is_folder(path) or not is_file(file):
+        return is_folder(path)
     return all(isinstance(node, ast.Expr) for node in ast.parse(file.read_bytes()).body)
 
 
@@ -115,7 +116,7 @@ def _location(error: BaseException, path: Path) -> str:
     with contextlib.suppress(BaseException):
         text = str(error)
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    root = (path if path.is_dir() else path.with_suffix(".py")).resolve()
+    root = (path if is_folder(path) else path.with_suffix(".py")).resolve()
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         # What was compiled from a string may have a name that no file can have.
         with contextlib.suppress(ValueError, OSError):

@@ -8,6 +8,7 @@ from typing import Any
 
 from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.errors import UserError
+from fairseq.system.lookup import is_file
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 
@@ -34,7 +35,7 @@ def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
         return str(state[KEY])
     # The first choice is the digest in the checkpoint: the file beside it may have been replaced.
     beside = Path(path).parent / DICTIONARY
-    return Dictionary.load(beside).digest() if beside.is_file() else None
+    return Dictionary.load(beside).digest() if is_file(beside) else None
 
 
 def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dictionary | None) -> None:
@@ -50,7 +51,7 @@ def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
     """Raise UserError if *folder* has checkpoints beside another ``dict.txt``, which a run must not replace."""
     path = Path(folder) / DICTIONARY
     # Without checkpoints the file is what an earlier attempt left behind, and may be replaced.
-    if dictionary is None or not path.is_file() or not any(Path(folder).glob("checkpoint*.pt")):
+    if dictionary is None or not is_file(path) or not any(Path(folder).glob("checkpoint*.pt")):
         return
     beside = Dictionary.load(path)
     # A plug-in's task may have added symbols, which are in no file.

@@ -32,6 +32,7 @@ from fairseq.errors import UserError
 from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.transformer_layer import ACTIVATIONS
+from fairseq.system.lookup import exists, is_file, is_folder
 from fairseq.tasks.fairseq_task import FairseqTask, check_symbols
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextReader
@@ -150,7 +151,7 @@ class SentencePredictionTask(FairseqTask):
         settings = typed_settings(args)
         cfg = fields.typed(SentencePredictionTaskConfig, settings.flat)
         data = data_folders(settings.data_path)[0]
-        if not data.is_file():
+        if not is_file(data):
             known = cfg.completed(data)
             settings = settings.changed(labels=known.labels, sentence_pairs=known.sentence_pairs)
         inputs = input_folders(data)
@@ -159,16 +160,16 @@ class SentencePredictionTask(FairseqTask):
         folder = ":".join(map(str, inputs)) or cfg.data_bin or ""
         if not folder:
             # DATA if it has a dictionary, else the folder of the checkpoint that weights come from, if that has one.
-            has_one = any((Path(each) / DICTIONARY).exists() for each in data_folders(settings.data_path))
+            has_one = any(exists(Path(each) / DICTIONARY) for each in data_folders(settings.data_path))
             beside = None if has_one else folder_beside(settings.flat.get("finetune_from_model"))
             folder = beside or settings.data_path
-        if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, DICTIONARY)):
+        if is_folder(folder) and not exists(os.path.join(folder, DICTIONARY)):
             if folder == settings.data_path:
                 check_sentences(folder)
             raise UserError(
                 f"`data_bin` {os.path.join(folder, DICTIONARY)}: file not found; give the data folder of pre-training"
             )
-        dictionary = Dictionary.load(folder) if os.path.isfile(folder) else load_dictionary(folder)
+        dictionary = Dictionary.load(folder) if is_file(folder) else load_dictionary(folder)
         return cls(settings, dictionary, _tokenizer(dictionary, cfg.bpe_codes))
 
     @property
@@ -252,7 +253,7 @@ def folder_beside(checkpoint: str | Path | None) -> str | None:
     if not checkpoint:
         return None
     folder = find_checkpoint(checkpoint).parent
-    return str(folder) if (folder / DICTIONARY).is_file() else None
+    return str(folder) if is_file(folder / DICTIONARY) else None
 
 
 def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:

@@ -11,11 +11,11 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
+from fairseq.system.lookup import is_folder
 from fairseq.system.opening import BOM, open_input, open_regular, read_errors
 from fairseq.text.text_tables import is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
@@ -339,7 +339,7 @@ def _paragraphs(lines: list[str]) -> list[str]:
 
 def check_raw(path: str) -> int:
     """Return the size on disk of a text; UserError if it cannot be read, is no regular file, or is empty."""
-    if Path(path).is_dir():
+    if is_folder(path):
         return sum(map(check_raw, table_files(path)))
     try:
         with open_regular(path) as file:

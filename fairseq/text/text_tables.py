@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
+from fairseq.system.lookup import is_file, is_folder
 from fairseq.system.opening import open_regular, read_named
 from fairseq.text.tokenizers.base import import_package
 
@@ -25,7 +26,7 @@ BUFFER = 1 << 20  # bytes of a column of a Parquet file that are read at once
 
 def is_table(path: str) -> bool:
     """Return whether *path* is a table: by its name, or a folder."""
-    return path.endswith(SUFFIXES) or Path(path).is_dir()
+    return path.endswith(SUFFIXES) or is_folder(path)
 
 
 def table_files(path: str) -> list[str]:
@@ -35,12 +36,12 @@ def table_files(path: str) -> list[str]:
         UserError: it is a folder that ``datasets`` did not write, of several splits, without rows, or of chosen rows.
     """
     folder = Path(path)
-    if not folder.is_dir():
+    if not is_folder(folder):
         return [path]
-    if (folder / SPLITS).is_file():
+    if is_file(folder / SPLITS):
         splits = ", ".join(sorted(file.parent.name for file in folder.glob(f"*/{STATE}")))
         raise UserError(f"{path}: has several splits ({splits}); give the folder of one of them")
-    if not (folder / STATE).is_file():
+    if not is_file(folder / STATE):
         raise UserError(f"{path}: is a folder; give a text file, or a folder that save_to_disk of datasets wrote")
     content = read_named(folder / STATE, "save the dataset again")
     try:

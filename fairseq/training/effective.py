@@ -13,6 +13,7 @@ from fairseq.config.settings_file import OUTPUTS, for_another_run, read_yaml
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file
 from fairseq.system.json_files import read_json
+from fairseq.system.lookup import exists, is_file
 
 SETTINGS_FILE = "settings.yaml"
 # Those that the run had before it was resumed with others.
@@ -47,7 +48,7 @@ def check_outputs(settings: TrainingSettings) -> None:
     tags = ("train_inner", "train", *settings.data.valid_subset.split(","))
     used = {
         # An empty file holds no lines of another run.
-        "metrics_file": bool(metrics) and os.path.isfile(metrics) and os.path.getsize(metrics) > 0,
+        "metrics_file": bool(metrics) and is_file(metrics) and os.path.getsize(metrics) > 0,
         "tensorboard_logdir": bool(board) and any(any(Path(board, tag.strip()).glob(EVENTS)) for tag in tags),
     }
     for name in [name for name, is_used in used.items() if is_used]:
@@ -63,7 +64,7 @@ def _outputs(save_dir: Path) -> list[dict[str, Any]]:
     except UserError:  # there is none
         last = []
     earlier: Any = []
-    if (save_dir / EARLIER).exists():
+    if exists(save_dir / EARLIER):
         earlier = read_json(save_dir / EARLIER, "remove it", largest=1 << 20)
     if not isinstance(earlier, list) or not all(isinstance(outputs, dict) for outputs in earlier):
         raise UserError(f"{save_dir / EARLIER}: not a list of outputs; remove it")

@@ -18,6 +18,7 @@ from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.data.folders import data_folders
 from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
+from fairseq.system.lookup import exists, is_file
 
 _VOTES = ("votes_late", "votes_interrupted", "votes_save")
 # A run that goes on starts from its own checkpoint.
@@ -136,7 +137,7 @@ def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
     *command* is the module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
     """
     folder, data = Path(settings.checkpoint.save_dir), settings.data
-    path = next((folder / name for name in (BEST, LAST) if (folder / name).exists()), None)
+    path = next((folder / name for name in (BEST, LAST) if exists(folder / name)), None)
     if settings.checkpoint.no_save or path is None:
         return None
     words = [*_program(argv[0], command), settings.data_path, "--path", str(path)]
@@ -144,7 +145,7 @@ def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
     if command == "eval_lm":
         # A folder without a test split: what there is to evaluate is the validation split.
         first = data_folders(settings.data_path)[0]
-        words += [] if (first / f"{data.gen_subset}.idx").exists() else ["--gen-subset", split]
+        words += [] if exists(first / f"{data.gen_subset}.idx") else ["--gen-subset", split]
     elif split != "valid":
         words += ["--valid-subset", split]
     if settings.common.user_dir is not None:
@@ -183,6 +184,6 @@ def _program(program: str, command: str) -> list[str]:
     path = Path(program)
     if path.parent.name == "fairseq_cli":
         return ["python", "-m", f"fairseq_cli.{command}"]
-    if path.suffix == ".py" and (path.parent / f"{command}.py").is_file():
+    if path.suffix == ".py" and is_file(path.parent / f"{command}.py"):
         return ["python", str(path.parent / f"{command}.py")]
     return [f"fairseq-{command.replace('_', '-')}"]

@@ -19,6 +19,7 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.data_utils import collate_tokens
 from fairseq.interop.fairseq.datasets import BaseWrapperDataset, FairseqDataset, ListDataset
+from fairseq.system.lookup import is_file
 
 # So many numbers to a row that tokens of different rows have different random numbers.
 LARGEST_ROW = 1 << 32
@@ -48,7 +49,7 @@ def load_indexed_dataset(
         UserError: files are damaged, or were made with another dictionary.
     """
     folder, split = os.path.split(path)
-    if not os.path.isfile(f"{path}.idx"):
+    if not is_file(f"{path}.idx"):
         return None
     # `reopen_corpus` compares ids with the number of words; without a dictionary none is too large.
     words: Any = range(LARGEST_INT) if dictionary is None else dictionary
@@ -57,12 +58,12 @@ def load_indexed_dataset(
 
 def make_dataset(path: str, impl: str = "mmap", fix_lua_indexing: bool = False, dictionary: Any = None) -> Any:
     """The lines of the files at *path*; None if there are none."""
-    return IndexedDataset(path) if os.path.isfile(f"{path}.idx") else None
+    return IndexedDataset(path) if is_file(f"{path}.idx") else None
 
 
 def dataset_exists(path: str, impl: str = "mmap") -> bool:
     """Return whether there are files at *path*."""
-    return all(os.path.isfile(f"{path}.{kind}") for kind in ("idx", "bin"))
+    return all(is_file(f"{path}.{kind}") for kind in ("idx", "bin"))
 
 
 def get_available_dataset_impl() -> list[str]:

@@ -15,6 +15,7 @@ from fairseq.config.fields import parse_dict
 from fairseq.inference.loading import load_models
 from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
 from fairseq.models import BaseFairseqModel, FairseqDecoder
+from fairseq.system.lookup import entries
 from fairseq.tasks.fairseq_task import FairseqTask
 
 
@@ -69,6 +70,6 @@ def load_pretrained_component_from_model(component: nn.Module, checkpoint: str, 
 
 def checkpoint_paths(path: str, pattern: str = r"checkpoint(\d+)\.pt") -> list[str]:
     """The checkpoints in the folder *path* whose names match *pattern*, the highest number first."""
-    matches = [(match, file) for file in Path(path).iterdir() if (match := re.fullmatch(pattern, file.name))]
+    matches = [(match, file) for file in entries(Path(path)) if (match := re.fullmatch(pattern, file.name))]
     numbered = [(float(match[1]) if match.groups() else 0.0, str(file)) for match, file in matches]
     return [file for _, file in sorted(numbered, reverse=True)]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.inference.loading import load_language_models
+from fairseq.system.lookup import exists, is_file, is_folder
 
 SPLITTERS = {  # settings of fairseq's hub: their values
     "tokenizer": "moses nltk space",
@@ -133,11 +134,11 @@ def located(model_name_or_path: str, checkpoint_file: str, data_name_or_path: st
         UserError: there is no folder *model_name_or_path*.
     """
     folder = Path(model_name_or_path)
-    if not folder.is_dir():
+    if not is_folder(folder):
         raise UserError(f"{folder}: folder not found; models are not downloaded, give the folder of a checkpoint")
     data = folder / data_name_or_path
     # fairseq takes the name relative to the model's folder first, and as any path otherwise.
-    data = data if data.exists() else Path(data_name_or_path)
-    if (data / "dict.txt").is_file():
+    data = data if exists(data) else Path(data_name_or_path)
+    if is_file(data / "dict.txt"):
         data = data / "dict.txt"
     return [folder / name for name in checkpoint_file.split(":")], data

@@ -15,6 +15,7 @@ from typing import Any
 
 from fairseq.config.settings_file import load_yaml
 from fairseq.errors import UserError
+from fairseq.system.lookup import is_file
 
 Tree = dict[str, Any]
 
@@ -119,7 +120,7 @@ def _of_option(folder: Path, group: str, option: Any) -> Tree:
     # Options of a group such as `optimization` exist as files only; for parts, the registered name is enough.
     if group not in PARTS and group not in OTHERS:
         return {group: load_yaml(path, f"{group}={option}")}
-    return {group: {"_name": name, **(load_yaml(path, f"{group}={option}") if path.is_file() else {})}}
+    return {group: {"_name": name, **(load_yaml(path, f"{group}={option}") if is_file(path) else {})}}
 
 
 def _merge(tree: Tree, other: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from fairseq.interop.fairseq.layers import init_bert_params as init_bert_params
 from fairseq.interop.fairseq.modules import check_hooks
 from fairseq.models.bert import BertConfig, BertModel, MaskedLMEncoder, MaskedLMHead
 from fairseq.models.sentence import HEADS, ClassificationHead
+from fairseq.system.lookup import is_file
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 
@@ -221,7 +222,7 @@ class RobertaModel(BertModel):
         # A tokenizer beside the dictionary is the one that the data were made with, and comes before `bpe`.
         tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
         file_settings = settings.keys() & FILES.keys()
-        if tokenizer is None and bpe == "gpt2" and (file_settings or all(file.is_file() for file in files.values())):
+        if tokenizer is None and bpe == "gpt2" and (file_settings or all(is_file(file) for file in files.values())):
             tokenizer = Tokenizer(subwords=Numbered.load(**files))
         if tokenizer is None:
             if bpe not in (None, "gpt2"):

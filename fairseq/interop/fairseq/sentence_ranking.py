@@ -26,6 +26,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq.system.files import atomic_file
+from fairseq.system.lookup import is_file, is_folder
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 
@@ -131,7 +132,7 @@ class SentenceRankingTask(FairseqTask):
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> CollatedDataset:
         data, cfg = Path(folder or data_folders(self.settings.data_path)[0]), self.cfg
         context: Any = None
-        if (data / "input0").is_dir():
+        if is_folder(data / "input0"):
             context = datasets.PrependTokenDataset(self._lines(data / "input0", split), cfg.separator_token)
         sample: dict[str, Any] = {"id": datasets.IdDataset(), "nsentences": datasets.NumSamplesDataset()}
         limit, sizes = getattr(self.settings.model, "max_positions", None), []
@@ -147,7 +148,7 @@ class SentenceRankingTask(FairseqTask):
             sizes.append(np.asarray(row.sizes))
         sample["ntokens"] = datasets.NumelDataset(row, reduce=True)
         labels = data / "label" / f"{split}.label"
-        if training or labels.is_file():
+        if training or is_file(labels):
             sample["target"] = datasets.RawLabelDataset(self._labels(labels, len(row)))
         return CollatedDataset(datasets.NestedDictionaryDataset(sample, [np.max(sizes, 0)]))
 

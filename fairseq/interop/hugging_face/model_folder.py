@@ -11,6 +11,7 @@ from fairseq.errors import UserError, read_failure
 from fairseq.interop.pickles import inert, pickled_module
 from fairseq.interop.pickles.inert import Inert
 from fairseq.system import json_files
+from fairseq.system.lookup import exists
 from fairseq.system.opening import decoded, open_regular, read_named
 
 CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
@@ -21,7 +22,7 @@ VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.pkl", "vocab.bin", TOKENIZER) 
 def vocabulary(folder: Path) -> list[str] | None:
     """Return the words in the order of their ids, None if the folder has none; UserError for an unknown format."""
     for path in (folder / name for name in VOCABULARIES):
-        if path.exists():
+        if exists(path):
             if path.name == TOKENIZER:
                 return _tokenizer_words(read_json(path), path)
             if path.suffix == ".txt":
@@ -51,11 +52,11 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     # First, as in transformers: a folder with both formats has the same model twice, and safetensors needs no
     # interpreter.
-    if (folder / SAFE).exists():
+    if exists(folder / SAFE):
         return _safetensors(folder / SAFE)
-    if not (folder / PICKLE).exists():
+    if not exists(folder / PICKLE):
         for name in (SAFE, PICKLE):
-            if (folder / f"{name}.index.json").exists():
+            if exists(folder / f"{name}.index.json"):
                 raise UserError(f"{folder}: the model is sharded ({name}.index.json); save it as one {SAFE}")
         raise UserError(f"{folder / SAFE}: file not found; give a folder with {SAFE} or {PICKLE}")
     state, settings = pickled_module.read(folder / PICKLE)

@@ -12,6 +12,7 @@ from fairseq.errors import UserError
 from fairseq.interop.pickles import inert
 from fairseq.interop.pickles.inert import Inert
 from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Stored
+from fairseq.system.lookup import exists, is_folder
 
 MODEL = "model.pt"  # in the folder of a training run
 ATTRIBUTES = {  # setting: (path of the submodule, attribute)
@@ -35,8 +36,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     Raises:
         UserError: the file is missing, holds neither a module nor tensors by name, or is a fairseq checkpoint.
     """
-    if path.is_dir():
-        if not (path / MODEL).exists():
+    if is_folder(path):
+        if not exists(path / MODEL):
             raise UserError(f"{path / MODEL}: file not found; give a state dict or a saved module")
         path = path / MODEL
     loaded = inert.load(path)

@@ -111,6 +111,20 @@ def cases(base: Path) -> Iterator[Case]:
             yield from _cases(command, words, flag, BAD_OUTPUTS)
             yield from _odd_names(command, words, flag)
             yield from _over_inputs(command, words, flag)
+    yield from closed_folders(base)
+
+
+def closed_folders(base: Path) -> Iterator[Case]:
+    """Each path in a folder that may be listed and not entered, as another user's."""
+    for command, words in lines(base).items():
+        for flag in (*INPUTS.get(command, ()), *OUTPUTS.get(command, ())):
+            target = f"closed/x{_suffix(command, flag, True)}"
+            yield Case(
+                f"closed {command} {flag}",
+                (command, *replaced(words, flag, target)),
+                (str(flag), "closed"),
+                lambda folder: (folder / "closed").mkdir(0o600),
+            )
 
 
 def replaced(words: list[str], flag: str | int, value: str) -> list[str]:
