@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from fairseq.config.command_settings import TextConfig
 from fairseq.config.fields import flag, typed
@@ -17,6 +17,7 @@ from fairseq.data.folders import load_dictionary
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, prepare_file
 from fairseq.system.limits import check_processes
+from fairseq.system.terminal import PrintableOutput
 from fairseq.system.workers import Workers
 from fairseq.text.raw_text import STDIN, TextFormat, format_of
 from fairseq.text.tokenization import TokenizeBlock, tokenize_file, tokenize_stream
@@ -82,7 +83,9 @@ def _tokenizer(config: TokenizeConfig) -> Tokenizer:
 @contextlib.contextmanager
 def _output(config: TokenizeConfig) -> Iterator[BinaryIO]:
     if config.output is None:
-        yield sys.stdout.buffer
+        # A terminal would obey control characters of the text.
+        terminal = sys.stdout.isatty()
+        yield cast(BinaryIO, PrintableOutput(sys.stdout.buffer)) if terminal else sys.stdout.buffer
         sys.stdout.buffer.flush()
     else:
         with atomic_file(Path(config.output), "--output") as file:

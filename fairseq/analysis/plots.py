@@ -22,6 +22,7 @@ from fairseq.errors import UserError
 from fairseq.notes.note_map import without_overlap
 from fairseq.notes.study import Note
 from fairseq.system.files import Create, atomic_file
+from fairseq.system.terminal import printable
 
 # Okabe and Ito's colour-blind-safe palette; dashes and markers differ, too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -309,8 +310,11 @@ def _label(word: str, longest: int = 14) -> str:
 
 
 def _escaped(text: str) -> str:
-    """*text* with dollar signs escaped, which matplotlib reads as mathematics."""
-    return text.replace("$", r"\$")
+    """*text* with dollar signs escaped, which matplotlib reads as mathematics, and control characters.
+
+    No font has these, and matplotlib's warning would write them to the terminal.
+    """
+    return printable(text).replace("$", r"\$")
 
 
 logger = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
-from typing import Any, NoReturn, TextIO
+from typing import Any, BinaryIO, NoReturn, TextIO
 
 from fairseq.errors import with_flags
 
@@ -29,6 +29,20 @@ LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
 def printable(text: str) -> str:
     """Return *text* with control characters as escapes such as ``\\x1b``."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class PrintableOutput(io.RawIOBase):
+    """Text in UTF-8 for a terminal: written to *file* without control characters; a write ends with a character."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._file.write(printable(bytes(data).decode()).encode())
+        return len(data)
 
 
 def page_text(text: str) -> str:

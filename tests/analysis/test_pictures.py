@@ -109,3 +109,16 @@ def test_pictures_of_this_machine_can_be_drawn(tmp_path: Path) -> None:
     notes = [Note(word, 9, 9, 1, 1.0) for word in ("中华", "שלום", "plain")]
     plots.draw_notes(tmp_path / "notes.png", notes, np.array([[0, 0], [1, 1], [2, 0]], float))
     assert (tmp_path / "notes.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_warning_of_a_missing_character_has_no_control_characters(
+    tmp_path: Path,
+    recwarn: pytest.WarningsRecorder,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pytest.importorskip("matplotlib")
+    notes = [Note("be\x07ll\x1b[2J", 5, 5, np.zeros(2), []), Note("low", 5, 5, np.zeros(2), [])]
+    plots.draw_notes(tmp_path / "notes.png", notes, np.array([[0.0, 0.0], [1.0, 1.0]]))
+    shown = [str(warning.message) for warning in recwarn] + [*capfd.readouterr(), caplog.text]
+    assert not [text for text in shown if "\x07" in text or "\x1b" in text]

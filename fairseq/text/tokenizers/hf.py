@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -27,6 +28,11 @@ PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 """Text that uses what a tokenizer has for unknown characters, none at all, and long words."""
 
 
+LONGEST_WORD = 1000  # characters of a word from which merges are learned
+REGEX = b'"Regex"'  # in a ``tokenizer.json`` with a pattern
+MOST_GROWTH = 1 << 12  # characters that replacements of a ``tokenizer.json`` may make of one
+
+
 @dataclass(frozen=True)
 class LibrarySubwords(Subwords):
     """Subwords that the library computes with a tokenizer that a subclass makes."""
@@ -42,15 +48,19 @@ class LibrarySubwords(Subwords):
         return "" if self.byte_level else super().glue
 
     def encode(self, lines: Sequence[str]) -> list[str]:
-        with self.library(lines):
+        with self.library(lines), self._quiet():
             # The fast variant leaves out offsets, which nothing reads here.
             encodings = self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)
             return [self._vocabulary.line(encoding.ids) for encoding in encodings]
 
     def spans(self, line: str) -> list[Span]:
-        with self.library([line]):
+        with self.library([line]), self._quiet():
             encoding = self._tokenizer.encode(line, add_special_tokens=False)
             return self._vocabulary.spans(encoding.ids, encoding.offsets)
+
+    def _quiet(self) -> contextlib.AbstractContextManager[None]:
+        """Silence the library where it may panic: it prints a trace before it raises, as for a costly expression."""
+        return silent_stderr() if REGEX in self.content else contextlib.nullcontext()
 
     def library_json(self) -> str:
         """Return the ``tokenizer.json``, as the library writes it."""
@@ -93,7 +103,8 @@ class HuggingFace(LibrarySubwords):
         trainer = library.trainers.BpeTrainer(
             vocab_size=size, min_frequency=2, initial_alphabet=sorted(BYTES), show_progress=False
         )
-        tokenizer.train_from_iterator(lines, trainer)
+        cut = functools.partial(_cut_words, tokenizer.pre_tokenizer)
+        tokenizer.train_from_iterator((list(itertools.chain(*map(cut, batch))) for batch in lines), trainer)
         return str(tokenizer.to_str()).encode()
 
     @property
@@ -140,6 +151,9 @@ class HuggingFace(LibrarySubwords):
             raise self.invalid(error) from None
         if not isinstance(values, dict):
             raise self.invalid("not a JSON object")
+        # The library ends the process where its memory does not suffice.
+        if max(_growth(values.get("normalizer")), _growth(values.get("decoder"))) > MOST_GROWTH:
+            raise self.invalid(f"its replacements make more than {MOST_GROWTH} characters of one")
         return _names(values.get("decoder"))
 
     @functools.cached_property
@@ -213,6 +227,32 @@ _RULES: dict[str, WordRule] = {
 def import_tokenizers(kind: str) -> Any:
     """Return the package ``tokenizers``; UserError if it is missing."""
     return import_package("tokenizers", f"`bpe` {kind}: the package tokenizers is missing; pip install tokenizers")
+
+
+def _cut_words(words: Any, line: str) -> list[str]:
+    """Cut the *words* of a line, by a pre-tokenizer, at :data:`LONGEST_WORD`: learning is quadratic in their length."""
+    if len(line) <= LONGEST_WORD:
+        return [line]
+    spans = (span for _, span in words.pre_tokenize_str(line))
+    cuts = [at for start, end in spans for at in range(start + LONGEST_WORD, end, LONGEST_WORD)]
+    return [line[start:end] for start, end in itertools.pairwise([0, *cuts, len(line)])]
+
+
+def _growth(step: Any) -> int:
+    """The most characters that a normalizer or a decoder makes of one by replacing text."""
+    if not isinstance(step, dict):
+        return 1
+    growth = 1
+    for parts in (step.get("normalizers"), step.get("decoders")):
+        for inner in parts if isinstance(parts, list) else ():
+            # Bounded: a file may name a million steps.
+            growth = min(growth * _growth(inner), MOST_GROWTH + 1)
+    content, pattern = step.get("content"), step.get("pattern")
+    if step.get("type") == "Replace" and isinstance(content, str):
+        letters = pattern.get("String") if isinstance(pattern, dict) else None
+        # A regular expression may match nothing, before every character.
+        growth *= -(-len(content) // max(1, len(letters))) if isinstance(letters, str) else 1 + len(content)
+    return max(1, growth)
 
 
 def _names(decoder: Any) -> list[str]:

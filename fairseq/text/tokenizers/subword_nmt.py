@@ -41,6 +41,9 @@ class SubwordNMT(Subwords):
                 learn_bpe(words, codes, size, is_dict=True)
         except ValueError:  # every word has one character
             raise UserError("`learn_bpe`: all words of the training text have one character; leave it out") from None
+        # The first line is the version; a pair must occur twice to be merged.
+        if codes.getvalue().count("\n") < 2:
+            raise UserError("`learn_bpe`: no two letters of the training text occur together twice; give more text")
         return codes.getvalue().encode()
 
     def check(self) -> None:
