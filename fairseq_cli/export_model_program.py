@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
 from fairseq.models.encoder import BertConfig, TransformerEncoder
-from fairseq.system.files import ARCHIVE, atomic_folder, prepare_file
-from fairseq.system.lookup import exists, is_folder
+from fairseq.system.files import ARCHIVE, atomic_folder, prepare_file, remove_leftovers
+from fairseq.system.lookup import entries, exists, is_folder
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
@@ -43,7 +42,9 @@ def main(args: argparse.Namespace) -> None:
                 raise UserError(f"{flag}: is for --to hf; leave it out")
         _write_fairseq(args.source, args.data, out)
         return
-    if exists(out) and (not is_folder(out) or os.listdir(out)):
+    # Of an export that was killed, which may be repeated.
+    remove_leftovers(out)
+    if exists(out) and (not is_folder(out) or entries(out)):
         raise UserError(f"--out {out}: is a file or not empty; give a new folder")
     path = find_checkpoint(args.source)
     state = checkpoint.load(path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,8 @@ from fairseq.interop.hugging_face import decoders, encoders, gpt2, model_folder,
 from fairseq.interop.pickles import pickled_module
 from fairseq.interop.pickles.named_tensors import cut
 from fairseq.interop.transformer_xl import conversion
-from fairseq.system.files import atomic_folder
-from fairseq.system.lookup import exists, is_folder
+from fairseq.system.files import atomic_folder, remove_leftovers
+from fairseq.system.lookup import entries, exists, is_folder
 from fairseq.system.opening import read_named
 from fairseq.tasks import dictionary_digest
 from fairseq.text.dictionary import Dictionary, placeholder
@@ -157,11 +156,10 @@ def _check(source: Path, out: Path) -> None:
         raise UserError(f"{source}: file or folder not found; check the path")
     if exists(out) and not is_folder(out):
         raise UserError(f"--out {out}: is not a folder; give a new folder")
-    try:
-        # An earlier import may be replaced; a folder with other files is probably a mistake.
-        there = sorted(set(os.listdir(out)) - {*FILES}) if exists(out) else []
-    except OSError as error:
-        raise UserError(f"--out {out}: cannot be read ({error.strerror}); give another folder") from None
+    # Of an import that was killed, which may be repeated.
+    remove_leftovers(out)
+    # An earlier import may be replaced; a folder with other files is probably a mistake.
+    there = [path.name for path in (entries(out) if exists(out) else ()) if path.name not in FILES]
     if there:
         raise UserError(f"--out {out}: contains other files ({there[0]}); give a new folder")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from fairseq import checkpoint
@@ -21,7 +22,7 @@ def main(args: argparse.Namespace) -> None:
     if not parts.is_folder(source):
         raise UserError(f"{args.source}: not a checkpoint of --ddp-backend fully_sharded, which is a folder")
     # A file beside the parts would make the folder invalid.
-    if Path(args.target).resolve().parent == source.resolve():
+    if os.path.dirname(os.path.realpath(args.target)) == os.path.realpath(source):
         raise UserError(f"FILE {args.target}: is in the folder of the checkpoint; choose another file")
     prepare_file("FILE", args.target, begins=ARCHIVE)
     state = checkpoint.load(source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -121,6 +122,8 @@ def main(args: argparse.Namespace) -> None:
                 learned = LearnedTexts(training, pool, file)
                 dictionary = _learn_dictionary(config, learned.counter(), tokenizer)
             _check_other_splits(config, dictionary, splits)
+            for hint in _other_shards(config, splits):
+                say(hint)
             say(f"Dictionary: {len(dictionary)} types")
             dictionary.save(folder / "dict.txt")
             if not config.dict_only:
@@ -187,6 +190,18 @@ def _check_other_splits(config: PreprocessConfig, dictionary: Dictionary, splits
             f"--destdir {folder}: {', '.join(others)} in it use another dictionary; "
             f"give all texts, --srcdict {folder}/dict.txt or another folder"
         )
+
+
+def _other_shards(config: PreprocessConfig, splits: Iterable[str]) -> Iterator[str]:
+    """Warnings of shards of an earlier run in ``--destdir``, which are read as one split with this run's."""
+    there = [] if config.dict_only else sorted(path.stem for path in Path(config.destdir).glob("*.idx"))
+    for name in set(splits):
+        shards = [other for other in there if re.fullmatch(rf"{name}[1-9]\d*", other) and other not in splits]
+        if shards:
+            yield (
+                f"warning: {', '.join(shards)} in {config.destdir} are of an earlier run and are read with {name}; "
+                "remove them, or give another --destdir"
+            )
 
 
 def _remove_former(folder: Path, dictionary: Dictionary, splits: Iterable[str]) -> None:

@@ -52,7 +52,9 @@ def data_and_models(cfg: ModelPathConfig, data: str) -> tuple[str, list[str]]:
         UserError: there is neither, a file is missing, a folder has no checkpoint, or DATA is a model without the split
             to read.
     """
-    if paths := [path for path in (cfg.path or "").split(":") if path]:
+    # A path with a colon that is there is one checkpoint, as with DATA.
+    names = [cfg.path] if cfg.path and exists(cfg.path) else (cfg.path or "").split(":")
+    if paths := [path for path in names if path]:
         return data, [existing_checkpoint(path) for path in paths]
     source = Path(data)
     if not exists(source):

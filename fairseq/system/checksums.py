@@ -56,8 +56,15 @@ class Verification:
         self._logged = time.monotonic()
 
     def expected(self, path: str | Path) -> tuple[int, int] | None:
-        """Return size and CRC-32 of *path*, a file of the folder; None if they were not recorded."""
-        return self._entries.get(os.path.basename(path))
+        """Return size and CRC-32 of *path*, a file of the folder; None if they were not recorded.
+
+        Where those of other files were, a warning names *path*: it was put there beside what ``fairseq-preprocess``
+        wrote, perhaps with the ids of another dictionary.
+        """
+        name = os.path.basename(path)
+        if self._entries and name not in self._entries:
+            logger.warning("%s: not in %s, so of another preparation; preprocess all texts together", path, NAME)
+        return self._entries.get(name)
 
     def advance(self, size: int) -> None:
         """Log that *size* more bytes were checked, if the last line is some seconds old."""

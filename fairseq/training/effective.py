@@ -14,6 +14,7 @@ from fairseq.errors import UserError
 from fairseq.system.files import atomic_file
 from fairseq.system.json_files import read_json
 from fairseq.system.lookup import exists, is_file
+from fairseq.system.terminal import printable
 
 SETTINGS_FILE = "settings.yaml"
 # Those that the run had before it was resumed with others.
@@ -85,4 +86,7 @@ def write_settings(settings: TrainingSettings, path: Path) -> None:
             file.write((json.dumps(former, indent=1) + "\n").encode())
     with atomic_file(path) as file:
         text = yaml.safe_dump(values, allow_unicode=True)
-        file.write(f"# Settings of a run on {settings.data_path}; use: --config {path.name}\n{text}".encode())
+        # Names of folders may hold line ends, and bytes that are not UTF-8.
+        data = printable("\\n".join(str(settings.data_path).splitlines()))
+        content = f"# Settings of a run on {data}; use: --config {path.name}\n{text}"
+        file.write(content.encode("utf-8", "backslashreplace"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -160,3 +161,9 @@ def test_a_list_of_outputs_that_is_none_is_refused_with_what_to_do(tmp_path: Pat
     (tmp_path / effective.EARLIER).write_text(content)
     with pytest.raises(UserError, match=f"(?s)^{tmp_path / effective.EARLIER}: .*; remove it$"):
         effective.check_outputs(settings_of("--save-dir", tmp_path))
+
+
+def test_a_folder_whose_name_has_a_line_end_or_is_not_utf8_leaves_a_file_that_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    effective.write_settings(replace(settings_of("--seed", "7"), data_path="two\nlines: [\udcff"), file)
+    assert yaml.safe_load(file.read_text(encoding="utf-8"))["seed"] == 7

@@ -115,9 +115,13 @@ def _tokenizer_words(content: dict[str, Any], path: Path) -> list[str]:
     model = content.get("model")
     words = model.get("vocab") if isinstance(model, dict) else None
     # A unigram model lists [piece, score], and the position is the id.
+    pairs: list[tuple[Any, Any]] = list(words.items()) if isinstance(words, dict) else []
     if isinstance(words, list):  # pieces and their scores
-        words = {piece[0]: index for index, piece in enumerate(words) if isinstance(piece, list) and piece}
+        pairs = [(piece[0], index) for index, piece in enumerate(words) if isinstance(piece, list) and piece]
     added = content.get("added_tokens")
-    if isinstance(words, dict) and isinstance(added, list):
-        words = words | {token.get("content"): token.get("id") for token in added if isinstance(token, dict)}
-    return _words(words, path)
+    if pairs and isinstance(added, list):
+        pairs += [(token.get("content"), token.get("id")) for token in added if isinstance(token, dict)]
+    # Before they become keys: lists and objects cannot.
+    if not all(isinstance(word, str) for word, _ in pairs):
+        raise UserError(f"{path}: unknown vocabulary format; expected words that are text, and their ids")
+    return _words(dict(pairs), path)

@@ -1,0 +1,113 @@
+"""Killed work is repeated; odd names and folders of two preparations are neither tracebacks nor silent mixtures."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from states import a_state
+
+from fairseq import checkpoint
+from fairseq.config.command_settings import ModelPathConfig
+from fairseq.errors import UserError
+from fairseq.interop.hugging_face.model_folder import TOKENIZER, vocabulary
+from fairseq.system import checksums, files
+from fairseq_cli import export_model_program, import_model_program, merge_checkpoint_program
+from fairseq_cli.shared import data_and_models
+
+
+@pytest.mark.parametrize("work", ["export", "import"])
+def test_work_that_was_killed_is_repeated_into_the_same_folder(work: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    leftover = files._temporary_path(out / "folder")
+    (leftover / "half").mkdir(parents=True)
+    if work == "import":
+        import_model_program._check(tmp_path, out)
+    else:
+        args = argparse.Namespace(
+            source=str(tmp_path / "none.pt"), out=str(out), target_format="hf", results=None, revisions=False, data=None
+        )
+        # Beyond the check of the folder.
+        with pytest.raises(UserError, match=r"none.pt: file not found"):
+            export_model_program.main(args)
+    assert list(out.iterdir()) == []
+
+
+def test_a_path_with_a_colon_is_one_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "a:b").mkdir()
+    for path in (tmp_path / "a:b" / "c.pt", tmp_path / "d.pt"):
+        checkpoint.save(path, a_state(1.0))
+    one = str(tmp_path / "a:b" / "c.pt")
+    assert data_and_models(ModelPathConfig(path=one), "data") == ("data", [one])
+    two = str(tmp_path / "d.pt")
+    assert data_and_models(ModelPathConfig(path=f"{two}:{two}"), "data") == ("data", [two, two])
+
+
+def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
+    for name in ("source", "target"):
+        (tmp_path / name).symlink_to(name)
+    args = argparse.Namespace(source=str(tmp_path / "source"), target=str(tmp_path / "t"), no_save_optimizer_state=True)
+    with pytest.raises(UserError, match="source: file not found"):
+        merge_checkpoint_program.main(args)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "manifest.json").write_text("{}")
+    args.source, args.target = str(tmp_path / "folder"), str(tmp_path / "target")
+    with pytest.raises(UserError, match="target: cannot be written .a symbolic link to itself"):
+        merge_checkpoint_program.main(args)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model": {"vocab": [[["a"], 0.1]]}},
+        {"model": {"vocab": [[{"a": 1}, 0.1]]}},
+        {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": ["b"], "id": 1}]},
+        {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": {}, "id": 1}]},
+        {"model": {"vocab": [["a", 0.1]]}, "added_tokens": [{"id": 1}]},
+        {"model": {"vocab": {"a": []}}},
+    ],
+    ids=str,
+)
+def test_a_vocabulary_with_entries_that_are_no_text_is_one_line(content: Any, tmp_path: Path) -> None:
+    (tmp_path / TOKENIZER).write_text(json.dumps(content))
+    with pytest.raises(UserError, match="tokenizer.json: unknown vocabulary format"):
+        vocabulary(tmp_path)
+
+
+def test_a_file_of_another_preparation_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data, written = tmp_path / "data", tmp_path / "written"
+    for folder in (data, written):
+        folder.mkdir()
+    (written / "train.bin").write_bytes(b"1")
+    checksums.record(written, data)
+    shutil.copytree(written, data, dirs_exist_ok=True)
+    with caplog.at_level(logging.WARNING):
+        checksums.check(data / "train.bin")
+        assert caplog.messages == []
+        (data / "train1.bin").write_bytes(b"2")
+        checksums.check(data / "train1.bin")
+    assert caplog.messages == [
+        f"{data / 'train1.bin'}: not in checksums.txt, so of another preparation; preprocess all texts together"
+    ]
+
+
+def test_shards_of_an_earlier_run_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from fairseq_cli.preprocess import get_preprocessing_parser, main
+
+    for name in ("one", "two"):
+        (tmp_path / name).write_text("a b c a b c\n")
+    one, two, out = (str(tmp_path / name) for name in ("one", "two", "out"))
+
+    def prepare(*texts: str) -> str:
+        words = ["--only-source", "--trainpref", ",".join(texts), "--destdir", out, "--tokenizer", "space"]
+        main(get_preprocessing_parser().parse_args(words))
+        return capsys.readouterr().out
+
+    assert "warning" not in prepare(one, two)
+    assert f"warning: train1 in {out} are of an earlier run and are read with train; remove them" in prepare(one)
+    assert "warning" not in prepare(one, two)
