@@ -52,7 +52,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
     if not close and len(name) > 1:
-        close = [candidate for candidate in names if name.lower() in candidate.lower()][:count]
+        close = [candidate for candidate in names if name.lower() in candidate.lower()][: 2 * count]
     if close:
         return "did you mean " + " or ".join(close) + "?"
     return "known: " + ", ".join(names)

@@ -17,7 +17,7 @@ class AttentionConfig(ModelPathConfig):
     """Attention plots: settings of ``fairseq-attention``."""
 
     path: str | None = flag(None, "checkpoint", metavar="FILE")
-    results_path: str | None = flag(None, "folder for the report, plots and arrays", metavar="DIR")
+    results_path: str | None = flag(None, "folder for the report, plots and arrays", aliases=("--out",), metavar="DIR")
     first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
     positions: list[int] | None = flag(
         None, "predicted tokens to plot separately, from 0 (default: one at random)", aliases=("--position",), low=0
@@ -32,8 +32,8 @@ class AttentionConfig(ModelPathConfig):
 
 def get_attention_parser() -> Parser:
     examples = [
-        "fairseq-attention data-bin --path checkpoints/checkpoint_best.pt --results-path attention",
-        "fairseq-attention data-bin --path xl/checkpoint_best.pt --results-path attention --heads 0:3,15:0",
+        "fairseq-attention data-bin --path own --out attention",
+        "fairseq-attention data-bin --path xl --out attention --heads 0:3,15:0",
     ]
     description = "Plot the distances over which a language model's heads attend."
     return evaluation_parser(description, examples, [AttentionConfig], [StreamConfig], hidden=("compile",))

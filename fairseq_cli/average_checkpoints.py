@@ -10,12 +10,12 @@ from fairseq_cli import command, program
 
 def get_average_parser() -> Parser:
     examples = [
-        "fairseq-average-checkpoints --inputs checkpoints --num-epoch-checkpoints 5 --output average.pt",
-        "fairseq-average-checkpoints --inputs run/checkpoint8.pt run/checkpoint9.pt --output average.pt",
+        "fairseq-average-checkpoints --inputs own --num-epoch-checkpoints 5 --out av.pt",
+        "fairseq-average-checkpoints --inputs checkpoint8.pt checkpoint9.pt --out av.pt",
     ]
     parser = Parser("Average the parameters of checkpoints.", examples=examples, settings_file=False)
     parser.add_argument("--inputs", metavar="FILE", nargs="+", required=True, help="checkpoints, or their folder")
-    parser.add_argument("--output", metavar="FILE", required=True, help="checkpoint to write")
+    parser.add_argument("--output", "--out", metavar="FILE", required=True, help="checkpoint to write")
     for kind in ("epoch", "update", "best"):
         text = f"number of newest {kind} checkpoints of a folder" if kind != "best" else "number of best checkpoints"
         parser.add_argument(f"--num-{kind}-checkpoints", metavar="N", type=_count, help=text)

@@ -22,7 +22,7 @@ class ClassifyConfig(Config):
 def get_classify_parser() -> Parser:
     examples = [
         "fairseq-classify finetuned/lr3e-05-seed1/checkpoint_best.pt reviews.txt",
-        "fairseq-classify finetuned/lr3e-05-seed1/checkpoint_best.pt pairs.tsv --format tsv",
+        "fairseq-classify finetuned/lr3e-05-seed1 pairs.tsv --format tsv",
     ]
     parser = Parser("Classify text with a fine-tuned encoder.", [ClassifyConfig], examples=examples)
     parser.add_user_dir()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 from fairseq.config import fields
 from fairseq.config.parser import Parser
+from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import (
     CheckpointConfig,
     CommonConfig,
@@ -17,6 +20,7 @@ from fairseq.config.settings import (
 )
 from fairseq.config.shared import LanguageModelingTaskConfig
 
+EVALUATION_FIRST = ("path", "batch_size", "max_tokens", "bf16", "cpu")  # and the settings of the command alone
 FIRST = (  # of the arguments of training, in --help
     *("data", "arch", "tokens_per_sample", "max_tokens", "batch_size", "lr", "max_update", "max_epoch", "save_dir"),
     *("bf16", "fp16", "cpu"),
@@ -30,6 +34,47 @@ ONLY_IN_TRAINING = (  # of the settings that evaluation shares with training
     *("tensorboard_logdir", "metrics_file", "log_file", "wandb_project", "curriculum", "dataset_impl"),
     *("max_valid_steps",),
 )
+
+
+class ListArchitectures(argparse.Action):
+    """Prints every architecture with its model and sizes, and exits."""
+
+    def __call__(self, parser: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        rows = [("architecture", "model", "layers", "width", "in layers")]
+        for name in ARCHITECTURES:
+            part = ARCHITECTURES[name]
+            rows.append((name, part.model, *_sizes(part.complete({}), MODELS[part.model])))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        print("\nin layers: parameters but for words, which add about dictionary x width")
+        parser.exit()
+
+
+SIZES = (  # names of the settings that say layers, width of layers and of feed-forward networks, by family
+    ("decoder_layers", "decoder_embed_dim", "decoder_ffn_embed_dim"),
+    ("encoder_layers", "encoder_embed_dim", "encoder_ffn_embed_dim"),
+    ("n_layer", "d_model", "d_inner"),
+)
+
+
+def count(number: int) -> str:
+    """*number* in thousands, millions or billions: ``3.15 M``."""
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= unit:
+            return f"{number / unit:.0f} {name}" if number >= 100 * unit else f"{number / unit:.3g} {name}"
+    return str(number)
+
+
+def _sizes(settings: Mapping[str, Any], model: Any) -> tuple[str, str, str]:
+    """Layers, width, and the parameters of attention and feed-forward networks, of a transformer."""
+    known = {**fields.defaults(model.config_class), **settings} if model.config_class is not None else dict(settings)
+    for names in SIZES:
+        if all(name in known for name in names):
+            layers, width, inner = (int(known[name]) for name in names)
+            # Four matrices of attention and two of the feed-forward network a layer.
+            return str(layers), str(width), count(layers * (4 * width * width + 2 * width * inner))
+    return str(known.get("decoder_layers", "")), str(known.get("decoder_embed_dim", "")), ""
 
 
 def evaluation_parser(
@@ -51,11 +96,17 @@ def evaluation_parser(
         ["task"],
         optional,
         examples=examples,
+        first=("data", *_own(configs[0]), *EVALUATION_FIRST),
         hidden=hidden,
         takes_unused=True,
     )
     parser.add_argument("data", metavar="DATA", help="data folder; without --path a model: a checkpoint or its folder")
     return parser
+
+
+def _own(config: type) -> list[str]:
+    """The settings that *config* declares itself, not those of its bases."""
+    return [name for name in fields.defaults(config) if name in vars(config).get("__annotations__", {})]
 
 
 def get_training_parser(default_task: str = "language_modeling") -> Parser:
@@ -68,8 +119,8 @@ def get_training_parser(default_task: str = "language_modeling") -> Parser:
         [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig, ProfileConfig],
         ["task", "arch", "criterion", "optimizer", "lr_scheduler"],
         examples=[
-            "fairseq-train data-bin --arch transformer_lm_demo --max-tokens 4096 --max-update 1000",
-            "fairseq-train data-bin --arch transformer_xl_enwik8_base --optimizer adam --lr 0.00025 --batch-size 22",
+            "fairseq-train data-bin --arch transformer_lm_fast_demo --bf16 --save-dir own",
+            "fairseq-train data-bin --arch transformer_xl_tiny --max-update 1000",
         ],
         first=FIRST,
         hidden=("gen_subset", "dataset_impl"),
@@ -77,4 +128,12 @@ def get_training_parser(default_task: str = "language_modeling") -> Parser:
         recommend=recommended,
     )
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
+    parser.add_argument(
+        "--list-archs",
+        action=ListArchitectures,
+        nargs=0,
+        default=argparse.SUPPRESS,
+        help="list architectures, with sizes",
+    )
+    parser.lists = "--list-archs lists architectures, with sizes."
     return parser

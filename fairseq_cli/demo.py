@@ -284,7 +284,7 @@ def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: 
 def main(argv: list[str] | None = None) -> None:
     parser = Parser(__doc__ or "", settings_file=False)
     parser.add_argument(
-        "--output", type=folder_path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
+        "--output", "--out", type=folder_path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
     )
     parser.add_argument("--updates", type=int, nargs=2, default=(220, 560), metavar="N", help="ends of the two stages")
     parser.add_argument("--max-words", type=int, metavar="N", help="most words of text")

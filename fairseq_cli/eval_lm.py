@@ -20,7 +20,9 @@ class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkCo
     """Evaluation: settings of ``fairseq-eval-lm``."""
 
     text: str | None = flag(None, "file of text to evaluate instead of `gen_subset` (-: stdin)", metavar="FILE")
-    results_path: str | None = flag(None, "folder for results.json, and the plot of `by_frequency`", metavar="DIR")
+    results_path: str | None = flag(
+        None, "folder for results.json, and the plot of `by_frequency`", aliases=("--out",), metavar="DIR"
+    )
     score_documents: str | None = flag(None, "JSON lines with a score for each line or row of `text`", metavar="FILE")
     save_token_scores: str | None = flag(
         None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
@@ -46,8 +48,8 @@ class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkCo
 
 def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
     examples = [
-        "fairseq-eval-lm checkpoints --text test.txt",
-        "fairseq-eval-lm data-bin --path checkpoints/checkpoint_best.pt --context-window 400 --bf16",
+        "fairseq-eval-lm own --text test.txt --bf16 --sample sample.txt",
+        "fairseq-eval-lm data-bin --path own/checkpoint_best.pt --context-window 40",
     ]
     hidden = ("train_subset", "valid_subset", "max_tokens_valid", "batch_size_valid", "num_workers", "seed")
     return evaluation_parser(

@@ -8,7 +8,7 @@ from fairseq_cli import command, program
 
 def get_export_parser() -> Parser:
     examples = [
-        "fairseq-export checkpoints/checkpoint_best.pt --to hf --out exported --data data-bin --results results.json",
+        "fairseq-export own/checkpoint_best.pt --to hf --out exported",
         "fairseq-export electra --to hf --out generator --half generator --revisions",
     ]
     description = "Export a model to a folder for Hugging Face transformers, or a language model to fairseq."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, DistributedConfig
@@ -25,19 +26,22 @@ class FinetuneConfig(Config):
     weight_decay: float = flag(0.01, "weight decay of matrices", low=0)
     clip_norm: float = flag(1.0, "maximum gradient norm (0: no clipping)", low=0)
     predict: str = flag("valid", "comma-separated splits to write predictions for", metavar="SPLIT,…")
-    save_dir: str = flag("finetuned", "folder for checkpoints, predictions and results.json", metavar="DIR")
+    save_dir: str = flag(
+        "finetuned", "folder for checkpoints, predictions and results.json", aliases=("--out",), metavar="DIR"
+    )
     train_flags: str = flag("", "additional flags of fairseq-train, as one quoted string", metavar="TEXT")
 
 
 def get_finetune_parser() -> Parser:
     examples = [
-        "fairseq-finetune glue/CoLA --glue-task CoLA --path bert/checkpoint_best.pt --data-bin data-bin",
-        "fairseq-finetune glue/RTE --glue-task RTE --path bert/checkpoint_best.pt --data-bin data-bin --seeds 1,2",
+        "fairseq-finetune glue/CoLA --glue-task CoLA --path bert/checkpoint_best.pt",
+        "fairseq-finetune glue/RTE --glue-task RTE --path bert --seeds 1,2",
     ]
     parser = Parser(
         "Fine-tune an encoder with several seeds and learning rates.",
         [FinetuneConfig, SentencePredictionTaskConfig, CommonConfig, DistributedConfig],
         examples=examples,
+        first=("data", "glue_task", "labels", "sentence_pairs", *fields.defaults(FinetuneConfig), "bf16", "cpu"),
     )
     parser.add_argument("data", metavar="DATA", help="folder with train.tsv and dev.tsv, or with input0 and label")
     return parser

@@ -24,13 +24,15 @@ class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
     context_tokens: int = flag(512, "context length in tokens", low=1)
     num_samples: int = flag(1, "total number of continuations", low=1, high=1_000_000)
     num_contexts: int | None = flag(None, "different contexts to draw (default: `num_samples`)", low=1, high=1_000_000)
-    results_path: str | None = flag(None, "folder for generate.json and generate.html", metavar="DIR")
+    results_path: str | None = flag(
+        None, "folder for generate.json and generate.html", aliases=("--out",), metavar="DIR"
+    )
 
 
 def get_generation_parser(default_task: str = "language_modeling") -> Parser:
     examples = [
-        "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --sampling --results-path out",
-        "fairseq-generate data-bin --path checkpoints/checkpoint_best.pt --context-tokens 64 --beam 4",
+        "fairseq-generate data-bin --path own/checkpoint_best.pt --sampling --out out",
+        "fairseq-generate data-bin --path own --context-tokens 64 --beam 4",
     ]
     description = "Continue passages of a corpus and show the results beside the original text."
     return evaluation_parser(description, examples, [GenerateConfig, DistributedConfig], [], hidden=("compile",))

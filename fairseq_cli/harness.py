@@ -24,7 +24,7 @@ class HarnessConfig(Config):
     max_gen_toks: int = flag(256, "most generated tokens where the task names none", low=1)
     bootstrap_iters: int = flag(1000, "samples for standard errors (0: none)", low=0)
     cpu: bool = flag(False, "use the CPU even if a GPU is available")
-    results_path: str | None = flag(None, "folder for results.json", metavar="DIR")
+    results_path: str | None = flag(None, "folder for results.json", aliases=("--out",), metavar="DIR")
 
 
 def get_harness_parser() -> Parser:

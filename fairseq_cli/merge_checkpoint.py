@@ -9,7 +9,7 @@ from fairseq_cli import command, program
 def get_merge_parser() -> Parser:
     examples = [
         "fairseq-merge-checkpoint checkpoints/checkpoint_best.pt best.pt",
-        "fairseq-merge-checkpoint checkpoints/checkpoint_last.pt weights.pt --no-save-optimizer-state",
+        "fairseq-merge-checkpoint own/checkpoint_last.pt w.pt --no-save-optimizer-state",
     ]
     description = "Write a checkpoint of sharded training, a folder, as one file."
     parser = Parser(description, examples=examples, settings_file=False)

@@ -17,13 +17,13 @@ class PlotConfig(Config):
     split: str = flag("valid", "validation splits, train_inner or train, joined by commas", metavar="NAME,…")
     over: str = flag("updates", "horizontal axis", choices=("updates", "tokens", "hours"))
     reach: float | None = flag(None, "report when each run reaches this value of the figure")
-    results_path: str | None = flag(None, "picture to write: .png, .svg or .pdf", metavar="FILE")
+    results_path: str | None = flag(None, "picture to write: .png, .svg or .pdf", aliases=("--out",), metavar="FILE")
 
 
 def get_plot_parser() -> Parser:
     examples = [
         "fairseq-plot checkpoints/metrics.jsonl --results-path loss.png",
-        "fairseq-plot BERT=b1.jsonl,b2.jsonl notes=n1.jsonl,n2.jsonl --over hours --reach 7.5",
+        "fairseq-plot BERT=bert1,bert2 notes=tnf1,tnf2 --over hours --reach 7.5",
     ]
     parser = Parser(
         "Draw figures of training runs and compare them.", [PlotConfig], examples=examples, settings_file=False

@@ -55,7 +55,7 @@ class PreprocessConfig(TextConfig):
     testpref: str | None = flag(None, "test text; additional files become test1, …", metavar="FILE[,FILE…]")
     valid_fraction: float | None = flag(None, "share of the training text held out for validation", above=0, below=1)
     test_fraction: float | None = flag(None, "share of the training text held out as test split", above=0, below=1)
-    destdir: str = flag("data-bin", "output folder", metavar="DIR")
+    destdir: str = flag("data-bin", "output folder", aliases=("--out",), metavar="DIR")
     workers: int = flag(1, "number of processes", low=1)
     srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
     nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
@@ -77,8 +77,8 @@ class PreprocessConfig(TextConfig):
 
 def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
     examples = [
-        "fairseq-preprocess --trainpref train.txt --validpref valid.txt --learn-bpe 6000",
-        "fairseq-preprocess --srcdict data-bin/dict.txt --testpref test.txt --destdir test-bin",
+        "fairseq-preprocess --trainpref text.txt --valid-fraction 0.05 --learn-bpe 6000",
+        "fairseq-preprocess --srcdict data-bin/dict.txt --testpref test.txt --out new",
     ]
     parser = Parser("Build a dictionary from text and binarize the text.", [PreprocessConfig], examples=examples)
     parser.add_user_dir()

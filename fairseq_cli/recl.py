@@ -25,7 +25,7 @@ class ReclConfig(ModelPathConfig):
     top_r: list[float] = flag([1.0, 0.5, 0.1], "fractions of hardest positions to measure on", above=0, high=1)
     positions: int = flag(1000, "maximum number of random target positions", low=1)
     whole_windows: bool = flag(False, "read each window in one pass, also in models with memory")
-    results_path: str | None = flag(None, "folder for the report, plots and losses", metavar="DIR")
+    results_path: str | None = flag(None, "folder for the report, plots and losses", aliases=("--out",), metavar="DIR")
 
     def check(self) -> None:
         """Raise SettingError if there are fewer than two context lengths to compare, or a part of a step is left."""
@@ -46,8 +46,8 @@ class ReclConfig(ModelPathConfig):
 
 def get_recl_parser() -> Parser:
     examples = [
-        "fairseq-recl data-bin --path xl/checkpoint_best.pt:base/checkpoint_best.pt --results-path recl",
-        "fairseq-recl data-bin --path xl/checkpoint_best.pt --max-context 300 --positions 200",
+        "fairseq-recl data-bin --path xl:base --out recl",
+        "fairseq-recl data-bin --path xl --max-context 300 --positions 200",
     ]
     description = "Measure the relative effective context length (RECL) of language models."
     return evaluation_parser(description, examples, [ReclConfig], [StreamConfig])

@@ -33,12 +33,12 @@ class TokenizeConfig(TextConfig):
     data: str | None = flag(None, "data or checkpoint folder whose tokenizer is used", metavar="DIR")
     undo: bool = flag(False, "symbols to text instead of text to symbols")
     workers: int = flag(1, "processes", low=1)
-    output: str | None = flag(None, "output file (default: stdout)", metavar="FILE")
+    output: str | None = flag(None, "output file (default: stdout)", aliases=("--out",), metavar="FILE")
 
 
 def get_tokenize_parser() -> Parser:
     examples = [
-        "fairseq-tokenize book.txt.gz --tokenizer moses --workers 4 --output book.tokens",
+        "fairseq-tokenize book.txt.gz --tokenizer moses --workers 4 --out book.tokens",
         "fairseq-tokenize generated.tokens --data data-bin --undo",
     ]
     parser = Parser("Turn text into symbols, or symbols into text.", [TokenizeConfig], examples=examples)

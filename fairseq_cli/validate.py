@@ -19,13 +19,15 @@ class ValidateConfig(ShardConfig, FrequencyConfig):
 
     keep_notes: bool = flag(False, "read notes of rare words; losses by distance, and of two controls")
     rare_words: bool = flag(False, "losses over rare words of notes.txt, by distance to them, and with them hidden")
-    results_path: str | None = flag(None, "folder for results.json, and plots of `by_frequency`", metavar="DIR")
+    results_path: str | None = flag(
+        None, "folder for results.json, and plots of `by_frequency`", aliases=("--out",), metavar="DIR"
+    )
 
 
 def get_validation_parser(default_task: str | None = None) -> Parser:
     examples = [
         "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt",
-        "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt --valid-subset valid,test",
+        "fairseq-validate data-bin --path bert --valid-subset valid,test",
     ]
     parser = evaluation_parser(
         "Compute the validation loss of a checkpoint.",

@@ -249,3 +249,8 @@ def test_nothing_else_asks_the_file_system() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods:
                 found.setdefault(name, set()).add(node.func.attr)
     assert found == allowed
+
+
+def test_nothing_advises_to_install_a_name_that_anyone_could_take() -> None:
+    """The package is on no index: its name there is free."""
+    assert [module for module, path in FILES.items() if "fairseq-short[" in path.read_text(encoding="utf-8")] == []

@@ -39,7 +39,7 @@ FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest wei
 def require(flag: str) -> None:
     """Raise UserError, which names *flag*, if matplotlib is missing, before any work is done."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise UserError(f"{flag}: plots need matplotlib; install the [plots] extra: pip install 'fairseq-short[plots]'")
+        raise UserError(f"{flag}: plots need matplotlib: pip install matplotlib")
 
 
 def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], threshold: float | None) -> None:

@@ -69,7 +69,7 @@ def parse_args_and_arch(
     for choice, name, part in parts:
         defaults.update(_add_part_flags(parser, choice, name, part))
     defaults.update(recommended)
-    if "arch" in parser.choices and {"-h", "--help"} & set(argv):
+    if "arch" in parser.choices and {"-h", "--help", "--help-all"} & set(argv):
         parser.show_defaults(ARCHITECTURES[arch].complete(recommended))
     if modify_parser is not None:
         modify_parser(parser)

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,12 +17,14 @@ from fairseq.config.registry import CHOICES, EXTENSIONS, chosen_part
 from fairseq.errors import UserError, first_of
 from fairseq.system.version import __version__
 
+WIDTH = 80  # columns of help, and of tables in it
+
 
 class Formatter(argparse.HelpFormatter):
     """Help with a usage line of what is required, and with examples left as they are written."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=110)
+        super().__init__(prog, max_help_position=30, width=WIDTH)
 
     def _format_usage(
         self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None
@@ -31,7 +34,8 @@ class Formatter(argparse.HelpFormatter):
         for action in actions:
             metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
             if not action.option_strings:
-                words.append(f"[{metavar}]" if action.nargs == "?" else metavar)
+                # While a command line is parsed in two steps, optional ones have another `nargs`.
+                words.append(metavar if action.required and action.nargs != "?" else f"[{metavar}]")
             elif action.required:
                 words.append(f"{action.option_strings[0]} {metavar}")
         return f"usage: {' '.join(words)} [flags]\n\n"
@@ -70,19 +74,21 @@ class Parser(argparse.ArgumentParser):
         )
         self.configs = list(configs)
         self.first = list(first)
+        self.lists = ""  # what --help says last: further flags that list something
         self.choices = list(choices)
         self.settings_file = settings_file
         self.takes_unused = takes_unused
         self.recommend = recommend
         # What the command line chooses, by the name of the setting; set while it is parsed.
         self.chosen: dict[str, str] = {}
+        self.add_argument("--help-all", action=_HelpAll, nargs=0, default=argparse.SUPPRESS, help="show all flags")
         self.add_argument("--version", action="version", version=version(), help="show the version")
         if settings_file:
             help = "YAML file of flags, without dashes; command-line flags override it"
             self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
         for name in choices:
             choice = CHOICES[name]
-            help = f"{choice.help or choice.kind}, listed at the end (default: {choice.default})"
+            help = f"{choice.help or choice.kind}, see --help-all (default: {choice.default})"
             flags = (choice.flag, *choice.aliases)
             self.add_argument(*flags, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=help)
         for cls in configs:
@@ -116,8 +122,8 @@ class Parser(argparse.ArgumentParser):
                 text = re.sub(r" \(default: [^()]*\)$", "", str(action.help))
                 action.help = f"{text} (default: {fields.shown(values[action.dest])})"
 
-    def format_help(self) -> str:
-        """The help text: usage, examples, the flags one needs first, all others, the names of parts."""
+    def format_help(self, all: bool = False) -> str:
+        """The help text: usage, examples, the flags one needs first; with *all* also the others and the parts."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
@@ -125,6 +131,13 @@ class Parser(argparse.ArgumentParser):
         by_name = {action.dest: action for action in self._actions}
         first = [by_name[name] for name in self.first if name in by_name]
         groups = [(group.title, group._group_actions) for group in self._action_groups]
+        if first and not all:
+            count = sum(bool(action.option_strings) and action.help != argparse.SUPPRESS for action in self._actions)
+            formatter.start_section("what one needs first")
+            formatter.add_arguments(first)
+            formatter.end_section()
+            formatter.add_text(f"{self.prog} --help-all shows all {count} flags. {self.lists}".strip())
+            return formatter.format_help()
         for title, actions in [("what one needs first", first), *groups]:
             formatter.start_section(title)
             formatter.add_arguments([action for action in actions if actions is first or action not in first])
@@ -165,6 +178,14 @@ class Parser(argparse.ArgumentParser):
         flags = [s for action in visible for s in action.option_strings if s.startswith("--")]
         close = difflib.get_close_matches(flag, flags, n=2, cutoff=0.6)
         return f"did you mean {' or '.join(close)}?" if close else "see --help"
+
+
+class _HelpAll(argparse.Action):
+    """Shows the help of all flags, and exits."""
+
+    def __call__(self, parser: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        parser._print_message(parser.format_help(all=True), sys.stdout)
+        parser.exit()
 
 
 def version() -> str:

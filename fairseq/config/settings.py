@@ -58,10 +58,10 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     )
     log_interval: int = flag(100, "updates between log lines; the first come earlier", low=1)
     no_progress_bar: bool = flag(False, "log lines instead of a progress bar")
-    tensorboard_logdir: str = flag("", "folder for TensorBoard logs (needs the [tensorboard] extra)", metavar="DIR")
+    tensorboard_logdir: str = flag("", "folder for TensorBoard logs (needs the package tensorboard)", metavar="DIR")
     metrics_file: str = flag("", "JSON Lines file for the figures of the log", metavar="FILE")
     log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE")
-    wandb_project: str | None = flag(None, "project of Weights & Biases (needs the [wandb] extra)", metavar="NAME")
+    wandb_project: str | None = flag(None, "project of Weights & Biases (needs the package wandb)", metavar="NAME")
     user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR")
 
 
@@ -197,7 +197,7 @@ class OptimizationConfig(MeanConfig, RateConfig):
 class CheckpointConfig(Config):
     """Checkpoints and validation: what is saved, when, and where a run resumes."""
 
-    save_dir: str = flag("checkpoints", "checkpoint folder", metavar="DIR")
+    save_dir: str = flag("checkpoints", "checkpoint folder", aliases=("--out",), metavar="DIR")
     restore_file: str = flag(
         "checkpoint_last.pt", "checkpoint to resume from, in `save_dir` or elsewhere", metavar="FILE"
     )

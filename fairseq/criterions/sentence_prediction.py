@@ -118,6 +118,5 @@ def _library(name: str) -> Any:
     except ImportError:
         package = {"sklearn": "scikit-learn"}.get(LIBRARIES[name].split(".")[0], "scipy")
         raise UserError(
-            f"`criterion` sentence_prediction: {name} needs {package}; install the [glue] extra: "
-            "pip install 'fairseq-short[glue]'"
+            f"`criterion` sentence_prediction: {name} needs {package}: pip install scikit-learn scipy"
         ) from None

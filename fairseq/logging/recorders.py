@@ -147,7 +147,7 @@ def _check_tensorboard(folder: str) -> type[Any]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise UserError(
-            "`tensorboard_logdir`: tensorboard is not installed; install the [tensorboard] extra or drop the flag"
+            "`tensorboard_logdir`: tensorboard is not installed; pip install tensorboard, or leave the flag out"
         ) from None
     try:
         folder.encode()  # which its writer does, too
@@ -188,7 +188,7 @@ def _import_wandb() -> Any:
     try:
         import wandb
     except ImportError:
-        raise UserError("`wandb_project`: wandb is not installed; install the [wandb] extra or drop the flag") from None
+        raise UserError("`wandb_project`: wandb is not installed; pip install wandb, or leave the flag out") from None
     return wandb
 
 

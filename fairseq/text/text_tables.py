@@ -18,7 +18,7 @@ from fairseq.text.tokenizers.base import import_package
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 SUFFIXES = (".parquet", ".arrow")
-EXTRA = "pip install 'fairseq-short[data]'"
+EXTRA = "pip install pyarrow"
 # So few rows at once because one may be a book.
 ROWS = 64
 BUFFER = 1 << 20  # bytes of a column of a Parquet file that are read at once

@@ -22,7 +22,8 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models.base import FairseqLanguageModel
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import attention as command
+from fairseq_cli import attention_program as command
+from fairseq_cli.attention import cli_main as attention_cli
 from fairseq_cli.attention import get_attention_parser
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
@@ -362,7 +363,7 @@ def test_mistakes_are_one_line(flags, line, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["fairseq-attention", str(runs.DATA), "--cpu", *flags.split()])
     with pytest.raises(SystemExit) as end:
-        command.cli_main()
+        attention_cli()
     stderr = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
     assert end.value.code == 2 and len(stderr) == 1 and line in stderr[0]
     assert not list(tmp_path.rglob("*.*"))

@@ -19,7 +19,8 @@ from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import recl as command
+from fairseq_cli import recl_program as command
+from fairseq_cli.recl import cli_main as recl_cli
 from fairseq_cli.recl import get_recl_parser
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
@@ -268,7 +269,7 @@ def test_names_tell_models_apart():
 def test_mistakes_are_one_line(flags, line, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["fairseq-recl", str(runs.DATA), "--cpu", *flags.split()])
     with pytest.raises(SystemExit) as end:
-        command.cli_main()
+        recl_cli()
     stderr = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
     assert end.value.code == 2 and len(stderr) == 1 and line in stderr[0]
 

@@ -22,7 +22,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_hints import raw_text as signs_of_raw_text
 from fairseq.text.text_hints import wrapped_at
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
-from fairseq_cli import eval_lm, preprocess
+from fairseq_cli import eval_lm, eval_lm_program, preprocess
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
 
@@ -109,7 +109,9 @@ def test_a_text_on_stdin_is_the_text_of_a_file(monkeypatch: pytest.MonkeyPatch, 
     words = runs.words(runs.DATA, "--cpu --text - --distributed-world-size 2 --path", runs.GOLDEN / "baseline.pt")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
     with pytest.raises(UserError, match="--text -: 2 processes cannot share stdin"):
-        eval_lm.evaluate(options.parse_args_and_arch(get_eval_lm_parser(), words), fairseq.distributed.World(size=2))
+        eval_lm_program.evaluate(
+            options.parse_args_and_arch(get_eval_lm_parser(), words), fairseq.distributed.World(size=2)
+        )
 
 
 def wrapped(text: str, width: int) -> list[str]:

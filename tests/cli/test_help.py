@@ -22,7 +22,7 @@ EVALUATION = ("get_eval_lm_parser", "get_validation_parser", "get_recl_parser", 
 
 def shown(make: Any, *flags: Any, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit):
-        options.parse_args_and_arch(make(), [*runs.words(*flags), "--help"])
+        options.parse_args_and_arch(make(), [*runs.words(*flags), "--help-all"])
     return capsys.readouterr().out
 
 
@@ -120,6 +120,50 @@ def test_a_flag_of_another_part_says_whose_it_is(flag: str, line: str) -> None:
     with pytest.raises(UserError) as error:
         runs.arguments("--arch transformer_lm_tiny --optimizer nag", flag, "2")
     assert str(error.value).startswith(line)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_help_fits_a_terminal_and_a_screen(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    everything = shown(PARSERS[name], capsys=capsys)
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(PARSERS[name](), ["--help"])
+    text = capsys.readouterr().out
+    assert [line for line in (text + everything).splitlines() if len(line) > 80 and " {" not in line] == []
+    assert "examples:" in text and text.count("\n") <= 56
+    if "what one needs first" in text:
+        assert "--help-all shows all" in text and everything.count("\n") > text.count("\n")
+
+
+def test_architectures_are_listed_with_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(get_training_parser(), ["--list-archs"])
+    lines = capsys.readouterr().out.splitlines()
+    assert "transformer_lm_fast_demo         transformer_lm  4       256    3.15 M" in lines
+    assert "transformer_lm_gpt3_175          transformer_lm  96      12288  174 B" in lines
+    assert [name for name in ARCHITECTURES if not any(line.startswith(f"{name} ") for line in lines)] == []
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_family_names_its_sizes() -> None:
+    with pytest.raises(UserError, match="did you mean transformer_lm_gpt2_big or .* or transformer_lm_gpt2_small"):
+        runs.arguments("--arch gpt2")
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_the_place_of_results_has_one_name_beside_its_own(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(PARSERS[name], capsys=capsys)
+    others = re.findall(
+        r"^  --(?:results-path|save-dir|destdir|output) (?:DIR|FILE)(?:, --out)?", text, flags=re.MULTILINE
+    )
+    assert all(other.endswith(", --out") for other in others if "\n" not in other)
+
+
+def test_optional_arguments_are_in_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    from fairseq_cli.notes import get_notes_parser
+
+    assert shown(get_notes_parser, capsys=capsys).startswith("usage: ") and "CHECKPOINT [DATA] [flags]" in shown(
+        get_notes_parser, capsys=capsys
+    )
 
 
 def test_a_default_with_a_meaning_is_said_once() -> None:

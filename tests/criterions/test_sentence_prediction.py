@@ -84,7 +84,7 @@ def test_a_missing_package_is_named_before_training(monkeypatch: pytest.MonkeyPa
         raise ImportError(name)
 
     monkeypatch.setattr(sentence_prediction.importlib, "import_module", absent)
-    with pytest.raises(UserError, match=r"mcc needs scikit-learn; install the \[glue\] extra"):
+    with pytest.raises(UserError, match=r"mcc needs scikit-learn: pip install scikit-learn scipy"):
         criterion_of("CoLA")
     with pytest.raises(UserError, match="pearson needs scipy"):
         criterion_of("STS-B")

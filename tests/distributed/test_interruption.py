@@ -16,7 +16,7 @@ import torch
 
 from fairseq.distributed import Interruption, World, end_at_signals
 from fairseq.distributed.interruption import SIGNALS
-from fairseq_cli import common
+from fairseq_cli import shared
 
 
 def raise_signals(*numbers: int) -> int:
@@ -99,7 +99,7 @@ def test_another_thread_has_no_signals_to_record() -> None:
 def _evaluate(number: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # as the launcher does
     os.kill(os.getpid(), number)
-    common._evaluate((lambda args, world: None, argparse.Namespace()), World(0, 2, torch.device("cpu")))
+    shared._evaluate((lambda args, world: None, argparse.Namespace()), World(0, 2, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -10,7 +10,7 @@ from typing import Any
 from fairseq.errors import UserError
 
 PACKAGES = ("datasets", "huggingface_hub", "httpx", "requests", "aiohttp", "urllib3")  # that load data of tasks
-EXTRA = "pip install 'fairseq-short[eval]'"
+EXTRA = "pip install lm-eval"
 
 
 def require_harness() -> None:

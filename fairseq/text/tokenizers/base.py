@@ -21,7 +21,7 @@ from fairseq.errors import UserError
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
 
 UNKNOWN = "<unk>"
-EXTRA = "pip install 'fairseq-short[tokenizers]'"
+EXTRA = "pip install sentencepiece zstandard"
 HALF = re.compile("[\ud800-\udfff]")  # of a surrogate pair, which is no character
 
 
