@@ -96,7 +96,7 @@ def evaluation_parser(
         ["task"],
         optional,
         examples=examples,
-        first=("data", *_own(configs[0]), *EVALUATION_FIRST),
+        first=("data", *_declared(configs[0]), *EVALUATION_FIRST),
         hidden=hidden,
         takes_unused=True,
     )
@@ -104,8 +104,8 @@ def evaluation_parser(
     return parser
 
 
-def _own(config: type) -> list[str]:
-    """The settings that *config* declares itself, not those of its bases."""
+def _declared(config: type) -> list[str]:
+    """The settings that *config* declares itself, without inherited ones."""
     return [name for name in fields.defaults(config) if name in vars(config).get("__annotations__", {})]
 
 

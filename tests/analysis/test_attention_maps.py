@@ -378,6 +378,6 @@ def test_a_model_that_does_not_show_its_attention_is_refused():
 
 def test_without_matplotlib_nothing_is_begun(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with user_error(r"--results-path: plots need matplotlib.*\[plots\]"):
+    with user_error(r"--results-path: plots need matplotlib.*pip install matplotlib"):
         run(["--path", BASELINE, "--results-path", tmp_path / "x"])
     assert not (tmp_path / "x").exists()
