@@ -62,7 +62,7 @@ def library(
 
 @functools.cache
 def _survive_forks() -> None:
-    """Let a process that is forked from this one compute by one thread: OpenMP would wait for those of its parent."""
+    """Let a process that is forked from this one compute by one thread: OpenMP would wait for its parent's."""
     os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 

@@ -43,7 +43,7 @@ class Requests:
     """Answers of a language model.
 
     As in the harness's own class for transformers, a whole text begins after ``</s>``, and so does a continuation
-    without a context; a context stands for itself. Line feeds are those of :attr:`TextReader.keeps_lines`. A model
+    without a context; a context stands for itself. Line feeds are as :attr:`TextReader.keeps_lines` says. A model
     with memory reads a text in segments; a model without reads the last tokens that fit into one, after ``<s>`` if it
     was trained with it (``--add-bos-token``). A request that names no number generates at most *max_tokens*.
 
