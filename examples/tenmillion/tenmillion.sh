@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# From raw texts to a table of minimal pairs within a budget of time; README.md explains it.
+# Usage: TRAIN=DIR BUDGET=3h PAIRS=DIR tenmillion.sh   Run it again to resume: the budget counts all sittings.
+#   TRAIN         folder of raw texts, or one file
+#   VALID, TEST   one file each (default: the last 2 % of the documents of TRAIN each)
+#   PAIRS         folder of minimal pairs in BLiMP's format
+#   OUT           folder of data, checkpoints, exports and tables (default: tenmillion)
+#   BUDGET        time of training: 90m, 3h (default: 3h); or UPDATES, a number of updates
+#   WORDS         words between checkpoints (default: 1M:10,10M)
+#   BPE ARCH BATCH LENGTH STAGES SEED   subwords, architecture, rows a batch, tokens a row, stages, seed
+#   PRECISION (fp32, bf16, fp16), EXTRA: further flags of fairseq-train, DRY_RUN=1, SMALL=1 as for the other recipes
+# shellcheck source=examples/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+out=${OUT:-tenmillion}
+pairs=${PAIRS:-examples/babylm/pairs.jsonl}
+read -r -a extra <<<"${EXTRA:-}"
+choose_precision "$(default_precision)"
+bpe=$(whole BPE "$(full_or_small 8000 600)")
+arch=${ARCH:-$(full_or_small transformer_lm_fast_demo transformer_lm_fast_tiny)}
+batch=$(whole BATCH "$(full_or_small 32 8)") length=$(whole LENGTH "$(full_or_small 64 16)")
+words=${WORDS:-$(full_or_small 1M:10,10M 2K)}
+budget=${BUDGET:-$(full_or_small 3h 5s)}
+[[ -e $pairs ]] || fail "PAIRS=$pairs: file or folder not found; give JSON lines in BLiMP's format"
+[[ $budget =~ ^([1-9][0-9]*)([smh])$ ]] || fail "BUDGET=$budget: must be a number of hours, minutes or seconds, such as 3h"
+case ${BASH_REMATCH[2]} in h) seconds=$((BASH_REMATCH[1] * 3600)) ;; m) seconds=$((BASH_REMATCH[1] * 60)) ;; *) seconds=${BASH_REMATCH[1]} ;; esac
+
+# 1. Byte-level subwords, learned on the training texts alone.
+data=$out/data-bin
+if [[ ! -e $data/dict.txt ]]; then
+  [[ -n ${TRAIN:-} && -e $TRAIN ]] || fail "TRAIN=${TRAIN:-}: file or folder not found; give raw texts"
+  files=("$TRAIN")
+  [[ ! -d $TRAIN ]] || files=("${TRAIN%/}"/*)
+  texts=$(IFS=, && echo "${files[*]}")
+  splits=(--valid-fraction 0.02 --test-fraction 0.02)
+  [[ -z ${VALID:-} ]] || splits=(--validpref "$VALID" ${TEST:+--testpref "$TEST"})
+  run python preprocess.py --trainpref "$texts" "${splits[@]}" --bpe hf --learn-bpe "$bpe" --destdir "$data"
+fi
+
+model=(--arch "$arch" --tokens-per-sample "$length" --batch-size "$batch" --seed "${SEED:-1}")
+model+=(${precision[@]+"${precision[@]}"} ${extra[@]+"${extra[@]}"})
+
+# 2. Updates that fit the budget, by the speed of a few; the plan is kept, so that a resumed run has the same schedule.
+plan=$out/updates
+if [[ -n ${UPDATES:-} ]]; then
+  updates=$(whole UPDATES 1)
+elif [[ -e $plan ]]; then
+  updates=$(<"$plan")
+elif [[ -n ${DRY_RUN:-} ]]; then
+  updates=1000
+else
+  run python train.py "$data" "${model[@]}" --max-update 40 --no-save --disable-validation --log-interval 10 \
+    --metrics-file "$out/speed.jsonl" --save-dir "$out/speed"
+  updates=$(python examples/tenmillion/tables.py updates "$out/speed.jsonl" --seconds "$seconds")
+  echo "$updates" >"$plan"
+fi
+
+# 3. Training, with checkpoints by words. Stages, where there are any, are shares of the updates: LENGTH:SHARE,LENGTH.
+if [[ -n ${STAGES:-} ]]; then
+  [[ $STAGES =~ ^([1-9][0-9]*):0?\.([0-9]+),([1-9][0-9]*)$ ]] || fail "STAGES=$STAGES: must be LENGTH:SHARE,LENGTH such as 64:0.8,256"
+  first=$((10#${BASH_REMATCH[2]} * updates / 10 ** ${#BASH_REMATCH[2]}))
+  model+=(--stages "${BASH_REMATCH[1]}:$first,${BASH_REMATCH[3]}:$updates" --max-tokens $((batch * length)))
+fi
+run python train.py "$data" "${model[@]}" --max-update "$updates" --save-interval-words "$words" --no-epoch-checkpoints \
+  --metrics-file "$out/model/metrics.jsonl" --save-dir "$out/model"
+
+# 4. Every checkpoint: minimal pairs and bits per byte of the test split.
+test=${TEST:-}
+checkpoints=("$out/model/checkpoint_best.pt")
+[[ -n ${DRY_RUN:-} ]] || checkpoints=("$out"/model/checkpoint_words_*.pt "$out/model/checkpoint_best.pt")
+for checkpoint in "${checkpoints[@]}"; do
+  [[ -n ${DRY_RUN:-} || -e $checkpoint ]] || continue
+  name=$(basename "$checkpoint" .pt)
+  results=$out/results/$name
+  if [[ ! -e $results/pairs/results.json ]]; then
+    run python -m fairseq_cli.harness "$checkpoint" --pairs "$pairs" --results-path "$results/pairs"
+  fi
+  if [[ ! -e $results/text/results.json ]]; then
+    score=("$data" --path "$checkpoint")
+    [[ -z $test ]] || score=("$checkpoint" --text "$test")
+    run python eval_lm.py "${score[@]}" --results-path "$results/text"
+  fi
+done
+
+# 5. Tables, a curve, and a folder that transformers loads.
+if [[ -z ${DRY_RUN:-} ]]; then
+  python examples/tenmillion/tables.py report "$out/results" | tee "$out/table.md"
+  ! "$PYTHON" -c 'import matplotlib' 2>/dev/null ||
+    run python -m fairseq_cli.plot "$out/model/metrics.jsonl" --over hours --results-path "$out/curve.png"
+fi
+[[ -e $out/exported ]] || run python -m fairseq_cli.export_model "$out/model" --to hf --out "$out/exported" --revisions

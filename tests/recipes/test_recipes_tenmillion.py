@@ -1,0 +1,64 @@
+"""The recipe of ten million words, at a small size: a table within a budget, resumed where it was cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import runs
+
+RECIPE = runs.ROOT / "examples" / "tenmillion" / "tenmillion.sh"
+TABLES = RECIPE.with_name("tables.py")
+
+
+def recipe(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "SMALL": "1", "OUT": str(folder), "PYTHON": sys.executable, **variables}
+    return subprocess.run(["bash", RECIPE], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    rng = np.random.RandomState(1)
+    words = ["".join(rng.choice(list("abcdefghijklmnopqrstuvwxyz"), 5)) for _ in range(900)]
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    path.write_text("\n".join(" ".join(rng.choice(words, 12)) for _ in range(1200)) + "\n")
+    return path
+
+
+def test_a_killed_run_is_resumed_and_ends_in_a_table_and_an_export(text: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    environment = {**os.environ, "SMALL": "1", "OUT": str(out), "PYTHON": sys.executable, "WORDS": "6K"}
+    environment |= {"TRAIN": str(text), "UPDATES": "200", "EXTRA": "--cpu --save-interval-updates 20"}
+    killed = subprocess.Popen(["bash", RECIPE], env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
+    while not list(out.glob("model/checkpoint_*_20.pt")) and killed.poll() is None:
+        time.sleep(0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL
+    whole = recipe(out, WORDS="6K", UPDATES="200", EXTRA="--cpu --save-interval-updates 20")
+    assert whole.returncode == 0 and "resum" in whole.stderr, whole.stderr
+    table = (out / "table.md").read_text()
+    assert "| checkpoint_best | " in table and " ± " in table
+    results = json.loads((out / "results" / "checkpoint_best" / "pairs" / "results.json").read_text())
+    share = results["phenomena"]["all"]["acc"]
+    assert f"| {100 * share:.1f} ± " in table
+    assert (out / "exported" / "config.json").exists()
+
+
+def test_updates_fit_the_budget(tmp_path: Path) -> None:
+    speeds = tmp_path / "speed.jsonl"
+    speeds.write_text("".join(json.dumps({"ups": speed}) + "\n" for speed in (0.1, 2.0, 4.0, 3.0)))
+    command = [sys.executable, TABLES, "updates", speeds, "--seconds", "100"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "300\n"
+
+
+@pytest.mark.parametrize(("name", "value"), [("BUDGET", "soon"), ("STAGES", "64"), ("PAIRS", "nowhere"), ("BPE", "0")])
+def test_a_mistake_is_one_line(name: str, value: str, tmp_path: Path) -> None:
+    result = recipe(tmp_path / "out", DRY_RUN="1", TRAIN=str(TABLES), **{name: value})
+    assert result.returncode == 2 and result.stderr.startswith(f"{name}={value}: ") and result.stderr.count("\n") == 1
