@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import io
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -37,9 +38,10 @@ FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest wei
 
 
 def require(flag: str) -> None:
-    """Raise UserError, which names *flag*, if matplotlib is missing, before any work is done."""
+    """Raise UserError, which names *flag*, if matplotlib is missing or unusable, before any work is done."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UserError(f"{flag}: plots need matplotlib: pip install matplotlib")
+    _figure(1, 1)
 
 
 def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], threshold: float | None) -> None:
@@ -234,16 +236,23 @@ def draw_bands(path: Path, report: Mapping[str, Any], create: Create = atomic_fi
 
 
 def _figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
+    try:
+        from matplotlib.figure import Figure
+    # Where no picture is on a screen, the backend counts for nothing, but for this check.
+    except ValueError as error:
+        reason = str(error).split(";")[0]
+        raise UserError(f"MPLBACKEND or matplotlibrc: {reason}; correct or unset it") from None
     # Not pyplot, which keeps every figure and may look for a display.
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def _save(figure: Any, path: Path, kind: str = "png", create: Create = atomic_file) -> None:
     choose_fonts(figure)
+    # In memory first: matplotlib's writers answer a full disk with errors of their own, such as zlib's.
+    content = io.BytesIO()
+    figure.savefig(content, format=kind, dpi=120)
     with create(path, "`results_path`") as file:
-        figure.savefig(file, format=kind, dpi=120)
+        file.write(content.getbuffer())
 
 
 def _label_axes(panel: Any, x: str, y: str) -> None:

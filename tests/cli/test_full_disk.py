@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 import runs
 
+from fairseq.analysis import plots
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_folder, make_folder, prepare_file, removing_empty_folders
 
@@ -72,4 +74,19 @@ def test_after_an_exception_new_folders_that_are_empty_are_gone_and_others_stay(
 def test_a_folder_of_files_takes_the_folders_above_it_along(tmp_path: Path) -> None:
     with pytest.raises(UserError), atomic_folder(tmp_path / "a" / "b"):
         raise UserError("a mistake")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["pdf", "svg", "png"])
+def test_a_picture_that_fills_the_disk_is_one_line(kind: str, tmp_path: Path) -> None:
+    figure = plots._figure(3, 3)
+    figure.subplots().plot([1, 2], [3, 4])
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for size in (0, 500, 2500, 5000):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
+        try:
+            with pytest.raises(UserError, match="cannot be written"):
+                plots._save(figure, tmp_path / f"picture.{kind}", kind)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert os.listdir(tmp_path) == []

@@ -27,6 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fairseq_cli import check_environment
+
 MEMORY = 1 << 30  # bytes more than the warm process has
 PROCESSOR = 20  # seconds of processor time
 IDLE = 10  # seconds without processor time, after which a case waits for something that never comes
@@ -47,6 +49,10 @@ class Case:
         stdout: the file for its output; by default one that is dropped. ``|``: a pipe that nobody reads.
         is_valid: whether the command may also accept the input and end with exit code 0.
         output: the file or folder that the command may write to if it does.
+        change: what the process does before the command starts, e.g. lower a limit.
+        call: what it runs in place of a command.
+        meanwhile: what another process does again and again while the command runs; it is given a count.
+        has_little: a limit is lowered: that there is no memory, no descriptor or no thread may be the error.
     """
 
     name: str
@@ -58,6 +64,10 @@ class Case:
     stdout: str = ""
     is_valid: bool = False
     output: str = ""
+    change: Callable[[], Any] | None = None
+    call: Callable[[], Any] | None = None
+    meanwhile: Callable[[int], Any] | None = None
+    has_little: bool = False
 
 
 @dataclass
@@ -75,6 +85,7 @@ def run(case: Case, folder: Path) -> Ended:
     pid = os.fork()
     if pid == 0:
         _become(case, folder)
+    other = _repeat(case.meanwhile, folder) if case.meanwhile is not None else None
     seconds, since, is_idle = 0.0, time.monotonic(), False
     descriptor = os.pidfd_open(pid)
     poll = select.poll()
@@ -88,9 +99,25 @@ def run(case: Case, folder: Path) -> Ended:
             os.kill(pid, signal.SIGKILL)
     os.close(descriptor)
     _, status, usage = os.wait4(pid, 0)
+    if other is not None:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
     stderr = (folder / ".stderr").read_bytes().decode("utf-8", "surrogateescape")
     stderr += "\nHANGS: waits" if is_idle else ""
     return Ended(os.waitstatus_to_exitcode(status), stderr, usage.ru_utime + usage.ru_stime)
+
+
+def _repeat(action: Callable[[int], Any], folder: Path) -> int:
+    """Repeat *action* in *folder*, in a fork, until it is killed; return its number."""
+    pid = os.fork()
+    if pid:
+        return pid
+    os.chdir(folder)
+    for count in range(sys.maxsize):
+        with contextlib.suppress(OSError):
+            action(count)
+        time.sleep(0.001)
+    os._exit(0)
 
 
 def _processor_time(pid: int) -> float:
@@ -121,6 +148,12 @@ def _become(case: Case, folder: Path) -> NoReturn:
         resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR + 1))
         resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE, LARGEST_FILE))
         _obey_permissions()
+        if case.change is not None:
+            case.change()
+        check_environment()
+        if case.call is not None:
+            case.call()
+            os._exit(0)
         command, *words = case.words
         sys.argv = [f"fairseq-{command}", *words]
         importlib.import_module(f"fairseq_cli.{command}").cli_main()
@@ -166,7 +199,7 @@ def fault(case: Case, ended: Ended) -> str:
         return f"takes more than {PROCESSOR} s of processor time"
     if "Traceback" in ended.stderr or "panicked" in ended.stderr or "Exception ignored" in ended.stderr:
         return f"traceback: {_origin(ended.stderr)} {tail}"
-    if re.search(r"out of (host )?memory", ended.stderr):
+    if re.search(r"out of (host )?memory", ended.stderr) and not case.has_little:
         return f"memory: {tail}"
     if ended.code == 0 and case.is_valid:
         return ""

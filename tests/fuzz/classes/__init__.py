@@ -5,10 +5,34 @@ from __future__ import annotations
 import zlib
 from pathlib import Path
 
-from fuzz.classes import checkpoints, documents, numbers, paths, sharded, streams, tables, texts
+from fuzz.classes import (
+    changes,
+    checkpoints,
+    documents,
+    machines,
+    numbers,
+    pairs,
+    paths,
+    sharded,
+    streams,
+    tables,
+    texts,
+)
 from fuzz.commands import Case
 
-SHARES = {numbers: 4, paths: 4, documents: 10, texts: 3, checkpoints: 12, streams: 1, sharded: 10, tables: 1}
+SHARES = {
+    numbers: 4,
+    paths: 4,
+    documents: 10,
+    texts: 3,
+    checkpoints: 12,
+    streams: 1,
+    sharded: 10,
+    tables: 1,
+    machines: 4,
+    changes: 2,
+    pairs: 100,
+}
 """Of each class, one case in so many: some 2,100 in all, which take three and a half minutes of processor time."""
 
 
