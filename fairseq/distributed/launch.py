@@ -69,10 +69,10 @@ def run(job: Job[V, R]) -> R | None:
     """
     cfg, cpu = job.distributed, job.common.cpu
     launch = plan(cfg, cpu, 0 if cpu else torch.cuda.device_count(), os.environ)
+    _check_gpu(job.common, cfg, launch.size)
     if launch.count:
         _spawn(job, launch)
         return None
-    _check_gpu(job.common, cfg, launch.size)
     device = device_of(job.common, launch.local_rank)
     if launch.size == 1:
         return job.main(job.value, World(0, 1, device))
@@ -206,7 +206,6 @@ def _worker(
             import_user_module(user_dir)
         # Pickled by the launcher itself, never read from a file; plug-ins that it names are imported first.
         job: Job[Any, Any] = pickle.loads(pickled)
-        _check_gpu(job.common, job.distributed, size)
         world = World(rank, size, device_of(job.common, local_rank), job.distributed.distributed_timeout)
         end = Failure(rank, 128 + signal.SIGPIPE, "")
         with short_waits_under_load(), closed_pipes(functools.partial(leave, messages, end)):

@@ -50,6 +50,13 @@ def transformer_xl(tmp_path_factory):
     return folder / "checkpoint_last.pt"
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """The names of pictures in place of their content, for tests of the files: drawing takes seconds."""
+    for name in ("draw_distances", "draw_terms", "draw_position"):
+        monkeypatch.setattr(command.plots, name, lambda path, *rest, name=name: path.write_bytes(name.encode()))
+
+
 def run(*flags, data=runs.DATA):
     """Run the command in this process; returns its figures. A list holds words that are not to be split."""
     argv = [word for flag in flags for word in ([str(f) for f in flag] if isinstance(flag, list) else flag.split())]
@@ -288,7 +295,7 @@ def test_memory_that_is_not_filled_is_told_with_the_flags_that_decide_it(transfo
     assert not (tmp_path / "x").exists()
 
 
-def test_results_are_all_of_one_run(transformer_xl, tmp_path, monkeypatch):
+def test_results_are_all_of_one_run(transformer_xl, tmp_path, monkeypatch, undrawn):
     place = ["--path", transformer_xl, "--results-path", tmp_path / "results"]
     run(place, "--heads 0:0")
     before = {file.name: file.read_bytes() for file in (tmp_path / "results").iterdir()}
@@ -313,7 +320,7 @@ def test_heads_are_drawn_once():
     assert command.parse_heads("0:1, 1:0,0:1,1:0", 2, 2) == [(0, 1), (1, 0)]
 
 
-def test_same_length_and_another_memory_can_be_looked_at(transformer_xl, tmp_path):
+def test_same_length_and_another_memory_can_be_looked_at(transformer_xl, tmp_path, undrawn):
     run(["--path", transformer_xl, "--results-path", tmp_path], "--mem-len 40 --same-length")
     with np.load(tmp_path / "attention.npz") as saved:
         for name in ("attention", "term_a", "term_b", "term_c", "term_d"):

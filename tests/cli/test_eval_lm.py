@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 
+import forks
 import naive
 import numpy as np
 import pytest
@@ -85,12 +86,14 @@ def test_agrees_with_the_original_on_every_token(mode, split, tmp_path):
         assert np.abs(lprobs - expected["lprobs"]).max() < 1e-5
 
 
-@pytest.mark.parametrize("mode", ["shortformer.sliding", "baseline.window"])
-def test_command_in_a_process_of_its_own(mode, tmp_path):
+@pytest.mark.parametrize(
+    "mode, start", [("shortformer.sliding", runs.command), ("baseline.window", forks.command)], ids=["own", "fork"]
+)
+def test_command_in_a_process_of_its_own(mode, start, tmp_path):
     path, flags = MODES[mode]
     saved = ["--results-path", str(tmp_path / "results"), "--save-token-scores", str(tmp_path / "s.npz")]
     words = [str(runs.DATA), "--path", str(path), "--gen-subset", "valid", *saved]
-    result = runs.command("eval_lm.py", words, FLAGS, flags)
+    result = start("eval_lm.py", words, FLAGS, flags)
     assert result.returncode == 0, result.stderr
     name = mode.replace(".", ".valid.")
     expected = json.loads((runs.GOLDEN / "expected" / "perplexity.json").read_text())[name]

@@ -144,14 +144,13 @@ def test_beam_search_finds_what_a_search_by_hand_finds(model):
 
 def test_beam_as_wide_as_there_are_texts_finds_the_most_probable_of_all(data):
     model = runs.model_of(KINDS["xl"], SMALL, data=data).eval()
-    scores = {}
     model.requires_grad_(False)
-    for text in itertools.product(range(VOCABULARY), repeat=3):
-        tokens = torch.tensor([[2, 5, *text]])
-        lprobs = model.output_layer.log_probs(model(tokens)[0][0])
-        scores[text] = sum(float(lprobs[1 + i, token]) for i, token in enumerate(text))
+    texts = torch.tensor(list(itertools.product(range(VOCABULARY), repeat=3)))  # [V³, 3]
+    tokens = torch.cat([torch.tensor([[2, 5]]).expand(len(texts), 2), texts], 1)
+    lprobs = model.output_layer.log_probs(model(tokens)[0].flatten(0, 1)).unflatten(0, tokens.shape)  # [V³, 5, V]
+    scores = lprobs[:, 1:4].gather(2, texts[..., None]).sum((1, 2))
     [found] = all_texts(model, [[2, 5]], Decoding(3, beam=VOCABULARY**2), 1)
-    assert tuple(found) == max(scores, key=scores.__getitem__)
+    assert found == texts[scores.argmax()].tolist()
 
 
 def test_beam_of_one_is_greedy_and_a_wider_one_never_worse(model):
