@@ -10,12 +10,12 @@ import re
 import shutil
 import sys
 
-import forks
 import naive
 import numpy as np
 import pytest
 import runs
 import torch
+import warm
 from mistakes import user_error
 
 from fairseq import checkpoint
@@ -87,7 +87,7 @@ def test_agrees_with_the_original_on_every_token(mode, split, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "mode, start", [("shortformer.sliding", runs.command), ("baseline.window", forks.command)], ids=["own", "fork"]
+    "mode, start", [("shortformer.sliding", runs.command), ("baseline.window", warm.command)], ids=["own", "fork"]
 )
 def test_command_in_a_process_of_its_own(mode, start, tmp_path):
     path, flags = MODES[mode]
