@@ -228,8 +228,19 @@ def _next(ready: queue.Queue[Any], thread: threading.Thread) -> Any:
             )
 
 
+def _is_put(ready: queue.Queue[Any], item: Any) -> bool:
+    """Whether there was room for *item*, within some time."""
+    with contextlib.suppress(queue.Full):
+        ready.put(item, timeout=0.2)
+        return True
+    return False
+
+
 def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, None]:
-    """*items*, made by a thread up to *ahead* of them early; the thread is gone when the generator is closed."""
+    """*items*, made by a thread up to *ahead* of them early; the thread is gone when the generator is closed.
+
+    Where no thread can be started they are made as they are asked for.
+    """
     ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
     stop = threading.Event()
     failures: list[BaseException] = []
@@ -237,17 +248,25 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
     def produce() -> None:
         try:
             for item in items:
-                ready.put(item)
+                while not _is_put(ready, item):
+                    # A generator that nobody closes, as after an error, is left when the main thread has ended.
+                    if not threading.main_thread().is_alive():
+                        return
                 if stop.is_set():
                     return
         except BaseException as error:
             failures.append(error)
         # After an error, too: the consumer would wait for a batch for ever otherwise.
-        ready.put(_END)
+        while not _is_put(ready, _END) and threading.main_thread().is_alive():
+            pass
 
-    # A daemon: a process that ends with an error need not wait for a batch.
-    thread = threading.Thread(target=produce, name="batches", daemon=True)
-    thread.start()
+    # No daemon: one that is in an operator of torch when the interpreter ends ends the process with SIGABRT.
+    thread = threading.Thread(target=produce, name="batches")
+    try:
+        thread.start()
+    except RuntimeError:
+        yield from items
+        return
     try:
         while (item := _next(ready, thread)) is not _END:
             yield item
@@ -319,7 +338,8 @@ class Turns:
         opening, self._next = self._next, None
         if opening is None:
             return None
-        opening.join()
+        if opening.started:
+            opening.join()
         return opening.turn if opening.number == number else None
 
     def _ordered(self, turn: Turn) -> Turn:
@@ -330,12 +350,16 @@ class _Opening(threading.Thread):
     """The thread that opens one dataset; *turn* stays None if it cannot be opened."""
 
     def __init__(self, number: int, opener: Callable[[], Turn]) -> None:
-        # A daemon: a run that ends does not wait for data that it will not read.
-        super().__init__(name="next data folder", daemon=True)
+        # No daemon: one that is in an operator of torch when the interpreter ends ends the process with SIGABRT.
+        super().__init__(name="next data folder")
         self.number = number
         self.opener = opener
         self.turn: Turn | None = None
-        self.start()
+        # Where no thread can be started, the folder is opened when it is read.
+        self.started = False
+        with contextlib.suppress(RuntimeError):
+            self.start()
+            self.started = True
 
     def run(self) -> None:
         try:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from fairseq.distributed.interruption import EXIT_CODES, SIGNALS
-from fairseq.system.workers import end_with_parent
+from fairseq.system.workers import watch_parent
 
 USER_ERROR = 2
 # More would not fit into a pipe that nobody reads.
@@ -130,7 +130,7 @@ def end_with_launcher() -> None:
         # From the kernel, so that it also ends a worker that is stopped.
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=end_with_parent, name="launcher", daemon=True).start()
+    watch_parent()
 
 
 def _signal_name(number: int) -> str:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _CHOICES = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # a user's
@@ -23,53 +23,75 @@ _LOADED, _IDLE = 0.3, 0.1
 def short_waits_under_load() -> Iterator[None]:
     """Let threads of OpenMP sleep soon while other programs use the cores of this process, unless the user chose.
 
-    Results do not depend on it. Where the operating system does not tell how long threads waited, nothing happens.
+    Results do not depend on it. Where the operating system does not tell how long threads waited, or lets this process
+    start no thread, nothing happens.
     """
     end = threading.Event()
-    if not _CHOICES & os.environ.keys() and _waited():
-        threading.Thread(target=_watch, args=(end,), name="load", daemon=True).start()
-    try:
+    with contextlib.ExitStack() as watched:
+        if not _CHOICES & os.environ.keys() and _waited():
+            watched.enter_context(_threads("load", 1, lambda: _watch(end)))
+        watched.callback(end.set)
         yield
+
+
+@contextlib.contextmanager
+def _threads(name: str, count: int, work: Callable[[], None]) -> Iterator[bool]:
+    """Run *work* in *count* threads, which end with the context; False if not all of them can be started."""
+    # Not daemons: one that is in an operator of torch when the interpreter ends ends the process with SIGABRT.
+    threads = [threading.Thread(target=work, name=name) for _ in range(count)]
+    started: list[threading.Thread] = []
+    try:
+        with contextlib.suppress(RuntimeError):
+            for thread in threads:
+                thread.start()
+                started.append(thread)
+        yield len(started) == count
     finally:
-        end.set()
+        for thread in started:
+            thread.join()
 
 
 def _watch(end: threading.Event) -> None:
-    spare: threading.Event | None = None
     before = _waited()
-    while not end.wait(_INTERVAL):
-        now = _waited()
-        share = sum(now[thread] - before.get(thread, now[thread]) for thread in now) / _INTERVAL
-        before = now
-        if spare is None and share > _LOADED and "torch" in sys.modules:
-            spare = _spare_threads()
-        elif spare is not None and share < _IDLE:
-            spare.set()
-            spare = None
-    if spare is not None:
-        spare.set()
+    with contextlib.ExitStack() as spare:
+        holds = False
+        while not end.wait(_INTERVAL):
+            now = _waited()
+            share = sum(now[thread] - before.get(thread, now[thread]) for thread in now) / _INTERVAL
+            before = now
+            if not holds and share > _LOADED and "torch" in sys.modules:
+                holds = True
+                spare.enter_context(_spare_threads())
+            elif holds and share < _IDLE:
+                holds = False
+                spare.close()
 
 
-def _spare_threads() -> threading.Event:
-    """Have more threads of OpenMP than there are cores, asleep until the result is set.
+@contextlib.contextmanager
+def _spare_threads() -> Iterator[None]:
+    """Have more threads of OpenMP than there are cores, asleep until the context ends.
 
     libgomp's threads then spin a hundred times instead of 300,000. It offers no other way to change that in a process.
     """
     import torch  # waits for the end of an import that another thread has begun
 
-    release = threading.Event()
+    release, threads = threading.Event(), torch.get_num_threads()
 
     def hold() -> None:
-        # A parallel loop makes threads of its own for this one, which end with it.
-        torch.ones(1 << 20).add_(1)
+        # libgomp ends the process where it cannot start a thread.
+        with _threads("room", threads - 1, lambda: None) as has_room:
+            pass
+        if has_room:
+            # A parallel loop makes threads of its own for this one, which end with it.
+            torch.ones(1 << 20).add_(1)
         release.wait()
 
-    threads = torch.get_num_threads()
-    if threads > 1:
-        cores = len(os.sched_getaffinity(0))
-        for _ in range((cores - threads) // (threads - 1) + 1):
-            threading.Thread(target=hold, name="spare", daemon=True).start()
-    return release
+    cores = len(os.sched_getaffinity(0))
+    with _threads("spare", (cores - threads) // (threads - 1) + 1 if threads > 1 else 0, hold):
+        try:
+            yield
+        finally:
+            release.set()
 
 
 def _waited() -> dict[str, float]:

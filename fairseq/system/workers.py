@@ -94,7 +94,13 @@ def _set_task(plugins: list[str], pickled: bytes) -> None:
     # Made by the main process, never read from a file.
     _process_task = pickle.loads(pickled)
     # A pool's workers hold both ends of its pipes, so that none of them sees the end of a main process that is killed.
-    threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
+    watch_parent()
+
+
+def watch_parent() -> None:
+    """Let a thread end this process with the one that started it; where none can be started, it goes without."""
+    with contextlib.suppress(RuntimeError):
+        threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
 
 
 def end_with_parent() -> None:

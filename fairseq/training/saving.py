@@ -70,7 +70,11 @@ class Saver:
 
         if self.cfg.async_save:
             executor = ThreadPoolExecutor(1, "save")
-            self.pending = executor.submit(finish)
+            try:
+                self.pending = executor.submit(finish)
+            # No thread can be started.
+            except RuntimeError:
+                finish()
             executor.shutdown(wait=False)  # its thread ends with the work
         else:
             finish()

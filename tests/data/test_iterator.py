@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import queue
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from typing import Any
@@ -244,10 +247,10 @@ def test_tensors_come_out_on_the_device_and_numbers_stay_numbers() -> None:
 def test_a_thread_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     put = queue.Queue.put
 
-    def broken(self: queue.Queue[Any], item: Any) -> None:
+    def broken(self: queue.Queue[Any], item: Any, timeout: float | None = None) -> None:
         if item is iterator_module._END:
             raise MemoryError  # not even the end can be handed over
-        put(self, item)
+        put(self, item, timeout=timeout)
 
     monkeypatch.setattr(queue.Queue, "put", broken)
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
@@ -255,3 +258,25 @@ def test_a_thread_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch
     assert [next(items), next(items)] == [1, 2]
     with pytest.raises(RuntimeError, match="the thread that prepares batches died"):
         next(items)
+
+
+UNCLOSED = """
+    import threading, time
+    from fairseq.data.iterator import _in_background
+
+    def batches():
+        for number in range(9):
+            time.sleep(0.01)
+            yield number
+
+    items = _in_background(batches(), 2)
+    next(items)
+    print([thread.daemon for thread in threading.enumerate() if thread.name == "batches"])
+    threading.main_thread().items = items  # nobody closes it before the interpreter ends
+"""
+
+
+def test_a_thread_that_nobody_ends_ends_before_the_interpreter() -> None:
+    program = textwrap.dedent(UNCLOSED)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[False]\n", "")

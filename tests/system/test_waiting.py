@@ -79,6 +79,36 @@ def test_one_thread_waits_for_none() -> None:
     assert result_of(code, threads=1) == "0"
 
 
+@pytest.mark.skipif(CORES != 2, reason="counts the spare threads of two cores")
+def test_its_threads_end_before_the_interpreter() -> None:
+    code = """
+        load["now"] = 1.0
+        with waiting.short_waits_under_load():
+            until(spare_threads)
+        print([thread.name for thread in threading.enumerate()])
+    """
+    assert result_of(code) == "['MainThread']"
+
+
+@pytest.mark.parametrize("startable", [0, 1, 2])
+def test_where_threads_cannot_be_started_nothing_happens(startable: int) -> None:
+    code = f"""
+        load["now"], left, start = 1.0, [{startable}], threading.Thread.start
+
+        def start_some(thread):
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        threading.Thread.start = start_some
+        with waiting.short_waits_under_load():
+            time.sleep(0.3)
+        print([thread.name for thread in threading.enumerate()])
+    """
+    assert result_of(code) == "['MainThread']"
+
+
 @pytest.mark.parametrize("chosen", [{"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": ""}])
 def test_the_users_choice_is_left(chosen: dict[str, str]) -> None:
     code = "with waiting.short_waits_under_load(): print([thread.name for thread in threading.enumerate()])"
@@ -113,11 +143,10 @@ def test_a_waiting_thread_gives_up_its_core_and_numbers_stay() -> None:
 
         spent()
         long, first = spent()
-        release = waiting._spare_threads()
-        until(spare_threads)
-        time.sleep(0.1)
-        short, second = spent()
-        release.set()
+        with waiting._spare_threads():
+            until(spare_threads)
+            time.sleep(0.1)
+            short, second = spent()
         print(long, short, first == second)
     """
     long, short, same = result_of(code).split()
