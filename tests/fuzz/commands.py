@@ -121,11 +121,14 @@ def _repeat(action: Callable[[int], Any], folder: Path) -> int:
 
 
 def _processor_time(pid: int) -> float:
+    """Seconds of a process and of those that it has started, such as a compiler."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    own = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # also of children that have ended
+    return own + sum(_processor_time(int(child)) for child in children)
 
 
 def _become(case: Case, folder: Path) -> NoReturn:
