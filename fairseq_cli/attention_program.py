@@ -18,7 +18,7 @@ from fairseq.config.settings import CommonConfig, StreamConfig
 from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.evaluation.report import markdown
+from fairseq.evaluation.report import table
 from fairseq.inference.loading import check_no_begin, load_language_models
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.precision import Precision
@@ -68,7 +68,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     positions = list(dict.fromkeys(cfg.positions or [reader.choose_position(common.seed)]))
     with results_folder(cfg.results_path):
         maps = reader.read(positions, progress(common, stream.gen_subset))
-        print(*markdown(_table(maps)), sep="\n", flush=True)
+        print(*table(_table(maps)), sep="\n", flush=True)
         metrics = {
             "positions": maps.queries,
             "at_positions": [at.position for at in maps.at_positions],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -48,7 +49,7 @@ class ListArchitectures(argparse.Action):
         for row in rows:
             print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
         print("\nin layers: parameters but for words, which add about dictionary x width")
-        parser.exit()
+        sys.exit(0)
 
 
 SIZES = (  # names of the settings that say layers, width of layers and of feed-forward networks, by family

@@ -22,7 +22,7 @@ class InteractiveConfig(GenerationConfig):
 
 def get_interactive_generation_parser(default_task: str = "language_modeling") -> Parser:
     examples = [
-        "fairseq-interactive checkpoints --sampling --sampling-topk 40",
+        "fairseq-interactive own",
         "fairseq-interactive own --input prompts.txt --beam 4",
     ]
     description = "Continue prompts from a terminal, a pipe or a file."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import logging
@@ -16,6 +17,7 @@ from fairseq.errors import UserError
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.system.opening import open_input, read_errors
+from fairseq.system.terminal import printable
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive, text_line
 from fairseq.text.text_corpus import report_unknown
 from fairseq_cli.interactive import InteractiveConfig
@@ -23,6 +25,7 @@ from fairseq_cli.shared import data_and_models, progress
 
 logger = logging.getLogger(__name__)
 
+TOP_K = 40  # candidates for a token in a session, unless flags say
 LARGEST_INPUT = LONGEST_ROW  # bytes of prompts, which are encoded together
 
 
@@ -33,15 +36,35 @@ def main(args: argparse.Namespace) -> None:
     not on how prompts are read. Texts are separated by a line of dashes.
     """
     cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
+    is_session = cfg.input == STDIN and sys.stdin.isatty()
+    if is_session and not (cfg.sampling or cfg.finds_hypotheses or cfg.json or cfg.beam > 1):
+        # Greedy text of a small model repeats itself. A pipe's output stays what it is without flags.
+        cfg = dataclasses.replace(cfg, sampling=True, sampling_topk=cfg.sampling_topk or TOP_K)
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
     data, paths = data_and_models(cfg, args.data)
     writer = Writer.load(cfg, common, paths, data, vars(args))
+    if is_session:
+        print(_banner(cfg, writer, paths), file=sys.stderr)
     # Lines of stdin are answered one by one, as they arrive; the lines of a file are all there.
     if lines is None or cfg.finds_hypotheses:
         _answer(_stdin_lines() if lines is None else lines, writer, cfg)
     else:
         _answer_together(lines, writer, cfg, common)
+
+
+def _banner(cfg: InteractiveConfig, writer: Writer, paths: list[str]) -> str:
+    """What a session begins with: the model, how it chooses tokens, and how to end."""
+    arch = writer.task.settings.chosen.arch
+    if cfg.sampling:
+        candidates = f"the {cfg.sampling_topk} most probable tokens" if cfg.sampling_topk else "all tokens"
+        choice = f"Samples from {candidates}, temperature {cfg.temperature:g}"
+    else:
+        choice = f"Beam of {cfg.beam}" if cfg.beam > 1 else "The most probable tokens"
+    return (
+        f"{printable(':'.join(paths))}: {arch}\n{choice}, up to {cfg.max_new_tokens} tokens.\n"
+        "Type the beginning of a text and Enter. Ctrl-D ends; --help lists the flags."
+    )
 
 
 def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> None:
@@ -94,7 +117,10 @@ def _print(
         values = {"prompt": number, "sample": sample, "text": before, "continuation": text.add(ids) + text.end()}
         print(json.dumps({**values, "tokens": ids}, ensure_ascii=False), flush=True)
         return
-    if number or sample:
+    # On a terminal the prompt is there already, and the next one separates texts.
+    if cfg.input == STDIN and sys.stdin.isatty():
+        before = ""
+    elif number or sample:
         print("-" * 8)
     print(before, end="", flush=True)
     for token in tokens:

@@ -11,7 +11,7 @@ from fairseq.analysis import plots
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config import fields
 from fairseq.errors import UserError
-from fairseq.evaluation.report import markdown
+from fairseq.evaluation.report import table
 from fairseq.inference.loading import load_models
 from fairseq.notes import note_map
 from fairseq.notes.note_map import Neighbours
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         notes = [study.facts(number) for number in range(len(study.words))]
         written = int((study.written > 0).sum())
         print(f"{len(study.words)} notes, {written} of them written, in {study.updates} updates\n")
-        print(*markdown(note_map.table(notes, neighbours), left=len(note_map.HEAD)), sep="\n")
+        print(*table(note_map.table(notes, neighbours), left=len(note_map.HEAD)), sep="\n")
         report = _report(path, study, notes, neighbours)
         if cfg.results_path is not None:
             _write(cfg, study, notes, neighbours, report)

@@ -14,22 +14,30 @@ class PlotConfig(Config):
     """Curves: settings of ``fairseq-plot``."""
 
     figure: str = flag("loss", "figure of the log to draw", metavar="NAME")
-    split: str = flag("valid", "validation splits, train_inner or train, joined by commas", metavar="NAME,…")
+    split: str = flag("valid", "validation splits, train_inner or train; of one run also train_inner", metavar="NAME,…")
     over: str = flag("updates", "horizontal axis", choices=("updates", "tokens", "hours"))
     reach: float | None = flag(None, "report when each run reaches this value of the figure")
-    results_path: str | None = flag(None, "picture to write: .png, .svg or .pdf", aliases=("--out",), metavar="FILE")
+    results_path: str | None = flag(
+        None,
+        "picture: .png, .svg or .pdf (default: curves.png in RUN, a folder)",
+        aliases=("--out",),
+        metavar="FILE",
+    )
 
 
 def get_plot_parser() -> Parser:
     examples = [
-        "fairseq-plot checkpoints/metrics.jsonl --results-path loss.png",
+        "fairseq-plot own",
         "fairseq-plot BERT=bert1,bert2 notes=tnf1,tnf2 --over hours --reach 7.5",
     ]
     parser = Parser(
         "Draw figures of training runs and compare them.", [PlotConfig], examples=examples, settings_file=False
     )
     parser.add_argument(
-        "runs", metavar="RUN", nargs="+", help="FILE of --metrics-file, or NAME=FILE,FILE,… with one per seed"
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="checkpoint folder or its metrics.jsonl, or NAME=RUN,RUN,… with one per seed",
     )
     return parser
 

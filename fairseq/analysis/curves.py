@@ -82,6 +82,11 @@ def read_curve(name: str, paths: Sequence[str], split: str, metric: str, axis: s
     return Curve(label, positions, values, runs[0][3], split in TRAINING)
 
 
+def tags_of(path: str) -> set[str]:
+    """The tags in a file of metrics: splits of validations, ``train_inner`` and ``train``."""
+    return {entry["tag"] for entry in _entries(path)}
+
+
 def axis_label(metric: str, splits: Sequence[str]) -> str:
     """Label of the axis of *metric*, with its unit and, if there is one split, its name."""
     unit = f" ({UNITS[metric]})" if metric in UNITS else ""

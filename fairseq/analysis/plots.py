@@ -37,9 +37,14 @@ MOST_MARKERS = 60  # of a curve, at full size
 FLOOR = 1e-3  # lower end of a map's colour scale, as a share of the largest weight
 
 
+def is_available() -> bool:
+    """Return whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def require(flag: str) -> None:
     """Raise UserError, which names *flag*, if matplotlib is missing or unusable, before any work is done."""
-    if importlib.util.find_spec("matplotlib") is None:
+    if not is_available():
         raise UserError(f"{flag}: plots need matplotlib: pip install matplotlib")
     _figure(1, 1)
 

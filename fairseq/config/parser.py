@@ -185,7 +185,7 @@ class _HelpAll(argparse.Action):
 
     def __call__(self, parser: Any, *args: Any, **kwargs: Any) -> NoReturn:
         parser._print_message(parser.format_help(all=True), sys.stdout)
-        parser.exit()
+        sys.exit(0)
 
 
 def version() -> str:

@@ -59,7 +59,7 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     log_interval: int = flag(100, "updates between log lines; the first come earlier", low=1)
     no_progress_bar: bool = flag(False, "log lines instead of a progress bar")
     tensorboard_logdir: str = flag("", "folder for TensorBoard logs (needs the package tensorboard)", metavar="DIR")
-    metrics_file: str = flag("", "JSON Lines file for the figures of the log", metavar="FILE")
+    metrics_file: str = flag("", "JSON Lines file of metrics (default: metrics.jsonl in `save_dir`)", metavar="FILE")
     log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE")
     wandb_project: str | None = flag(None, "project of Weights & Biases (needs the package wandb)", metavar="NAME")
     user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR")

@@ -22,6 +22,7 @@ from fairseq.system.terminal import FileFormatter
 
 LONGEST_ENTRY = 1 << 20  # bytes
 BEGIN = b'{"tag": "'
+METRICS_FILE = "metrics.jsonl"  # in the checkpoint folder, unless `metrics_file` names another
 METRICS = "fairseq.metrics"  # the logger of what progress bars show
 
 
@@ -263,18 +264,22 @@ def _beginning(path: str) -> bytes:
 
 
 @contextlib.contextmanager
-def recording(common: CommonConfig | None, folder: str | Path = ".", after: int = 0) -> Iterator[Record]:
+def recording(
+    common: CommonConfig | None, folder: str | Path = ".", after: int = 0, by_default: bool = False
+) -> Iterator[Record]:
     """A function that writes to the recorders which flags ask for, inside a ``with`` statement.
 
-    *folder* is the checkpoint folder, *after* the number of updates that a resumed run has behind it.
+    *folder* is the checkpoint folder, *after* the number of updates that a resumed run has behind it. With *by_default*
+    metrics are written to :data:`METRICS_FILE` in that folder, where no flag names a file.
     """
+    default = str(Path(folder) / METRICS_FILE) if common is not None and by_default else ""
     common, writes = common or CommonConfig(), list[Write]()
     # If one cannot be opened, those before it are closed.
     with contextlib.ExitStack() as opened:
         if common.tensorboard_logdir:
             writes.append(opened.enter_context(tensorboard(common.tensorboard_logdir, after)))
-        if common.metrics_file:
-            writes.append(opened.enter_context(json_lines(common.metrics_file, after)))
+        if metrics_file := common.metrics_file or default:
+            writes.append(opened.enter_context(json_lines(metrics_file, after)))
         if common.wandb_project:
             writes.append(opened.enter_context(weights_and_biases(common.wandb_project, Path(folder), after)))
         if common.log_file:

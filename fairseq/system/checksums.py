@@ -58,7 +58,7 @@ class Verification:
     def expected(self, path: str | Path) -> tuple[int, int] | None:
         """Return size and CRC-32 of *path*, a file of the folder; None if they were not recorded.
 
-        Where those of other files were, a warning names *path*: it was put there beside what ``fairseq-preprocess``
+        Where other files were listed, a warning names *path*: it was put there beside what ``fairseq-preprocess``
         wrote, perhaps with the ids of another dictionary.
         """
         name = os.path.basename(path)

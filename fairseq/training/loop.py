@@ -35,7 +35,7 @@ from fairseq.training.log import Clock
 from fairseq.training.nonfinite import NonFinite
 from fairseq.training.profiling import Observer, profiling
 from fairseq.training.run import Run
-from fairseq.training.stop import describe_interruption
+from fairseq.training.stop import describe_interruption, further
 from fairseq.training.utilisation import token_share
 
 logger = logging.getLogger(__name__)
@@ -104,6 +104,8 @@ def train(settings: TrainingSettings, world: World, interruption: Interruption |
                 return number
             if stage is None or stage is planned[-1] or not run.stage_is_done():
                 if end := run.describe_end(time.perf_counter() - started):
+                    if steps := further(settings, sys.argv, run.task.evaluated_by == "eval_lm"):
+                        logger.info(steps)
                     logger.info(end)
                 return 0
             logger.info("stage %d is done after %d updates", stage.number, run.trainer.num_updates)
@@ -129,7 +131,9 @@ def train_stage(run: Run) -> None:
         logger.info(limit.describe_nothing_to_do(updates))
     run.progress = RunProgress(updates, updates)
     with (
-        recording(run.common if run.world.is_first else None, run.saving.save_dir, updates) as run.record,
+        recording(
+            run.common if run.world.is_first else None, run.saving.save_dir, updates, not run.saving.no_save
+        ) as run.record,
         profiling(run.window, run.saving.save_dir, run.world) as observed,
     ):
         # Folders of data take turns by epoch, so that one which differs may be reached after days.

@@ -153,6 +153,16 @@ def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
     return shlex.join(words)
 
 
+def further(settings: TrainingSettings, argv: Sequence[str], generates: bool) -> str | None:
+    """Return what can be done with a run that has ended, beside its evaluation; None where nothing was saved."""
+    if settings.checkpoint.no_save:
+        return None
+    folder = settings.checkpoint.save_dir
+    curves = shlex.join([*_program(argv[0], "plot"), folder])
+    text = shlex.join([*_program(argv[0], "interactive"), folder])
+    return f"write text: {text}; draw curves: {curves}" if generates else f"draw curves: {curves}"
+
+
 def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -> str:
     """Return what the log says of a run that the signal *number* stopped after *updates*: how to go on."""
     if saving.no_save or saving.no_last_checkpoints:
