@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.config import options
-from fairseq.training.trainer import Trainer
+from fairseq.training import loop
+from fairseq.training.callbacks import validation
+from fairseq.training.state import TrainingState
 from fairseq_cli import train
 from fairseq_cli.common import get_training_parser
 
 
 class Recorder:
-    """The curve of a run, from its calls of :class:`~fairseq.training.trainer.Trainer`.
+    """The curve of a run, from its updates and validations.
 
     Args:
         clock: returns processor time and wall-clock time in seconds.
@@ -35,22 +37,21 @@ class Recorder:
         self.begin: tuple[float, float] | None = None  # of the first update, later by what validations took
 
     def install(self) -> None:
-        """Record the updates and validations of every trainer of this process: one for each stage."""
-        trainers: Any = Trainer
-        step, validate = trainers.train_step, trainers.validate
+        """Record the updates and validations of every run of this process: one for each stage."""
+        update, evaluate = loop.update, validation.evaluate
 
-        def clocked_step(trainer: Trainer, *args: Any, **options: Any) -> bool:
+        def clocked_update(state: TrainingState, samples: Any) -> bool:
             if self.begin is None:
                 self.begin = self.clock()
-            return step(trainer, *args, **options)
+            return update(state, samples)
 
-        def clocked_validation(trainer: Trainer, batches: Iterable[Any]) -> Any:
+        def clocked_validation(state: TrainingState, batches: Iterable[Any]) -> Any:
             before = self.clock()
-            meter = validate(trainer, batches)
-            self.validated(trainer.num_updates, meter.report(trainer.figures)["ppl"], before)
+            meter = evaluate(state, batches)
+            self.validated(state.num_updates, meter.report(state.figures)["ppl"], before)
             return meter
 
-        trainers.train_step, trainers.validate = clocked_step, clocked_validation
+        loop.update, validation.evaluate = clocked_update, clocked_validation
 
     def validated(self, updates: int, ppl: float, before: tuple[float, float]) -> None:
         """Record a validation that began at *before* and ends now."""

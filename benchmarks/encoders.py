@@ -34,7 +34,8 @@ from fairseq.models.encoder import TransformerEncoder
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
 from fairseq_cli.common import get_training_parser
 
 TOKENS = 1 << 18
@@ -54,7 +55,7 @@ def make_corpus(folder: Path, vocabulary: int, seed: int = 1) -> None:
         writer.add(tokens, np.full(TOKENS // 32, 32, dtype=np.int32))
 
 
-def trainer_of(args: argparse.Namespace, folder: Path, device: torch.device) -> Trainer:
+def trainer_of(args: argparse.Namespace, folder: Path, device: torch.device) -> TrainingState:
     """Our trainer with random weights."""
     criterion = "electra" if "electra" in args.arch else "masked_lm"
     flags = [str(folder), "--arch", args.arch, "--task", "masked_lm", "--criterion", criterion, "--seed", "1"]
@@ -67,10 +68,12 @@ def trainer_of(args: argparse.Namespace, folder: Path, device: torch.device) -> 
     settings = training_settings(options.parse_args_and_arch(get_training_parser(), flags))
     torch.manual_seed(1)
     task = setup_task(settings)
-    return Trainer(settings, task, task.build_model(settings), task.build_criterion(settings), World(device=device))
+    return TrainingState(
+        settings, task, task.build_model(settings), task.build_criterion(settings), World(device=device)
+    )
 
 
-def theirs(trainer: Trainer, args: argparse.Namespace, device: torch.device) -> Callable[[Any], None]:
+def theirs(trainer: TrainingState, args: argparse.Namespace, device: torch.device) -> Callable[[Any], None]:
     """A training step of Hugging Face's model of equal shape."""
     model: nn.Module = _Electra(trainer.model) if "electra" in args.arch else _Bert(trainer.model)
     model.to(device).train()
@@ -149,7 +152,7 @@ def measure(args: argparse.Namespace, folder: Path, device: torch.device) -> dic
     trainer = trainer_of(args, folder, device)
     iterator = trainer.task.iterator("train", trainer.model, trainer.criterion, training=True, device=device)
     samples = [sample for _, sample in zip(range(8), iterator, strict=False)]
-    steps = (lambda sample: trainer.train_step([sample]), theirs(trainer, args, device))
+    steps = (lambda sample: update(trainer, [sample]), theirs(trainer, args, device))
     times: list[list[float]] = [[], []]
     started, number = time.perf_counter(), 0
     while time.perf_counter() - started < args.seconds or number < 5:

@@ -27,7 +27,8 @@ from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.tasks import setup_task
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
 from fairseq.training.utilisation import token_flops
 from fairseq_cli.common import get_training_parser
 
@@ -101,12 +102,12 @@ def _one_step(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     settings = training_settings(args)
     task = setup_task(settings)
     model, criterion = task.build_model(settings), task.build_criterion(settings)
-    trainer = Trainer(settings, task, model, criterion, World(device=device))
+    trainer = TrainingState(settings, task, model, criterion, World(device=device))
     batches = iter(task.iterator("train", model, criterion, training=True, device=device))
-    trainer.train_step([next(batches)])
+    update(trainer, [next(batches)])
     activities = [torch.profiler.ProfilerActivity.CPU if device.type == "cpu" else torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
-        trainer.train_step([next(batches)])
+        update(trainer, [next(batches)])
         machine.synchronize(device)
     names = {event.key for event in profile.key_averages() if KERNELS.search(event.key)}
     return {"flops": token_flops(trainer), "kernels": sorted(name[:90] for name in names)}

@@ -10,6 +10,8 @@ rounds, and the median of the rounds' ratios with its quartiles.
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import itertools
 import os
 import statistics
@@ -44,16 +46,16 @@ def serve(folder: str) -> None:
         name, _, updates = line.rpartition(" ")
         if name not in trained:
             trained[name] = _start(name, Path(folder))
-        trainer, samples = trained[name]
+        train, samples = trained[name]
         tokens, start = 0, time.perf_counter()
         for sample in itertools.islice(samples, int(updates)):
             tokens += sample["ntokens"]
-            trainer.train_step([sample])
+            train([sample])
         print(tokens / (time.perf_counter() - start), flush=True)
 
 
 def _start(name: str, folder: Path) -> tuple[Any, Iterator[Any]]:
-    """The trainer of the case *name*, and its batches."""
+    """A function that trains the case *name* on a list of batches, and its batches."""
     import torch
 
     # Imported here, where the checkout is known.
@@ -61,7 +63,6 @@ def _start(name: str, folder: Path) -> tuple[Any, Iterator[Any]]:
     from fairseq.config.settings import training_settings
     from fairseq.distributed import World
     from fairseq.tasks import setup_task
-    from fairseq.training.trainer import Trainer
     from fairseq_cli.common import get_training_parser
 
     model_name, precision = name.split(", ")
@@ -72,10 +73,17 @@ def _start(name: str, folder: Path) -> tuple[Any, Iterator[Any]]:
     task = setup_task(settings)
     model = task.build_model(settings)
     criterion = task.build_criterion(settings)
-    make: Any = getattr(Trainer, "from_settings", Trainer)  # its name until 0.8.4
-    trainer = make(settings, task, model, criterion, World(device=device))
+    parts = (settings, task, model, criterion, World(device=device))
+    train: Any
+    try:
+        from fairseq.training import TrainingState
+        from fairseq.training.update import update
+
+        train = functools.partial(update, TrainingState(*parts))
+    except ImportError:  # until 0.9
+        train = importlib.import_module("fairseq.training.trainer").Trainer(*parts).train_step
     batches = task.iterator("train", model, criterion, training=True, device=device)
-    return trainer, itertools.chain.from_iterable(itertools.repeat(batches))
+    return train, itertools.chain.from_iterable(itertools.repeat(batches))
 
 
 def main() -> None:

@@ -27,7 +27,8 @@ from fairseq.distributed import World
 from fairseq.modules import fused
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
 
 CPU = torch.device("cpu")
 CASES = {
@@ -51,7 +52,7 @@ def speeds(args: argparse.Namespace, rounds: int, updates: int) -> dict[bool, li
     task = setup_task(settings)
     model = task.build_model(settings)
     criterion = task.build_criterion(settings)
-    trainer = Trainer(settings, task, model, criterion, World(device=CPU))
+    trainer = TrainingState(settings, task, model, criterion, World(device=CPU))
     samples = itertools.cycle(task.iterator("train", model, criterion, training=True, device=CPU))
     measured: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
     for turn, kernels in itertools.product(range(rounds + 1), measured):
@@ -65,13 +66,13 @@ def speeds(args: argparse.Namespace, rounds: int, updates: int) -> dict[bool, li
     }
 
 
-def _speed(trainer: Trainer, samples: Iterator[Any], updates: int) -> tuple[float, ...]:
+def _speed(trainer: TrainingState, samples: Iterator[Any], updates: int) -> tuple[float, ...]:
     tokens, faults = 0, resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     wall, processor = time.perf_counter(), time.process_time()
     for _ in range(updates):
         sample = next(samples)
         tokens += sample["ntokens"]
-        trainer.train_step([sample])
+        update(trainer, [sample])
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     return tokens / wall, tokens / processor, (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) / updates
 

@@ -32,7 +32,8 @@ from fairseq.modules.precision import Precision
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
 from fairseq_cli.common import get_training_parser
 
 ROWS, LENGTH = 16, 128
@@ -144,7 +145,7 @@ def training_speeds(
         steps: updates of a group; 0: 8 on a CPU, 20 on a GPU.
     """
     criterion = task.build_criterion(args)
-    trainer = Trainer(training_settings(args), task, model, criterion, World(device=device))
+    trainer = TrainingState(training_settings(args), task, model, criterion, World(device=device))
     batches = task.iterator("train", model, criterion, training=True, device=device)
     dtype = torch.float32 if not (args.fp16 or args.bf16) else torch.bfloat16
     steps = steps or (8 if device.type == "cpu" else 20)
@@ -159,7 +160,7 @@ def training_speeds(
             for _ in range(steps):
                 sample = next(samples)
                 tokens += sample["ntokens"]
-                trainer.train_step([sample])
+                update(trainer, [sample])
             machine.synchronize(device)
             if warm:
                 speeds.append(tokens / (time.perf_counter() - start))
@@ -170,7 +171,7 @@ def training_speeds(
     if args.compile:
         return speeds, None
     sample = next(iter(batches))
-    per_token = machine.products_of(lambda: trainer.train_step([sample])) / sample["ntokens"]
+    per_token = machine.products_of(lambda: update(trainer, [sample])) / sample["ntokens"]
     shares = [speed * per_token / ceiling for speed, ceiling in zip(speeds, ceilings, strict=True)]
     return speeds, statistics.median(shares)
 

@@ -36,7 +36,8 @@ from fairseq.errors import UserError
 from fairseq.models.loading import layers_of
 from fairseq.system import provenance
 from fairseq.tasks import setup_task
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
 from fairseq.training.utilisation import peak_flops
 from fairseq_cli.common import get_training_parser
 
@@ -72,7 +73,7 @@ def trace_step(args: argparse.Namespace, compiled: bool = False, steps: int = 3)
     iterator = iter(task.iterator("train", model, criterion, training=True, device=torch.device("cpu")))
     samples = [next(iterator) for _ in range(steps)]
     with fake_gpu.shapes_only():
-        trainer = Trainer(settings, task, model, criterion, World(device=device))
+        trainer = TrainingState(settings, task, model, criterion, World(device=device))
         layers = _compiled(model) if compiled else None
         for sample in samples:
             on_gpu: Any = tree_map_only(Tensor, lambda tensor: tensor.to(device), sample)
@@ -80,7 +81,7 @@ def trace_step(args: argparse.Namespace, compiled: bool = False, steps: int = 3)
                 if layers is not None:
                     layers.launches = launches
                 _mark_parts(trainer, launches)
-                trainer.train_step([on_gpu])
+                update(trainer, [on_gpu])
     assert sample is not None
     return launches, int(sample["ntokens"])
 
@@ -91,11 +92,9 @@ def _compiled(model: Any) -> Any:
     return CompiledLayers(layers_of(model))
 
 
-def _mark_parts(trainer: Trainer, launches: Launches) -> None:
+def _mark_parts(trainer: TrainingState, launches: Launches) -> None:
     """Let *launches* know which part of an update of *trainer* runs."""
-    if not hasattr(trainer, "forward_backward"):
-        trainer.forward_backward = trainer._forward_backward  # type: ignore[attr-defined]
-        trainer.criterion.loss_of = trainer.criterion.compute_loss  # type: ignore[assignment]
+    loss_of, train, reduce = trainer.criterion.compute_loss, trainer.graph.train, trainer.reducer.reduce
 
     def enter(part: str) -> Callable[..., None]:
         return lambda *_: setattr(launches, "part", part)
@@ -105,18 +104,20 @@ def _mark_parts(trainer: Trainer, launches: Launches) -> None:
         hidden = net_output[0] if isinstance(net_output, tuple) else net_output
         if isinstance(hidden, Tensor) and hidden.requires_grad:
             hidden.register_hook(enter("layers"))  # the backward pass has left the loss
-        result = trainer.criterion.loss_of(model, net_output, sample)  # type: ignore[operator]
+        result = loss_of(model, net_output, sample)
         result[0].register_hook(enter("loss"))
         return result
 
-    def forward_backward(samples: Any) -> Any:
+    def begin(mode: bool = True) -> Any:
         enter("layers")()
-        result = trainer.forward_backward(samples)  # type: ignore[attr-defined]
-        enter("optimizer")()
-        return result
+        return train(mode)
 
-    trainer.criterion.compute_loss = compute_loss  # type: ignore[method-assign]
-    trainer._forward_backward = forward_backward  # type: ignore[method-assign]
+    def end() -> None:
+        reduce()
+        enter("optimizer")()
+
+    marked: Any = trainer
+    marked.criterion.compute_loss, marked.graph.train, marked.reducer.reduce = compute_loss, begin, end
 
 
 def predict(launches: Launches, tokens: int, gpu: str, precision: str) -> dict[str, Any]:

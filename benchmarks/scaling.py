@@ -32,7 +32,8 @@ from fairseq.distributed import Job, World
 from fairseq.distributed.sharding import build_device
 from fairseq.tasks import setup_task
 from fairseq.training.saving import Saver
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
 from fairseq.training.utilisation import OPERATIONS
 from fairseq_cli import preprocess
 from fairseq_cli.common import get_training_parser
@@ -204,7 +205,7 @@ def measure(args: argparse.Namespace, world: World) -> None:
         for kind, trainer in trainers.items():
             world.barrier()
             start = time.perf_counter()
-            trainer.train_step([batches[round_number % len(batches)]])
+            update(trainer, [batches[round_number % len(batches)]])
             if round_number:  # the first one allocates
                 seconds[kind].append(time.perf_counter() - start)
     medians = {kind: statistics.median(values) for kind, values in seconds.items()}
@@ -221,7 +222,7 @@ def measure(args: argparse.Namespace, world: World) -> None:
         print(json.dumps({"about": about, "update": medians, "ratio": ratios, "parts": parts}, indent=1, default=str))
 
 
-def _trainer(args: argparse.Namespace, backend: str, world: World) -> Trainer:
+def _trainer(args: argparse.Namespace, backend: str, world: World) -> TrainingState:
     words = f"""{args.data} --cpu --arch transformer_lm --decoder-layers {args.layers} --decoder-embed-dim {args.width}
         --decoder-ffn-embed-dim {4 * args.width} --decoder-attention-heads 4 --tokens-per-sample 128 --batch-size
         {args.rows} --required-batch-size-multiple 1 --optimizer adam --lr 1e-4 --criterion cross_entropy --ddp-backend
@@ -231,7 +232,7 @@ def _trainer(args: argparse.Namespace, backend: str, world: World) -> Trainer:
     task = setup_task(settings)
     with build_device(settings.distributed, world):
         model = task.build_model(settings)
-    return Trainer(settings, task, model, task.build_criterion(settings), world)
+    return TrainingState(settings, task, model, task.build_criterion(settings), world)
 
 
 def _median(work: Callable[[], object], world: World, repeats: int = 5) -> float:
@@ -244,18 +245,18 @@ def _median(work: Callable[[], object], world: World, repeats: int = 5) -> float
     return statistics.median(values)
 
 
-def _data_seconds(trainer: Trainer, world: World) -> float:
+def _data_seconds(trainer: TrainingState, world: World) -> float:
     """Seconds of preparing one batch."""
     batches = iter(trainer.task.iterator("train", trainer.model, trainer.criterion, training=True))
     return _median(lambda: next(batches), world)
 
 
-def _saving_seconds(args: argparse.Namespace, trainers: dict[str, Trainer], world: World) -> dict[str, float]:
+def _saving_seconds(args: argparse.Namespace, trainers: dict[str, TrainingState], world: World) -> dict[str, float]:
     """Median seconds that training waits for a checkpoint, one file and sharded; of reading one with its checksums.
 
     Every round has each kind once, as in the measurement of updates.
     """
-    savers: dict[str, tuple[Trainer, Saver]] = {}
+    savers: dict[str, tuple[TrainingState, Saver]] = {}
     for kind in ("replicated", "sharded"):
         for name, background in (("blocking", False), ("background", True)):
             trainer = trainers[kind]

@@ -37,7 +37,8 @@ from fairseq.notes.words import NoteWords
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
 from fairseq_cli.common import get_training_parser
 
 VOCABULARY, SUBWORDS, TOKENS = 8192, 3, 1 << 20
@@ -66,7 +67,7 @@ def make_corpus(folder: Path, words: int, share: float, seed: int = 1) -> None:
         write_spans(folder / split, notes, dictionary, [(numbers.astype(number_dtype(words)), begins[:size])])
 
 
-def trainer_of(arch: str, args: argparse.Namespace, folder: Path, device: torch.device) -> Trainer:
+def trainer_of(arch: str, args: argparse.Namespace, folder: Path, device: torch.device) -> TrainingState:
     """A trainer of *arch* with random weights."""
     task_name = "tnf_masked_lm" if arch.startswith(PREFIX) else "masked_lm"
     flags = [str(folder), "--arch", arch, "--task", task_name, "--sample-break-mode", "none", "--seed", "1"]
@@ -78,10 +79,12 @@ def trainer_of(arch: str, args: argparse.Namespace, folder: Path, device: torch.
     settings = training_settings(options.parse_args_and_arch(get_training_parser(), flags))
     torch.manual_seed(1)
     task = setup_task(settings)
-    return Trainer(settings, task, task.build_model(settings), task.build_criterion(settings), World(device=device))
+    return TrainingState(
+        settings, task, task.build_model(settings), task.build_criterion(settings), World(device=device)
+    )
 
 
-def batches_of(trainer: Trainer) -> list[Any]:
+def batches_of(trainer: TrainingState) -> list[Any]:
     """A few batches for *trainer*."""
     batches = trainer.task.iterator(
         "train", trainer.model, trainer.criterion, training=True, device=trainer.world.device
@@ -99,7 +102,7 @@ def step_times(args: argparse.Namespace, folder: Path, device: torch.device) -> 
         for which in (0, 1) if number % 2 else (1, 0):
             machine.synchronize(device)
             start = time.perf_counter()
-            trainers[which].train_step([samples[which][number % len(samples[which])]])
+            update(trainers[which], [samples[which][number % len(samples[which])]])
             machine.synchronize(device)
             times[which].append(1000 * (time.perf_counter() - start))
         number += 1
@@ -148,7 +151,7 @@ def print_peak(args: argparse.Namespace, device: torch.device) -> None:
     """Train ``args.peak_of`` for a few steps, and print the peak memory."""
     trainer = trainer_of(args.peak_of, args, args.folder, device)
     for sample in batches_of(trainer)[:3]:
-        trainer.train_step([sample])
+        update(trainer, [sample])
     print(machine.peak_gpu(device) or machine.peak_rss())
 
 

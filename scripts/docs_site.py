@@ -67,7 +67,12 @@ REFERENCE = {
         "fairseq.modules.transformer_layer",
         "fairseq.modules.adaptive_softmax",
     ),
-    "Training": ("fairseq.training.trainer", "fairseq.training.stages", "fairseq.checkpoint.store"),
+    "Training": (
+        "fairseq.training.state",
+        "fairseq.training.update",
+        "fairseq.training.callbacks.callback",
+        "fairseq.checkpoint.store",
+    ),
 }
 SECTIONS = {
     "Start": {

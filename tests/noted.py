@@ -13,7 +13,7 @@ import torch
 from fairseq.config.settings import training_settings
 from fairseq.notes.dictionary import NoteDictionary
 from fairseq.tasks import setup_task
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
 from fairseq_cli import preprocess
 from fairseq_cli.preprocess import get_preprocessing_parser
 
@@ -61,10 +61,10 @@ def examples(task: Any, split: str = "train", training: bool = False) -> Any:
     return task.extensions["notes"].extend_dataset(blocks, model, split, folder, training=training)
 
 
-def trainer(data: Path, *flags: Any, **changed: Any) -> Trainer:
+def trainer(data: Path, *flags: Any, **changed: Any) -> TrainingState:
     """A trainer of the model of *flags* on *data*, settings *changed* from Python."""
     args = runs.arguments(*flags, data=data)
     vars(args).update(changed)
     torch.manual_seed(1)
     task = setup_task(args)
-    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+    return TrainingState(training_settings(args), task, task.build_model(args), task.build_criterion(args))

@@ -11,7 +11,7 @@ from torch import Tensor
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.tasks import setup_task
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
 
 TINY = f"{runs.BASELINE} --decoder-layers 1 {runs.NO_DROPOUT}"
 SGD = "--optimizer sgd --lr 0.5 --clip-norm 0"
@@ -19,23 +19,23 @@ XL = """--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset tes
     --mem-len 16 --optimizer adam --lr 0.01"""
 
 
-def a_trainer(*flags: Any, base: str = TINY, world: World | None = None) -> Trainer:
+def a_trainer(*flags: Any, base: str = TINY, world: World | None = None) -> TrainingState:
     settings = training_settings(runs.arguments(base, *flags))
     torch.manual_seed(1)
     task = setup_task(settings)
-    return Trainer(settings, task, task.build_model(settings), task.build_criterion(settings), world)
+    return TrainingState(settings, task, task.build_model(settings), task.build_criterion(settings), world)
 
 
-def batches(trainer: Trainer, count: int = 4) -> list[Any]:
+def batches(trainer: TrainingState, count: int = 4) -> list[Any]:
     epoch = trainer.task.iterator("valid", trainer.model, trainer.criterion, training=True)
     return [sample for _, sample in zip(range(count), iter(epoch), strict=False)]
 
 
-def weights(trainer: Trainer) -> dict[str, Tensor]:
+def weights(trainer: TrainingState) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in trainer.model.named_parameters()}
 
 
-def naive_gradients(trainer: Trainer, samples: list[Any]) -> tuple[dict[str, Tensor], float, int]:
+def naive_gradients(trainer: TrainingState, samples: list[Any]) -> tuple[dict[str, Tensor], float, int]:
     """Gradients of the mean loss over target tokens, the summed loss and the number of tokens."""
     trainer.model.train()
     total, tokens = torch.zeros(()), 0

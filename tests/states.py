@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import runs
 import torch
 
 from fairseq.checkpoint import CheckpointManager
-from fairseq.config.settings import DistributedConfig
+from fairseq.config.settings import training_settings
 from fairseq.distributed import World
-from fairseq.training.resumption import first_origin
+from fairseq.training.resume import choose
 
 
 def a_state(value: float = 1.0, size: int = 1000) -> dict:
@@ -24,5 +25,6 @@ def a_state(value: float = 1.0, size: int = 1000) -> dict:
 
 def restored(manager: CheckpointManager) -> Path | None:
     """The checkpoint that a run with *manager* starts from, None: it starts afresh."""
-    source = first_origin(None, DistributedConfig(), World(), manager).source
+    settings = training_settings(runs.arguments(runs.BASELINE))
+    source = choose(settings, World(), manager).source
     return Path(source) if source else None

@@ -76,7 +76,7 @@ def test_no_room_imports_one_that_imports_it() -> None:
 def test_only_the_python_interface_and_the_errors_stand_outside_rooms() -> None:
     assert {path.name for path in (ROOT / "fairseq").glob("*.py")} == {"__init__.py", "errors.py", "hub.py"}
     rooms = {path.parent for path in FILES.values()}
-    assert len(rooms) <= 30, sorted(map(str, rooms))
+    assert len(rooms) <= 31, sorted(map(str, rooms))
 
 
 def test_no_file_is_longer_than_450_lines() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fairseq.config.fields import differ, shown
 from fairseq.config.settings import TrainingSettings
 from fairseq.data.iterator import EpochIterator
 
@@ -62,7 +63,7 @@ def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) 
     Its *batches* may be of any number of processes, and of any size unless their number is limited.
     """
     common, data = settings.common, settings.data
-    checksums: dict[str, str] = getattr(batches.dataset, "checksums", dict)()  # a plug-in's dataset has none
+    checksums: Mapping[str, int] = getattr(batches.dataset, "checksums", dict)()  # a plug-in's dataset has none
     measured = {
         "best_checkpoint_metric": settings.checkpoint.best_checkpoint_metric,
         "valid_subset": split,
@@ -77,11 +78,21 @@ def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) 
     return {**measured, **{name: value for name, value in of_task.items() if value is not None}}
 
 
-def measured_by_fairseq(args: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a :func:`fingerprint` that the settings of a checkpoint tell, which fairseq saved."""
-    names = ("tokens_per_sample", "sample_break_mode")
-    return {
-        "best_checkpoint_metric": args.get("best_checkpoint_metric") or "loss",
-        "valid_subset": str(args.get("valid_subset", "valid")).partition(",")[0].strip(),
-        **{name: args[name] for name in names if args.get(name) is not None},
-    }
+def changes(now: Mapping[str, Any], before: Mapping[str, Any] | None, args: Mapping[str, Any]) -> str:
+    """Return which parts of a fingerprint differ, as text for the log; empty if none does.
+
+    Where a checkpoint has none *before*, as fairseq's, what its settings *args* tell is compared.
+    """
+    names = now.keys() | (before or {}).keys()
+    if before is None:
+        of_task = {
+            name: args[name] for name in ("tokens_per_sample", "sample_break_mode") if args.get(name) is not None
+        }
+        before = {
+            "best_checkpoint_metric": args.get("best_checkpoint_metric") or "loss",
+            "valid_subset": str(args.get("valid_subset", "valid")).partition(",")[0].strip(),
+            **of_task,
+        }
+        names = now.keys() & before.keys()
+    changed = [name for name in sorted(names) if differ(now.get(name), before.get(name))]
+    return ", ".join(f"`{n}` {shown(now.get(n))} (was {shown(before.get(n))})" for n in changed)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
+from fairseq.checkpoint import CheckpointManager
 from fairseq.config.fields import shown
 from fairseq.config.settings import TrainingSettings
 from fairseq.config.settings_file import OUTPUTS, for_another_run, read_yaml
@@ -15,6 +17,10 @@ from fairseq.system.files import atomic_file
 from fairseq.system.json_files import read_json
 from fairseq.system.lookup import exists, is_file
 from fairseq.system.terminal import printable
+from fairseq.tasks.dictionary_digest import check_save_dir, dictionary_of
+from fairseq.tasks.fairseq_task import FairseqTask
+
+logger = logging.getLogger(__name__)
 
 SETTINGS_FILE = "settings.yaml"
 # Those that the run had before it was resumed with others.
@@ -71,6 +77,20 @@ def _outputs(save_dir: Path) -> list[dict[str, Any]]:
         raise UserError(f"{save_dir / EARLIER}: not a list of outputs; remove it")
     names = ("save_dir", *OUTPUTS)
     return [{name: outputs[name] for name in names if outputs.get(name)} for outputs in (*last, *earlier)]
+
+
+def record(settings: TrainingSettings, task: FairseqTask, manager: CheckpointManager, has_work: bool) -> None:
+    """Log the *settings* of all stages and write them and the dictionary to the checkpoint folder.
+
+    A run that *has_work* to do: another one leaves the file, like the checkpoints, as of the last update.
+    """
+    dictionary = dictionary_of(task)
+    if dictionary is not None and dictionary.path is not None:
+        check_save_dir(manager.folder, dictionary)
+        manager.keep_dictionary(dictionary.path)
+    logger.info("settings: %s", describe(settings))
+    if has_work and not settings.checkpoint.no_save:
+        write_settings(settings, manager.folder / SETTINGS_FILE)
 
 
 def write_settings(settings: TrainingSettings, path: Path) -> None:

@@ -83,6 +83,18 @@ class LossScaler:
         self.overflows = 0
 
 
+def gradient_factor(targets: int | Tensor, processes: int, scale: float = 1.0) -> Tensor | float:
+    """Return the reciprocal of what summed gradients are divided by: an update's *targets* times the loss *scale*.
+
+    Args:
+        targets: of all *processes*; on the device, where reading it would synchronise, if there are several.
+    """
+    if isinstance(targets, Tensor):
+        # Reducers average over processes: the sum over all targets is the average times their number.
+        return processes / (targets.clamp(min=1).float() * scale)
+    return 1.0 / (max(targets, 1) * scale)
+
+
 def norm_and_factor(
     parameters: Sequence[torch.nn.Parameter],
     factor: Tensor | float,

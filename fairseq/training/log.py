@@ -2,80 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
-from fairseq.config.settings import OptimizationConfig
+from fairseq.config.settings import CheckpointConfig, CommonConfig, OptimizationConfig
 from fairseq.data.iterator import EpochIterator
-from fairseq.logging.figures import Meter
+from fairseq.distributed import World
+from fairseq.logging.progress import ProgressBar, progress_bar
+from fairseq.logging.recorders import Record, recording
 from fairseq.training.stages import Stage
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+
+T = TypeVar("T")
 
 
-class Clock:
-    """Seconds since it was made, and since the last lap; validations and saves are taken out.
+class Reporter:
+    """Shows metrics by progress bars, and writes them to the recorders; processes but the first do neither."""
 
-    Args:
-        meters: the run's; what they hold already does not count as done since.
-        token_share: percentage of the devices' peak that a token per second needs; None: not known.
-    """
+    def __init__(self, common: CommonConfig, saving: CheckpointConfig, world: World) -> None:
+        self.common = common
+        self.saving = saving
+        self.is_first = world.is_first
+        self._record: Record = lambda values, tag, step: None
 
-    def __init__(self, meters: Mapping[str, Meter] | None = None, token_share: float | None = None) -> None:
-        self.token_share = token_share
-        self.before = {name: (meter.tokens, meter.updates) for name, meter in (meters or {}).items()}
-        self.start = self.last = time.perf_counter()
+    @contextlib.contextmanager
+    def recording(self, updates: int) -> Iterator[None]:
+        """Open the recorders of a run that has made so many *updates*, inside the ``with`` block."""
+        common, saving = self.common if self.is_first else None, self.saving
+        with recording(common, saving.save_dir, updates, not saving.no_save) as self._record:
+            yield
 
-    def elapsed(self) -> float:
-        """Seconds since the start."""
-        return max(time.perf_counter() - self.start, 1e-9)
+    def record(self, values: Mapping[str, Any] | None, tag: str, step: int) -> None:
+        """Write *values*, what they are of (``train_inner``, ``train`` or a split), and step; None: no line is due."""
+        self._record(values, tag, step)
 
-    def lap(self, ends: bool = True) -> float:
-        """Seconds since the last lap, which *ends* now or goes on."""
-        now = time.perf_counter()
-        seconds = now - self.last
-        if ends:
-            self.last = now
-        return max(seconds, 1e-9)
-
-    def skip(self, since: float) -> None:
-        """Leave out what has passed *since* a moment of ``time.perf_counter()``."""
-        passed = time.perf_counter() - since
-        self.start += passed
-        self.last += passed
-
-    def speeds(self, name: str, meter: Meter, seconds: float) -> dict[str, float]:
-        """Tokens and updates a second that *meter*, called *name*, counted in *seconds*, without restored ones.
-
-        ``mfu``, the model FLOPs utilisation in percent, is added where it is known.
-        """
-        tokens, updates = self.before[name]
-        speeds = {"wps": (meter.tokens - tokens) / seconds, "ups": (meter.updates - updates) / seconds}
-        return speeds if self.token_share is None else {**speeds, "mfu": self.token_share * speeds["wps"]}
+    def bar(self, items: Iterable[T], epoch: int, total: int, **shown_at: Any) -> ProgressBar[T]:
+        """Return *items* as a progress bar."""
+        log_format = self.common.log_format or ("simple" if self.common.no_progress_bar else None)
+        resolved = log_format if self.is_first else "none"
+        interval = self.common.log_interval
+        return progress_bar(items, log_format=resolved, log_interval=interval, epoch=epoch, total=total, **shown_at)
 
 
-def interval_line(
-    trainer: Trainer, batches: EpochIterator, stage: Stage | None, clock: Clock, ends: bool = True
-) -> dict[str, Any]:
+def interval_line(state: TrainingState, ends: bool = True) -> dict[str, Any]:
     """Metrics of the updates since the interval began; if it *ends*, the next one begins.
 
     A line within the interval leaves its sums as they are, so that the line at its end is fairseq's.
     """
-    meter = trainer.meters["train_inner"]
-    report = meter.report(trainer.figures)
+    meter, clock = state.meters["train_inner"], state.clock
+    report = meter.report(state.figures)
     speeds = clock.speeds("train_inner", meter, clock.lap(ends))
     if ends:
         meter.reset()
         clock.before["train_inner"] = (0.0, 0)
-    return _line(trainer, batches, stage, report, speeds)
+    return _line(state, report, speeds)
 
 
-def epoch_line(trainer: Trainer, batches: EpochIterator, stage: Stage | None, clock: Clock) -> dict[str, Any]:
+def epoch_line(state: TrainingState) -> dict[str, Any]:
     """Metrics of an epoch."""
-    meter = trainer.meters["train"]
-    speeds = clock.speeds("train", meter, clock.elapsed())
-    return _line(trainer, batches, stage, meter.report(trainer.figures), speeds)
+    meter = state.meters["train"]
+    speeds = state.clock.speeds("train", meter, state.clock.elapsed())
+    return _line(state, meter.report(state.figures), speeds)
 
 
 def validation_line(epoch: int, stage: Stage | None, report: Mapping[str, float], wps: float) -> dict[str, Any]:
@@ -122,19 +111,20 @@ def stage_line(stage: Stage | None) -> dict[str, int]:
     return {} if stage is None else {"stage": stage.number, "tokens_per_sample": stage.tokens_per_sample}
 
 
-def _line(
-    trainer: Trainer, batches: EpochIterator, stage: Stage | None, report: dict[str, float], speeds: dict[str, float]
-) -> dict[str, Any]:
+def _line(state: TrainingState, report: dict[str, float], speeds: dict[str, float]) -> dict[str, Any]:
+    batches = state.batches
     # fairseq's order, which scripts that read its logs rely on.
     return {
         "epoch": batches.epoch,
         "update": batches.epoch - 1 + batches.iterations_in_epoch / max(len(batches), 1),
-        **stage_line(stage),
-        **{name: report[name] for name in trainer.figures if name in report},
+        **stage_line(state.stage),
+        **{name: report[name] for name in state.figures if name in report},
         **speeds,
         **{name: report[name] for name in ("wpb", "bsz")},
-        "num_updates": trainer.num_updates,
-        "lr": trainer.get_lr(),
+        "num_updates": state.num_updates,
+        "lr": state.get_lr(),
         **{name: report[name] for name in ("gnorm", "clip") if name in report},
-        **({"loss_scale": trainer.scaler.scale} if trainer.scaler is not None else {}),
+        **({"loss_scale": state.scaler.scale} if state.scaler is not None else {}),
+        "train_wall": state.clock.elapsed(),
+        "wall": state.wall(),
     }

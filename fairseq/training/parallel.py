@@ -6,13 +6,14 @@ In this order: device, precision, recomputed activations, then one execution of 
 
 from __future__ import annotations
 
-from fairseq.config.settings import DistributedConfig
+from fairseq.config.settings import DistributedConfig, TrainingSettings
 from fairseq.distributed import DataParallel, GradientReducer, World
 from fairseq.distributed.sharding import BACKEND, ShardedReducer, is_sharded
 from fairseq.errors import UserError
+from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import checkpoint_activations, compile_model, layers_of
 from fairseq.modules.precision import Precision
-from fairseq.optim import FairseqOptimizer
+from fairseq.optim import OPTIMIZERS, FairseqOptimizer, build_optimizer, hidden_matrices, parameter_groups
 from fairseq.tasks.fairseq_task import LossGraph
 
 
@@ -48,10 +49,31 @@ def data_parallel(
     return GradientReducer(graph, world, cfg.ddp_backend, cfg.bucket_cap_mb, find_unused)
 
 
-def check_optimizer(optimizer: FairseqOptimizer, cfg: DistributedConfig, world: World) -> None:
-    """Raise UserError if *optimizer* needs whole parameters and processes have parts."""
-    if is_sharded(cfg, world) and not optimizer.updates_parts:
+def optimizer_of(
+    reducer: DataParallel, model: BaseFairseqModel, settings: TrainingSettings, world: World
+) -> FairseqOptimizer:
+    """Return the optimizer that *settings* choose, of the parameters of *model* that *reducer* has on this process.
+
+    UserError if it needs full parameters or a state in float32, which the other settings do not give it.
+    """
+    parameters, common = list(reducer.named_parameters()), settings.common
+    # Roles are found by identity in the model; the optimizer has this process's shards of it.
+    hidden = {id(p) for p in hidden_matrices(layers_of(model))}
+    groups = parameter_groups(
+        [(name.removeprefix("model."), p) for name, p in parameters],
+        settings.optimization.no_decay_on_norms_and_biases,
+        [p for _, p in parameters if id(reducer.full_parameter(p)) in hidden],
+        OPTIMIZERS[settings.chosen.optimizer].group_of,
+    )
+    optimizer = build_optimizer(settings, groups)
+    if is_sharded(settings.distributed, world) and not optimizer.updates_parts:
         raise UserError(
             f"`ddp_backend` {BACKEND}: {type(optimizer).__name__} needs whole parameters; "
             "use `optimizer` adam, nag, sgd or adagrad, or another backend"
         )
+    if Precision(common).half_parameters and not optimizer.supports_half_parameters:
+        raise UserError(
+            f"`memory_efficient_fp16`: the state of {type(optimizer).__name__} would be float16, too; "
+            "use `fp16` or another `optimizer`"
+        )
+    return optimizer

@@ -1,117 +1,42 @@
-"""The end of a run: its limits, the ranks' decision to stop before them, and the commands that follow."""
+"""The end of a run: the limit that ended it, in the words of its last message, and the commands that follow."""
 
 from __future__ import annotations
 
+import logging
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-
-import torch
-from torch import Tensor
 
 from fairseq.checkpoint.manager import BEST, LAST
 from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.data.folders import data_folders
-from fairseq.distributed import World
-from fairseq.logging.figures import NamedSums
 from fairseq.system.lookup import exists, is_file
+from fairseq.training.limit import Limit
+from fairseq.training.state import TrainingState
 
-_VOTES = ("votes_late", "votes_interrupted", "votes_save")
+logger = logging.getLogger(__name__)
+
 # A run that goes on starts from its own checkpoint.
 _ELSEWHERE = ("--restore-file", "--finetune-from-model")
 
 
-class StopVote:
-    """The ranks' decision to stop or to save, taken with every update's sums, in the same reduction.
-
-    One process decides on the host, without any tensor. Several read the votes where reading costs nothing: on CPUs at
-    once, on GPUs the previous update's, which the device has finished by then. Every rank reads the same votes.
-
-    Args:
-        wishes: returns whether this process is (out of time, interrupted, due to save); called once an update.
-    """
-
-    def __init__(self, world: World, wishes: Callable[[], tuple[bool, bool, bool]]) -> None:
-        self.world = world
-        self.wishes = wishes
-        self.late = self.interrupted = self.save_due = False
-        self.on_host = world.size == 1
-        self.delayed = world.device.type == "cuda"
-        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
-        # A checkpoint was saved after the pending votes were cast.
-        self._answered = False
-
-    @property
-    def decided(self) -> bool:
-        """Return whether the run stops after this update."""
-        return self.late or self.interrupted
-
-    def saved(self) -> None:
-        """Tell, on every rank after the same update, that a checkpoint was saved: wishes for one are answered."""
-        self.save_due = False
-        self._answered = self._pending is not None
-
-    def poll(self) -> bool:
-        """Vote between two updates, on every rank; return whether the run is interrupted."""
-        # The other wishes wait for an update: they last.
-        late, save_due = self.late, self.save_due
-        self.reduced(NamedSums((), torch.zeros(0, dtype=torch.float64, device=self.world.device), {}))
-        self.late, self.save_due = late, save_due
-        return self.interrupted
-
-    def reduced(self, sums: NamedSums) -> NamedSums:
-        """Return *sums* reduced over ranks; the votes are cast and counted on the way."""
-        wishes = self.wishes()
-        if self.on_host:
-            self.late, self.interrupted, self.save_due = wishes
-            return sums
-        # In the reduction of the sums: one of their own would synchronise processes twice an update.
-        votes = torch.tensor(wishes, dtype=sums.values.dtype).to(sums.values.device, non_blocking=True)
-        with_votes = NamedSums((*sums.names, *_VOTES), torch.cat([sums.values, votes]), sums.rows)
-        total = with_votes.reduced(self.world)
-        self._count(total.values[len(sums.names) :])
-        return NamedSums(sums.names, total.values[: len(sums.names)], total.rows)
-
-    def _count(self, votes: Tensor) -> None:
-        if not self.delayed:
-            self._read(votes)
-            return
-        before, self._pending = self._pending, _start_copy(votes)
-        if before is not None:
-            # Of the update before: the device is busy with this one meanwhile.
-            before[1].synchronize()
-            self._read(before[0])
-            # These votes were cast before the checkpoint that the votes before them asked for.
-            self.save_due = self.save_due and not self._answered
-        self._answered = False
-
-    def _read(self, votes: Tensor) -> None:
-        self.late, self.interrupted, self.save_due = (bool(vote) for vote in votes.tolist())
+def log_end(state: TrainingState, seconds: float) -> None:
+    """Log the last messages of a run of *seconds* that ended by its settings."""
+    if steps := further(state.settings, sys.argv, state.task.evaluated_by == "eval_lm"):
+        logger.info(steps)
+    logger.info(describe_run(state, seconds))
 
 
-def _start_copy(votes: Tensor) -> tuple[Tensor, torch.cuda.Event]:
-    """Start to copy *votes* from the device; return the copy, and what tells when it is complete."""
-    # Pinned: a copy to pageable memory blocks the host.
-    copy = torch.empty(votes.shape, dtype=votes.dtype, pin_memory=True).copy_(votes, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-    return copy, copied
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A *setting*, flag and value, that ends training, and the *remedy* that lets training go on."""
-
-    setting: str
-    remedy: str = "raise"
-
-    def describe_nothing_to_do(self, updates: int) -> str:
-        """Return the message of a run that is complete before its first update."""
-        return f"nothing to do: {self.setting} is reached after {updates} updates; {self.remedy} it to train on"
+def describe_run(state: TrainingState, seconds: float) -> str:
+    """Return the last message of a run of *seconds* that ended by its settings."""
+    assert state.end is not None, "the run has ended"
+    settings, best = state.settings, state.best.value
+    measured = None if best is None else (settings.checkpoint.best_checkpoint_metric, best)
+    following = evaluation(settings, state.task.evaluated_by, sys.argv)
+    return describe_end(state.end, state.num_updates, seconds, measured, following)
 
 
 def describe_end(

@@ -24,7 +24,7 @@ from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.relative_attention import DistanceAttention, RelativeAttention
 from fairseq.tasks.masked_lm import MaskedLMTaskConfig
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
 
 OPERATIONS = 6  # per weight and token: 2 forward, 4 backward
 MEMORY_OPERATIONS = 4  # backward only for the weight
@@ -68,33 +68,33 @@ def matrix_precision(common: CommonConfig) -> str:
     return "tf32" if common.tf32 else "fp32"
 
 
-def token_flops(trainer: Trainer) -> float | None:
+def token_flops(state: TrainingState) -> float | None:
     """Return the operations of one token of the run in the forward and backward pass; rows count as full.
 
     None for models without an output layer over words.
     """
-    length, output = trainer.task.batch_settings().get("tokens_per_sample"), trainer.model.output_layer
+    length, output = state.task.batch_settings().get("tokens_per_sample"), state.model.output_layer
     if length is None or output is None:
         return None
-    settings = trainer.task.settings.task
+    settings = state.task.settings.task
     reading = Reading(
         segment=length,
-        memory=trainer.model.memory_length,
+        memory=state.model.memory_length,
         predicted=settings.mask_prob if isinstance(settings, MaskedLMTaskConfig) else 1.0,
-        counts=np.array(trainer.task.source_dictionary.count),
+        counts=np.array(state.task.source_dictionary.count),
     )
     # Masked language models compute logits of the chosen tokens alone.
     predicting = reading.predicted * _output_weights(output, reading)
-    return OPERATIONS * (_weights(trainer.model, reading) + predicting)
+    return OPERATIONS * (_weights(state.model, reading) + predicting)
 
 
-def token_share(trainer: Trainer) -> float | None:
+def token_share(state: TrainingState) -> float | None:
     """Return the percentage of the devices' peak that one token per second needs; None where it is not known."""
-    device, common = trainer.world.device, trainer.task.settings.common
+    device, common = state.world.device, state.task.settings.common
     on_gpu = device.type == "cuda"
     peak = peak_flops(torch.cuda.get_device_name(device), matrix_precision(common)) if on_gpu else None
-    flops = token_flops(trainer) if peak is not None else None
-    return None if peak is None or flops is None else 100 * flops / (peak * trainer.world.size)
+    flops = token_flops(state) if peak is not None else None
+    return None if peak is None or flops is None else 100 * flops / (peak * state.world.size)
 
 
 @dataclass(frozen=True)

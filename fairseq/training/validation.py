@@ -12,6 +12,16 @@ from fairseq.logging.figures import Meter, NamedSums
 from fairseq.modules.precision import Precision
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+from fairseq.training.state import TrainingState
+
+
+def evaluate(state: TrainingState, batches: Iterable[Sample | None]) -> Meter:
+    """Return the sums over *batches* for the weights that a run validates and saves; see :func:`validate`."""
+    with state.averaged():
+        meter = validate(state.graph, state.task, batches, state.precision, state.world)
+        # Without a backward pass sharded layers stay gathered.
+        state.reducer.reset()
+    return meter
 
 
 @torch.no_grad()

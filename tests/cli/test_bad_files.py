@@ -186,7 +186,7 @@ def test_old_checkpoint_survives_when_no_space_is_left(mistake, tmp_path, monkey
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    monkeypatch.setattr("fairseq.training.run.write_settings", lambda *_: None)  # which would fail before
+    monkeypatch.setattr("fairseq.training.effective.write_settings", lambda *_: None)  # which would fail before
     line = mistake("--max-update", 4)
     assert line.startswith(f"{tmp_path}/checkpoints/checkpoint_best.pt: cannot be written (No space left on device)")
     assert (tmp_path / "checkpoints" / "checkpoint_last.pt").read_bytes() == old

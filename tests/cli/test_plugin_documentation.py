@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import runs
+from mistakes import logged
 
 from fairseq.system import plugins
+from fairseq.training.callbacks import callback
 
 CODE = re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / "plugins.md").read_text(encoding="utf-8"), re.DOTALL)
 
@@ -38,3 +40,17 @@ def test_the_code_of_the_documentation_trains(part: str, tmp_path: Path) -> None
     )
     losses = [float(update["loss"]) for update in runs.updates(log)]
     assert len(losses) == 6 and losses[-1] < losses[0]
+
+
+def test_the_callback_of_the_documentation_ends_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(callback, "_FACTORIES", [])
+    caplog.set_level("INFO")
+    (code,) = [block for block in CODE if "@register_callback" in block]
+    folder = tmp_path / "documented_growth"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(code.replace("1000.0", "1.0"))
+    flags = [RUN, PARTS["focal_loss"].partition("--criterion")[0], "--criterion cross_entropy --user-dir", folder]
+    assert len(runs.updates(runs.train(tmp_path / "run", flags))) == 1
+    assert "; a norm of 1.0 is reached after 1 updates; " in logged(caplog)[-1]

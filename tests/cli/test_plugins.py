@@ -12,7 +12,7 @@ from fairseq.config.settings import training_settings
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
 
 PLUGIN = '''
 import torch
@@ -272,7 +272,9 @@ def test_parameters_of_a_criterion_are_saved_and_restored(tmp_path):
 
     args = runs.arguments(runs.BASELINE)
     task = setup_task(args)
-    trainers = [Trainer(training_settings(args), task, task.build_model(args), Offset(task, False)) for _ in range(2)]
+    trainers = [
+        TrainingState(training_settings(args), task, task.build_model(args), Offset(task, False)) for _ in range(2)
+    ]
     trainers[0].criterion.offset.data.fill_(0.25)
     trainers[1].load_state_dict(trainers[0].state_dict(), "the first")
     assert trainers[1].criterion.offset.item() == 0.25

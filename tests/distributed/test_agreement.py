@@ -17,7 +17,7 @@ from fairseq.config.settings import training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.training import loop, train
-from fairseq.training.loop import check_agreement
+from fairseq.training.agreement import check_agreement
 
 FLAGS = "--max-epoch 2 --max-tokens 256 --no-save --ddp-backend no_c10d --arch transformer_lm_tiny"
 ROWS = "--required-batch-size-multiple 1 --max-tokens"

@@ -16,7 +16,7 @@ from fairseq.distributed import World
 from fairseq.notes.dictionary import NoteDictionary
 from fairseq.notes.state import gather_notes
 from fairseq.tasks import setup_task
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
 
 ROWS = [3, 2, 0, 1]  # of each rank; the third has no tensors
 
@@ -168,7 +168,7 @@ def test_shared_values_travel_over_the_processs_gpu(nccl):
 def test_the_state_of_a_rank_that_does_not_write_copies_nothing(monkeypatch):
     args = runs.arguments(runs.SHORTFORMER, "--optimizer adam --average-weights-from 1")
     task = setup_task(args)
-    trainer = Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+    trainer = TrainingState(training_settings(args), task, task.build_model(args), task.build_criterion(args))
 
     copied = []
     monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: copied.append(tensor.shape) or tensor)

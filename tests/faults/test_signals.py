@@ -12,8 +12,8 @@ import warm
 
 from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
-from fairseq.training.stop import StopVote
-from fairseq.training.trainer import Trainer
+from fairseq.training import loop
+from fairseq.training.votes import Votes
 
 FLAGS = [
     runs.BASELINE,
@@ -61,14 +61,14 @@ def test_signalled_run_saves_exits_with_its_code_and_goes_on_exactly(tmp_path, m
     runs.train(tmp_path / "whole", FLAGS)
     before = signal.getsignal(number)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end, caplog.at_level("INFO"):
-        step = Trainer.train_step
+        step = loop.update
 
-        def signalled_step(self, *args):
-            if self.num_updates == 4:
+        def signalled_step(state, samples):
+            if state.num_updates == 4:
                 os.kill(os.getpid(), number)
-            return step(self, *args)
+            return step(state, samples)
 
-        patch.setattr(Trainer, "train_step", signalled_step)
+        patch.setattr(loop, "update", signalled_step)
         runs.train(tmp_path / "run", FLAGS)
     last = tmp_path / "run" / "checkpoint_last.pt"
     assert end.value.code == 128 + number
@@ -134,6 +134,8 @@ def test_time_limit_ends_two_processes_after_the_same_update(tmp_path):
 
 def test_one_process_decides_without_a_tensor():
     sums = NamedSums(("loss",), torch.ones(1, dtype=torch.float64), {})
-    vote = StopVote(World(), lambda: (False, True, False))
-    assert vote.reduced(sums) is sums
-    assert (vote.late, vote.interrupted, vote.decided) == (False, True, True)
+    votes = Votes(World())
+    votes.register("late", lambda: False)
+    votes.register("interrupted", lambda: True)
+    assert votes.reduced(sums) is sums
+    assert (votes["late"], votes["interrupted"]) == (False, True)

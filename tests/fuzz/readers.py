@@ -19,21 +19,22 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.config import options
-from fairseq.config.settings import training_settings
+from fairseq.config.settings import TrainingSettings, training_settings
 from fairseq.config.settings_file import read_yaml
 from fairseq.data import sentence_folders
 from fairseq.data.folders import load_dictionary, open_corpus
 from fairseq.data.glue import GLUE, Example, Layout, read_examples
-from fairseq.distributed import Interruption, World
+from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.notes.spans import NoteSpans
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import format_of, lines_of, read_blocks
 from fairseq.text.tokenizers import Tokenizer
+from fairseq.training.build import build_state
+from fairseq.training.callbacks import callbacks_of
 from fairseq.training.loop import train_stage
-from fairseq.training.resumption import restoring
-from fairseq.training.run import Run
+from fairseq.training.resume import restore, restoring
 from fairseq_cli.common import get_training_parser
 from fuzz import mutations
 
@@ -155,22 +156,23 @@ FLAGS = """--cpu --arch shortformer_tiny --decoder-layers 1 --decoder-embed-dim 
     --disable-validation"""
 
 
-def run_of(*flags: str) -> Run:
-    """A training run on the seeds' data."""
+def settings_of(*flags: str) -> TrainingSettings:
+    """The settings of a training run on the seeds' data."""
     words = [str(DATA / "plain"), *FLAGS.split(), *flags]
     args = options.parse_args_and_arch(get_training_parser(), words)
-    return Run(training_settings(args), World(), None, None, Interruption())
+    return training_settings(args)
 
 
 def resume(path: Path) -> Any:
     """Resume a run from a checkpoint, and train on."""
     state = checkpoint.load(path)
-    run = run_of("--max-update", "4")
+    settings = settings_of("--max-update", "4")
+    run = build_state(settings, World())
     with restoring(str(path)):
-        run.restore(state, str(path))
+        restore(run, state, str(path))
     assert run.batches.epoch < 2**40
-    if run.trainer.num_updates < 4:
-        train_stage(run)
+    if run.num_updates < 4:
+        train_stage(run, callbacks_of(settings, World()))
     return None
 
 

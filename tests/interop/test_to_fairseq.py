@@ -18,7 +18,7 @@ from fairseq.errors import UserError
 from fairseq.interop.fairseq.to_fairseq0x import to_fairseq
 from fairseq.models.loading import stored_settings
 from fairseq.tasks import setup_task
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
 from fairseq_cli import export_model
 from fairseq_cli.export_model import get_export_parser
 
@@ -46,7 +46,7 @@ def test_what_fairseq_wrote_comes_back(name: str, tmp_path: Path) -> None:
     args = runs.arguments(VARIANTS[name]["flags"], former, data=GOLDEN / "data-bin")
     task = setup_task(args)
     settings, model = training_settings(args), task.build_model(args)
-    trainer = Trainer(settings, task, model, task.build_criterion(args))
+    trainer = TrainingState(settings, task, model, task.build_criterion(args))
     trainer.load_state_dict(checkpoint.load(GOLDEN / f"{name}.pt"), name)
     checkpoint.save(tmp_path / "ours.pt", {"args": stored_settings(settings.flat, model), **trainer.state_dict()})
     written, theirs = export(tmp_path / "ours.pt", tmp_path / "out.pt"), checkpoint.read(GOLDEN / f"{name}.pt")

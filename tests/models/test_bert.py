@@ -18,7 +18,7 @@ from fairseq.config.settings import training_settings
 from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq.tasks import setup_task
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "roberta"
 KINDS = ("weight", "bias")
@@ -152,7 +152,7 @@ def test_a_run_of_0_12_2_goes_on_with_its_optimizer(flat: bool, tmp_path: Path) 
     for path in (GOLDEN / "checkpoint.pt", tmp_path / "new.pt"):
         args = runs.arguments(ROBERTA)
         task = setup_task(args)
-        trainer = Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+        trainer = TrainingState(training_settings(args), task, task.build_model(args), task.build_criterion(args))
         trainer.load_state_dict(checkpoint.load(path), str(path))
         restored.append(trainer.state_dict())
     assert len(restored[0]["last_optimizer_state"]["state"]) == 41

@@ -13,14 +13,15 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.tasks import setup_task
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
 from fairseq_cli.common import get_training_parser
 
 FLAGS = """--cpu --arch transformer_xl --criterion cross_entropy --optimizer adam --adam-torch-eps --lr 0.001
     --clip-norm 0.25 --batch-size 3 --dropout 0 --dropatt 0"""
 
 
-def trainer_of(folder: Path) -> Trainer:
+def trainer_of(folder: Path) -> TrainingState:
     """A trainer of the imported model in *folder*."""
     args = options.parse_args_and_arch(get_training_parser(), [str(folder), *FLAGS.split()])
     state = checkpoint.load(folder / "checkpoint.pt")
@@ -30,7 +31,7 @@ def trainer_of(folder: Path) -> Trainer:
     model.load_state_dict(state["model"])
     criterion = task.build_criterion(args)
     criterion.padding_idx = -1  # every id is a word here
-    return Trainer(training_settings(args), task, model, criterion)
+    return TrainingState(training_settings(args), task, model, criterion)
 
 
 @pytest.mark.parametrize("name", imports.NAMES)
@@ -46,7 +47,7 @@ def test_ten_updates_are_the_authors(tmp_path: Path, name: str) -> None:
         source = tokens[:, start : start + length]
         sample = {"net_input": {"src_tokens": source}, "target": target, "ntokens": target.numel(), "nsentences": 3}
         trainer.meters["train_inner"].reset()
-        assert trainer.train_step([sample])
+        assert update(trainer, [sample])
         report = trainer.meters["train_inner"].report(trainer.figures)
         losses.append(report["loss"] * np.log(2))
         norms.append(report["gnorm"])

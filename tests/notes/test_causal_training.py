@@ -12,6 +12,7 @@ from mistakes import user_error
 from fairseq import checkpoint
 from fairseq.hub import load_model
 from fairseq.models.loading import load_fitting
+from fairseq.training.update import update
 from fairseq_cli import preprocess
 from fairseq_cli.preprocess import get_preprocessing_parser
 
@@ -38,7 +39,7 @@ def trained(data, *flags, weight=None):
     torch.manual_seed(2)
     batches = trainer.task.iterator("train", trainer.model, trainer.criterion, training=True)
     for _, sample in zip(range(3), batches, strict=False):
-        trainer.train_step([sample])
+        update(trainer, [sample])
     return dict(trainer.model.named_parameters()), trainer.model
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from fairseq.config import options
 from fairseq.errors import UserError
+from fairseq.training.validation import evaluate
 from fairseq_cli import validate
 
 LM = """--arch transformer_xl_tiny --criterion cross_entropy --cpu --tokens-per-sample 8 --max-tokens 48
@@ -59,7 +60,7 @@ def test_figures_are_means_over_the_tokens_they_name(flags, data):
         for name, values in naive(losses, real, sample["subsets"]["rare"]).items():
             totals.setdefault(name, []).extend(values)
     torch.manual_seed(4)
-    figures = trainer.validate(batches).report(trainer.task.figures(trainer.criterion))
+    figures = evaluate(trainer, batches).report(trainer.task.figures(trainer.criterion))
     for name, values in totals.items():
         assert values
         assert figures[name] == pytest.approx(sum(values) / len(values), rel=1e-4), name

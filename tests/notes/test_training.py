@@ -22,7 +22,9 @@ from fairseq.inference.loading import load_models
 from fairseq.models import loading
 from fairseq.notes.extension import without_notes
 from fairseq.tasks import setup_task
-from fairseq.training import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
+from fairseq.training.validation import evaluate
 
 PAIRS = {"bert": (noted.BERT, noted.TNF_BERT), "electra": (noted.ELECTRA, noted.TNF_ELECTRA)}
 NARROW = "--encoder-input-dim 8"
@@ -42,7 +44,7 @@ def batches(trainer, split="train"):
 def step(trainer, count=3):
     torch.manual_seed(2)
     for sample in batches(trainer)[:count]:
-        trainer.train_step([sample])
+        update(trainer, [sample])
     return {name: parameter.detach() for name, parameter in trainer.model.named_parameters()}
 
 
@@ -80,11 +82,11 @@ def test_notes_of_the_context_need_a_window(flags, data):
         noted.trainer(data, flags, "--note-context --note-half-window 0")
 
 
-def stored(trainer: Trainer) -> dict[str, Any]:
+def stored(trainer: TrainingState) -> dict[str, Any]:
     return loading.stored_settings(trainer.task.settings.flat, trainer.model)
 
 
-def check_settings(trainer: Trainer, args: dict[str, Any]) -> None:
+def check_settings(trainer: TrainingState, args: dict[str, Any]) -> None:
     """The check of a run before it restores a checkpoint with the settings *args*."""
     settings = trainer.task.settings
     loading.check_settings(trainer.model, args, settings.model, "x.pt", settings.extensions)
@@ -134,9 +136,9 @@ def test_from_the_last_update_with_notes_on_training_is_that_without(data):
     plain.optimizer.load_state_dict(ended.optimizer.state_dict())
     taken = ended.model.notes.taken.clone()
     for sample in batches(ended)[2:4]:
-        ended.train_step([sample])
+        update(ended, [sample])
         rest = {name: value for name, value in sample["net_input"].items() if "span" not in name}
-        plain.train_step([{**sample, "net_input": rest}])
+        update(plain, [{**sample, "net_input": rest}])
     assert int(taken.sum()) > 0 and torch.equal(ended.model.notes.taken, taken)
     for name, value in plain.model.named_parameters():
         assert torch.equal(dict(ended.model.named_parameters())[name], value), name
@@ -162,7 +164,7 @@ def test_a_rank_without_a_batch_has_all_gradients_to_reduce_and_they_are_zero(pa
 def test_validation_reads_notes_and_takes_none(data):
     trainer = noted.trainer(data, noted.TNF_BERT)
     before = {name: value.clone() for name, value in trainer.model.notes.state_dict().items()}
-    trainer.validate(batches(trainer, "valid"))
+    evaluate(trainer, batches(trainer, "valid"))
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.notes.state_dict().items())
 
 
@@ -175,10 +177,10 @@ def test_an_update_that_overflowed_takes_no_notes(data):
         return output[0] * torch.inf, output[1]
 
     hook = trainer.model.register_forward_hook(overflow)
-    assert not trainer.train_step([samples[0]])
+    assert not update(trainer, [samples[0]])
     hook.remove()
     assert all(torch.equal(value, before[name]) for name, value in trainer.model.notes.state_dict().items())
-    assert trainer.train_step([samples[0]])
+    assert update(trainer, [samples[0]])
     assert int(trainer.model.notes.updates) == 1
 
 
@@ -188,19 +190,19 @@ def test_an_update_whose_gradients_alone_overflowed_takes_no_notes(data):
     notes = trainer.model.notes
     before = notes.table.clone()
     hook = trainer.parameters[0].register_hook(lambda gradient: gradient * torch.inf)
-    assert not trainer.train_step([samples[0]])
+    assert not update(trainer, [samples[0]])
     hook.remove()
     assert torch.equal(notes.table, before) and int(notes.updates) == 0
-    assert trainer.train_step([samples[1]])
+    assert update(trainer, [samples[1]])
     alone = noted.trainer(data, noted.TNF_BERT, "--fp16")
-    assert alone.train_step([samples[1]])
+    assert update(alone, [samples[1]])
     assert torch.equal(notes.taken, alone.model.notes.taken), "those of the second update only"
 
 
 def test_batches_of_one_update_are_one_update_of_the_table(data):
     together, apart = (noted.trainer(data, noted.TNF_BERT, NO_DROPOUT) for _ in range(2))
     samples = batches(together)[:3]
-    together.train_step(samples)
+    update(together, samples)
     assert int(together.model.notes.updates) == 1
     taken = [apart.model(**sample["net_input"])[1]["notes"] for sample in samples]
     apart.model.notes.write(*(functools.reduce(operator.add, values) for values in zip(*taken, strict=True)))

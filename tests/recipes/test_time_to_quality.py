@@ -18,8 +18,9 @@ from benchmarks.levers import GRID, SIZES, Row, flags_of, rows, stage_ends
 from benchmarks.time_to_quality import costs, retimed, table, time_to, welch
 from fairseq.config import options
 from fairseq.config.settings import training_settings
+from fairseq.training import loop
+from fairseq.training.callbacks import validation
 from fairseq.training.stages import plan
-from fairseq.training.trainer import Trainer
 from fairseq_cli.common import get_training_parser
 
 
@@ -143,15 +144,17 @@ def test_rows_stand_on_the_tuned_baseline_and_the_grid_reads_equally_many_tokens
 def in_process(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Trains in this process; the list has the commands."""
     commands: list[list[str]] = []
-    for name in ("train_step", "validate"):
-        monkeypatch.setattr(Trainer, name, getattr(Trainer, name))  # the recorder replaces them
+    places = ((loop, "update"), (validation, "evaluate"))
+    for place, name in places:
+        monkeypatch.setattr(place, name, getattr(place, name))  # the recorder replaces them
 
     def run(command: list[str], **options: Any) -> Any:
         commands.append(command)
         monkeypatch.setattr(sys, "argv", command[2:])
-        step, validate = Trainer.train_step, Trainer.validate
+        before = [getattr(place, name) for place, name in places]
         clocked_training.main()
-        Trainer.train_step, Trainer.validate = step, validate  # type: ignore[method-assign]
+        for (place, name), function in zip(places, before, strict=True):
+            setattr(place, name, function)
         return SimpleNamespace(returncode=0)
 
     monkeypatch.setattr(time_to_quality, "subprocess", SimpleNamespace(run=run, STDOUT=subprocess.STDOUT))

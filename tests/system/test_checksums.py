@@ -17,7 +17,7 @@ from fairseq.data.folders import load_dictionary, open_corpus
 from fairseq.errors import UserError
 from fairseq.notes.spans import NoteSpans
 from fairseq.system import checksums
-from fairseq.training.trainer import Trainer
+from fairseq.training import loop
 from fairseq_cli import preprocess
 from fairseq_cli.preprocess import get_preprocessing_parser
 
@@ -118,16 +118,16 @@ def test_the_tokens_are_read_once_for_ids_and_checksum(folder, monkeypatch):
 @pytest.mark.parametrize("split, change", [("valid", "truncate"), ("test", "truncate"), ("valid", "overwrite")])
 def test_data_that_change_during_a_run_end_it_in_one_line(tmp_path, monkeypatch, split, change):
     data = shutil.copytree(runs.DATA, tmp_path / "data")
-    step = Trainer.train_step
+    step = loop.update
 
-    def spoil(self, *args):
+    def spoil(state, samples):
         path = data / f"{split}.bin"
-        if self.num_updates == 2 and change == "truncate":
+        if state.num_updates == 2 and change == "truncate":
             os.truncate(path, 8)
-        elif self.num_updates == 2:
+        elif state.num_updates == 2:
             path.write_bytes(b"\xff" * path.stat().st_size)
-        return step(self, *args)
+        return step(state, samples)
 
-    monkeypatch.setattr(Trainer, "train_step", spoil)
+    monkeypatch.setattr(loop, "update", spoil)
     with pytest.raises(UserError, match=f"{data}/{split}.bin: changed while it was read"):
         runs.train(tmp_path / "run", runs.BASELINE, "--max-epoch 1", data=data)

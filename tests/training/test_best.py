@@ -12,7 +12,7 @@ from small_runs import FIVE
 
 from fairseq import checkpoint
 from fairseq.training.best import Best
-from fairseq.training.run import Run
+from fairseq.training.callbacks.validation import Validation
 
 
 @pytest.mark.parametrize("maximize, better, worse", [(False, 1.0, 3.0), (True, 3.0, 1.0)])
@@ -43,7 +43,7 @@ def test_a_restored_value_is_the_one_that_was_stored():
 @pytest.mark.parametrize("flags", ["--max-update 12", "--max-update 12 --save-interval-updates 5", "--max-epoch 2"])
 def test_the_file_of_the_best_holds_the_best_that_the_run_announces(tmp_path, monkeypatch, caplog, flags):
     values = {3: 8.0, 6: 7.0, 9: 9.0}
-    monkeypatch.setattr(Run, "validate", lambda self, epoch: values.get(self.trainer.num_updates, 9.5))
+    monkeypatch.setattr(Validation, "measure", lambda self, run: values.get(run.num_updates, 9.5))
     caplog.set_level("INFO")
     runs.train(tmp_path, FIVE, "--no-epoch-checkpoints --validate-interval-updates 3", flags)
     best = checkpoint.read(tmp_path / "checkpoint_best.pt")
@@ -54,7 +54,7 @@ def test_the_file_of_the_best_holds_the_best_that_the_run_announces(tmp_path, mo
 
 def test_each_validation_that_is_among_the_best_is_saved(tmp_path, monkeypatch):
     values = {3: 7.0, 6: 8.0, 9: 7.5}
-    monkeypatch.setattr(Run, "validate", lambda self, epoch: values.get(self.trainer.num_updates, 9.5))
+    monkeypatch.setattr(Validation, "measure", lambda self, run: values.get(run.num_updates, 9.5))
     flags = "--max-update 12 --no-epoch-checkpoints --validate-interval-updates 3 --keep-best-checkpoints 2"
     runs.train(tmp_path, FIVE, flags)
     updates = {
@@ -133,7 +133,7 @@ def test_another_optimizer_has_all_the_patience(tmp_path, caplog):
 def test_best_checkpoint_of_stages_in_one_run_is_that_of_one_command_a_stage(tmp_path, monkeypatch):
     """The first stage ends with 3.0 after 1.0; the 2.0 at the end of the second, of other blocks, is its best."""
     figures = {7: 1.0, 14: 2.0, 20: 3.0, 40: 2.0}
-    monkeypatch.setattr(Run, "validate", lambda self, epoch: figures.get(self.trainer.num_updates, 9.0))
+    monkeypatch.setattr(Validation, "measure", lambda self, run: figures.get(run.num_updates, 9.0))
     flags = [runs.SHORTFORMER, "--validate-interval-updates 7 --max-tokens-valid 64 --tokens-from-prev 16"]
     one, two = tmp_path / "one", tmp_path / "two"
     runs.train(one, flags, "--stages 16:20,32:40")

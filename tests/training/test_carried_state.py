@@ -9,14 +9,16 @@ import torch
 from fairseq.config.settings import training_settings
 from fairseq.tasks import setup_task
 from fairseq.tasks.carried import RowMemory
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
+from fairseq.training.validation import evaluate
 
 
 def a_trainer(*flags):
     args = runs.arguments(runs.SHORTFORMER, runs.NO_DROPOUT, *flags)
     torch.manual_seed(1)
     task = setup_task(args)
-    return Trainer(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+    return TrainingState(training_settings(args), task, task.build_model(args), task.build_criterion(args))
 
 
 def batches(trainer, split="train", training=True):
@@ -26,7 +28,7 @@ def batches(trainer, split="train", training=True):
 def test_memory_of_an_update_that_overflowed_is_dropped_with_it():
     trainer = a_trainer("--fp16")
     samples = batches(trainer)
-    assert trainer.train_step([next(samples)])
+    assert update(trainer, [next(samples)])
     before = [layer.clone() for layer in trainer.task.carried["memory"]]
 
     def overflow(module, args, output):
@@ -34,35 +36,35 @@ def test_memory_of_an_update_that_overflowed_is_dropped_with_it():
         return hidden * torch.inf, {**extra, "memory": [layer * torch.inf for layer in extra["memory"]]}
 
     hook = trainer.model.register_forward_hook(overflow)
-    assert not trainer.train_step([next(samples)])
+    assert not update(trainer, [next(samples)])
     hook.remove()
     after = trainer.task.carried["memory"]
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
-    assert all(trainer.train_step([next(samples)]) for _ in range(3)), "one overflow costs one update"
+    assert all(update(trainer, [next(samples)]) for _ in range(3)), "one overflow costs one update"
 
 
 @pytest.mark.parametrize("flags", ["--fp16", "--skip-nonfinite 1"])
 def test_memory_goes_on_with_the_text_where_gradients_alone_are_not_finite(flags):
     trainer, other = a_trainer(flags), a_trainer(flags)
     samples = list(batches(trainer))[:3]
-    assert trainer.train_step([samples[0]])
+    assert update(trainer, [samples[0]])
     other.load_state_dict(trainer.state_dict(), "a run", rows=4)
     hook = trainer.parameters[0].register_hook(lambda gradient: gradient * torch.inf)
-    assert not trainer.train_step([samples[1]])
+    assert not update(trainer, [samples[1]])
     hook.remove()
     with other.precision.autocast(other.world.device):  # the same weights read the same text, without an update
         _, carried = other.task.step(other.graph.train(), samples[1], other.task.carried, "cpu")
     pairs = list(zip(trainer.task.carried["memory"], carried["memory"], strict=True))
     assert pairs and all(torch.equal(one, another) for one, another in pairs)
-    assert trainer.num_updates == 1 and trainer.train_step([samples[2]])
+    assert trainer.num_updates == 1 and update(trainer, [samples[2]])
 
 
 def test_batches_of_one_update_read_the_memory_of_those_before_them():
     together, apart = a_trainer(), a_trainer("--lr 1e-30")
     samples = list(batches(together))[:4]
-    together.train_step(samples)
+    update(together, samples)
     for sample in samples:
-        apart.train_step([sample])
+        update(apart, [sample])
     pairs = zip(together.task.carried["memory"], apart.task.carried["memory"], strict=True)
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in pairs)
 
@@ -70,9 +72,9 @@ def test_batches_of_one_update_read_the_memory_of_those_before_them():
 def test_validation_leaves_the_state_of_training_as_it_is():
     trainer = a_trainer()
     samples = batches(trainer)
-    trainer.train_step([next(samples)])
+    update(trainer, [next(samples)])
     before = [layer.clone() for layer in trainer.task.carried["memory"]]
-    trainer.validate(batches(trainer, training=False))
+    evaluate(trainer, batches(trainer, training=False))
     assert all(torch.equal(one, other) for one, other in zip(before, trainer.task.carried["memory"], strict=True))
 
 
@@ -110,9 +112,9 @@ def test_a_new_kind_of_state_needs_a_class_and_nothing_else(monkeypatch):
     trainer = a_trainer()
     monkeypatch.setattr(type(trainer.task), "kinds", (RowMemory(), CountedRows()))
     samples = list(batches(trainer))
-    trainer.train_step(samples[:2])
+    update(trainer, samples[:2])
     trainer.task.restart()
-    trainer.train_step(samples[2:3])
+    update(trainer, samples[2:3])
     rows = sum(sample["nsentences"] for sample in samples[:3])
     assert trainer.task.carried["counted"] == rows
     restored = a_trainer()

@@ -12,7 +12,7 @@ import runs
 
 from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.training import stop
-from fairseq.training.stop import Limit
+from fairseq.training.limit import Limit
 
 PATIENCE = Limit("--patience 3")
 

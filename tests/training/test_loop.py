@@ -17,9 +17,8 @@ from fairseq import checkpoint
 from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.distributed import Interruption, Job, World
 from fairseq.errors import UserError
-from fairseq.training import loop, resumption, run, training_job
-from fairseq.training.run import Run
-from fairseq.training.trainer import Trainer
+from fairseq.training import effective, loop, resume, training_job
+from fairseq.training.state import TrainingState
 
 QUICK = f"{runs.BASELINE} --decoder-layers 1 --no-epoch-checkpoints --disable-validation"
 SHORTFORMER = f"{runs.SHORTFORMER} --decoder-layers 1 --no-epoch-checkpoints --disable-validation"
@@ -70,14 +69,14 @@ def test_a_process_ends_with_the_code_of_its_signal(
 def interrupted_at(updates: int, monkeypatch: pytest.MonkeyPatch) -> Interruption:
     """A signal during the update after *updates*."""
     interruption = Interruption()
-    step = Trainer.train_step
+    step = loop.update
 
-    def stepped(self: Trainer, *args: Any) -> bool:
-        if self.num_updates == updates:
+    def stepped(state: TrainingState, samples: Any) -> bool:
+        if state.num_updates == updates:
             interruption.signal = signal.SIGUSR1
-        return step(self, *args)
+        return step(state, samples)
 
-    monkeypatch.setattr(Trainer, "train_step", stepped)
+    monkeypatch.setattr(loop, "update", stepped)
     return interruption
 
 
@@ -103,13 +102,13 @@ THREE = "--max-tokens 64 --stages 8:1,16:2,32:3 --no-save"
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The settings of each stage's run, in the order in which they are made."""
     found: list[Any] = []
-    build = Run.__init__
+    build = loop.build_state
 
-    def watched(self: Run, settings: Any, *args: Any) -> None:
+    def watched(settings: Any, *args: Any) -> Any:
         found.append(settings)
-        build(self, settings, *args)
+        return build(settings, *args)
 
-    monkeypatch.setattr(Run, "__init__", watched)
+    monkeypatch.setattr(loop, "build_state", watched)
     return found
 
 
@@ -231,18 +230,18 @@ def test_the_architecture_is_that_of_the_checkpoints_fairseq(tmp_path: Path, cap
         ("transformer_lm_tiny", plain, True),  # which it has by itself
     ):
         settings = training_settings(runs.arguments(QUICK, "--arch", arch))
-        found = resumption.at_version(settings, stored)
+        found = resume.at_version(settings, stored)
         assert found.model.decoder_normalize_before is expected
         assert vars(found.namespace)["decoder_normalize_before"] is expected
     widths = {"decoder_input_dim": None, "decoder_output_dim": None}
     named = training_settings(runs.arguments(QUICK, "--decoder-input-dim 512 --decoder-output-dim 512"))
-    assert resumption.at_version(named, widths).model.decoder_input_dim == 512, "of another architecture"
+    assert resume.at_version(named, widths).model.decoder_input_dim == 512, "of another architecture"
     (message,) = logged(caplog)
     assert message == (
         "--arch transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: decoder_normalize_before=True"
     )
     both = training_settings(runs.arguments(QUICK, "--arch transformer_lm"))
-    resumption.at_version(both, {**former, **widths})
+    resume.at_version(both, {**former, **widths})
     assert logged(caplog)[-1] == f"{message}, decoder_input_dim=32, decoder_output_dim=32"
     state = {"args": former, "model": {}, "optimizer_history": []}
     checkpoint.save(tmp_path / "former.pt", state)
@@ -281,7 +280,9 @@ def test_settings_are_written_once_and_with_what_a_checkpoint_put_in_force(
     runs.train(tmp_path, SHORTFORMER, runs.ADAM, "--max-tokens 64 --stages 8:2,16:4 --save-interval-updates 1")
     (tmp_path / "checkpoint_1_1.pt").rename(tmp_path / "checkpoint_last.pt")
     written: list[Any] = []
-    monkeypatch.setattr(run, "write_settings", lambda settings, path: written.append((vars(settings.namespace), path)))
+    monkeypatch.setattr(
+        effective, "write_settings", lambda settings, path: written.append((vars(settings.namespace), path))
+    )
     flags = "--max-tokens 64 --stages 8:2,16:4 --adam-eps 0.5"
     runs.train(tmp_path, SHORTFORMER, runs.ADAM, flags)
     ((values, path),) = written
@@ -301,7 +302,7 @@ def test_two_jobs_do_not_write_to_one_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [TypeError, ValueError, KeyError, AttributeError, ZeroDivisionError, RuntimeError])
 def test_any_failure_to_restore_names_the_file_and_a_way_out(error: type[Exception]) -> None:
-    with pytest.raises(UserError) as found, resumption.restoring("x.pt"):
+    with pytest.raises(UserError) as found, resume.restoring("x.pt"):
         raise error("no  such\nthing " + "x" * 300)
     line = found.value.with_flags
     assert line.startswith(f"x.pt: its training state cannot be restored ({error.__name__}: ")
@@ -311,16 +312,16 @@ def test_any_failure_to_restore_names_the_file_and_a_way_out(error: type[Excepti
 
 def test_an_error_of_a_part_is_that_of_its_file(tmp_path: Path) -> None:
     for text, expected in (("checkpoint: bad", "x.pt: bad"), ("--lr 1: bad", "--lr 1: bad"), ("a checkpoint: b",) * 2):
-        with pytest.raises(UserError) as found, resumption.restoring("x.pt"):
+        with pytest.raises(UserError) as found, resume.restoring("x.pt"):
             raise UserError(text)
         assert found.value.with_flags == expected
-    with pytest.raises(KeyboardInterrupt), resumption.restoring("x.pt"):
+    with pytest.raises(KeyboardInterrupt), resume.restoring("x.pt"):
         raise KeyboardInterrupt
 
 
 def test_a_state_that_cannot_be_restored_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 1")
-    monkeypatch.setattr(Trainer, "load_state_dict", lambda self, state, *args, **settings: state["nothing"])
+    monkeypatch.setattr(TrainingState, "load_state_dict", lambda self, state, *args, **settings: state["nothing"])
     with pytest.raises(UserError, match=f"^{tmp_path}/checkpoint_last.pt: its training state cannot be restored"):
         runs.train(tmp_path, QUICK, runs.ADAM, "--max-update 2")
 
@@ -340,5 +341,5 @@ def test_a_state_that_cannot_be_restored_is_named(tmp_path: Path, monkeypatch: p
 )
 def test_updates_are_those_of_the_last_optimizer_whose_state_is_restored(state: Any, reset: bool, updates: int) -> None:
     options = CheckpointConfig(reset_optimizer=reset)
-    assert resumption.Origin("checkpoint", state, "x.pt").updates(options) == updates
-    assert resumption.Origin("weights", state, "x.pt").updates(options) == 0, "of another run"
+    assert resume.Origin("checkpoint", state, "x.pt").updates(options) == updates
+    assert resume.Origin("weights", state, "x.pt").updates(options) == 0, "of another run"

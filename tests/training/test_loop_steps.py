@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import signal
@@ -24,8 +23,9 @@ from fairseq.config.settings import training_settings
 from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
 from fairseq.text.dictionary import Dictionary
-from fairseq.training import loop, resumption
-from fairseq.training.run import Run
+from fairseq.training import loop, resume
+from fairseq.training.callbacks.settings import RunSettings
+from fairseq.training.limit import Limit
 
 DICTIONARY = Dictionary.load(runs.DATA / "dict.txt")
 STAGES = "--arch shortformer_tiny --max-tokens 64 --stages 8:2,16:4,32:6"
@@ -49,56 +49,78 @@ class Script:
     interrupted: bool = False
     nothing_to_do: bool = False
     made: list[Any] = field(default_factory=list)
+    given: Any = None
     log: list[Any] = field(default_factory=list)
 
-    def run(self, settings: Any, world: World, manager: Any, stage: Any, interruption: Interruption) -> Any:
-        """A run without a model, which is made and used as :class:`fairseq.training.run.Run` is."""
+    def callbacks(self, settings: Any, world: World, stage: Any, manager: Any, interruption: Any, *more: Any) -> Any:
+        """Nothing but the record of settings; a run is made after its callbacks."""
+        self.given = (world, manager, stage, interruption)
+        whole = more[-1]
+        return [RunSettings(whole, manager)] if whole is not None and manager is not None else []
+
+    def build(self, settings: Any, world: World, stage: Any) -> Any:
+        """A state without a model, which is made and used as :func:`fairseq.training.build.build_state` does."""
         number = len(self.made) + 1
         log = self.log.append
-        trainer = SimpleNamespace(model=Model(f"model {number}"), num_updates=0)
         moments = torch.tensor([float(number)])
 
-        def restore(state: Any, source: str, *, adopt: bool = False) -> None:
+        def load_state_dict(state: Any, source: str, *, adopt: bool = False) -> None:
             log(("restore", state, source, adopt))
             made.restored = self.restored
 
         def train() -> None:
             log(("train", number))
-            trainer.num_updates = self.ends[number - 1]
+            made.num_updates = self.ends[number - 1]
+            done = stage is not None and made.num_updates >= stage.max_update
+            made.end = Limit("a limit", ends_stage=done)
 
         made = SimpleNamespace(
-            given=(world, manager, stage, interruption),
+            given=self.given,
             settings=settings,
-            saving=settings.checkpoint,
             inferred=self.inferred,
-            due=None,
             restored={},
-            trainer=trainer,
+            model=Model(f"model {number}"),
+            num_updates=0,
+            metric=None,
+            end=Limit("a limit") if self.nothing_to_do else None,
             task=SimpleNamespace(source_dictionary=self.dictionary),
-            batches=SimpleNamespace(open=lambda: log(("open", number)), close=lambda: log(("close", number))),
-            stop=SimpleNamespace(interrupted=self.interrupted),
-            restore=restore,
+            batches=SimpleNamespace(open=lambda: log(("open", number)), close=lambda: log(("close", number)), epoch=1),
+            interrupted=self.interrupted,
+            load_state_dict=load_state_dict,
+            stored_settings=dict,
             train=train,
-            limit=lambda: "a limit" if self.nothing_to_do else None,
-            stage_is_done=lambda: stage is not None and trainer.num_updates >= stage.max_update,
-            describe_end=lambda seconds: f"the end, {0 <= seconds < 60}" if trainer.num_updates else None,
             state_dict=lambda: {
                 "last_optimizer_state": {"moments": moments},
-                "optimizer_history": [{"num_updates": trainer.num_updates}],
+                "optimizer_history": [{"num_updates": made.num_updates}],
             },
             moments=moments,
         )
-        made.record_settings = functools.partial(Run.record_settings, made)
         self.made.append(made)
         return made
+
+    def train(self, state: Any, callbacks: Any) -> None:
+        """Stand in for :func:`fairseq.training.loop.train_stage`."""
+        for callback in callbacks:
+            with callback.running(state):
+                pass
+        state.train()
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let jobs be made of this script."""
+        monkeypatch.setattr(loop, "callbacks_of", self.callbacks)
+        monkeypatch.setattr(loop, "build_state", self.build)
+        monkeypatch.setattr(loop, "train_stage", self.train)
+        told = lambda state, seconds: loop.logger.info(f"the end, {0 <= seconds < 60}")  # noqa: E731
+        monkeypatch.setattr(loop, "log_end", told)
+        monkeypatch.setattr(resume, "check_settings", lambda *args: None)
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The arguments of what compares settings, and of what loads weights."""
     found: list[Any] = []
-    monkeypatch.setattr(resumption, "log_differences", lambda *args: found.append(("differences", *args)))
-    monkeypatch.setattr(resumption, "load_fitting", lambda *args: found.append(("load", *args)))
+    monkeypatch.setattr(resume, "log_differences", lambda *args: found.append(("differences", *args)))
+    monkeypatch.setattr(resume, "load_fitting", lambda *args: found.append(("load", *args)))
     return found
 
 
@@ -115,8 +137,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: list[Any]) -> 
     """Run a job by a script; its checkpoints go to ``tmp_path``."""
 
     def train(script: Script, *flags: Any, world: World | None = None, interruption: Any = None) -> int:
-        monkeypatch.setattr(loop, "Run", script.run)
-        monkeypatch.setattr(loop, "train_stage", lambda run: run.train())
+        script.install(monkeypatch)
         settings = training_settings(runs.arguments(runs.BASELINE, "--save-dir", tmp_path, *flags))
         return loop.train(settings, world or World(), interruption)
 
@@ -153,7 +174,7 @@ def test_each_stage_goes_on_from_the_one_before_without_a_copy(
         assert state["last_optimizer_state"]["moments"].data_ptr() == before.moments.data_ptr()
     order = [("open", 1), ("train", 1), ("close", 1), ("open", 2), ("train", 2), ("close", 2), ("open", 3)]
     assert steps(script, "open", "train", "close") == [*order, ("train", 3)]
-    assert [message for message in caplog.messages if "stage" in message and "settings: " not in message] == [
+    assert [message for message in caplog.messages if "is done" in message] == [
         "stage 1 is done after 2 updates",
         "stage 2 is done after 4 updates",
     ]
@@ -192,7 +213,9 @@ def test_settings_of_the_data_and_of_a_checkpoint_hold_for_all_stages_and_are_wr
     follow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[Any] = []
-    monkeypatch.setattr("fairseq.training.run.write_settings", lambda settings, path: written.append((settings, path)))
+    monkeypatch.setattr(
+        "fairseq.training.effective.write_settings", lambda settings, path: written.append((settings, path))
+    )
     save(tmp_path / "checkpoint_last.pt", 1)
     script = Script([2, 4, 6], inferred={"seed": 7}, restored={"clip_norm": 0.75})
     assert follow(script, STAGES) == 0
@@ -258,9 +281,9 @@ def test_a_failure_to_restore_names_the_file_and_one_of_a_later_stage_is_a_fault
     follow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Broken(Script):
-        def run(self, *args: Any) -> Any:
-            made = super().run(*args)
-            made.restore = lambda state, source, *, adopt=False: state["nothing"]
+        def build(self, *args: Any) -> Any:
+            made = super().build(*args)
+            made.load_state_dict = lambda state, source, *, adopt=False: state["nothing"]
             return made
 
     with pytest.raises(KeyError):
@@ -286,7 +309,10 @@ def test_the_dictionary_is_kept_by_the_first_process(follow: Any, tmp_path: Path
     assert (tmp_path / "dict.txt").read_bytes() == (runs.DATA / "dict.txt").read_bytes()
 
 
-def test_checkpoints_of_another_dictionary_keep_their_folder(follow: Any, tmp_path: Path) -> None:
+def test_checkpoints_of_another_dictionary_keep_their_folder(
+    follow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "check_dictionary", lambda *args: None)  # which would fail before
     save(tmp_path / "checkpoint_last.pt", 1)
     (tmp_path / "dict.txt").write_text("other 1\n")
     with user_error(f"^--save-dir {tmp_path}: has checkpoints of another dictionary"):
@@ -318,16 +344,18 @@ class Job:
         interruption.signal = self.signals[world.rank]
         return loop.train(self.settings, world, interruption)
 
-    def run(self, *args: Any) -> Any:
-        return self.scripts[args[1].rank].run(*args)
+    def of(self, name: str) -> Callable[..., Any]:
+        """The method *name* of the script of a rank, whose world is the second argument."""
+        return lambda *args: getattr(self.scripts[args[1].rank], name)(*args)
 
 
 def on_two(monkeypatch: pytest.MonkeyPatch, folder: Path, *flags: Any, **script: Any) -> tuple[list[Any], list[Script]]:
     """The results and scripts of two ranks; a signal has reached the second one."""
     settings = training_settings(runs.arguments(runs.BASELINE, "--save-dir", folder, *flags))
     two = Job([Script([2], **script), Script([2], **script)], settings, [0, signal.SIGUSR1])
-    monkeypatch.setattr(loop, "Run", two.run)
-    monkeypatch.setattr(loop, "train_stage", lambda run: run.train())
+    two.scripts[0].install(monkeypatch)
+    monkeypatch.setattr(loop, "callbacks_of", two.of("callbacks"))
+    monkeypatch.setattr(loop, "build_state", two.of("build"))
     return in_threads(two, 2), two.scripts
 
 
@@ -355,9 +383,7 @@ def test_each_process_reads_its_shard_of_a_checkpoint(
 ) -> None:
     read: list[Any] = []
     content = {"model": {}, "optimizer_history": []}
-    monkeypatch.setattr(
-        resumption.checkpoint, "load", lambda path, rows=None: read.append((path, rows)) or dict(content)
-    )
+    monkeypatch.setattr(resume.checkpoint, "load", lambda path, rows=None: read.append((path, rows)) or dict(content))
     for name, flag in (("restored", "--restore-file"), ("initial", "--finetune-from-model")):
         path = tmp_path / f"{name}.pt"
         save(path, 1)

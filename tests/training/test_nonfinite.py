@@ -11,8 +11,7 @@ import torch
 from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.training import loop, nonfinite
-from fairseq.training import trainer as trainer_module
-from fairseq.training.run import Run
+from fairseq.training.state import TrainingState
 
 FLAGS = [runs.BASELINE, runs.NO_DROPOUT, "--max-update 6 --disable-validation"]
 
@@ -35,12 +34,12 @@ def poisoned(monkeypatch):
 
     def poison(examples, name="decoder.layers.1.fc1", gradient=False):
         seen = {"bad": False}
-        step = trainer_module.Trainer._forward_backward
-        made = Run.__init__
+        step = loop.update
+        made = TrainingState.__init__
 
-        def watch(self, samples):
+        def watch(state, samples):
             seen["bad"] = any(number in examples for sample in samples for number in sample["id"].tolist())
-            return step(self, samples)
+            return step(state, samples)
 
         def init(self, *args):
             made(self, *args)
@@ -50,10 +49,10 @@ def poisoned(monkeypatch):
                     return output
                 return Poison.apply(output) if gradient else output * torch.inf
 
-            self.trainer.model.get_submodule(name).register_forward_hook(spoil)
+            self.model.get_submodule(name).register_forward_hook(spoil)
 
-        monkeypatch.setattr(trainer_module.Trainer, "_forward_backward", watch)
-        monkeypatch.setattr(Run, "__init__", init)
+        monkeypatch.setattr(loop, "update", watch)
+        monkeypatch.setattr(TrainingState, "__init__", init)
 
     return poison
 
@@ -61,12 +60,10 @@ def poisoned(monkeypatch):
 def examples_of(tmp_path, update):
     """The examples of an update of a run with ``FLAGS``."""
     seen = []
-    step = trainer_module.Trainer._forward_backward
+    step = loop.update
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            trainer_module.Trainer,
-            "_forward_backward",
-            lambda self, samples: (seen.append(samples[0]["id"].tolist()), step(self, samples))[1],
+            loop, "update", lambda state, samples: (seen.append(samples[0]["id"].tolist()), step(state, samples))[1]
         )
         runs.train(tmp_path / "look", FLAGS, "--no-save")
     return seen[update - 1]
@@ -170,7 +167,7 @@ def little_memory(monkeypatch):
     """Let a forward pass of more than some rows run out of memory, in its middle."""
 
     def limit(most):
-        step = trainer_module.Trainer.__init__
+        step = TrainingState.__init__
 
         def init(self, *args, **parts):
             step(self, *args, **parts)
@@ -181,7 +178,7 @@ def little_memory(monkeypatch):
 
             self.model.register_forward_hook(check, with_kwargs=True)
 
-        monkeypatch.setattr(trainer_module.Trainer, "__init__", init)
+        monkeypatch.setattr(TrainingState, "__init__", init)
 
     return limit
 

@@ -15,7 +15,7 @@ from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.modules import precision
 from fairseq.training import gradients
-from fairseq.training.trainer import Trainer
+from fairseq.training import update as update_module
 
 
 def test_fp16_lowers_the_loss_scale_on_overflow_and_recovers(tmp_path):
@@ -34,15 +34,14 @@ def overflowing(monkeypatch):
 
     def overflow(is_bad):
         tried = itertools.count(1)
-        step = Trainer._forward_backward
+        norm = update_module.norm_and_factor
 
-        def spoiled(self, samples):
-            result = step(self, samples)
+        def spoiled(parameters, *args):
             if is_bad(next(tried)):
-                self.parameters[0].grad.fill_(torch.inf)
-            return result
+                parameters[0].grad.fill_(torch.inf)
+            return norm(parameters, *args)
 
-        monkeypatch.setattr(Trainer, "_forward_backward", spoiled)
+        monkeypatch.setattr(update_module, "norm_and_factor", spoiled)
 
     return overflow
 

@@ -13,8 +13,8 @@ import runs
 import torch
 
 from fairseq.errors import UserError
-from fairseq.training import profiling
-from fairseq.training.trainer import Trainer
+from fairseq.training import loop, profiling
+from fairseq.training.state import TrainingState
 from fairseq_cli import train as command
 
 SMALL = f"{runs.BASELINE} --no-epoch-checkpoints --no-last-checkpoints --disable-validation"
@@ -23,13 +23,13 @@ SMALL = f"{runs.BASELINE} --no-epoch-checkpoints --no-last-checkpoints --disable
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces have the number of each update."""
-    step = Trainer.train_step
+    step = loop.update
 
-    def update(self: Trainer, *args: Any) -> bool:
-        with torch.profiler.record_function(f"update {self.num_updates + 1}"):
-            return step(self, *args)
+    def update(state: TrainingState, samples: Any) -> bool:
+        with torch.profiler.record_function(f"update {state.num_updates + 1}"):
+            return step(state, samples)
 
-    monkeypatch.setattr(Trainer, "train_step", update)
+    monkeypatch.setattr(loop, "update", update)
 
 
 def traced(folder: Path) -> set[int]:
@@ -69,11 +69,11 @@ def test_without_the_flag_nothing_is_profiled_or_written(tmp_path: Path, monkeyp
 def test_an_update_that_fails_leaves_no_profile_and_no_profiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: Trainer, *args: Any) -> bool:
+    def fail(state: TrainingState, samples: Any) -> bool:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Trainer, "train_step", fail)
+        patch.setattr(loop, "update", fail)
         runs.train(tmp_path, SMALL, "--max-update 2 --profile 0:2")
     assert not list((tmp_path / "profile").iterdir())
     runs.train(tmp_path, SMALL, "--max-update 2 --profile 0:2")  # torch has one profiler at a time

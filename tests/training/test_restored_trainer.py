@@ -14,41 +14,49 @@ from small_runs import a_run
 from small_trainers import TINY, XL, a_trainer, batches
 
 from fairseq.config.settings import CheckpointConfig, training_settings
-from fairseq.distributed import World
+from fairseq.distributed import GradientReducer, World
 from fairseq.errors import UserError
 from fairseq.models.loading import stored_settings
 from fairseq.modules import noise
 from fairseq.text.dictionary import Dictionary
-from fairseq.training import run as run_module
-from fairseq.training import trainer as trainer_module
-from fairseq.training.trainer import Trainer
+from fairseq.training import resume
+from fairseq.training import state as state_module
+from fairseq.training.due import Due
+from fairseq.training.random_states import gather_random_states, restore_random_states
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
 
 FULL = "--optimizer adam --average-weights-from 2 --fp16 --fp16-init-scale 8 --fp16-scale-window 3"
 DROPOUT = f"{runs.BASELINE} --decoder-layers 1 --dropout 0.2"
+
+
+def without_time(state: dict[str, Any]) -> dict[str, Any]:
+    extra = {name: value for name, value in state["extra_state"].items() if name != "previous_training_time"}
+    return {**state, "extra_state": extra}
 
 
 def test_a_trainer_goes_on_from_a_state_as_if_it_had_not_stopped() -> None:
     one, other = (a_trainer(FULL, "--lr-scheduler inverse_sqrt --warmup-updates 9", base=DROPOUT) for _ in range(2))
     samples = batches(one, 6)
     for sample in samples[:4]:
-        one.train_step([sample])
+        update(one, [sample])
     state = one.state_dict()
     torch.manual_seed(99)
     other.load_state_dict(state, "a run")
     assert other.num_updates == 4
     # The optimizer's state is copied: both go on from it.
-    assert runs.difference(other.state_dict(), state) is None
+    assert runs.difference(without_time(other.state_dict()), without_time(state)) is None
     random = torch.get_rng_state()
     for trainer in (one, other):
         torch.set_rng_state(random)
         for sample in samples[4:]:
-            trainer.train_step([sample])
-    assert runs.difference(one.state_dict(), other.state_dict()) is None
+            update(trainer, [sample])
+    assert runs.difference(*(without_time(each.state_dict()) for each in (one, other))) is None
 
 
 def test_tensors_of_a_state_that_nothing_else_uses_are_adopted() -> None:
     one = a_trainer("--optimizer adam")
-    one.train_step(batches(one, 1))
+    update(one, batches(one, 1))
     for adopt in (True, False):
         state = one.state_dict()
         moments = {entry["exp_avg"].data_ptr() for entry in state["last_optimizer_state"]["state"].values()}
@@ -60,9 +68,19 @@ def test_tensors_of_a_state_that_nothing_else_uses_are_adopted() -> None:
 
 def test_a_state_has_what_the_run_has() -> None:
     plain = a_trainer("--optimizer adam").state_dict()
-    assert set(plain) == {"model", "optimizer_history", "last_optimizer_state", "extra_state", "dictionary"}
+    assert set(plain) == {"args", "model", "optimizer_history", "last_optimizer_state", "extra_state", "dictionary"}
     assert plain["dictionary"] == Dictionary.load(runs.DATA / "dict.txt").digest()
-    assert set(plain["extra_state"]) == {"random", "dropout", "carried", "sums"}
+    always = {
+        "random",
+        "dropout",
+        "carried",
+        "sums",
+        "previous_training_time",
+        "best",
+        "without_improvement",
+        "val_loss",
+    }
+    assert set(plain["extra_state"]) == always
     (history,) = plain["optimizer_history"]
     assert history == {
         "criterion_name": "AdaptiveLoss",
@@ -74,7 +92,7 @@ def test_a_state_has_what_the_run_has() -> None:
     full = a_trainer(FULL, "--skip-nonfinite 3")
     full.skipped.count = 2
     extra = full.state_dict()["extra_state"]
-    assert set(extra) == {"random", "dropout", "carried", "sums", "average", "loss_scaler", "skipped_nonfinite"}
+    assert set(extra) == {*always, "average", "loss_scaler", "skipped_nonfinite"}
     assert extra["skipped_nonfinite"] == 2
 
 
@@ -99,12 +117,12 @@ def state() -> dict[str, Any]:
     """The state of a trainer after three updates."""
     trainer = a_trainer(FULL, "--lr 0.01")
     for sample in batches(trainer, 3):
-        trainer.train_step([sample])
+        update(trainer, [sample])
     trainer.skipped.count = 1
     return {"args": stored_settings(trainer.task.settings.flat, trainer.model), **trainer.state_dict()}
 
 
-def restored(state: dict[str, Any], *flags: str, base: str = TINY) -> Trainer:
+def restored(state: dict[str, Any], *flags: str, base: str = TINY) -> TrainingState:
     trainer = a_trainer(FULL, "--lr 0.01", *flags, base=base)
     trainer.load_state_dict(state, "x.pt", options(*flags))
     return trainer
@@ -117,7 +135,7 @@ def options(*flags: str) -> CheckpointConfig:
 def in_force(state: dict[str, Any], *flags: str) -> dict[str, Any]:
     """The settings that a run restores: those that differ from the given ones."""
     run = a_run(FULL, "--lr 0.01", *flags)
-    run.restore(state, "x.pt")
+    resume.restore(run, state, "x.pt")
     assert all(run.stored_settings()[name] == value for name, value in run.restored.items())
     return run.restored
 
@@ -151,14 +169,17 @@ def test_a_reset_leaves_aside_what_it_names(state: dict[str, Any]) -> None:
 def test_a_schedule_is_restored_unless_it_is_reset() -> None:
     flags = "--optimizer adam --lr-scheduler reduce_lr_on_plateau --lr-shrink 0.5 --lr"
     one = a_trainer(flags, "0.4")
-    one.train_step(batches(one, 1))
+    update(one, batches(one, 1))
     for epoch, figure in ((1, 1.0), (2, 2.0)):
-        one.end_epoch(epoch, figure)
+        one.due, one.metric = Due(epoch, end_of_epoch=True), figure
+        one.end_epoch()
     saved = one.state_dict()
     kept, reset = a_trainer(flags, "0.3"), a_trainer(flags, "0.3 --reset-lr-scheduler")
     saved["args"] = {"lr": [0.4]}
-    assert kept.load_state_dict(saved, "x.pt")["lr"] == [0.4], "the first rate, which the schedule lowered"
-    assert "lr" not in reset.load_state_dict(saved, "x.pt", options("--reset-lr-scheduler"))
+    kept.load_state_dict(saved, "x.pt")
+    assert kept.restored["lr"] == [0.4], "the first rate, which the schedule lowered"
+    reset.load_state_dict(saved, "x.pt", options("--reset-lr-scheduler"))
+    assert "lr" not in reset.restored
     assert (kept.get_lr(), reset.get_lr()) == (0.2, 0.3)
     assert kept.lr_scheduler.state_dict() == one.lr_scheduler.state_dict() != reset.lr_scheduler.state_dict()
 
@@ -218,7 +239,7 @@ def test_an_optimizer_of_a_plug_in_is_not_asked_to_adopt_tensors(
     trainer = a_trainer(FULL, "--lr 0.01")
     given: list[Any] = []
     monkeypatch.setattr(trainer.optimizer, "load_state_dict", lambda *args, **named: given.append(named))
-    monkeypatch.setattr(trainer_module, "ElementwiseOptimizer", int)
+    monkeypatch.setattr(state_module, "ElementwiseOptimizer", int)
     trainer.load_state_dict(state, "x.pt", adopt=True)
     assert given == [{}]
 
@@ -227,11 +248,11 @@ def test_a_setting_of_an_extension_that_parameters_depend_on_is_that_of_the_stat
     state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checked: list[Any] = []
-    monkeypatch.setattr(run_module, "check_settings", lambda *args: checked.append(args))
+    monkeypatch.setattr(resume, "check_settings", lambda *args: checked.append(args))
     run = a_run(FULL, "--lr 0.01")
     settings = run.settings
-    run.restore(state, "x.pt")
-    assert checked == [(run.trainer.model, state["args"], settings.model, "x.pt", settings.extensions)]
+    resume.restore(run, state, "x.pt")
+    assert checked == [(run.model, state["args"], settings.model, "x.pt", settings.extensions)]
 
 
 def test_a_setting_that_parameters_depend_on_is_that_of_the_state(state: dict[str, Any]) -> None:
@@ -282,14 +303,14 @@ def test_random_states_of_each_rank_go_on_and_those_of_other_ranks_are_dropped(
     torch.manual_seed(3)
     before = torch.get_rng_state()
     for none in (None, []):
-        trainer._restore_random_states(none, "x.pt")
+        restore_random_states(none, trainer.world, "x.pt")
     assert torch.equal(torch.get_rng_state(), before) and logged(caplog) == []
-    trainer._restore_random_states(states, "x.pt")
+    restore_random_states(states, trainer.world, "x.pt")
     assert torch.equal(torch.get_rng_state(), before)
     dropped = "random states of x.pt are dropped: processes then 2, now 1; dropout starts from --seed"
     assert logged(caplog) == [dropped]
     trainer.world = World(1, 2)
-    trainer._restore_random_states(states, "x.pt")
+    restore_random_states(states, trainer.world, "x.pt")
     assert torch.equal(torch.get_rng_state(), states[1]["cpu"]) and logged(caplog) == [dropped]
     caplog.clear()
     saved = a_trainer().state_dict()
@@ -299,13 +320,7 @@ def test_random_states_of_each_rank_go_on_and_those_of_other_ranks_are_dropped(
 
 
 def test_the_random_states_of_all_ranks_are_saved() -> None:
-    trainers = [a_trainer(), a_trainer()]
-
-    def gathered(world: World) -> Any:
-        trainers[world.rank].world = world
-        return trainers[world.rank]._gather_random_states()
-
-    first, second = in_threads(gathered, 2)
+    first, second = in_threads(gather_random_states, 2)
     assert len(first) == len(second) == 2 and set(first[0]) == {"cpu"}
 
 
@@ -316,24 +331,24 @@ def test_the_random_state_of_a_gpu_is_that_of_its_device(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda asked: torch.tensor([5]) if asked == device else None)
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda *args: restored.append(args))
     trainer = a_trainer()
-    host = trainer._gather_random_states()
+    host = gather_random_states(trainer.world)
     trainer.world = World(device=device)
-    (states,) = saved = trainer._gather_random_states()
+    (states,) = saved = gather_random_states(trainer.world)
     assert set(states) == {"cpu", "cuda"} and states["cuda"].tolist() == [5]
-    trainer._restore_random_states(host, "x.pt")
+    restore_random_states(host, trainer.world, "x.pt")
     assert restored == [], "of a run on the host"
-    trainer._restore_random_states(saved, "x.pt")
+    restore_random_states(saved, trainer.world, "x.pt")
     ((state, where),) = restored
     assert state.tolist() == [5] and where == device
     trainer.world = World()
-    trainer._restore_random_states(saved, "x.pt")
+    restore_random_states(saved, trainer.world, "x.pt")
     assert len(restored) == 1, "on the host"
 
 
 def test_memory_goes_on_with_the_rows_that_do_and_that_of_version_0_1_too() -> None:
     one = a_trainer(base=XL)
     for sample in batches(one, 2):
-        one.train_step([sample])
+        update(one, [sample])
     saved = one.state_dict()
     memory = saved["extra_state"]["carried"]["memory"]
     older = {**saved, "extra_state": {**saved["extra_state"], "memory": memory}}
@@ -348,10 +363,17 @@ def test_memory_goes_on_with_the_rows_that_do_and_that_of_version_0_1_too() -> N
         assert not other.task.carried.get("memory"), "no rows go on"
 
 
-def test_parts_of_parameters_have_the_groups_of_their_whole_ones() -> None:
+def test_parts_of_parameters_have_the_groups_of_their_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    wholes: dict[int, Any] = {}
+    named: list[Any] = []
+    full = GradientReducer.full_parameter
+
+    def full_parameter(self: Any, part: Any) -> Any:
+        return wholes.setdefault(id(part), torch.nn.Parameter(full(self, part).detach().clone()))
+
+    monkeypatch.setattr(GradientReducer, "full_parameter", full_parameter)
+    monkeypatch.setattr(state_module, "ParameterNames", lambda model, criterion, groups: named.extend(groups))
     trainer = a_trainer()
-    wholes = {id(p): torch.nn.Parameter(p.detach().clone()) for p in trainer.parameters}
-    trainer.reducer.full_parameter = lambda part: wholes[id(part)]  # type: ignore[method-assign]
-    for group, parts in zip(trainer._source_groups(), trainer.optimizer.param_groups, strict=True):
+    for group, parts in zip(named, trainer.optimizer.param_groups, strict=True):
         assert [id(p) for p in group["params"]] == [id(wholes[id(p)]) for p in parts["params"]]
         assert group["lr"] == parts["lr"] and set(group) == set(parts)

@@ -16,12 +16,12 @@ from mistakes import logged
 from small_runs import FIVE, a_run, state
 
 from fairseq import checkpoint
-from fairseq.config.settings import training_settings
 from fairseq.data.position import SavedBy
-from fairseq.distributed import Interruption, World
 from fairseq.errors import UserError
-from fairseq.training.run import Run
+from fairseq.training.callbacks.limits import Limits
+from fairseq.training.resume import restore
 from fairseq.training.stages import Stage
+from fairseq.training.update import update
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,13 @@ def test_best_figures_and_times_are_kept_unless_meters_are_reset() -> None:
 
     def best(*flags: str) -> tuple[Any, ...]:
         run = a_run(runs.ADAM, *flags)
-        run.restore(stored, "x.pt")
-        return run.best.value, run.best.without_improvement, run.wall() > 1000, run.stopped
+        restore(run, stored, "x.pt")
+        return (
+            run.best.value,
+            run.best.without_improvement,
+            run.wall() > 1000,
+            run.part(Limits).reached(run) is not None,
+        )
 
     assert best() == (1.5, 4, True, False)
     assert best("--patience 4") == (1.5, 4, True, True)
@@ -100,7 +105,7 @@ def test_best_figures_and_times_are_kept_unless_meters_are_reset() -> None:
     del extra["previous_training_time"]
     assert best() == (1.5, 4, False, False)
     run = a_run(runs.ADAM)
-    run.restore(stored, "x.pt")
+    restore(run, stored, "x.pt")
     assert run.trained_before == 0.0
 
 
@@ -112,23 +117,24 @@ def test_the_best_of_blocks_of_another_length_is_set_aside(caplog: pytest.LogCap
     stored["extra_state"]["stage"] = {"number": 3}
     aside: list[Any] = []
     manager = SimpleNamespace(set_best_aside=aside.append)
-    run = a_run(runs.ADAM, "--tokens-per-sample 32", manager=manager)
-    run.restore(stored, "x.pt")
-    assert run.best.value is None and aside == [3]
+
+    def resumed_best(*flags: str, manager: Any = manager) -> float | None:
+        run = a_run(runs.ADAM, *flags, manager=manager)
+        restore(run, stored, "x.pt")
+        with run.running():
+            return run.best.value
+
+    assert resumed_best("--tokens-per-sample 32") is None and aside == [3]
     changes = "`batch` 20 (was 40), `tokens_per_sample` 32 (was 16)"
     line = f"best validation: starts anew, because it measures something else: {changes}"
     assert line in caplog.messages
     del stored["extra_state"]["stage"]
-    run.restore(stored, "x.pt")
+    resumed_best("--tokens-per-sample 32")
     assert aside == [3, None]
-    a_run(runs.ADAM, "--tokens-per-sample 32").restore(stored, "x.pt")  # not the first process
-    same = a_run(runs.ADAM, manager=manager)
-    same.restore(stored, "x.pt")
-    assert same.best.value is not None and len(aside) == 2
+    resumed_best("--tokens-per-sample 32", manager=None)  # not the first process
+    assert resumed_best() is not None and len(aside) == 2
     del stored["extra_state"]["validation"], stored["args"]["tokens_per_sample"]
-    run = a_run(runs.ADAM, "--tokens-per-sample 32", manager=manager)
-    run.restore(stored, "x.pt")
-    assert run.best.value is not None, "of a checkpoint that does not tell its length"
+    assert resumed_best("--tokens-per-sample 32") is not None, "of a checkpoint that does not tell its length"
 
 
 # --- memory that goes on
@@ -146,8 +152,8 @@ def test_rows_go_on_with_their_memory_where_it_fits(
     caplog.set_level(logging.INFO)
     runs.train(tmp_path, XL, "--max-update 2 --disable-validation --no-epoch-checkpoints")
     state = checkpoint.read(tmp_path / "checkpoint_last.pt")
-    run = Run(training_settings(runs.arguments(XL, flags)), World(), None, None, Interruption())
-    run.restore(state, "x.pt")
+    run = a_run(flags, base=XL)
+    restore(run, state, "x.pt")
     saved, memory = state["extra_state"]["carried"]["memory"], run.task.carried.get("memory") or []
     assert bool(memory) is fits and all(torch.equal(a, b) for a, b in zip(memory, saved, strict=fits))
     dropped = "x.pt: memory dropped, because rows, segments or memory have another length"
@@ -155,13 +161,18 @@ def test_rows_go_on_with_their_memory_where_it_fits(
 
 
 def test_memory_fits_segments_and_memory_of_the_same_length_in_the_same_order() -> None:
-    run = a_run()
-    own = run.batches_signature()
-    assert own["batches"] == 5 and own["processes"] == 1 and own["tokens_per_sample"] == 16
-    assert run._memory_fits(own) and run._memory_fits({**own, "batches": 7, "processes": 2})
-    for name in ("tokens_per_sample", "memory_length"):
-        assert not run._memory_fits({**own, name: 3})
-    assert not run._memory_fits({**own, "shuffled_with": 3})
+    run = state(a_run("--tokens-from-prev 16", base=XL), updates=3, read=3)
+    stored = run.state_dict()
+    own = stored["extra_state"]["batches"]
+    assert own["batches"] == 42 and own["processes"] == 1 and own["tokens_per_sample"] == 16
+
+    def rows(**signature: Any) -> int:
+        extra = {**stored["extra_state"], "batches": {**own, **signature}}
+        return a_run("--tokens-from-prev 16", base=XL)._load_position(stored, extra, "x.pt")
+
+    assert rows() == rows(batches=7, processes=2) == 4
+    for name in ("tokens_per_sample", "memory_length", "shuffled_with"):
+        assert rows(**{name: 3}) == 0
 
 
 # --- what a run hands on
@@ -169,13 +180,13 @@ def test_memory_fits_segments_and_memory_of_the_same_length_in_the_same_order() 
 
 def test_a_restored_run_has_tensors_of_its_own_unless_they_are_given_away() -> None:
     run = a_run(runs.ADAM)
-    run.trainer.train_step([next(iter(run.batches))])
+    update(run, [next(iter(run.batches))])
     for how, shared in (({}, False), ({"adopt": False}, False), ({"adopt": True}, True)):
         stored = run.state_dict()
         moments = {entry["exp_avg"].data_ptr() for entry in stored["last_optimizer_state"]["state"].values()}
         other = a_run(runs.ADAM)
-        other.restore(stored, "x.pt", **how)
-        found = {entry["exp_avg"].data_ptr() for entry in other.trainer.optimizer.optimizer.state.values()}
+        restore(other, stored, "x.pt", **how)
+        found = {entry["exp_avg"].data_ptr() for entry in other.optimizer.optimizer.state.values()}
         assert bool(found & moments) is shared
 
 
@@ -185,7 +196,7 @@ def test_the_run_that_saved_a_place_is_told_by_its_checkpoint() -> None:
     told: list[Any] = []
     for each in (run, other):
         each.batches.load_state_dict = lambda place, *saved: bool(told.append(saved))  # type: ignore[method-assign]
-        each.restore(stored, "x.pt")
+        restore(each, stored, "x.pt")
     saved = SavedBy(fairseq=False, processes=1, batches=5, same_length=True)
     assert told == [(saved,), (replace(saved, same_length=False),)]
 
@@ -198,11 +209,11 @@ def test_a_place_of_another_stage_is_told_as_such(before: int | None, same: bool
     told: list[Any] = []
     run = a_run(runs.ADAM, stage=Stage(2, 16, 9))
     run.batches.load_state_dict = lambda place, saved: bool(told.append(saved))  # type: ignore[method-assign]
-    run.restore(stored, "x.pt")
+    restore(run, stored, "x.pt")
     assert [saved.same_length for saved in told] == [same]
 
 
 def test_a_state_of_another_optimizer_is_refused_by_its_name() -> None:
     stored = state(a_run(runs.ADAM), updates=7, epoch=2, read=2).state_dict()
     with pytest.raises(UserError, match="^x.pt: made with optimizer FairseqAdam, not FairseqNAG"):
-        a_run(runs.NAG).restore(stored, "x.pt")
+        restore(a_run(runs.NAG), stored, "x.pt")

@@ -14,7 +14,7 @@ import yaml
 from fairseq import checkpoint
 from fairseq.config.settings import training_settings
 from fairseq.errors import with_flags
-from fairseq.training import resumption
+from fairseq.training import resume
 
 QUICK = f"{runs.BASELINE} --no-epoch-checkpoints --disable-validation"
 
@@ -22,10 +22,10 @@ QUICK = f"{runs.BASELINE} --no-epoch-checkpoints --disable-validation"
 @pytest.fixture
 def warned(caplog: pytest.LogCaptureFixture) -> Any:
     """Returns the lines about settings since the last call, without the name of the checkpoint."""
-    caplog.set_level(logging.WARNING, logger=resumption.__name__)
+    caplog.set_level(logging.WARNING, logger=resume.__name__)
 
     def lines() -> list[str]:
-        found = [with_flags(record.message) for record in caplog.records if record.name == resumption.__name__]
+        found = [with_flags(record.message) for record in caplog.records if record.name == resume.__name__]
         caplog.clear()
         return [line.partition("checkpoint_last.pt: settings ")[2] for line in found]
 
@@ -200,7 +200,7 @@ def line(now: dict[str, Any], stored: dict[str, Any], restored: dict[str, Any], 
     """The warning of a run with the settings *now* in force, of which some are *restored* ones."""
     run: Any = SimpleNamespace(stored_settings=lambda: now, restored=restored)
     given = training_settings(runs.arguments(runs.BASELINE, flags))
-    resumption.log_differences(run, given, stored, "checkpoint_last.pt")
+    resume.log_differences(run, given, stored, "checkpoint_last.pt")
     return "".join(warned())
 
 

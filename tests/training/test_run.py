@@ -13,22 +13,27 @@ import pytest
 import runs
 import torch
 from mistakes import user_error
-from small_runs import FIVE, a_run, state
+from small_runs import FIVE, a_run, state, the_run
 
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import SavePoint
 from fairseq.config.settings import training_settings
-from fairseq.distributed import Interruption, World
+from fairseq.distributed import GradientReducer, Interruption, World
 from fairseq.errors import UserError, with_flags
-from fairseq.logging.progress import progress_bar
+from fairseq.optim.lr_scheduler.cycles import CosineSchedule
+from fairseq.training import build, log, loop, stop
 from fairseq.training import due as due_module
-from fairseq.training import log, loop
-from fairseq.training import run as run_module
+from fairseq.training import state as state_module
+from fairseq.training.callbacks import checkpoints
+from fairseq.training.callbacks.checkpoints import Checkpoints
+from fairseq.training.callbacks.limits import Limits
+from fairseq.training.callbacks.validation import Validation
 from fairseq.training.due import Due, validation_interval
+from fairseq.training.limit import Limit
 from fairseq.training.nonfinite import Finding
-from fairseq.training.run import Run
 from fairseq.training.saving import Saver
 from fairseq.training.stages import Stage
+from fairseq.training.state import TrainingState
 
 # --- when
 
@@ -38,9 +43,9 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Validations, whose figure is 9 - updates but for update 4, and what is saved."""
     found: list[tuple[Any, ...]] = []
 
-    def validate(self: Run, epoch: int) -> float:
-        updates = self.trainer.num_updates
-        found.append(("validate", epoch, updates))
+    def validate(self: Validation, run: TrainingState) -> float:
+        updates = run.num_updates
+        found.append(("validate", run.due.epoch, updates))
         return 7.5 if updates == 4 else 9.0 - updates
 
     def save(self: Saver, state: dict[str, Any], point: SavePoint) -> None:
@@ -51,7 +56,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         end = "end" if point.end_of_epoch else ""
         found.append(("save", point.epoch, point.updates, end, best, point.figure))
 
-    monkeypatch.setattr(Run, "validate", validate)
+    monkeypatch.setattr(Validation, "measure", validate)
     monkeypatch.setattr(Saver, "save", save)
     return found
 
@@ -103,15 +108,17 @@ def test_a_run_saves_at_its_end_when_its_time_is_over(tmp_path: Path, events: li
 
 
 def test_a_signal_is_followed_by_a_save_without_a_validation() -> None:
-    run = state(a_run(), updates=3, read=3)
+    interruption = Interruption()
+    run = state(a_run(interruption=interruption), updates=3, read=3)
     saved: list[Any] = []
-    run.save = lambda due, *more: saved.append((due, *more))  # type: ignore[method-assign]
-    clock, bar = run_module.Clock(run.trainer.meters), progress_bar([])
-    loop.after_update(run, 1, bar, clock)
-    assert saved == [], "nothing is due"
-    run.stop.interrupted = True
-    loop.after_update(run, 1, bar, clock)
-    assert saved == [(Due(1), None, False)]
+    run.part(Checkpoints).save = lambda run: saved.append((run.due, run.metric, run.is_best))  # type: ignore
+    with run.running():
+        run.after_update()
+        assert saved == [], "nothing is due"
+        interruption.signal = signal.SIGTERM
+        run.votes.poll("interrupted")
+        run.after_update()
+    assert saved == [(Due(1), None, False)] and run.end == Limit("a signal")
 
 
 @pytest.mark.parametrize(
@@ -146,13 +153,13 @@ def test_a_validation_that_a_long_run_makes_by_default_is_saved(
 def test_a_long_validation_follows_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
     before: list[Any] = []
 
-    def validate(self: Run, epoch: int) -> float:
+    def validate(self: Validation, run: TrainingState) -> float:
         path = tmp_path / "checkpoint_last.pt"
         before.append(runs.content(path)["optimizer_history"][-1]["num_updates"] if path.exists() else None)
         return 1.0
 
-    monkeypatch.setattr(Run, "validate", validate)
-    monkeypatch.setattr(run_module, "LONG", 0.0 if long else 1e9)
+    monkeypatch.setattr(Validation, "measure", validate)
+    monkeypatch.setattr(checkpoints, "LONG", 0.0 if long else 1e9)
     runs.train(tmp_path, FIVE, "--max-update 4 --save-interval-updates 2")
     assert before == ([2, 4] if long else [None, 2])
     assert "due" not in runs.content(tmp_path / "checkpoint_last.pt")["extra_state"]
@@ -161,12 +168,16 @@ def test_a_long_validation_follows_a_checkpoint(tmp_path: Path, monkeypatch: pyt
 # --- the limits of a run
 
 
+def reached(run: Any, late: bool = False) -> tuple[str, str] | None:
+    found = run.part(Limits).reached(run, late)
+    return None if found is None else (with_flags(found.setting), found.remedy)
+
+
 def test_the_limit_is_the_first_setting_that_is_reached() -> None:
     run = a_run("--max-update 9 --max-epoch 3 --stop-min-lr 0.1 --stop-time-hours 2")
 
     def limit(**point: Any) -> tuple[str, str] | None:
-        found = state(run, **point).limit()
-        return None if found is None else (with_flags(found.setting), found.remedy)
+        return reached(state(run, **point))
 
     assert limit() is None and limit(updates=8, epoch=2, read=3) is None
     assert limit(updates=9) == limit(updates=10) == ("--max-update 9", "raise")
@@ -177,90 +188,79 @@ def test_the_limit_is_the_first_setting_that_is_reached() -> None:
     assert limit(updates=1, epoch=2, rate=0.1) == ("--stop-min-lr 0.1", "lower")
     assert limit(updates=4, read=4, rate=0.01) is None, "within an epoch"
     assert limit(updates=0, rate=0.01) is None, "a rate that warms up"
-    run.stop.late = True
-    assert limit(updates=9) == ("--stop-time-hours 2", "raise")
-    run.stop.late, run.stopped = False, True
-    assert limit(updates=9) == ("--stop-time-hours 2", "raise")
-    run.stop.interrupted = True
-    assert limit(updates=9) == ("a signal", "raise")
+    assert reached(state(run, updates=9), late=True) == ("--stop-time-hours 2", "raise")
+    run.started -= 7201
+    with run.running():
+        assert run.end is not None and with_flags(run.end.setting) == "--stop-time-hours 2"
+        run.votes.poll("late")
+        assert limit(updates=9) == ("--stop-time-hours 2", "raise")
 
 
 def test_patience_and_the_end_of_the_stages_are_limits() -> None:
     run = a_run("--patience 2 --max-update 9")
-    for figure in (1.0, 2.0):
-        run.best = run.best.validated(figure)
-        run.check_patience()
-        assert not run.stopped and run.limit() is None
+    for metric in (1.0, 2.0):
+        run.best = run.best.validated(metric)
+        assert reached(run) is None
     run.best = run.best.validated(3.0)
-    run.check_patience()
-    found = run.limit()
-    assert run.stopped and found is not None and with_flags(found.setting) == "--patience 2"
+    assert reached(run) == ("--patience 2", "raise")
     staged = state(a_run("--stages 8:4,16:9", stage=Stage(1, 8, 4)), updates=4)
-    found = staged.limit()
-    assert found is not None and with_flags(found.setting) == "the end of --stages 8:4,16:9"
+    assert reached(staged) == ("the end of --stages 8:4,16:9", "raise")
 
 
 def test_without_patience_no_number_of_validations_ends_a_run(caplog: pytest.LogCaptureFixture) -> None:
     run = a_run()
-    for figure in range(50):
-        run.best = run.best.validated(float(figure))
-    run.check_patience()
-    assert not run.stopped and run.limit() is None and caplog.messages == []
+    for metric in range(50):
+        run.best = run.best.validated(float(metric))
+    assert reached(run) is None and caplog.messages == []
 
 
-@pytest.mark.parametrize(("patience", "limit"), [(0, "--stop-time-hours 0"), (1, "--patience 1")])
-def test_a_patience_of_one_validation_ends_a_run_and_one_of_none_does_not(patience: int, limit: str) -> None:
+@pytest.mark.parametrize(("patience", "limit"), [(0, None), (1, ("--patience 1", "raise"))])
+def test_a_patience_of_one_validation_ends_a_run_and_one_of_none_does_not(patience: int, limit: Any) -> None:
     run = a_run(f"--patience {patience}")
-    for figure in (1.0, 2.0):
-        run.best = run.best.validated(figure)
-    run.check_patience()
-    assert run.stopped is (patience == 1)
-    run.stopped = True
-    found = run.limit()
-    assert found is not None and with_flags(found.setting) == limit
+    for metric in (1.0, 2.0):
+        run.best = run.best.validated(metric)
+    assert reached(run) == limit
 
 
 def test_a_stage_is_done_at_its_last_update_unless_something_else_ended_it() -> None:
-    stage = Stage(1, 8, 4)
-    run = a_run("--stages 8:4,16:9", stage=stage)
-    assert run.max_update == 4
-    assert [state(run, updates=updates).stage_is_done() for updates in (3, 4, 5)] == [False, True, True]
-    run.stopped = True
-    assert not run.stage_is_done()
-    run.stopped, run.stop.late = False, True
-    assert not run.stage_is_done()
-    assert not state(a_run("--max-update 4"), updates=4).stage_is_done(), "without stages"
+    run = a_run("--stages 8:4,16:9 --patience 1", stage=Stage(1, 8, 4))
+
+    def ends_stage(run: Any, late: bool = False) -> bool:
+        found = run.part(Limits).reached(run, late)
+        return found is not None and found.ends_stage
+
+    assert [ends_stage(state(run, updates=updates)) for updates in (3, 4, 5)] == [False, True, True]
+    assert not ends_stage(run, late=True)
+    for metric in (1.0, 2.0):
+        run.best = run.best.validated(metric)
+    assert not ends_stage(run)
+    assert not ends_stage(state(a_run("--max-update 4"), updates=4)), "without stages"
 
 
-def test_a_run_without_an_update_has_no_last_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = a_run("--max-update 4")
-    assert state(run, updates=4).describe_end(1.0) is None
-    run.idle = False
-    assert state(run, updates=3).describe_end(1.0) is None, "it goes on"
-    message = state(run, updates=4).describe_end(2.0)
-    assert message is not None
-    assert (
-        with_flags(message)
-        == "done training in 2.0 seconds (0:00:02); --max-update 4 is reached after 4 updates; no validation"
+def test_the_last_message_has_the_best_metric_and_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = state(a_run("--max-update 4"), updates=4)
+    run.end = run.part(Limits).reached(run)
+    message = with_flags(stop.describe_run(run, 2.0))
+    assert message == (
+        "done training in 2.0 seconds (0:00:02); --max-update 4 is reached after 4 updates; no validation"
     )
     run.best = run.best.validated(2.5)
-    assert "; best validation loss 2.5" in str(run.describe_end(2.0))
-    monkeypatch.setattr(
-        run_module, "evaluation", lambda settings, command, argv: f"{command} {settings is run.settings}"
-    )
-    assert str(run.describe_end(2.0)).endswith("; next: eval_lm True")
+    assert "; best validation loss 2.5" in stop.describe_run(run, 2.0)
+    monkeypatch.setattr(stop, "evaluation", lambda settings, command, argv: f"{command} {settings is run.settings}")
+    assert stop.describe_run(run, 2.0).endswith("; next: eval_lm True")
 
 
 def test_minutes_between_saves_count_from_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr(run_module.time, "perf_counter", lambda: now[0])
-    run, never = a_run("--save-interval-minutes 2"), a_run("--save-interval-minutes 0")
-    quick = a_run("--save-interval-minutes 0.01")
+    monkeypatch.setattr(checkpoints.time, "perf_counter", lambda: now[0])
+    run = a_run("--save-interval-minutes 2")
+    two, never = run.part(Checkpoints), a_run("--save-interval-minutes 0").part(Checkpoints)
+    quick = a_run("--save-interval-minutes 0.01").part(Checkpoints)
     now[0] = 1001.0
-    assert quick.save_is_due() and not run.save_is_due()
+    assert quick.is_late() and not two.is_late()
     due = []
     for now[0] in (1120.0, 1121.0, 1e9):
-        due.append((run.save_is_due(), never.save_is_due()))
+        due.append((two.is_late(), never.is_late()))
     assert due == [(False, False), (True, False), (True, False)]
     now[0] = 1060.0
     assert run.wall() == 60.0
@@ -278,21 +278,25 @@ def test_a_run_is_late_after_its_hours_and_never_without_them(monkeypatch: pytes
     ):
         run = a_run(flags)
         monkeypatch.setattr(run, "wall", lambda seconds=seconds: seconds)
-        assert run.is_late() is late
+        assert run.part(Limits).is_late(run) is late
 
 
-def test_wishes_are_the_processs_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = training_settings(runs.arguments(FIVE, "--stop-time-hours 1 --save-interval-minutes 1"))
+def test_wishes_are_the_processs_own() -> None:
     interruption = Interruption()
-    run = Run(settings, World(), None, None, interruption)
-    assert run.stop.wishes() == (False, False, False)
-    interruption.signal = signal.SIGHUP
-    assert run.stop.wishes() == (False, True, False)
-    interruption.signal = 0
-    run.started -= 3601
-    assert run.stop.wishes() == (True, False, False)
-    run.saved_at -= 61
-    assert run.stop.wishes() == (True, False, True)
+    run = a_run("--stop-time-hours 1 --save-interval-minutes 1", interruption=interruption)
+
+    def wishes() -> tuple[bool, ...]:
+        return tuple(run.votes.poll(name) for name in ("late", "interrupted", "save"))
+
+    with run.running():
+        assert wishes() == (False, False, False)
+        interruption.signal = signal.SIGHUP
+        assert wishes() == (False, True, False)
+        interruption.signal = 0
+        run.started -= 3601
+        assert wishes() == (True, False, False)
+        run.part(Checkpoints).saved_at -= 61
+        assert wishes() == (True, False, True)
 
 
 # --- validation
@@ -340,7 +344,7 @@ def test_validation_leaves_speeds_and_the_order_of_training_alone(tmp_path: Path
 @pytest.mark.parametrize(("names", "splits"), [("test", ["test"]), ("valid, test", ["valid", "test"])])
 def test_splits_are_names_between_commas(names: str, splits: list[str]) -> None:
     settings = training_settings(runs.arguments(FIVE)).changed(valid_subset=names)
-    assert list(Run(settings, World(), None, None, Interruption()).validation) == splits
+    assert list(the_run(settings).validation) == splits
 
 
 @pytest.mark.parametrize(
@@ -364,11 +368,11 @@ def test_the_schedule_is_given_the_figure_of_an_epochs_validation(
     tmp_path: Path, events: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[Any, ...]] = []
-    for name in ("begin_epoch", "end_epoch"):
-        monkeypatch.setattr(run_module.Trainer, name, lambda self, *args, name=name: told.append((name, *args)))
-    runs.train(tmp_path, FIVE, "--max-epoch 2 --validate-interval 2 --no-save")
-    ends = [("begin_epoch", 1), ("end_epoch", 1, None), ("begin_epoch", 2), ("end_epoch", 2, -1.0)]
-    assert told == ends
+    for name in ("step_begin_epoch", "step"):
+        monkeypatch.setattr(CosineSchedule, name, lambda self, *args, name=name: told.append((name, *args)))
+    runs.train(tmp_path, FIVE, runs.NAG, "--max-epoch 2 --validate-interval 2 --no-save")
+    ends = [("step_begin_epoch", 1), ("step", 1, None), ("step_begin_epoch", 2), ("step", 2, -1.0)]
+    assert told == [("step_begin_epoch", 1), *ends]
 
 
 # --- groups of batches
@@ -413,8 +417,8 @@ def test_parameters_are_the_same_on_all_ranks_and_dropout_is_not(monkeypatch: py
     drawn = []
     for rank in (0, 1, 2):
         run = a_run(world=World(rank, 1))
-        assert run.trainer.world is run.world is run.saver.world and run.world.rank == rank
-        weights = torch.cat([parameter.flatten() for parameter in run.trainer.model.parameters()])
+        assert run.world is run.part(Checkpoints).saver.world and run.world.rank == rank
+        weights = torch.cat([parameter.flatten() for parameter in run.model.parameters()])
         drawn.append((weights.sum().item(), torch.rand(()).item()))
     assert len({weights for weights, _ in drawn}) == 1
     torch.manual_seed(3)
@@ -436,8 +440,8 @@ def test_an_update_that_is_not_finite_is_saved_for_inspection_unless_nothing_is(
     assert finding["place"].startswith("the ") and len(finding["ids"]) == 40
     run = state(a_run("--no-epoch-checkpoints"), updates=7, epoch=2, read=2)
     written: list[Any] = []
-    run.saver.save_as = lambda *args: written.append(args)  # type: ignore[method-assign]
-    run.save_for_inspection(Finding(8, [1], "the loss"))
+    run.part(Checkpoints).saver.save_as = lambda *args: written.append(args)  # type: ignore[method-assign]
+    run.part(Checkpoints).save_for_inspection(run, Finding(8, [1], "the loss"))
     ((name, content, *point),) = written
     assert (name, point) == ("nonfinite.pt", [2, 7]) and content["extra_state"]["nonfinite"]["update"] == 8
 
@@ -446,7 +450,7 @@ def test_an_update_that_is_not_finite_is_saved_for_inspection_unless_nothing_is(
 
 
 def test_settings_that_the_task_infers_from_the_data_are_the_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = run_module.setup_task
+    setup = build.setup_task
 
     def infer(settings: Any) -> Any:
         task = setup(settings)
@@ -454,22 +458,23 @@ def test_settings_that_the_task_infers_from_the_data_are_the_runs(monkeypatch: p
         return task
 
     assert a_run().inferred == {}
-    monkeypatch.setattr(run_module, "setup_task", infer)
+    monkeypatch.setattr(build, "setup_task", infer)
     run = a_run()
     assert run.inferred == {"clip_norm": 0.75}
-    assert run.settings.optimization.clip_norm == run.trainer.cfg.clip_norm == 0.75
+    assert run.settings.optimization.clip_norm == run.cfg.clip_norm == 0.75
 
 
-def test_training_and_validation_have_batches_of_their_own_sizes() -> None:
+def test_training_and_validation_have_batches_of_their_own_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run("--max-tokens-valid 320")
     assert len(run.batches) == 5 and len(run.validation["test"]) > 5
-    run.world = World(1, 3, torch.device("meta"))
-    batches = run._iterator("valid", training=True)
-    assert (batches.sampler.rank, batches.sampler.layout.processes, batches.device.type) == (1, 3, "meta")
+    reducer = lambda graph, *args: GradientReducer(graph, World(), "c10d", 25, False)  # noqa: E731
+    monkeypatch.setattr(state_module, "data_parallel", reducer)
+    third = a_run(world=World(1, 3)).batches
+    assert (third.sampler.rank, third.sampler.layout.processes, third.device.type) == (1, 3, "cpu")
 
 
 def test_the_model_is_built_where_the_sharding_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(run_module, "build_device", lambda *args: asked.append(args) or contextlib.nullcontext())
+    monkeypatch.setattr(build, "build_device", lambda *args: asked.append(args) or contextlib.nullcontext())
     run = a_run()
     assert asked == [(run.settings.distributed, run.world)]

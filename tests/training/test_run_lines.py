@@ -11,29 +11,33 @@ from typing import Any
 import pytest
 import runs
 import torch
-from small_runs import FIVE, a_run, state
+from small_runs import FIVE, SmallRun, a_run, state, the_run
 
 from fairseq.config.settings import training_settings
-from fairseq.distributed import Interruption, World
+from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.training import log as lines
 from fairseq.training import loop
-from fairseq.training import run as run_module
+from fairseq.training.callbacks import profiler
+from fairseq.training.callbacks.checkpoints import Checkpoints
+from fairseq.training.callbacks.log import Log
+from fairseq.training.callbacks.validation import Validation
+from fairseq.training.clock import Clock
 from fairseq.training.due import Due
-from fairseq.training.loop import train_stage
-from fairseq.training.run import Run
+from fairseq.training.log import Reporter
 from fairseq.training.stages import Stage
 
 
-def told(caplog: pytest.LogCaptureFixture, run: Run) -> str:
+def told(caplog: pytest.LogCaptureFixture, run: SmallRun) -> str:
     caplog.set_level(logging.INFO)
     caplog.clear()
-    run.describe()
+    run.part(Log).describe(run)
     return caplog.messages[0]
 
 
 def test_a_run_describes_model_data_device_and_stage(caplog: pytest.LogCaptureFixture) -> None:
     run = a_run()
-    count = sum(parameter.numel() for parameter in run.trainer.model.parameters())
+    count = sum(parameter.numel() for parameter in run.model.parameters())
     begin = f"transformer_lm_tiny: {count:,} parameters, 5 batches per epoch on cpu"
     assert told(caplog, run) == begin
     run.stage = Stage(2, 16, 9)
@@ -65,11 +69,10 @@ def test_checkpoints_hold_place_stage_best_and_time(monkeypatch: pytest.MonkeyPa
 def test_the_first_process_alone_shows_a_bar(
     flags: str, first: bool, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = a_run(flags, "--log-interval 7")
-    run.world = World(0 if first else 1, 1)
+    run = a_run(flags, "--log-interval 7", world=World(0 if first else 1, 1))
     bars: list[dict[str, Any]] = []
-    monkeypatch.setattr(run_module, "progress_bar", lambda items, **settings: bars.append(settings))
-    run.bar([], 3, 9, start=2)
+    monkeypatch.setattr(lines, "progress_bar", lambda items, **settings: bars.append(settings))
+    run.part(Log).reporter.bar([], 3, 9, start=2)
     assert bars == [{"log_format": kind, "log_interval": 7, "epoch": 3, "total": 9, "start": 2}]
 
 
@@ -78,19 +81,18 @@ def test_without_a_format_the_bar_chooses_one_unless_lines_are_asked_for(
     flags: str, kind: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = training_settings(runs.arguments(FIVE.replace("--log-format json", ""), flags))
-    run = Run(settings, World(), None, None, Interruption())
     bars: list[dict[str, Any]] = []
-    monkeypatch.setattr(run_module, "progress_bar", lambda items, **settings: bars.append(settings))
-    run.bar([], 1, 1)
+    monkeypatch.setattr(lines, "progress_bar", lambda items, **settings: bars.append(settings))
+    the_run(settings).part(Log).reporter.bar([], 1, 1)
     assert bars[0]["log_format"] is kind or bars[0]["log_format"] == kind
 
 
 def test_lines_have_both_clocks_and_count_groups_of_batches(tmp_path: Path) -> None:
     log = runs.train(tmp_path, FIVE, "--update-freq 2 --max-epoch 1 --no-save --disable-validation")
-    lines = [line for line in log if "num_updates" in line]
-    assert [(line["num_updates"], line["update"]) for line in lines] == [(1, 2 / 5), (2, 4 / 5), (3, 1.0)]
-    assert sum(line["wpb"] for line in lines) == 2670 and lines[2]["wpb"] <= 640, "the rest is an update of its own"
-    for line in (*lines, {name.removeprefix("train_"): value for name, value in log[-1].items()}):
+    found = [line for line in log if "num_updates" in line]
+    assert [(line["num_updates"], line["update"]) for line in found] == [(1, 2 / 5), (2, 4 / 5), (3, 1.0)]
+    assert sum(line["wpb"] for line in found) == 2670 and found[2]["wpb"] <= 640, "the rest is an update of its own"
+    for line in (*found, {name.removeprefix("train_"): value for name, value in log[-1].items()}):
         assert 0 < line["train_wall"] <= line["wall"]
 
 
@@ -98,14 +100,14 @@ def test_bars_count_the_updates_of_an_epoch_and_the_run_its_total(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bars: list[tuple[Any, ...]] = []
-    show = Run.bar
+    show = Reporter.bar
 
-    def bar(self: Run, items: Any, epoch: int, total: int, **place: Any) -> Any:
+    def bar(self: Reporter, items: Any, epoch: int, total: int, **place: Any) -> Any:
         run = place.get("run")
         bars.append((epoch, total, place["start"], run.start, run.total))
         return show(self, items, epoch, total, **place)
 
-    monkeypatch.setattr(Run, "bar", bar)
+    monkeypatch.setattr(Reporter, "bar", bar)
     flags = [FIVE, "--disable-validation --update-freq 2,5 --no-epoch-checkpoints --max-epoch 3 --max-update"]
     runs.train(tmp_path, *flags, "2")
     runs.train(tmp_path, *flags, "5")
@@ -127,15 +129,15 @@ def test_folders_take_turns_and_processes_agree_on_each(tmp_path: Path, monkeypa
 def test_weights_that_are_not_finite_are_named_with_the_update_and_not_saved() -> None:
     run = state(a_run("--no-epoch-checkpoints"), updates=7)
     with torch.no_grad():
-        next(run.trainer.model.parameters())[0] = torch.nan
+        next(run.model.parameters())[0] = torch.nan
     with pytest.raises(UserError, match="^update 7: the weights "):
-        run.save(Due(1))
+        run.part(Checkpoints).save(run)
 
 
 def test_a_line_of_a_stage_names_it() -> None:
     run = a_run("--log-interval 2", stage=Stage(2, 16, 9))
-    clock = run_module.Clock(run.trainer.meters)
-    assert run.interval(clock).items() >= {"stage": 2, "tokens_per_sample": 16}.items()
+    run.begin_epoch()
+    assert run.part(Log).interval(run).items() >= {"stage": 2, "tokens_per_sample": 16}.items()
 
 
 def test_lines_within_an_interval_leave_its_sums(tmp_path: Path) -> None:
@@ -177,6 +179,9 @@ class Bar:
     def __iter__(self) -> Any:
         return iter(self.items)
 
+    def close(self) -> None:
+        pass
+
     def log(self, line: Any, tag: str, step: int, eta: Any) -> Any:
         values = line()
         self.told.append((tag, step, eta(values) is not None, values.get("stage")))
@@ -193,7 +198,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
     made: list[Bar] = []
     told: list[Any] = []
     monkeypatch.setattr(
-        run_module,
+        lines,
         "progress_bar",
         lambda items, **settings: made.append(Bar(items, told, **settings)) or made[-1],
     )
@@ -211,15 +216,16 @@ def test_each_line_is_shown_and_recorded_by_its_kind_and_update(
         recorded.append(args)
         yield lambda *values: records.append(values)
 
-    monkeypatch.setattr(loop, "recording", recording)
-    monkeypatch.setattr(run_module.Clock, "elapsed", lambda self: 2.0)
+    monkeypatch.setattr(lines, "recording", recording)
+    monkeypatch.setattr(Clock, "elapsed", lambda self: 2.0)
     flags = ["--stages 8:2,16:7 --max-update 7 --update-freq 2 --max-tokens 640 --no-save --save-dir", tmp_path]
     run = state(a_run(*flags, stage=Stage(2, 16, 7)), updates=2)
-    train_stage(run)
-    assert recorded == [(run.common, str(tmp_path), 2)] and run.progress.start == 2
+    run.train()
+    progress = run.part(Log).progress
+    assert recorded == [(run.settings.common, str(tmp_path), 2, False)] and progress.start == 2
     training, validation, *others = [bar.settings for bar in bars]
     assert (training["epoch"], training["total"], training["start"]) == (1, 3, 0)
-    assert training["run"] is run.progress and run.progress.total == 7
+    assert training["run"] is progress and progress.total == 7
     prefix = "valid on 'test' subset"
     assert (validation["epoch"], validation["total"], validation["prefix"]) == (1, 1, prefix)
     assert [other["epoch"] for other in others] == [2, 2]
@@ -235,17 +241,19 @@ def test_each_line_is_shown_and_recorded_by_its_kind_and_update(
 
 def test_a_bar_begins_at_the_updates_of_its_epoch_that_are_over(bars: list[Bar]) -> None:
     run = state(a_run("--update-freq 2 --max-update 8 --no-save --disable-validation"), updates=7, read=2)
-    train_stage(run)
+    run.train()
     assert (bars[0].settings["start"], bars[0].settings["total"]) == (1, 3)
-    assert (run.progress.start, run.progress.updates, run.progress.total) == (7, 7, 8), "a bar counts them on"
+    progress = run.part(Log).progress
+    assert (progress.start, progress.updates, progress.total) == (7, 7, 8), "a bar counts them on"
 
 
 def test_the_best_figure_is_of_the_first_split(bars: list[Bar]) -> None:
     run = a_run("--valid-subset test,valid")
     records: list[Any] = []
-    run.record = lambda *values: records.append(values)
-    run.best = run.best.validated(0.01)
-    figure = run.validate(3)
+    run.part(Validation).reporter.record = lambda *values: records.append(values)  # type: ignore[method-assign]
+    run.best, run.due = run.best.validated(0.01), Due(3)
+    figure = run.part(Validation).measure(run)
+    assert figure is not None
     (first, *_), (second, *_) = records
     assert (first["best_loss"], first["loss"]) == (0.01, figure) and figure > 1
     assert second["best_loss"] == second["loss"] != figure
@@ -259,8 +267,8 @@ def test_a_process_that_is_not_the_first_records_nothing(monkeypatch: pytest.Mon
         recorded.append(args[0])
         yield lambda *values: None
 
-    monkeypatch.setattr(loop, "recording", recording)
-    train_stage(a_run("--max-update 1 --no-save --disable-validation", world=World(1, 1)))
+    monkeypatch.setattr(lines, "recording", recording)
+    a_run("--max-update 1 --no-save --disable-validation", world=World(1, 1)).train()
     assert recorded == [None]
 
 
@@ -273,25 +281,21 @@ def test_the_profile_observes_each_update_by_those_before_it(monkeypatch: pytest
         asked.append(args)
         yield lambda updates: seen.append(updates) or contextlib.nullcontext()
 
-    monkeypatch.setattr(loop, "profiling", profiling)
+    monkeypatch.setattr(profiler, "profiling", profiling)
     run = a_run("--max-update 3 --no-save --disable-validation")
-    train_stage(run)
-    assert asked == [(None, run.saving.save_dir, run.world)] and seen == [0, 1, 2]
+    run.train()
+    assert asked == [(None, run.settings.checkpoint.save_dir, run.world)] and seen == [0, 1, 2]
 
 
-def test_an_update_has_the_runs_vote_and_other_batches_of_its_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = a_run("--max-update 2 --update-freq 2 --no-save --disable-validation")
-    given: list[Any] = []
-    step = run.trainer.train_step
-    monkeypatch.setattr(run.trainer, "train_step", lambda samples, *args: given.append(args) or step(samples, *args))
-    train_stage(run)
-    assert given == [(run.stop, run.batches.rebatch)] * 2
+def test_an_update_has_other_batches_of_its_epoch() -> None:
+    run = a_run()
+    assert run.rebatch == run.batches.rebatch
 
 
 def test_the_time_left_counts_the_time_that_is_over() -> None:
     run = a_run("--stop-time-hours 1")
     run.trained_before = 600.0
-    left = run.seconds_left({"num_updates": 1, "ups": 1.0})
+    left = lines.seconds_left({"num_updates": 1, "ups": 1.0}, run.cfg, run.batches, run.wall())
     assert left is not None and 2900 < left <= 3000
 
 

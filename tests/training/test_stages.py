@@ -12,8 +12,7 @@ import torch
 
 from fairseq import checkpoint
 from fairseq.checkpoint.store import copied
-from fairseq.training import loop
-from fairseq.training.run import Run
+from fairseq.training import loop, resume
 
 # --- stages
 
@@ -117,14 +116,15 @@ def held(monkeypatch):
         def wrapper(run, *args, **keywords):
             if size_before:
                 sizes.append(tensor_bytes())
-            method(run, *args, **keywords)
+            result = method(run, *args, **keywords)
             if not size_before:
                 sizes.append(tensor_bytes())
+            return result
 
         monkeypatch.setattr(owner, name, wrapper)
 
-    measured(Run, "__init__")
-    measured(Run, "restore")
+    measured(loop, "build_state")
+    measured(resume, "restore")
     measured(loop, "train_stage", size_before=True)
     return sizes
 
@@ -147,19 +147,18 @@ def test_two_stages_never_hold_more_than_one_state_and_the_new_parameters(tmp_pa
 def test_no_tensor_of_a_stage_is_left_on_the_device_when_the_next_is_built(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "copied", lambda state, again: copied(state))  # as if all of it were on a device
     tensors, left = [], []
-    build, train = Run.__init__, loop.train_stage
+    build, train = loop.build_state, loop.train_stage
 
-    def watched_build(self, *args):
+    def watched_build(*args):
         left.append(sum(reference() is not None for reference in tensors))
-        build(self, *args)
+        return build(*args)
 
-    def watched_train(run):
-        train(run)
-        trainer = run.trainer
+    def watched_train(trainer, callbacks):
+        train(trainer, callbacks)
         moments = [value for entry in trainer.optimizer.optimizer.state.values() for value in entry.values()]
         tensors.extend(map(weakref.ref, filter(torch.is_tensor, [*trainer.parameters, *moments])))
 
-    monkeypatch.setattr(Run, "__init__", watched_build)
+    monkeypatch.setattr(loop, "build_state", watched_build)
     monkeypatch.setattr(loop, "train_stage", watched_train)
     flags = "--stages 8:3,16:6 --no-save --disable-validation --checkpoint-activations"
     runs.train(tmp_path, runs.SHORTFORMER, runs.ADAM, flags)

@@ -17,9 +17,14 @@ from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import NamedSums
-from fairseq.training import trainer as trainer_module
-from fairseq.training.gradients import LossScaler
+from fairseq.training import parallel
+from fairseq.training import state as state_module
+from fairseq.training import update as update_module
+from fairseq.training.due import Due
+from fairseq.training.gradients import LossScaler, gradient_factor
 from fairseq.training.nonfinite import NonFinite
+from fairseq.training.update import update
+from fairseq.training.validation import evaluate
 
 # --- an update
 
@@ -30,7 +35,7 @@ def test_an_update_moves_against_the_mean_gradient_of_all_its_tokens(precision: 
     samples = batches(trainer, 3)
     before = weights(trainer)
     gradients, loss, tokens = naive_gradients(trainer, samples)
-    assert trainer.train_step(samples) is True
+    assert update(trainer, samples) is True
     tolerance = {"abs": 2e-3} if precision else {"abs": 1e-6}
     for name, value in weights(trainer).items():
         assert value == pytest.approx(before[name] - 0.5 * gradients[name], **tolerance), name
@@ -50,30 +55,26 @@ def test_gradients_are_clipped_to_their_limit_and_it_is_told(share: float, clipp
     gradients, _, _ = naive_gradients(plain, samples)
     trainer = a_trainer(SGD, f"--clip-norm {share * norm(gradients)}")
     before = weights(trainer)
-    trainer.train_step(samples)
+    update(trainer, samples)
     moved = {name: before[name] - value for name, value in weights(trainer).items()}
     assert norm(moved) == pytest.approx(0.5 * min(share, 1.0) * norm(gradients), rel=1e-3)
     report = trainer.meters["train"].report(trainer.figures)
     assert (report["clip"], report["gnorm"]) == (clipped, pytest.approx(norm(gradients), rel=1e-3))
     at_limit = a_trainer(SGD, f"--clip-norm {report['gnorm']!r}")
-    at_limit.train_step(samples)
+    update(at_limit, samples)
     assert at_limit.meters["train"].report(at_limit.figures)["clip"] == 0.0
     far = a_trainer(SGD, "--clip-norm 0.001")
-    far.train_step(samples)
+    update(far, samples)
     assert far.meters["train"].report(far.figures)["clip"] == 100.0
 
 
 def test_gradients_of_several_processes_are_divided_by_the_tokens_of_all() -> None:
     """Reducers average over processes, so that the factor has their number."""
-    trainer = a_trainer()
-    assert trainer._gradient_factor(8) == 1 / 8 and trainer._gradient_factor(0) == 1.0
-    trainer.world = World(0, 4)
-    assert float(trainer._gradient_factor(torch.tensor(32))) == 4 / 32
-    assert float(trainer._gradient_factor(torch.tensor(0))) == 4.0
-    half = a_trainer("--fp16 --fp16-init-scale 16")
-    assert half._gradient_factor(8) == 1 / 128
-    half.world = World(0, 4)
-    assert float(half._gradient_factor(torch.tensor(32))) == 4 / (32 * 16)
+    assert gradient_factor(8, 1) == 1 / 8 and gradient_factor(0, 1) == 1.0
+    assert float(gradient_factor(torch.tensor(32), 4)) == 4 / 32
+    assert float(gradient_factor(torch.tensor(0), 4)) == 4.0
+    assert gradient_factor(8, 1, scale=16) == 1 / 128
+    assert float(gradient_factor(torch.tensor(32), 4, scale=16)) == 4 / (32 * 16)
 
 
 def test_the_model_knows_the_updates_behind_it_and_trains() -> None:
@@ -84,7 +85,7 @@ def test_the_model_knows_the_updates_behind_it_and_trains() -> None:
     trainer.model.register_forward_pre_hook(hook)
     trainer.model.eval()
     for sample in samples:
-        trainer.train_step([sample])
+        update(trainer, [sample])
     assert seen == [(0, True), (1, True)]
 
 
@@ -93,13 +94,13 @@ def test_the_rate_of_an_update_is_that_of_the_updates_before_it_and_epochs_are_t
     sample = batches(trainer, 1)
     rates = [trainer.get_lr()]
     for _ in range(3):
-        trainer.train_step(sample)
+        update(trainer, sample)
         rates.append(trainer.get_lr())
     assert rates == pytest.approx([0.0, 0.1, 0.2, 0.3])
     fixed = a_trainer("--lr 0.4,0.2,0.1 --optimizer adam --lr-scheduler fixed")
     rates = []
     for epoch in (1, 2, 3):
-        fixed.begin_epoch(epoch)
+        fixed.lr_scheduler.step_begin_epoch(epoch)
         rates.append(fixed.get_lr())
     assert rates == [0.4, 0.2, 0.1]
 
@@ -111,8 +112,9 @@ def test_a_schedule_sees_the_validation_figure_of_each_epoch() -> None:
     step = trainer.lr_scheduler.step
     trainer.lr_scheduler.step = lambda *args: told.append(args) or step(*args)  # type: ignore[method-assign]
     for epoch, figure in enumerate((3.0, 2.0, 2.5), start=1):
-        trainer.begin_epoch(epoch)
-        trainer.end_epoch(epoch, figure)
+        trainer.lr_scheduler.step_begin_epoch(epoch)
+        trainer.due, trainer.metric = Due(epoch, end_of_epoch=True), figure
+        trainer.end_epoch()
         rates.append(trainer.get_lr())
     assert rates == [0.4, 0.4, 0.2] and told == [(1, 3.0), (2, 2.0), (3, 2.5)]
 
@@ -126,9 +128,10 @@ def test_the_vote_travels_with_the_sums() -> None:
             sums.append(values)
             return NamedSums(values.names, values.values * 2, values.rows)
 
-    vote: Any = Vote()
+    votes: Any = Vote()
+    trainer.votes = votes
     (sample,) = batches(trainer, 1)
-    trainer.train_step([sample], vote)
+    update(trainer, [sample])
     (own,) = sums
     assert float(own["ntokens"]) == sample["ntokens"] and trainer.meters["train"].tokens == 2 * sample["ntokens"]
 
@@ -139,17 +142,18 @@ def test_an_update_is_reduced_with_its_last_batch_and_divided_by_the_tokens_of_a
     trainer = a_trainer()
     samples = batches(trainer, 3)
     last: list[bool] = []
-    sizes: list[Any] = []
+    factors: list[Any] = []
     committed: list[Any] = []
-    factor = trainer._gradient_factor
+    clip = update_module.norm_and_factor
     monkeypatch.setattr(trainer.reducer, "accumulate", lambda last: lasts(last))
     lasts = lambda value: last.append(value) or contextlib.nullcontext()  # noqa: E731
-    monkeypatch.setattr(trainer, "_gradient_factor", lambda size: sizes.append(size) or factor(size))
+    watched = lambda parameters, factor, *more: factors.append(factor) or clip(parameters, factor, *more)  # noqa: E731
+    monkeypatch.setattr(update_module, "norm_and_factor", watched)
     monkeypatch.setattr(trainer.task, "commit", lambda carried, *args: committed.append(args))
     monkeypatch.setattr(trainer.reducer, "total_norm", lambda norm: norm * 0 + 7.0)
-    trainer.train_step(samples)
+    update(trainer, samples)
     tokens = sum(sample["ntokens"] for sample in samples)
-    assert last == [False, False, True] and sizes == [tokens] and isinstance(sizes[0], int)
+    assert last == [False, False, True] and factors == [1 / tokens] and isinstance(factors[0], float)
     assert committed == [(trainer.model, trainer.world)]
     assert trainer.meters["train"].report(trainer.figures)["gnorm"] == pytest.approx(7.0 / tokens)
 
@@ -157,23 +161,23 @@ def test_an_update_is_reduced_with_its_last_batch_and_divided_by_the_tokens_of_a
         def reduced(self, sums: NamedSums) -> NamedSums:
             return NamedSums(sums.names, sums.values * 2, sums.rows)
 
-    vote: Any = Vote()
-    trainer.world = World(0, 2)
-    trainer.train_step(samples, vote)
-    assert isinstance(sizes[1], torch.Tensor) and sizes[1] == 2 * tokens
+    votes: Any = Vote()
+    trainer.world, trainer.votes = World(0, 2), votes
+    update(trainer, samples)
+    assert isinstance(factors[1], torch.Tensor) and float(factors[1]) == pytest.approx(2 / (2 * tokens))
 
 
 def test_a_lack_of_memory_names_the_update_and_the_batch() -> None:
     trainer = a_trainer()
     (sample,) = batches(trainer, 1)
-    trainer.train_step([sample])
+    update(trainer, [sample])
 
     def fail(*args: Any) -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
 
     trainer.model.register_forward_pre_hook(fail)
     with pytest.raises(UserError, match="out of GPU memory in update 2 on a batch of 4 rows × 16 tokens"):
-        trainer.train_step([sample])
+        update(trainer, [sample])
 
 
 # --- an update that is skipped
@@ -182,14 +186,14 @@ def test_a_lack_of_memory_names_the_update_and_the_batch() -> None:
 def test_an_update_that_is_not_finite_changes_nothing_and_ends_the_run_when_it_is_one_too_many() -> None:
     trainer = a_trainer("--optimizer adam --skip-nonfinite 1")
     (sample,) = batches(trainer, 1)
-    trainer.train_step([sample])
+    update(trainer, [sample])
     before, rate = weights(trainer), trainer.get_lr()
     trainer.model.decoder.layers[0].fc1.register_forward_hook(lambda *args: args[-1] * torch.inf)  # type: ignore[union-attr, index]
-    assert trainer.train_step([sample]) is False
+    assert update(trainer, [sample]) is False
     assert (trainer.num_updates, trainer.skipped.count, trainer.get_lr()) == (1, 1, rate)
     assert trainer.meters["train"].updates == 1
     with pytest.raises(NonFinite) as error:
-        trainer.train_step([sample])
+        update(trainer, [sample])
     finding = error.value.finding
     assert (finding.update, finding.ids) == (2, sample["id"].tolist())
     assert finding.location == "the output of model.decoder.layers.0.fc1"
@@ -200,10 +204,10 @@ def test_the_update_after_a_skipped_one_is_as_if_that_had_not_been() -> None:
     one, other = (a_trainer("--optimizer adam --skip-nonfinite 1") for _ in range(2))
     first, second = batches(one, 2)
     hook = one.parameters[0].register_hook(lambda gradient: gradient * torch.nan)
-    assert one.train_step([first]) is False
+    assert update(one, [first]) is False
     hook.remove()
     for trainer in (one, other):
-        assert trainer.train_step([second]) is True
+        assert update(trainer, [second]) is True
     expected = weights(other)
     assert all(torch.equal(value, expected[name]) for name, value in weights(one).items())
 
@@ -212,10 +216,10 @@ def test_an_overflow_lowers_the_scale_and_no_update_is_skipped_for_it() -> None:
     trainer = a_trainer("--optimizer adam --fp16 --fp16-init-scale 64 --min-loss-scale 16")
     (sample,) = batches(trainer, 1)
     hook = trainer.parameters[0].register_hook(lambda gradient: gradient * torch.inf)
-    assert trainer.train_step([sample]) is False and trainer.train_step([sample]) is False
+    assert update(trainer, [sample]) is False and update(trainer, [sample]) is False
     assert trainer.scaler is not None and (trainer.scaler.scale, trainer.skipped.count) == (16.0, 0)
     with user_error("the loss scale fell below --min-loss-scale 16"):
-        trainer.train_step([sample])
+        update(trainer, [sample])
     hook.remove()
 
 
@@ -250,7 +254,7 @@ def test_a_checkpoint_has_the_mean_of_the_weights_and_training_goes_on_from_the_
     trainer = a_trainer("--optimizer adam --average-weights-from 2")
     reached = []
     for sample in batches(trainer, 3):
-        trainer.train_step([sample])
+        update(trainer, [sample])
         reached.append(weights(trainer))
     saved = trainer.state_dict()["model"]
     for name, value in reached[-1].items():
@@ -271,23 +275,23 @@ def test_validation_is_of_the_mean_and_changes_nothing() -> None:
     trainer = a_trainer("--optimizer adam --average-weights-from 1")
     samples = batches(trainer, 3)
     for sample in samples:
-        trainer.train_step([sample])
+        update(trainer, [sample])
     before = weights(trainer)
-    found = trainer.validate(samples[:1]).report(trainer.figures)["loss"]
+    found = evaluate(trainer, samples[:1]).report(trainer.figures)["loss"]
     assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
     mean = a_trainer()
     mean.model.load_state_dict(trainer.state_dict()["model"])
-    assert found == mean.validate(samples[:1]).report(mean.figures)["loss"]
+    assert found == evaluate(mean, samples[:1]).report(mean.figures)["loss"]
     last = a_trainer()
     last.model.load_state_dict(before, strict=False)
-    assert found != last.validate(samples[:1]).report(last.figures)["loss"]
+    assert found != evaluate(last, samples[:1]).report(last.figures)["loss"]
 
 
 def test_shards_of_the_mean_are_made_whole_and_cut_by_their_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a sharded reducer would do it, which is asked for each parameter in turn."""
     flags = "--optimizer adam --average-weights-from 1"
     one, other = a_trainer(flags, "--memory-efficient-fp16"), a_trainer(flags, "--memory-efficient-fp16")
-    one.train_step(batches(one, 1))
+    update(one, batches(one, 1))
     asked: list[Any] = []
     for trainer, name in ((one, "full"), (other, "local_shard")):
         record = lambda p, value, name=name: asked.append((name, id(p))) or value  # noqa: E731
@@ -306,7 +310,7 @@ def test_shards_of_the_mean_are_made_whole_and_cut_by_their_parameters(monkeypat
 
 def test_before_the_first_mean_the_weights_are_saved() -> None:
     trainer = a_trainer("--optimizer adam --average-weights-from 9")
-    trainer.train_step(batches(trainer, 1))
+    update(trainer, batches(trainer, 1))
     saved = trainer.state_dict()["model"]
     assert all(torch.equal(saved[name], value) for name, value in weights(trainer).items())
 
@@ -316,13 +320,13 @@ def test_before_the_first_mean_the_weights_are_saved() -> None:
 
 def test_an_optimizer_is_given_the_names_that_parameters_have_in_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[str] = []
-    groups = trainer_module.parameter_groups
+    groups = parallel.parameter_groups
 
     def watched(named: Any, *args: Any) -> Any:
         given.extend(name for name, _ in named)
         return groups(named, *args)
 
-    monkeypatch.setattr(trainer_module, "parameter_groups", watched)
+    monkeypatch.setattr(parallel, "parameter_groups", watched)
     trainer = a_trainer()
     assert given == [name for name, _ in trainer.model.named_parameters()]
 
@@ -337,7 +341,7 @@ def test_matrices_alone_decay_where_that_is_asked_for() -> None:
 
 
 def test_an_optimizer_of_whole_parameters_is_refused_for_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_module, "data_parallel", lambda graph, *args: a_trainer_reducer(graph))
+    monkeypatch.setattr(state_module, "data_parallel", lambda graph, *args: a_trainer_reducer(graph))
     with pytest.raises(UserError, match="fully_sharded: FairseqAdafactor needs whole parameters"):
         a_trainer("--optimizer adafactor --ddp-backend fully_sharded", world=World(0, 2))
 
@@ -365,8 +369,8 @@ def test_batches_are_split_where_gradients_are_reduced_last(
     backend: str, works: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     splitters: list[Any] = []
-    monkeypatch.setattr(trainer_module, "BatchSplitter", lambda *args: splitters.append(args))
-    monkeypatch.setattr(trainer_module, "data_parallel", lambda graph, *args: a_trainer_reducer(graph))
+    monkeypatch.setattr(state_module, "BatchSplitter", lambda *args: splitters.append(args))
+    monkeypatch.setattr(state_module, "data_parallel", lambda graph, *args: a_trainer_reducer(graph))
     for size in (1, 2):
         trainer = a_trainer(f"--oom-retry --ddp-backend {backend}", world=World(0, size))
         assert splitters.pop() == (True, trainer.model, works or size == 1)
@@ -390,8 +394,9 @@ def test_the_split_of_a_batch_gives_the_same_update(tmp_path: Path) -> None:
             raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
 
     split.model.register_forward_pre_hook(check, with_kwargs=True)
-    whole.train_step(samples)
-    split.train_step(samples, None, epoch.rebatch)
+    update(whole, samples)
+    split.rebatch = epoch.rebatch
+    update(split, samples)
     assert rows == [4, 4, 2, 2, 2, 2]
     expected = weights(whole)
     assert all(value == pytest.approx(expected[name], abs=1e-6) for name, value in weights(split).items())

@@ -187,7 +187,8 @@ def test_another_figure_does_not_compete_with_the_best_one_of_before(tmp_path, c
     runs.train(tmp_path, runs.BASELINE, "--max-epoch 1")
     with caplog.at_level("INFO"):
         log = runs.train(tmp_path, runs.BASELINE, "--max-epoch 2 --best-checkpoint-metric ppl")
-    assert "best checkpoint: starts anew, because loss and ppl are different figures" in caplog.text
+    changed = "`best_checkpoint_metric` ppl (was loss)"
+    assert f"best validation: starts anew, because it measures something else: {changed}" in caplog.text
     [line] = runs.summaries(log, "test")
     assert line["best_ppl"] == line["ppl"] > line["loss"]
     assert checkpoint.read(tmp_path / "checkpoint_best.pt")["extra_state"]["val_loss"] == line["ppl"]

@@ -16,10 +16,12 @@ from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager
 from fairseq.errors import with_flags
 from fairseq.optim.lr_scheduler import cycles
-from fairseq.training import log, loop, stop
-from fairseq.training import run as run_module
-from fairseq.training.stop import StopVote
-from fairseq.training.trainer import Trainer
+from fairseq.training import clock as clock_module
+from fairseq.training import loop, state
+from fairseq.training import votes as votes_module
+from fairseq.training.callbacks import checkpoints, validation
+from fairseq.training.state import TrainingState
+from fairseq.training.votes import Votes
 
 QUICK = f"{runs.BASELINE} {runs.NO_DROPOUT} --no-epoch-checkpoints --disable-validation"
 
@@ -66,14 +68,14 @@ def test_a_second_command_with_longer_blocks_has_a_best_of_its_own(tmp_path: Pat
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that the clock of a run shows; an update that is tried takes a minute."""
     now = [1000.0]
-    step = Trainer._forward_backward
+    step = loop.update
 
-    def forward_backward(self: Trainer, samples: Any) -> Any:
+    def timed_update(state: TrainingState, samples: Any) -> Any:
         now[0] += 60
-        return step(self, samples)
+        return step(state, samples)
 
-    monkeypatch.setattr(Trainer, "_forward_backward", forward_backward)
-    for module in (loop, run_module, log):
+    monkeypatch.setattr(loop, "update", timed_update)
+    for module in (loop, state, checkpoints, clock_module):
         monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 
@@ -103,16 +105,16 @@ def test_a_checkpoint_is_saved_when_its_minutes_are_over(tmp_path: Path, clock: 
 def test_votes_that_arrive_an_update_late_save_once(
     tmp_path: Path, clock: list[float], saves: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class LateVote(StopVote):
+    class LateVotes(Votes):
         """The ranks' votes as they are read on GPUs."""
 
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.on_host, self.delayed = False, True
 
-    monkeypatch.setattr(run_module, "StopVote", LateVote)
+    monkeypatch.setattr(state, "Votes", LateVotes)
     copy = types.SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(stop, "_start_copy", lambda votes: (votes.clone(), copy))
+    monkeypatch.setattr(votes_module, "_start_copy", lambda votes: (votes.clone(), copy))
     runs.train(tmp_path, QUICK, "--max-update 16 --save-interval-minutes 2.5")
     assert saves == [4, 8, 12, 16], "due after 3, 7, 11 and 15"
     saves.clear()
@@ -137,9 +139,9 @@ def test_validation_reads_as_many_batches_and_begins_as_late_as_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    validate = run_module.Trainer.validate
+    evaluate = validation.evaluate
     monkeypatch.setattr(
-        run_module.Trainer, "validate", lambda self, bar: validate(self, (read.append(1) or item for item in bar))
+        validation, "evaluate", lambda state, bar: evaluate(state, (read.append(1) or item for item in bar))
     )
     flags = [runs.BASELINE, "--max-update 4 --validate-interval-updates 1 --no-save"]
     log = runs.train(tmp_path, *flags, "--max-valid-steps 2 --validate-after-updates 3")

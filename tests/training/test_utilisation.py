@@ -17,7 +17,8 @@ from fairseq.distributed import World
 from fairseq.modules import attention, relative_attention
 from fairseq.tasks import setup_task
 from fairseq.training import utilisation
-from fairseq.training.trainer import Trainer
+from fairseq.training.state import TrainingState
+from fairseq.training.update import update
 from fairseq.training.utilisation import Reading, peak_flops, token_flops, token_share
 
 # Dropout of attention lets torch's operators on CPUs write the products out, so that torch counts all of them.
@@ -31,11 +32,11 @@ LSTM = """--arch lstm_lm --cpu --train-subset valid --tokens-per-sample 16 --bat
     --decoder-hidden-size 24 --decoder-out-embed-dim 20 --optimizer adam --lr 0.01 --criterion cross_entropy"""
 
 
-def trainer(*flags: Any) -> Trainer:
+def trainer(*flags: Any) -> TrainingState:
     settings = training_settings(runs.arguments(*flags))
     task = setup_task(settings)
     model = task.build_model(settings)
-    return Trainer(settings, task, model, task.build_criterion(settings))
+    return TrainingState(settings, task, model, task.build_criterion(settings))
 
 
 def products(total: Any, left: torch.Size, right: torch.Size, **_: Any) -> int:
@@ -46,17 +47,17 @@ def linear_products(left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> 
     return 2 * left.numel() * right[0]
 
 
-def counted(run: Trainer, skip: int = 0) -> float:
+def counted(run: TrainingState, skip: int = 0) -> float:
     """Operations per token that torch counts in the update after *skip* others."""
     batches = iter(run.task.iterator("valid", run.model, run.criterion, training=True))
     for _ in range(skip):
-        run.train_step([next(batches)])
+        update(run, [next(batches)])
     sample = next(batches)
     not_counted = {torch.ops.aten.addmm_: products, torch.ops.aten.baddbmm_: products}
     if torch.backends.mkldnn.is_available():
         not_counted[torch.ops.mkldnn._linear_pointwise] = linear_products
     with FlopCounterMode(display=False, custom_mapping=not_counted) as counter:
-        run.train_step([sample])
+        update(run, [sample])
     assert sample is not None
     return counter.get_total_flops() / sample["ntokens"]
 
@@ -157,6 +158,6 @@ def test_mfu_is_the_share_of_the_peaks_of_all_processes(monkeypatch: pytest.Monk
 def test_the_log_has_mfu_only_where_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = runs.train(tmp_path / "a", PLAIN, "--max-update 2 --disable-validation --no-save")
     assert "mfu" not in lines[0] and "wps" in lines[0]
-    monkeypatch.setattr("fairseq.training.loop.token_share", lambda trainer: 0.5)
+    monkeypatch.setattr("fairseq.training.callbacks.log.token_share", lambda state: 0.5)
     lines = runs.train(tmp_path / "b", PLAIN, "--max-update 2 --disable-validation --no-save")
     assert float(lines[0]["mfu"]) == pytest.approx(0.5 * float(lines[0]["wps"]), rel=0.02)

@@ -91,7 +91,7 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "fairseq.modules.attention": "modules.visibility",
     "fairseq.text.tokenizers": "tokenizers",
     "fairseq.tasks.fairseq_task": "tasks.extension",
-    "fairseq.training.trainer": "trainer",
+    "fairseq.training.state": "trainer",
     "fairseq.optim.adam": "optim.lamb",
     "fairseq.optim.sgd": "optim.adagrad optim.nag",
     "fairseq.optim.lr_scheduler.cycles": """
@@ -208,6 +208,7 @@ _NAMES: dict[str, dict[str, str]] = {
     "tasks.language_modeling": {".": "LanguageModelingConfig=LanguageModelingTaskConfig"},
     "tasks.masked_lm": {".": "MaskedLMConfig=MaskedLMTaskConfig"},
     "tasks.sentence_prediction": {".": "SentencePredictionConfig=SentencePredictionTaskConfig"},
+    "training.state": {".": "Trainer=TrainingState"},
 }
 MODULES = {f"fairseq.{old}": home_of(home) for home, olds in _MODULES.items() for old in olds.split()}
 NAMES = {  # module: name in fairseq: module here and name there

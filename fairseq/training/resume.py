@@ -1,4 +1,4 @@
-"""What a run goes on from, its restoring, and which settings are in force where the checkpoint's differ."""
+"""Resuming: choose and read a checkpoint, restore the state from it, report settings that differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fairseq.models.architectures.transformer_lm import resumed
 from fairseq.models.loading import check_settings, load_fitting
 from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import stages
-from fairseq.training.run import Run
+from fairseq.training.state import TrainingState
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ LONGEST = 100  # items of a list, characters of a value
 # Where a run computes, what it writes, shows and validates, and when it ends. An update is the same but for rounding,
 # with two exceptions: another number of processes changes its batches, which is logged with the random states that
 # are dropped then, and max_update is the length of some schedules, whose rates the log has.
-_APART = {
+IGNORED_ON_RESUME = {
     *(field.name for cls in (CheckpointConfig, DistributedConfig, ProfileConfig) for field in dataclasses.fields(cls)),
     *("data", "user_dir", "cpu", "compile", "no_apex", "num_workers", "dataset_impl", "oom_retry"),
     *("max_epoch", "max_update", "stop_time_hours", "stages"),
@@ -65,10 +65,9 @@ class Origin:
         return updates - 1 if updates and ((self.state or {}).get("extra_state") or {}).get("due") else updates
 
 
-def first_origin(
-    model: str | None, distributed: DistributedConfig, world: World, manager: CheckpointManager | None
-) -> Origin:
-    """Read what the first stage goes on from, the same file on every process; *model*: ``--finetune-from-model``."""
+def choose(settings: TrainingSettings, world: World, manager: CheckpointManager | None) -> Origin:
+    """Choose and read what a run goes on from, the same file on every process; *manager* of the first process."""
+    model, distributed = settings.checkpoint.finetune_from_model, settings.distributed
     rows = shard_of(distributed, world) if is_sharded(distributed, world) else None
     # Chosen by one process, so that all read the same file.
     paths = world.share([str(path) for path in manager.restore_paths()] if manager is not None else [])
@@ -104,31 +103,40 @@ def _newest_good(paths: list[str], rows: tuple[int, int] | None, world: World) -
     raise UserError(failures[0])
 
 
-def begin(run: Run, origin: Origin) -> None:
-    """Let *run* go on from *origin*, which gives its state away."""
-    state, origin.state = origin.state or {}, None
+def begin(state: TrainingState, origin: Origin) -> None:
+    """Let *state* go on from *origin*, which gives its content away."""
+    saved, origin.state = origin.state or {}, None
     match origin.kind:
-        case "checkpoint" if run.trainer.model.is_begun_by(state["model"]):
-            if not run.settings.checkpoint.reset_optimizer:
+        case "checkpoint" if state.model.is_begun_by(saved["model"]):
+            if not state.settings.checkpoint.reset_optimizer:
                 advice = "`reset_optimizer` begins a new one with its weights"
                 raise UserError(f"{origin.source}: lacks the head of this model; {advice}")
-            check_settings(run.trainer.model, state.get("args") or {}, run.settings.model, origin.source)
-            _load_weights(run, state, origin.source)
+            check_settings(state.model, saved.get("args") or {}, state.settings.model, origin.source)
+            _load_weights(state, saved, origin.source)
         case "checkpoint":
             with restoring(origin.source):
-                requested = run.settings
-                run.restore(state, origin.source)
-                log_differences(run, requested, state.get("args") or {}, origin.source)
+                requested = state.settings
+                restore(state, saved, origin.source)
+                log_differences(state, requested, saved.get("args") or {}, origin.source)
         case "weights":
-            _load_weights(run, state, origin.source)
+            _load_weights(state, saved, origin.source)
         # Not within restoring(): a state of this process that cannot be restored is a bug, not a bad file.
         case "stage":
-            run.restore(state, origin.source, adopt=True)
+            restore(state, saved, origin.source, adopt=True)
 
 
-def _load_weights(run: Run, state: dict[str, Any], source: str) -> None:
-    check_dictionary(state, source, dictionary_of(run.task))
-    load_fitting(run.trainer.model, state["model"], source)
+def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adopt: bool = False) -> None:
+    """Continue from the checkpoint *saved*, called *source*; see :meth:`TrainingState.load_state_dict`."""
+    check_dictionary(saved, source, dictionary_of(state.task))
+    # First, because it names the setting by which parameters have other names or shapes.
+    check_settings(state.model, saved.get("args") or {}, state.settings.model, source, state.settings.extensions)
+    state.load_state_dict(saved, source, adopt=adopt)
+    logger.info("restored %s: epoch %d, update %d", source, state.batches.epoch, state.num_updates)
+
+
+def _load_weights(state: TrainingState, saved: Mapping[str, Any], source: str) -> None:
+    check_dictionary(saved, source, dictionary_of(state.task))
+    load_fitting(state.model, saved["model"], source)
 
 
 def at_version(settings: TrainingSettings, stored: Mapping[str, Any]) -> TrainingSettings:
@@ -158,13 +166,13 @@ def restoring(path: str) -> Iterator[None]:
         ) from error
 
 
-def log_differences(run: Run, requested: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:
-    """Log one warning with the settings of *run*, restored, that differ from the checkpoint's; nothing where none does.
+def log_differences(state: TrainingState, requested: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:
+    """Log one warning with the settings of *state*, restored, that differ from the checkpoint's; nothing without any.
 
     Those *stored* in the checkpoint may be of another version or of fairseq.
     """
-    now, restored = run.stored_settings(), run.restored
-    names = sorted(now.keys() & stored.keys() - _APART - _of_stages(requested))
+    now, restored = state.stored_settings(), state.restored
+    names = sorted(now.keys() & stored.keys() - IGNORED_ON_RESUME - _of_stages(requested))
     # What a plug-in or a damaged file stores as a setting may be of any kind and length.
     names = [name for name in names if _is_flat(now[name]) and _is_flat(stored[name])]
     changed = [name for name in names if differ(now[name], stored[name])]
