@@ -102,8 +102,8 @@ def test_one_model_is_loaded_without_the_rest_of_the_project() -> None:
         for name in done.stdout.split()
     }
     print(f"{len(lines)} modules, {sum(lines.values())} lines")
-    assert 20 < len(lines) <= 25, sorted(lines)
-    assert 2000 < sum(lines.values()) <= 3300
+    assert 20 < len(lines) <= 26, sorted(lines)
+    assert 2000 < sum(lines.values()) <= 3500
 
 
 def test_modules_load_nothing_of_the_project_but_errors() -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.inference.kernels.packed import dequantized
-from fairseq.inference.kernels.stack import PackedStack, decoding_kernels, packable
+from fairseq.inference.kernels.stack import PackedStack, decoding_kernels, packable, packable_norm
 from fairseq.inference.kernels.words import PackedEmbedding, PackedOutput, packable_embedding, packable_output
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.decoder import DecoderModel
@@ -28,7 +28,6 @@ from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguag
 from fairseq.models.transformer_xl import BY_DISTANCE, TransformerXL, TransformerXLDecoder
 from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.relative_attention import AttentionBiases
-from fairseq.modules.transformer_layer import LayerNorm
 
 M = TypeVar("M", bound=BaseFairseqModel)
 
@@ -186,7 +185,7 @@ def _packable(model: BaseFairseqModel) -> TypeGuard[DecoderModel]:
         return False
     decoder = model.decoder
     if type(decoder) is TransformerDecoder:
-        if decoder.layer_norm is not None and type(decoder.layer_norm) is not LayerNorm:
+        if decoder.layer_norm is not None and not packable_norm(decoder.layer_norm):
             return False
     elif type(decoder) is not TransformerXLDecoder or decoder.cfg.position_encoding not in BY_DISTANCE:
         return False
@@ -205,6 +204,7 @@ def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool
     looks_up = packable_embedding(decoder.embed_tokens)
     if isinstance(decoder, TransformerDecoder) and isinstance(source, TransformerDecoder):
         norm, project, widen = source.layer_norm, source.project_out_dim, decoder.project_in_dim
+        window = decoder.cfg.attention_window
         looks_up = looks_up and decoder.layernorm_embedding is None and decoder.token_shift is None
     elif isinstance(decoder, TransformerXLDecoder):
         biases = decoder.attention_biases

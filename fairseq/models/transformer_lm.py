@@ -17,38 +17,29 @@ from torch import Tensor, nn
 from fairseq.config.fields import flag, typed
 from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
-from fairseq.models.base import MOST_LAYERS, BlockModelConfig
+from fairseq.models.base import MOST_LAYERS
 from fairseq.models.decoder import Decoder, DecoderModel
+from fairseq.models.decoder_layer import DecoderLayerConfig
 from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear, check_cutoffs, word_embedding
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
-from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
+from fairseq.modules.attention import CAUSAL, Causal
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.output_layer import LinearOutput
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, TokenShift, sinusoids
-from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer, layer_norm, skips_layer
+from fairseq.modules.transformer_layer import Infuse, skips_layer
 
 
 @dataclass(frozen=True)
-class TransformerLMConfig(BlockModelConfig):
+class TransformerLMConfig(DecoderLayerConfig):
     """The settings of a transformer language model."""
 
-    activation_fn: str = flag("relu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
-    dropout: float = flag(0.1, "dropout after embeddings, attention and feed-forward networks", low=0, below=1)
-    attention_dropout: float = flag(0.0, "dropout of attention weights", low=0, below=1)
-    activation_dropout: float = flag(
-        0.0, "dropout inside the feed-forward networks", aliases=("--relu-dropout",), low=0, below=1
-    )
-    decoder_embed_dim: int = flag(512, "width of the model", low=1)
     decoder_output_dim: int | None = flag(None, "width of the output (default: `decoder_embed_dim`)", low=1)
     decoder_input_dim: int | None = flag(None, "width of the input embeddings (default: `decoder_embed_dim`)", low=1)
-    decoder_ffn_embed_dim: int = flag(2048, "width of the feed-forward networks", low=1)
     decoder_layers: int = flag(6, "number of layers", low=1, high=MOST_LAYERS)
     decoder_layers_to_keep: list[int] | None = flag(
         None, "checkpoint layers to keep, from 0, e.g. 0,2,5 (default: all)", metavar="LAYERS"
     )
-    decoder_attention_heads: int = flag(8, "attention heads of each layer", low=1)
-    decoder_normalize_before: bool = flag(True, "pre-norm: layer norm before each part of a layer", negative=True)
     no_decoder_final_norm: bool = flag(False, "omit the layer norm after the last layer")
     adaptive_softmax_cutoff: list[int] | None = flag(None, "adaptive softmax: first word id of each tail band")
     adaptive_softmax_dropout: float = flag(0.0, "dropout of the adaptive softmax", low=0, below=1)
@@ -65,23 +56,7 @@ class TransformerLMConfig(BlockModelConfig):
     no_scale_embedding: bool = flag(False, "do not scale embeddings by the square root of their width")
     layernorm_embedding: bool = flag(False, "layer norm after the embeddings")
     character_embeddings: bool = flag(False, "character-built word embeddings (not supported)")
-    qk_norm: bool = flag(False, "RMS norm of each head's queries and keys")
-    zero_init_residual: bool = flag(
-        False, "initial weights of zero for the last projection of attention and feed-forward"
-    )
     token_shift: int = flag(0, "earlier tokens whose embeddings each token's input holds too", low=0, high=16)
-    position_infused_attention: bool = flag(False, "Shortformer: add positions to queries and keys of every layer")
-    tokens_from_prev: int = flag(0, "Shortformer: cache size in tokens; implies `position_infused_attention`", low=0)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.tokens_from_prev, int) and self.tokens_from_prev > 0:  # its type is checked below
-            object.__setattr__(self, "position_infused_attention", True)
-        super().__post_init__()
-
-    @property
-    def memory_length(self) -> int:
-        """Tokens of the cache; 0 without one."""
-        return self.tokens_from_prev
 
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
         """The cache has the length of a block; a table of learned positions is made for the longest one."""
@@ -89,9 +64,7 @@ class TransformerLMConfig(BlockModelConfig):
         return {**changes, "max_target_positions": longest} if self.decoder_learned_pos else changes
 
     def check(self) -> None:
-        if self.decoder_embed_dim % self.decoder_attention_heads:
-            heads = f"`decoder_attention_heads` {self.decoder_attention_heads}"
-            raise SettingError(f"{heads}: must divide `decoder_embed_dim` {self.decoder_embed_dim}")
+        super().check()
         keep = self.decoder_layers_to_keep
         if keep is not None and (not keep or len(set(keep)) < len(keep) or min(keep) < 0):
             numbers = ",".join(map(str, keep))
@@ -100,6 +73,8 @@ class TransformerLMConfig(BlockModelConfig):
             raise SettingError("`character_embeddings`: not supported; leave it out")
         if self.position_infused_attention and (self.decoder_learned_pos or self.no_token_positional_embeddings):
             raise SettingError("`position_infused_attention`, `tokens_from_prev`: need sinusoidal positions")
+        if self.rotary_fraction and self.decoder_learned_pos:
+            raise SettingError("`rotary_fraction`: replaces `decoder_learned_pos`; leave one of them out")
         self.check_vocabulary()
         dim = self.decoder_embed_dim
         differ = (self.decoder_input_dim or dim) != (self.decoder_output_dim or dim)
@@ -161,10 +136,10 @@ class TransformerDecoder(Decoder):
         self, cfg: TransformerLMConfig, vocabulary: int, padding_idx: int, embed_tokens: nn.Module | None = None
     ) -> None:
         super().__init__(cfg)
-        dim, apex = cfg.decoder_embed_dim, not cfg.no_apex
+        dim = cfg.decoder_embed_dim
         input_dim = cfg.decoder_input_dim or dim
         output_dim = cfg.decoder_output_dim or dim
-        self.infused = cfg.position_infused_attention
+        self.infused, self.rotation = cfg.position_infused_attention, cfg.rotation
         self.first_position = padding_idx + 1
         # A marker that fairseq's checkpoints have; they load strictly.
         self.register_buffer("version", torch.tensor([3.0]))
@@ -184,15 +159,15 @@ class TransformerDecoder(Decoder):
         self.embed_positions: SinusoidalPositions | LearnedPositions | None = None
         if cfg.decoder_learned_pos and not cfg.no_token_positional_embeddings:
             self.embed_positions = LearnedPositions(self.max_positions(), dim, padding_idx)
-        elif not cfg.no_token_positional_embeddings:
+        elif not cfg.no_token_positional_embeddings and self.rotation is None:
             self.embed_positions = SinusoidalPositions(dim, padding_idx)
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
-        self.layernorm_embedding = layer_norm(dim, apex) if cfg.layernorm_embedding else None
+        self.layernorm_embedding = cfg.norm() if cfg.layernorm_embedding else None
         layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)
-        self.layers = nn.ModuleList(_layer(cfg) for _ in range(layers))
+        self.layers = nn.ModuleList(cfg.layer() for _ in range(layers))
         # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a norm.
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
-        self.layer_norm = layer_norm(dim, apex) if final_norm else None
+        self.layer_norm = cfg.norm() if final_norm else None
         needs_projection = output_dim != dim and not cfg.tie_adaptive_weights
         self.project_out_dim = bare_linear(dim, output_dim) if needs_projection else None
 
@@ -218,8 +193,8 @@ class TransformerDecoder(Decoder):
 
     @property
     def segment_length(self) -> int:
-        # Absolute positions count from the start of a row, which limits it; infused ones start anew with each block.
-        return self.cfg.tokens_per_sample if self.infused else self.max_positions()
+        # Positions from the start of a row limit it; those in queries and keys start anew with each block.
+        return self.cfg.tokens_per_sample if self.infused or self.memory_length else self.max_positions()
 
     def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
         x = self.embed_scale * self.embed_tokens(tokens)
@@ -238,10 +213,16 @@ class TransformerDecoder(Decoder):
         return dropout(x, self.cfg.dropout, self.training)
 
     def _positions(self, count: int | None) -> Tensor | None:
-        """Sinusoids, numbered as everywhere in fairseq from ``padding_idx + 1``: [count, C]."""
+        """Rotations, [count, 2, R/2]; or sinusoids, numbered as everywhere in fairseq from ``padding_idx + 1``:
+        [count, C]."""
+        if count is not None and self.rotation is not None:
+            return self.rotation.table(count, self._device())
         if not self.infused or count is None:
             return None
         return sinusoids(count, self.cfg.decoder_embed_dim, self._device(), self.first_position)
+
+    def _visible(self, memory_length: int) -> Causal:
+        return CAUSAL if self.cfg.attention_window is None else Causal(self.cfg.attention_window)
 
     def _skips_layer(self) -> bool:
         return skips_layer(self.cfg.decoder_layerdrop, self.training)
@@ -262,8 +243,17 @@ class TransformerLanguageModel(DecoderModel):
         "activation_fn",
         "no_scale_embedding",
         "no_token_positional_embeddings",
+        "share_decoder_input_output_embed",
         "position_infused_attention",
         "qk_norm",
+        "decoder_norm",
+        "decoder_norm_eps",
+        "decoder_parallel_residual",
+        "rotary_fraction",
+        "rotary_base",
+        "rotary_scaling",
+        "rotary_trained_positions",
+        "attention_window",
     )
 
     def __init__(self, decoder: TransformerDecoder) -> None:
@@ -323,24 +313,3 @@ def _pruned(state: dict[str, Tensor], keep: list[int]) -> dict[str, Tensor]:
     names = {name: f"decoder.layers.{order.index(int(m[1]))}{m[2]}" for name, m in layered if int(m[1]) in keep}
     dropped = {name for name, match in layered if int(match[1]) not in keep}
     return {names.get(name, name): value for name, value in state.items() if name not in dropped}
-
-
-def _layer(cfg: TransformerLMConfig) -> TransformerLayer:
-    attention = (PositionInfusedAttention if cfg.position_infused_attention else SelfAttention)(
-        cfg.decoder_embed_dim, cfg.decoder_attention_heads, cfg.attention_dropout, qk_norm=cfg.qk_norm
-    )
-    layer = TransformerLayer(
-        attention,
-        cfg.decoder_embed_dim,
-        cfg.decoder_ffn_embed_dim,
-        dropout=cfg.dropout,
-        activation_dropout=cfg.activation_dropout,
-        activation_fn=cfg.activation_fn,
-        normalize_before=cfg.decoder_normalize_before,
-        apex=not cfg.no_apex,
-    )
-    # Each layer begins as the identity (Zhang et al. 2019, "Fixup").
-    if cfg.zero_init_residual:
-        for projection in (attention.out_proj, layer.fc2):
-            nn.init.zeros_(projection.weight)
-    return layer

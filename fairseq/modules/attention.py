@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fairseq.modules.dropout import dropout, fused
 from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache
-from fairseq.modules.positions import cached_tensor
+from fairseq.modules.positions import cached_tensor, rotated
 
 Pieces = Sequence[Tensor]
 """Keys or values [B, H, ·, D] that follow one another in time, a memory's and a segment's: S in all."""
@@ -114,7 +114,10 @@ class SelfAttention(nn.Module):
         num_heads: heads H.
         dropout: probability that an attention weight is dropped in training.
         head_dim: channels D of a head; C / H where it is not given.
-        bias: whether the four linear maps have biases.
+        kv_heads: heads of keys and values, each for H / kv_heads successive heads of queries (Ainslie et al. 2023,
+            "GQA"); H where it is not given.
+        bias: whether the maps to queries, keys and values have biases.
+        out_bias: whether the map of the output has one; as *bias* where it is not given.
         qk_norm: RMS norm of each head's queries and keys, with a gain [D] that the heads share: the scores cannot grow
             with the weights (Henry et al. 2020, "Query-key normalization for transformers"; Dehghani et al. 2023,
             "Scaling vision transformers to 22 billion parameters", for the gain and 1 / √D).
@@ -127,24 +130,27 @@ class SelfAttention(nn.Module):
         dropout: float = 0.0,
         *,
         head_dim: int | None = None,
+        kv_heads: int | None = None,
         bias: bool = True,
+        out_bias: bool | None = None,
         qk_norm: bool = False,
     ) -> None:
         super().__init__()
         self.num_heads = num_heads
         self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        self.kv_heads = kv_heads or num_heads
         self.dropout = dropout
-        width = num_heads * self.head_dim
+        width, kv_width = num_heads * self.head_dim, self.kv_heads * self.head_dim
         # In the order of fairseq's parameters, by which optimizer states are numbered.
-        self.k_proj = Linear(embed_dim, width, bias)
-        self.v_proj = Linear(embed_dim, width, bias)
+        self.k_proj = Linear(embed_dim, kv_width, bias)
+        self.v_proj = Linear(embed_dim, kv_width, bias)
         self.q_proj = Linear(embed_dim, width, bias)
-        self.out_proj = Linear(width, embed_dim, bias)
+        self.out_proj = Linear(width, embed_dim, bias if out_bias is None else out_bias)
         # The bound that one packed matrix [3C, C] would have, √(6 / 4C), as in fairseq.
         for projection in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.out_proj.weight)
-        if bias:
+        if self.out_proj.bias is not None:
             nn.init.zeros_(self.out_proj.bias)
         self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
         self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6) if qk_norm else None
@@ -182,11 +188,16 @@ class SelfAttention(nn.Module):
         self, query: Tensor, keys: Pieces, values: Pieces, positions: Any, visible: Visibility, cache: LayerCache | None
     ) -> Tensor:
         """Weighted sums of values, [B, H, T, D], for what :meth:`_project` or *cache* gave."""
-        if cache is not None and visible != CAUSAL:
-            raise ValueError("incremental attention is causal, without a window")
+        if cache is not None and not isinstance(visible, Causal):
+            raise ValueError("incremental attention is causal")
         # The cache has keys before their norm: their positions change when the segment becomes memory.
         query, *keys = self._normalize(query, *keys)
-        return attend(query, keys, values, visible, self.dropout if self.training else 0.0)
+        if cache is not None and isinstance(visible, Causal) and visible != CAUSAL:
+            count = keys[0].size(2)
+            nearest = slice(count - visible.reach(query.size(2), count), count)
+            keys, values = [keys[0][:, :, nearest]], [values[0][:, :, nearest]]
+        compute = attend if self.kv_heads == self.num_heads else attend_in_groups
+        return compute(query, keys, values, visible, self.dropout if self.training else 0.0)
 
     @torch.no_grad()
     def weights(
@@ -195,6 +206,7 @@ class SelfAttention(nn.Module):
         """Attention probabilities for the arguments of :meth:`forward`, for analysis: [B, H, T, M + T]."""
         query, keys, _ = self._project(x, memory, positions)
         query, key = self._normalize(query, joined(keys))
+        key = _repeated(key, self.num_heads)
         scores = query @ key.transpose(-1, -2) / math.sqrt(self.head_dim)  # (B, H, T, M + T)
         bias = visible.bias(query.size(2), key.size(2), query.device, query.dtype)
         return (scores if bias is None else scores + bias).softmax(-1)
@@ -212,7 +224,7 @@ class SelfAttention(nn.Module):
         bias = bias.expand(length, -1)
         if torch.is_autocast_enabled(weight.device.type):
             weight = weight.to(torch.get_autocast_dtype(weight.device.type))
-        shape = (batch, self.num_heads, length, self.head_dim)
+        shape = (batch, self.kv_heads, length, self.head_dim)
         return LayerCache(weight.new_empty(shape), weight.new_empty(shape), weight, bias.to(weight.dtype))
 
     def fill(self, cache: LayerCache, x: Tensor) -> None:
@@ -244,10 +256,16 @@ class SelfAttention(nn.Module):
             projected = F.linear(x, cache.weight, cache.bias[past_length])
         else:
             projected = F.linear(x, cache.weight) + cache.bias[past_length:end]
-        query, key, value = projected.view(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
+        heads = projected.view(batch, tokens, -1, self.head_dim).transpose(1, 2)
+        query, key, value = heads.split((self.num_heads, self.kv_heads, self.kv_heads), dim=1)  # (B, ·, T, D)
+        query, key = self._placed(query, key, cache, past_length)
         cache.keys[:, :, past_length:end] = key
         cache.values[:, :, past_length:end] = value
         return query, [cache.keys[:, :, :end]], [cache.values[:, :, :end]]
+
+    def _placed(self, query: Tensor, key: Tensor, cache: LayerCache, start: int) -> tuple[Tensor, Tensor]:
+        """Queries and keys of the positions from *start* on as *cache* holds them."""
+        return query, key
 
     def _normalize(self, query: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
         """Queries and keys [B, H, …, D] after their norms, if there are any, which are computed in float32."""
@@ -260,7 +278,7 @@ class SelfAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """The heads of *x* [B, T, H·D], a view of it: [B, H, T, D]."""
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class PositionInfusedAttention(SelfAttention):
@@ -288,6 +306,40 @@ class PositionInfusedAttention(SelfAttention):
         start = positions.size(0) - x.size(1)
         past = None if memory is None else memory + positions[:start].to(memory.dtype)
         return x + positions[start:].to(x.dtype), past
+
+
+class RotaryAttention(SelfAttention):
+    """Queries and keys are turned by angles that grow with their position, values are not (Su et al. 2021, "RoFormer").
+
+    ``positions`` is the table of memory and segment, [M + T, 2, R/2] of :class:`~fairseq.modules.positions.Rotation`; a
+    cache wants the table of all its room. As with position-infused attention, the memory takes positions 0 … M − 1.
+    """
+
+    def new_cache(self, batch: int, length: int, positions: Tensor | None = None) -> LayerCache:
+        cache = super().new_cache(batch, length)
+        cache.rotation = positions
+        return cache
+
+    def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> tuple[Tensor, Pieces, Pieces]:
+        if positions is None:
+            raise ValueError("rotary attention needs the table of rotations of memory and segment")
+        query, keys, values = super()._project(x, memory, positions)
+        query, *keys = super()._normalize(query, *keys)
+        start = positions.size(0) - x.size(1)
+        of_memory, of_segment = positions[:start], positions[start:]
+        tables = [of_segment] if memory is None else [of_memory, of_segment]
+        return rotated(query, of_segment), [*map(rotated, keys, tables)], values
+
+    def _placed(self, query: Tensor, key: Tensor, cache: LayerCache, start: int) -> tuple[Tensor, Tensor]:
+        if cache.rotation is None:
+            raise ValueError("rotary attention needs the table of rotations of its cache")
+        table = cache.rotation[start : start + query.size(2)]
+        query, key = super()._normalize(query, key)
+        return rotated(query, table), rotated(key, table)
+
+    def _normalize(self, query: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
+        # Norms come before the rotation, as the gains are not equal in the channels of a pair.
+        return query, *keys
 
 
 def joined(pieces: Pieces) -> Tensor:
@@ -339,6 +391,25 @@ def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CA
             return attended[..., :dim]
     mask = visible.mask(queries, count, query.device)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
+
+
+def attend_in_groups(
+    query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CAUSAL, dropout_p: float = 0.0
+) -> Tensor:
+    """:func:`attend` with keys and values [B, H / G, ·, D], each for G successive heads of queries."""
+    heads, queries, groups = query.size(1), query.size(2), keys[0].size(1)
+    if queries > 1 or visible.mask(1, sum(key.size(2) for key in keys), query.device) is not None:
+        # Repeated: kernels differ in whether they share keys, and in which masks they then take.
+        keys, values = ([_repeated(piece, heads) for piece in pieces] for pieces in (keys, values))
+        return attend(query, keys, values, visible, dropout_p)
+    # A single token's queries of one group are as many queries of one head, which needs no copies of the cache.
+    folded = query.reshape(query.size(0), groups, heads // groups, -1)  # (B, H/G, G, D)
+    return attend(folded, keys, values, Bidirectional(), dropout_p).reshape(query.shape)
+
+
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    """Keys or values [B, H / G, S, D] for each of H *heads*: [B, H, S, D]."""
+    return x if x.size(1) == heads else x.repeat_interleave(heads // x.size(1), dim=1)
 
 
 def has_flash(query: Tensor) -> bool:

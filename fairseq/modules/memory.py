@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.modules.positions import rotated
+
 Memory = list[Tensor]
 """For each layer, the input of its keys and values in earlier segments: [B, M, C], detached."""
 
@@ -38,11 +40,12 @@ class LayerCache:
     """Projected keys and values of one layer, preallocated for the longest span, with the packed projection weights.
 
     Attributes:
-        keys, values: [B, H, S, D]; keys as they are before a norm.
+        keys, values: [B, H, S, D]; keys as they are before a norm, unless they are turned.
         weight: the projections to query, key and value as one matrix [3C, C].
         bias: the three biases at each position [S, 3C]; with position-infused attention plus the projected positions,
             since W(x + p) + b = Wx + (Wp + b).
         position_keys: contribution of the positions to the keys [1, H, S, D], or None.
+        rotation: cosines and sines by which the keys of each position are turned already, [S, 2, R/2], or None.
     """
 
     keys: Tensor
@@ -50,6 +53,7 @@ class LayerCache:
     weight: Tensor
     bias: Tensor
     position_keys: Tensor | None = None
+    rotation: Tensor | None = None
 
     def keep_last(self, length: int, count: int) -> None:
         """Move the last *count* of *length* positions to the front, as positions 0 … count − 1."""
@@ -59,6 +63,10 @@ class LayerCache:
         # The content stays as it is; only what the position contributes is exchanged.
         if self.position_keys is not None:
             keys = keys + (self.position_keys[:, :, :count] - self.position_keys[:, :, first:length])
+        # Back by the angle of position `first`: angles grow in proportion to the position.
+        if self.rotation is not None:
+            cosines, sines = self.rotation[first]
+            keys = rotated(keys, torch.stack([cosines, -sines]).expand(count, -1, -1))
         self.keys[:, :, :count] = keys
         self.values[:, :, :count] = self.values[:, :, first:length].clone()
 

@@ -1,10 +1,11 @@
-"""Embeddings of positions and distances, sinusoidal and learned, and of what stands before a position."""
+"""Positions and distances: sinusoids, learned embeddings, rotations; and what stands before a position."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
@@ -70,6 +71,60 @@ def distance_sinusoids(count: int, dim: int, device: torch.device, clamp: int | 
     frequencies = 10000.0 ** -(torch.arange(0, dim, 2, dtype=torch.float32, device=device) / dim)
     angles = distances[:, None] * frequencies  # (count, dim/2)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Angles by which the channels of a head turn with the position (Su et al. 2021, "RoFormer", §3.4).
+
+    Attributes:
+        dim: channels R that turn, an even number; of the first half and the second each makes a pair.
+        base: ratio of the fastest frequency to the slowest, nearly.
+        scaling: by which positions are divided (Chen et al. 2023, "Extending context window … via positional
+            interpolation").
+        trained: where it is not 0, only frequencies that make few turns in so many tokens are divided, as in Llama 3
+            (Grattafiori et al. 2024, §3.4.1, after Peng et al. 2023, "YaRN").
+    """
+
+    dim: int
+    base: float = 10000.0
+    scaling: float = 1.0
+    trained: int = 0
+
+    def frequencies(self, device: torch.device) -> Tensor:
+        """Radians per position: [R/2], float32."""
+        channels = torch.arange(0, self.dim, 2, dtype=torch.float32, device=device)
+        frequencies = 1.0 / self.base ** (channels / self.dim)
+        if not self.trained:
+            return frequencies / self.scaling
+        turns = self.trained * frequencies / (2 * math.pi)
+        share = ((turns - FEW_TURNS) / (MANY_TURNS - FEW_TURNS)).clamp(0, 1)
+        return frequencies * (share + (1 - share) / self.scaling)
+
+    def table(self, count: int, device: torch.device) -> Tensor:
+        """Cosines and sines of the positions 0 … count − 1: [count, 2, R/2], float32."""
+        return _rotations(self, -(-count // _TABLE_STEP) * _TABLE_STEP, device)[:count]
+
+
+FEW_TURNS, MANY_TURNS = 1.0, 4.0
+"""Frequencies of fewer turns are divided, and of more are not; between them lies a mixture (Llama 3)."""
+
+
+@cached_tensor
+def _rotations(rotation: Rotation, count: int, device: torch.device) -> Tensor:
+    # In float64: the angle of position 2,000 has an error of 1e-4 in float32, and turning back must give the same key.
+    positions = torch.arange(count, dtype=torch.float64, device=device)
+    angles = positions[:, None] * rotation.frequencies(device)  # (count, R/2)
+    return torch.stack([angles.cos(), angles.sin()], dim=1).float()
+
+
+def rotated(x: Tensor, table: Tensor) -> Tensor:
+    """*x* [..., T, D] with its first R channels turned as *table* [T, 2, R/2] says; computed in float32."""
+    cosines, sines = table.unbind(1)
+    half = cosines.size(-1)
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    turned = (first * cosines - second * sines, second * cosines + first * sines)
+    return torch.cat([*(part.to(x.dtype) for part in turned), rest], dim=-1)
 
 
 class SinusoidalPositions(nn.Module):

@@ -35,6 +35,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     # fairseq has two names for the approximation by tanh.
     "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
     "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
     "tanh": torch.tanh,
     "linear": lambda x: x,
 }
@@ -58,13 +59,35 @@ class LayerNorm(nn.LayerNorm):
         # A CPU's autocast leaves norms alone, and its kernel takes gain and bias in float32.
         if is_cpu(x) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
             return super().forward(x)
-        weight, bias = lowered(self.weight), lowered(self.bias)
+        weight, bias = lowered(self.weight), None if self.bias is None else lowered(self.bias)
         with torch.autocast(x.device.type, enabled=False):
             return F.layer_norm(x.to(weight.dtype), self.normalized_shape, weight, bias, self.eps)
 
 
-def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5) -> nn.Module:
-    """Layer norm over the last *dim* channels: apex's with CUDA, if *apex* allows it and it can be imported."""
+class RMSNorm(nn.RMSNorm):
+    """Division by the root mean square, and a gain (Zhang & Sennrich 2019), in the precision of :class:`LayerNorm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if is_cpu(x) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
+            return F.rms_norm(x.float(), self.normalized_shape, self.weight.float(), self.eps).to(x.dtype)
+        weight = lowered(self.weight)
+        # torch computes the mean of squares in float32.
+        with torch.autocast(x.device.type, enabled=False):
+            return F.rms_norm(x.to(weight.dtype), self.normalized_shape, weight, self.eps)
+
+
+NORMS = ("layer", "rms")
+
+
+def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5, kind: str = "layer", bias: bool = True) -> nn.Module:
+    """Norm of the last *dim* channels, of *kind* layer norm with or without *bias*, or RMS norm, which has none.
+
+    Layer norm with a bias is apex's with CUDA, if *apex* allows it and it can be imported.
+    """
+    if kind == "rms":
+        return RMSNorm(dim, eps=eps)
+    if not bias:
+        return LayerNorm(dim, eps=eps, bias=False)
     fused = _apex_layer_norm() if apex and torch.cuda.is_available() else None
     return (fused or LayerNorm)(dim, eps=eps)
 
@@ -95,7 +118,13 @@ class TransformerLayer(nn.Module):
         remember_input: the memory holds the layer's inputs (Transformer-XL), not what attention read of them
             (Shortformer): with pre-norm they are normalised anew, together with the segment.
         variational: one dropout mask for all time steps.
-        layer_norm_eps: added to the variance in layer norms.
+        layer_norm_eps: added to the variance in norms.
+        norm: kind of the norms; see :func:`layer_norm`.
+        bias: whether the feed-forward network and layer norms have biases.
+        gated: multiply the activations by another linear map of the input (Shazeer 2020, "GLU variants improve
+            Transformer"): SwiGLU with ``silu``, GEGLU with ``gelu``.
+        parallel: both parts read the layer's input, each through its norm (Wang & Komatsuzaki 2021, "GPT-J");
+            pre-norm only.
     """
 
     def __init__(
@@ -112,22 +141,32 @@ class TransformerLayer(nn.Module):
         remember_input: bool = False,
         variational: bool = False,
         layer_norm_eps: float = 1e-5,
+        norm: str = "layer",
+        bias: bool = True,
+        gated: bool = False,
+        parallel: bool = False,
     ) -> None:
         super().__init__()
+        if parallel and not normalize_before:
+            raise ValueError("parallel parts of a layer need pre-norm")
         # fairseq's names, in its order: checkpoints load strictly, and optimizer states are numbered by it.
         self.self_attn = attention
-        self.self_attn_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps)
-        self.fc1 = Linear(embed_dim, ffn_dim)
-        self.fc2 = Linear(ffn_dim, embed_dim)
-        self.final_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps)
-        for projection in (self.fc1, self.fc2):
-            nn.init.xavier_uniform_(projection.weight)
-            nn.init.zeros_(projection.bias)
+        self.self_attn_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps, norm, bias)
+        self.fc1 = Linear(embed_dim, ffn_dim, bias)
+        self.fc2 = Linear(ffn_dim, embed_dim, bias)
+        self.final_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps, norm, bias)
+        self.fc3 = Linear(embed_dim, ffn_dim, bias) if gated else None
+        for projection in (self.fc1, self.fc2, self.fc3):
+            if projection is not None:
+                nn.init.xavier_uniform_(projection.weight)
+            if projection is not None and bias:
+                nn.init.zeros_(projection.bias)
         self.dropout = dropout
         self.activation_dropout = activation_dropout
         self.activation_fn = activation_fn
         self.activation = activation(activation_fn)
         self.normalize_before = normalize_before
+        self.parallel = parallel
         self.remember_input = remember_input
         self.variational = variational
 
@@ -164,14 +203,23 @@ class TransformerLayer(nn.Module):
         attended = self.self_attn(
             attention_input, memory=memory, positions=positions, visible=visible, cache=cache, past_length=past_length
         )
+        if self.parallel:
+            inner = self._feed_forward(self.final_layer_norm(x))
+            return self._add(self._add(x, attended), inner), remembered
         x = self._add(x, attended)
         if not self.normalize_before:
             x = self.self_attn_layer_norm(x)
         h = self.final_layer_norm(x) if self.normalize_before else x
-        x = self._add(x, self.fc2(self._activate(self.fc1(h))))
+        x = self._add(x, self._feed_forward(h))
         if not self.normalize_before:
             x = self.final_layer_norm(x)
         return x, remembered
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        if self.fc3 is None:
+            return self.fc2(self._activate(self.fc1(x)))
+        drop = variational_dropout if self.variational else dropout
+        return self.fc2(drop(self.activation(self.fc1(x)) * self.fc3(x), self.activation_dropout, self.training))
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.activation_fn == "relu":

@@ -24,7 +24,9 @@ from fairseq.tasks import setup_task
 XL = """--arch transformer_xl --n-layer 2 --d-model 16 --n-head 2 --d-inner 24 --mem-len 16 --cpu --tokens-per-sample 16
     --max-tokens 64 --required-batch-size-multiple 1 --train-subset valid --valid-subset test --lr 0.001
     --criterion adaptive_loss --cutoffs 200,600 --dropout 0 --clip-norm 0.1 --log-format json --log-interval 1"""
-FAMILIES = {"shortformer": f"{runs.SHORTFORMER} {runs.NO_DROPOUT}", "transformer-xl": XL}
+LLAMA = """--arch llama_tiny --criterion cross_entropy --tokens-from-prev 16 --cpu --tokens-per-sample 16 --lr 0.001
+    --max-tokens 64 --required-batch-size-multiple 1 --train-subset valid --valid-subset test --dropout 0"""
+FAMILIES = {"shortformer": f"{runs.SHORTFORMER} {runs.NO_DROPOUT}", "transformer-xl": XL, "llama": LLAMA}
 BOTH = pytest.mark.parametrize("family", FAMILIES)
 
 

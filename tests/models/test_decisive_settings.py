@@ -22,6 +22,7 @@ XL = "--task truncated_bptt_lm --arch transformer_xl_tiny --criterion adaptive_l
 FAMILIES = {
     "transformer_lm": f"--arch transformer_lm_tiny {DECODER} {ADAPTIVE}",
     "shortformer": f"--arch shortformer_tiny {DECODER} {ADAPTIVE}",
+    "llama": f"--arch llama_tiny {DECODER} --criterion cross_entropy --rotary-scaling 2 --rotary-trained-positions 8",
     "transformer_xl": f"{XL} --div-val 2 --tie-projs tails",
     "transformer_xl shaw": f"{XL} --position-encoding shaw",
     "transformer_xl absolute": f"{XL} --position-encoding absolute",
@@ -30,7 +31,8 @@ FAMILIES = {
     "electra": f"--arch electra_tiny --criterion electra {ENCODER} --encoder-attention-heads 2",
 }
 MEMORY = {"tokens_from_prev", "mem_len", "memory_start", "clamp_len"}  # evaluation may change it
-TEXTS = ("gelu", "tanh", "relu", "relative", "shaw", "absolute", "learned", "none", "tails", "all")
+NORMS = ("layer", "rms")
+TEXTS = ("gelu", "tanh", "relu", "silu", "relative", "shaw", "absolute", "learned", "none", "tails", "all", *NORMS)
 
 
 def others(value: Any) -> Iterator[Any]:

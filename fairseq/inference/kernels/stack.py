@@ -73,10 +73,16 @@ def packable(layer: nn.Module) -> bool:
     """Return whether the kernels support *layer*."""
     if type(layer) is not TransformerLayer or type(layer.self_attn) not in ATTENTION:
         return False
-    if layer.self_attn.q_norm is not None:
+    if layer.self_attn.q_norm is not None or layer.self_attn.kv_heads != layer.self_attn.num_heads:
         return False
-    norms = layer.self_attn_layer_norm, layer.final_layer_norm
-    return layer.activation_fn in ACTIVATIONS and all(type(norm) is LayerNorm for norm in norms)
+    if layer.fc3 is not None or layer.parallel or layer.activation_fn not in ACTIVATIONS:
+        return False
+    return packable_norm(layer.self_attn_layer_norm) and packable_norm(layer.final_layer_norm)
+
+
+def packable_norm(norm: nn.Module) -> bool:
+    """Return whether the kernels support *norm*."""
+    return type(norm) is LayerNorm and norm.bias is not None
 
 
 class PackedStack:

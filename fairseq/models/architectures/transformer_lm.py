@@ -58,6 +58,42 @@ def _gpt3(layers: int, dim: int, heads: int) -> dict[str, Any]:
     }
 
 
+def _gpt2(layers: int, dim: int, heads: int) -> dict[str, Any]:
+    """GPT-2 as published (Radford et al. 2019), where fairseq's has sinusoids and an output of its own."""
+    others = {"activation_fn": "gelu_accurate", "decoder_learned_pos": True, "share_decoder_input_output_embed": True}
+    return {**_gpt(layers, dim, heads), **others, "no_scale_embedding": True}
+
+
+def _llama(layers: int, dim: int, heads: int, kv_heads: int, ffn: int, tied: bool = True) -> dict[str, Any]:
+    """Llama (Touvron et al. 2023), with the shared heads of keys and values of Llama 2 (§2.2)."""
+    return {
+        **BASE,
+        **_sizes(layers, dim, heads, ffn),
+        "decoder_kv_heads": kv_heads,
+        "rotary_fraction": 1.0,
+        "decoder_norm": "rms",
+        "decoder_gated_ffn": True,
+        "activation_fn": "silu",
+        "decoder_biases": "none",
+        "no_scale_embedding": True,
+        "share_decoder_input_output_embed": tied,
+        "dropout": 0.0,
+    }
+
+
+def _pythia(layers: int, dim: int, heads: int) -> dict[str, Any]:
+    """Pythia (Biderman et al. 2023, table 1), as GPT-NeoX (Black et al. 2022, §2.1)."""
+    return {
+        **BASE,
+        **_sizes(layers, dim, heads),
+        "rotary_fraction": 0.25,
+        "decoder_parallel_residual": True,
+        "activation_fn": "gelu",
+        "no_scale_embedding": True,
+        "dropout": 0.0,
+    }
+
+
 def _small(layers: int, dim: int, cutoffs: list[int]) -> dict[str, Any]:
     """The baseline's design in a small size."""
     return {
@@ -132,6 +168,24 @@ register_architectures(
         "transformer_lm_gpt2_big": _gpt(48, 1600, 25),
         "transformer_lm_gpt2_big_wide": _gpt(24, 2048, 32),
         "transformer_lm_gpt2_bigger": _gpt(48, 2048, 32),
+        "gpt2_tiny": _gpt2(2, 64, 4),
+        "gpt2_small": _gpt2(12, 768, 12),
+        "gpt2_medium": _gpt2(24, 1024, 16),
+        "gpt2_large": _gpt2(36, 1280, 20),
+        "gpt2_xl": _gpt2(48, 1600, 25),
+        "llama_tiny": _llama(2, 64, 4, 2, 128),
+        "llama_demo": _llama(4, 256, 4, 2, 704),
+        "llama_135m": _llama(30, 576, 9, 3, 1536),  # SmolLM's sizes (Allal et al. 2024), with 49,152 words
+        "llama_360m": _llama(32, 960, 15, 5, 2560),
+        "llama_1b": _llama(22, 2048, 32, 4, 5632, tied=False),  # TinyLlama's (Zhang et al. 2024)
+        "llama_7b": _llama(32, 4096, 32, 32, 11008, tied=False),
+        "pythia_tiny": _pythia(2, 64, 4),
+        "pythia_14m": _pythia(6, 128, 4),
+        "pythia_70m": _pythia(6, 512, 8),
+        "pythia_160m": _pythia(12, 768, 12),
+        "pythia_410m": _pythia(24, 1024, 16),
+        "pythia_1b": _pythia(16, 2048, 8),
+        "pythia_1.4b": _pythia(24, 2048, 16),
         "transformer_lm_gpt3_small": _gpt3(12, 768, 12),
         "transformer_lm_gpt3_medium": _gpt3(24, 1024, 16),
         "transformer_lm_gpt3_large": _gpt3(24, 1536, 16),
