@@ -51,8 +51,10 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """The names in *known* closest to *name*, worded as the end of an error message."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
-    if not close and len(name) > 1:
-        close = [candidate for candidate in names if name.lower() in candidate.lower()][: 2 * count]
+    containing = [candidate for candidate in names if name.lower() in candidate.lower()]
+    # A family, such as gpt3, is not a mistyped member of another one.
+    if len(name) > 1 and containing and not set(close) & set(containing):
+        close = containing[: 2 * count]
     if close:
         return "did you mean " + " or ".join(close) + "?"
     return "known: " + ", ".join(names)

@@ -14,7 +14,8 @@ from fairseq import checkpoint
 from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
-from fairseq.interop.hugging_face import decoders, encoders, gpt2, model_folder, transfo_xl
+from fairseq.interop.hugging_face import causal, decoders, encoders, model_folder, transfo_xl
+from fairseq.interop.hugging_face.causal_names import EMBEDDINGS
 from fairseq.interop.pickles import pickled_module
 from fairseq.interop.pickles.named_tensors import cut
 from fairseq.interop.transformer_xl import conversion
@@ -35,7 +36,7 @@ NAMES = {  # names of special symbols in vocabularies
     "unk": ("<unk>", "<UNK>", "[UNK]"),
     "mask": ("<mask>", "[MASK]"),
 }
-NAMES_GPT2 = {"eos": ("<|endoftext|>",)}
+NAMES_CAUSAL = {"unk": NAMES["unk"][:2]}
 LAYERS = ("n_layer", "encoder_layers", "decoder_layers")  # settings
 # Transformer-XL's vocabularies have no `[SEP]` or `[CLS]`: there, these would be words of the text.
 NAMES_XL = {"eos": NAMES["eos"][:3], "unk": NAMES["unk"][:2], "pad": NAMES["pad"][:1]}
@@ -106,11 +107,16 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
         return Imported(model, settings, _vocabulary_size(model), model_folder.vocabulary(source), ids, NAMES_XL)
     if kind == decoders.MODEL_TYPE:
         return _exported(source)
-    if kind == "gpt2":
-        model, settings, eos = gpt2.read(source)
-        size = model["decoder.embed_tokens.weight"].size(0)
-        words, tokenizer = _filled(model_folder.vocabulary(source), size), _tokenizer(source)
-        return Imported(model, settings, size, words, {"eos": eos}, NAMES_GPT2, tokenizer)
+    if kind in [*causal.FAMILIES]:
+        decoder, begin = causal.read(source), model_folder.begin_symbol(source)
+        size = decoder.parameters[EMBEDDINGS].size(0)
+        words, tokenizer = _filled(model_folder.vocabulary(source, of_tokenizer=True), size), _tokenizer(source)
+        # Texts begin with the symbol that ends a line here, in Llama with one of their own, which takes this role.
+        ids = decoder.ids if begin is None else {**decoder.ids, "eos": begin}
+        return Imported(decoder.parameters, decoder.args, size, words, ids, NAMES_CAUSAL, tokenizer)
+    if kind not in [*encoders.FAMILIES]:
+        known = ", ".join((*encoders.FAMILIES, *causal.FAMILIES, "transfo-xl", decoders.MODEL_TYPE))
+        raise UserError(f"{source / model_folder.CONFIG}: model_type is {cut(kind)}; known: {known}")
     model, settings, ids = encoders.read(source)
     size = model["encoder.sentence_encoder.embed_tokens.weight"].size(0)
     words = _filled(model_folder.vocabulary(source), size)
@@ -136,7 +142,8 @@ def _exported(source: Path) -> Imported:
 
 def _tokenizer(source: Path) -> Tokenizer | None:
     """The tokenizer of a Hugging Face folder: byte-level encoding from its merges, or its ``tokenizer.json``."""
-    for name, kind in (("merges.txt", GPT2), (model_folder.TOKENIZER, HuggingFace)):
+    # Merges alone are read as GPT-2's, whose rules of what is merged other models change.
+    for name, kind in ((model_folder.TOKENIZER, HuggingFace), ("merges.txt", GPT2)):
         path = source / name
         if exists(path):
             subwords = kind(read_named(path, "check its permissions"), str(path))

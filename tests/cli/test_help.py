@@ -145,8 +145,10 @@ def test_architectures_are_listed_with_sizes(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_family_names_its_sizes() -> None:
-    with pytest.raises(UserError, match="did you mean transformer_lm_gpt2_big or .* or transformer_lm_gpt2_small"):
+    with pytest.raises(UserError, match="did you mean gpt2_xl or gpt2_tiny or gpt2_small"):
         runs.arguments("--arch gpt2")
+    with pytest.raises(UserError, match="did you mean transformer_lm_gpt3_13 or .* or transformer_lm_gpt3_large"):
+        runs.arguments("--arch gpt3")
 
 
 @pytest.mark.parametrize("name", PARSERS)

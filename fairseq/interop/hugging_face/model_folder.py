@@ -15,13 +15,17 @@ from fairseq.system.lookup import exists
 from fairseq.system.opening import decoded, open_regular, read_named
 
 CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
+INDEX = f"{SAFE}.index.json"
 TOKENIZER = "tokenizer.json"
 VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.pkl", "vocab.bin", TOKENIZER)  # the first that exists is read
 
 
-def vocabulary(folder: Path) -> list[str] | None:
-    """Return the words in the order of their ids, None if the folder has none; UserError for an unknown format."""
-    for path in (folder / name for name in VOCABULARIES):
+def vocabulary(folder: Path, of_tokenizer: bool = False) -> list[str] | None:
+    """Return the words in the order of their ids, None if the folder has none; UserError for an unknown format.
+
+    *of_tokenizer*: from ``tokenizer.json`` if there is one, which has symbols that were added to the vocabulary.
+    """
+    for path in (folder / name for name in ((TOKENIZER,) * of_tokenizer + VOCABULARIES)):
         if exists(path):
             if path.name == TOKENIZER:
                 return _tokenizer_words(read_json(path), path)
@@ -29,6 +33,27 @@ def vocabulary(folder: Path) -> list[str] | None:
                 return _lines(path)
             content = _any_json(path) if path.suffix == ".json" else _unpickled(path)
             return _words(content, path)
+    return None
+
+
+def begin_symbol(folder: Path) -> int | None:
+    """Return the id of the symbol that ``tokenizer.json`` puts before a text; None if it puts none there."""
+    # Not what `config.json` names: there is a default in transformers' classes, also where no text begins with it.
+    path = folder / TOKENIZER
+    todo = [read_json(path).get("post_processor")] if exists(path) else []
+    for processor in todo:
+        if not isinstance(processor, dict):
+            continue
+        more = processor.get("processors")
+        todo += more if isinstance(more, list) else []
+        template, symbols = processor.get("single"), processor.get("special_tokens")
+        first = template[0] if isinstance(template, list) and template else None
+        symbol = first.get("SpecialToken") if isinstance(first, dict) else None
+        name = symbol.get("id") if isinstance(symbol, dict) else None
+        entry = symbols.get(name) if isinstance(symbols, dict) and isinstance(name, str) else None
+        ids = entry.get("ids") if isinstance(entry, dict) else None
+        if isinstance(ids, list) and ids and type(ids[0]) is int:
+            return ids[0]
     return None
 
 
@@ -54,14 +79,31 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     # interpreter.
     if exists(folder / SAFE):
         return _safetensors(folder / SAFE)
+    if exists(folder / INDEX):
+        return _sharded(folder)
     if not exists(folder / PICKLE):
-        for name in (SAFE, PICKLE):
-            if exists(folder / f"{name}.index.json"):
-                raise UserError(f"{folder}: the model is sharded ({name}.index.json); save it as one {SAFE}")
+        if exists(folder / f"{PICKLE}.index.json"):
+            raise UserError(f"{folder}: the model is sharded ({PICKLE}.index.json); save it as {SAFE}")
         raise UserError(f"{folder / SAFE}: file not found; give a folder with {SAFE} or {PICKLE}")
     state, settings = pickled_module.read(folder / PICKLE)
     if settings is not None:
         raise UserError(f"{folder / PICKLE}: holds a saved module; save its state dict instead")
+    return state
+
+
+def _sharded(folder: Path) -> dict[str, Tensor]:
+    """The tensors of all files that the index of *folder* names."""
+    shards = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(name, str) for name in shards.values()):
+        raise UserError(f"{folder / INDEX}: expected a weight_map of tensors and their files; use another file")
+    state: dict[str, Tensor] = {}
+    for name in sorted(set(shards.values())):
+        # Beside the index: its names must not lead to other folders.
+        if Path(name).name != name or not exists(folder / name):
+            raise UserError(f"{folder / INDEX}: names {name[:80]!r}, which is not in its folder; give the whole folder")
+        state |= {key: value for key, value in _safetensors(folder / name).items() if shards.get(key) == name}
+    if missing := sorted(shards.keys() - state.keys()):
+        raise UserError(f"{folder / INDEX}: names {missing[0][:80]!r}, which its file lacks; give the whole folder")
     return state
 
 
