@@ -28,10 +28,11 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
 
         if logs:
             log_to_stderr()
-        if make_parser is None:
-            options.run_program(main)
-        else:
-            options.run_command(main, make_parser)
+        with options.as_program():
+            if make_parser is None:
+                main()
+            else:
+                main(options.parse_args_and_arch(make_parser()))
 
     return cli_main
 

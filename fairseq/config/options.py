@@ -7,11 +7,12 @@ parts' own flags join. What the user leaves open is filled from ``--config``, th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -111,12 +112,20 @@ def _switched(parser: Parser, argv: Sequence[str]) -> list[str]:
 
 
 def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable[[], Parser]) -> None:
-    """Parse the process's command line and run *main* as :func:`run_program` does."""
-    run_program(lambda: main(parse_args_and_arch(make_parser())))
+    """Parse the process's command line and run *main* inside :func:`as_program`."""
+    with as_program():
+        main(parse_args_and_arch(make_parser()))
 
 
 def run_program(program: Callable[[], Any]) -> None:
-    """Run *program*; a user's mistake is one line on stderr and exit code 2.
+    """Run *program* inside :func:`as_program`."""
+    with as_program():
+        program()
+
+
+@contextlib.contextmanager
+def as_program() -> Iterator[None]:
+    """Context of a command's work: a user's mistake in it is one line on stderr and exit code 2.
 
     Once nobody reads its output, as behind ``| head``, it ends as SIGPIPE ends other programs.
     """
@@ -127,16 +136,17 @@ def run_program(program: Callable[[], Any]) -> None:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # Until here an interrupt ended the process without a traceback: imports are done now.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    with closed_pipes(end_quietly):
-        _run(program)
-
-
-def _run(program: Callable[[], Any]) -> None:
-    try:
+    with closed_pipes(end_quietly), _failures_as_lines():
         _check_working_folder()
         with short_waits_under_load(), removing_empty_folders():
-            program()
+            yield
         sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _failures_as_lines() -> Iterator[None]:
+    try:
+        yield
     except UserError as error:
         fail(error.args[0])
     except (MemoryError, RuntimeError) as error:
