@@ -74,7 +74,10 @@ def _row(action: argparse.Action) -> str:
     names = ", ".join(f"`{name}`" for name in action.option_strings) or f"`{metavar or action.dest}`"
     value = f" `{metavar}`" if metavar and action.option_strings and action.nargs != 0 else ""
     # A bar would separate cells of the table.
-    cells = (re.sub(r"\s+", " ", cell).replace("|", ", ") for cell in (names + value, str(action.help or "")))
+    cells = (
+        re.sub(r"\s+", " ", cell).replace("|", ", ")
+        for cell in (names + value, str(action.help or "").replace("%%", "%"))
+    )
     return f"| {' | '.join(cells)} |"
 
 

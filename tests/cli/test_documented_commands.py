@@ -9,19 +9,22 @@ from pathlib import Path
 import pytest
 import runs
 
-from fairseq.config import options
+from fairseq.config import fields, options
+from fairseq.inference.writer import decoding
 from fairseq_cli.attention import get_attention_parser
+from fairseq_cli.average_checkpoints import get_average_parser
 from fairseq_cli.classify import get_classify_parser
 from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.finetune import get_finetune_parser
-from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.generate import GenerateConfig, get_generation_parser
 from fairseq_cli.harness import get_harness_parser
 from fairseq_cli.import_model import get_import_parser
-from fairseq_cli.interactive import get_interactive_generation_parser
+from fairseq_cli.interactive import InteractiveConfig, get_interactive_generation_parser
 from fairseq_cli.merge_checkpoint import get_merge_parser
 from fairseq_cli.notes import get_notes_parser
+from fairseq_cli.plot import get_plot_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
 from fairseq_cli.recl import get_recl_parser
 from fairseq_cli.symbols import get_symbols_parser
@@ -43,6 +46,8 @@ PARSERS = {
     "fairseq-import": get_import_parser,
     "fairseq-export": get_export_parser,
     "fairseq-merge-checkpoint": get_merge_parser,
+    "fairseq-average-checkpoints": get_average_parser,
+    "fairseq-plot": get_plot_parser,
     "fairseq-finetune": get_finetune_parser,
     "fairseq-classify": get_classify_parser,
     "fairseq-notes": get_notes_parser,
@@ -51,6 +56,7 @@ PARSERS = {
     "python train.py": get_training_parser,
     "python preprocess.py": get_preprocessing_parser,
 }
+GENERATION = {"fairseq-generate": GenerateConfig, "fairseq-interactive": InteractiveConfig}
 COMMAND = re.compile(rf"^(?:.*\| )?({'|'.join(map(re.escape, PARSERS))}) (.*)$", re.MULTILINE)
 
 
@@ -73,7 +79,10 @@ def test_the_commands_of_a_page_are_understood(page: Path, monkeypatch: pytest.M
             del words[at : at + 2]  # of a run that the page is about
         if "--cuda" in words:
             continue  # of the authors of Transformer-XL, beside its translation
-        options.parse_args_and_arch(PARSERS[program](), words)
+        args = options.parse_args_and_arch(PARSERS[program](), words)
+        if program in GENERATION:
+            # Flags of sampling without --sampling, which parse but end the command.
+            decoding(fields.typed(GENERATION[program], args))
 
 
 def test_the_quick_start_has_three_commands() -> None:

@@ -1,4 +1,4 @@
-"""The commands of README and recipes, at a small size, on processes of torchrun and of two nodes: as on one process."""
+"""Commands of guides and recipes, at a small size, on processes of torchrun and of two nodes: as on one process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def published(name: str, processes: int, notes: Path) -> list[str]:
     The recipe of TNF reads whole lines; they form batches by their sizes, which must be the same for all.
     """
     if name == "shortformer":
-        text = (runs.ROOT / "README.md").read_text().replace("\\\n", " ")
+        text = re.sub(r"\\\n\s*", "", (runs.ROOT / "docs" / "shortformer.md").read_text(encoding="utf-8"))
         (line,) = re.findall(r"fairseq-train data-bin/wikitext-103 (--arch shortformer_wiki103 --stages .*)", text)
         words = [word for word in shlex.split(line) if word != "--bf16"] + [f"--max-tokens={64 // processes}"]
     else:
