@@ -42,7 +42,8 @@ NAG = "--optimizer nag --lr-scheduler cosine --lr 0.001 --max-lr 0.1 --warmup-up
 NAG += " --lr-period-updates 30 --t-mult 2"
 ADAM = "--optimizer adam --adam-betas 0.9,0.98 --weight-decay 0.01 --lr-scheduler inverse_sqrt --lr 0.002"
 ADAM += " --warmup-updates 9"
-LINES = "--sample-break-mode eos --tokens-per-sample 200 --max-tokens 200 --lr-scheduler polynomial_decay"
+LINES = "--sample-break-mode eos --tokens-per-sample 200 --max-tokens 200"
+LINES += " --lr-scheduler polynomial_decay --total-num-update 1000000"
 DROPOUT = "--dropout 0.2 --attention-dropout 0.1 --activation-dropout 0.1 --adaptive-softmax-dropout 0.1"
 SHORT = f"{BASELINE} --max-update 2"
 

@@ -55,6 +55,9 @@ def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
     args = upgrade_args(_settings(state))
     upgraded = {key: value for key, value in state.items() if key != "cfg"}
     upgraded["args"] = args
+    if "carried" in (state.get("extra_state") or {}):
+        # Written by this package: the names are the model's, which may be a plug-in's with names like the former ones.
+        return upgraded
     # Loading is strict, so that parameters which no model has must go.
     superfluous = {name for name in state["model"] if COPIES.fullmatch(name)}
     if args.get("task") == "sentence_prediction":

@@ -8,11 +8,15 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fairseq.errors import UserError, nearest
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -20,7 +24,12 @@ C = TypeVar("C", bound=type)
 Fill = Callable[[argparse.Namespace], None]
 Complete = Callable[[Mapping[str, Any]], dict[str, Any]]
 
-_ADAPTER = "fairseq.interop.fairseq.adapter"  # imported for the first plug-in, as homes are for the first lookup
+# Imported for the first plug-in, as homes are for the first lookup.
+_ADAPTER, _PROTOCOL = "fairseq.interop.fairseq.adapter", "fairseq.interop.fairseq.protocol"
+# Names of parts that fairseq 0.12.2 does not have: plug-ins written for it may have parts of these names.
+_ADDED = re.compile(
+    r"bert|electra|tnf_|shortformer|transformer_xl|truncated_bptt_lm|muon|wsd|transformer_lm_(demo|fast|tiny)|lstm_lm_tiny"
+)
 
 
 @dataclass(eq=False)
@@ -77,7 +86,9 @@ class Registry(Generic[T]):
                 part.config_class = translate()  # type: ignore[attr-defined]
             # Names of this package's parts are taken.
             known = self._find(name) if is_outside(part) else self._parts.get(name)
-            if known is not None and not _same_source(known, part):
+            if known is not None and is_replaceable(known, part, name):
+                logger.warning("%s %s: the plug-in's replaces the built-in one", self.kind, name)
+            elif known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already; leave yours out or give it another name")
             self._parts[name] = part  # type: ignore[assignment]
             if is_outside(part):
@@ -122,6 +133,23 @@ class Registry(Generic[T]):
 def is_outside(part: Any) -> bool:
     """Return whether *part*, a class or a function, was defined outside this package."""
     return str(part.__module__).partition(".")[0] != __name__.partition(".")[0]
+
+
+def is_plugin(chosen: Mapping[str, str]) -> bool:
+    """Return whether model, task or criterion among the names *chosen* is a plug-in's."""
+    names = [(choice, chosen.get(choice)) for choice in ("task", "arch", "criterion")]
+    return any(name and name in CHOICES[choice] and is_outside(chosen_part(choice, name)) for choice, name in names)
+
+
+def set_up_as_fairseq(task: type[T], settings: Any) -> T:
+    """The *task* of *settings* under fairseq's protocol, which plug-ins are written for."""
+    made: T = importlib.import_module(_PROTOCOL).set_up(task, settings)
+    return made
+
+
+def is_replaceable(known: Any, part: Any, name: str) -> bool:
+    """Whether *part*, a plug-in's called *name*, may take the place of *known*, of which fairseq has no such name."""
+    return is_outside(part) and not is_outside(known) and _ADDED.match(name) is not None
 
 
 def _same_source(known: Any, part: Any) -> bool:
@@ -212,9 +240,10 @@ def register_model(name: str, dataclass: type | None = None) -> Callable[[C], C]
     """
 
     def keep(model: C) -> C:
-        if dataclass is not None and is_outside(model) and name not in ARCHITECTURES:
-            # As in fairseq, where the name of a model with a dataclass is an architecture.
-            ARCHITECTURES.register(name)(Architecture(name, dict))
+        is_free = is_outside(model) and (name not in MODELS or is_replaceable(MODELS[name], model, name))
+        # As in fairseq, where the name of a model with a dataclass is an architecture.
+        if is_free and (dataclass is not None or name in ARCHITECTURES):
+            ARCHITECTURES.replace(name, Architecture(name, dict))
         return MODELS.register(name, dataclass)(model)
 
     return keep
@@ -232,6 +261,9 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
 
         known = ARCHITECTURES[arch_name].complete if arch_name in ARCHITECTURES else None
         if known is dict:  # of the dataclass alone
+            ARCHITECTURES.replace(arch_name, Architecture(model_name, complete))
+        elif known is not None and is_outside(fill) and _ADDED.match(arch_name) and not is_outside(known):
+            logger.warning("architecture %s: the plug-in's replaces the built-in one", arch_name)
             ARCHITECTURES.replace(arch_name, Architecture(model_name, complete))
         elif known is None or not _same_source(getattr(known, "__wrapped__", known), fill):
             ARCHITECTURES.register(arch_name)(Architecture(model_name, complete))

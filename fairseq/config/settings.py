@@ -339,6 +339,8 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
     """Return :func:`typed_settings` with the parts that training needs in addition."""
     if isinstance(args, TrainingSettings):
         return args
+    # Scripts written for fairseq have settings in groups.
+    args = args.flattened() if hasattr(args, "flattened") else args
     settings = TrainingSettings(
         **_parts(args),
         distributed=fields.typed(DistributedConfig, args),

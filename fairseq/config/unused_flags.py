@@ -25,17 +25,17 @@ grouped-shuffling ignore-unused-valid-subsets iter-decode-force-max-iter iter-de
 layernorm-embedding lazy-load load-checkpoint-heads load-checkpoint-on-all-dp-ranks no-beamable-mm no-early-stop
 no-reshard-after-forward no-seed-provided no-shuffle not-fsdp-flatten-parameters offload-activations
 pad-to-fixed-bsz pad-to-fixed-length print-step quiet report-accuracy
-retain-iter-history save-async skip-remainder-batch tbmf-wrapper truncate-sequence
+retain-iter-history save-async tbmf-wrapper truncate-sequence
 update-ordered-indices-seed use-nbm use-old-adam use-sharded-state write-checkpoints-asynchronously
 """
 VALUES = f"""{_COMMON_VALUES}
 base-shuffle base-sublayers block-lr block-momentum bpe buffer-size char-embedder-highway-layers
-character-embedding-dim character-filters data-buffer-size ddp-comm-hook diverse-beam-strength ema-seed-model
-ema-start-update ema-update-freq eos-token fixed-validation-seed global-sync-iter heartbeat-timeout
+character-embedding-dim character-filters data-buffer-size ddp-comm-hook diverse-beam-strength
+ema-update-freq eos-token global-sync-iter heartbeat-timeout
 iter-decode-eos-penalty iter-decode-max-iter iter-decode-with-beam localsgd-frequency min-params-to-wrap
 pipeline-balance pipeline-checkpoint pipeline-chunks pipeline-decoder-balance pipeline-decoder-devices pipeline-devices
 pipeline-encoder-balance pipeline-encoder-devices pooler-activation-fn pooler-dropout quant-noise-pq-block-size
-required-seq-len-multiple retain-dropout-modules shorten-data-split-list slowmo-base-algorithm slowmo-momentum
+retain-dropout-modules shorten-data-split-list slowmo-base-algorithm slowmo-momentum
 tokenizer update-epoch-batch-itr warmup-iterations
 """
 # Commands other than training take these where they do not read them.
@@ -89,6 +89,11 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "memory-efficient-bf16": ((), "use --bf16"),
     "use-bmuf": ((), "processes average gradients in every update; leave it out"),
     "store-ema": ((), "use --ema-decay alone, which validates and saves the average"),
+    "ema-seed-model": (("",), "the average begins with the first update; leave it out"),
+    "ema-start-update": (("0",), "the average begins with the first update; use 0"),
+    "fixed-validation-seed": ((), "validations mask the same tokens in every epoch; leave it out"),
+    "required-seq-len-multiple": (("1",), "rows are not padded to a multiple; use 1"),
+    "skip-remainder-batch": ((), "every batch is trained on; leave it out"),
     "ema-fp32": ((), "the average of --ema-decay is float32; leave it out"),
     "pipeline-model-parallel": ((), "pipelines are not implemented; leave it out"),
     "distributed-wrapper": (("DDP",), "not implemented; use DDP"),

@@ -21,7 +21,6 @@ from fairseq.config.registry import CRITERIONS
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.data.dataset import Sample
 from fairseq.logging.figures import Figure, Gathered, language_model_figures, ratio
-from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
@@ -104,16 +103,9 @@ class FairseqCriterion(nn.Module):
         """The figures of log and validation, by name, in the order of the log.
 
         They are computed from totals of the sums that :meth:`compute_loss` returns. Any of them can be the
-        ``--best-checkpoint-metric``. A plug-in written for fairseq may log them in :meth:`reduce_metrics` instead.
+        ``--best-checkpoint-metric``.
         """
-        if type(self).reduce_metrics is not FairseqCriterion.reduce_metrics:
-            return reduced_figures(self.reduce_metrics)
         return language_model_figures()
-
-    @staticmethod
-    def reduce_metrics(logging_outputs: list[Any]) -> None:
-        """Log figures of the sums in *logging_outputs*, a list of one; plug-ins written for fairseq override it."""
-        log_figures(language_model_figures(), logging_outputs[0])
 
     def forward(self, model: BaseFairseqModel, sample: Sample, reduce: bool = True) -> Loss:
         """Run the model on *sample* and compute its loss."""

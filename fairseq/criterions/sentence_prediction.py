@@ -50,6 +50,13 @@ class SentencePredictionCriterion(FairseqCriterion):
                 "use `task` sentence_prediction"
             )
 
+    def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
+        """Name the head to a plug-in's model, which has others, too."""
+        if not model.reads_all_settings:
+            return sample
+        head = {"features_only": True, "classification_head_name": self.task.cfg.classification_head_name}
+        return {**sample, "net_input": {**sample["net_input"], **head}}
+
     def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         if "target" not in sample:
             raise UserError("the split has no labels to compute a loss; give a split with a label column")

@@ -80,6 +80,9 @@ class NamedSums:
         *log* has numbers, tensors of one element, or :class:`Gathered` predictions, which are dropped without *gather*.
         *sample_size* is what the gradient is divided by.
         """
+        if (as_sums := getattr(log, "as_sums", None)) is not None:  # a log that makes its figures itself
+            made: NamedSums = as_sums(sample_size, device)
+            return made
         host: dict[str, Any] = {"loss": 0.0, "ntokens": 0, "nsentences": 0, **log, SIZE: sample_size}
         # fairseq's log has both; they differ where a criterion adds a term.
         host.setdefault("nll_loss", host["loss"])
@@ -111,6 +114,10 @@ class NamedSums:
             values[[names.index(name) for name in part.names]] += part.values
         return NamedSums(names, values, rows)
 
+    def gathered(self, world: World) -> NamedSums:
+        """These sums, with the sums of a log that needs the outputs of all ranks; called on every rank."""
+        return self
+
     def reduced(self, world: World) -> NamedSums:
         """The sums over all ranks: one reduction of the sums, and predictions of every rank in rank order."""
         if world.size == 1:
@@ -125,6 +132,12 @@ class NamedSums:
     def __getitem__(self, name: str) -> Tensor:
         """One sum, still on the device."""
         return self.values[self.names.index(name)]
+
+
+def figures_of(figures: Mapping[str, Figure], totals: Values) -> Mapping[str, Figure]:
+    """Those of *figures* that *totals* may have: all, unless they are known by the totals alone."""
+    of: Callable[[Values], Mapping[str, Figure]] | None = getattr(figures, "of", None)
+    return figures if of is None else of(totals)
 
 
 @dataclass(frozen=True)
@@ -167,7 +180,7 @@ class Meter:
         totals: dict[str, Any] = dict(zip(self.totals.names, self.totals.values.tolist(), strict=True))
         totals |= {name: rows.cpu() for name, rows in self.totals.rows.items()}
         updates = totals[UPDATES] = max(self.updates, 1)
-        known = {name: figure for name, figure in figures.items() if figure.is_known(totals)}
+        known = {name: figure for name, figure in figures_of(figures, totals).items() if figure.is_known(totals)}
         # What a criterion's own figure makes of no totals at all is not known, so it is not asked.
         result = {name: float(figure.compute(totals)) if self.updates else math.nan for name, figure in known.items()}
         result |= {"wpb": totals["ntokens"] / updates, "bsz": totals["nsentences"] / updates}

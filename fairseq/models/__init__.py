@@ -6,14 +6,13 @@ A model is registered with :func:`register_model`, its architectures with
 """
 
 from fairseq.config.registry import ARCHITECTURES, MODELS, Architecture, register_model, register_model_architecture
-from fairseq.models.base import BaseFairseqModel, FairseqDecoder, FairseqLanguageModel, ModelConfig
+from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel, ModelConfig
 
 __all__ = [
     "ARCHITECTURES",
     "MODELS",
     "Architecture",
     "BaseFairseqModel",
-    "FairseqDecoder",
     "FairseqLanguageModel",
     "ModelConfig",
     "register_model",

@@ -6,7 +6,7 @@ import argparse
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -14,9 +14,6 @@ from fairseq.config.fields import flag
 from fairseq.config.shared import BlockConfig, KernelConfig
 from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
-
-if TYPE_CHECKING:
-    from fairseq.text.dictionary import Dictionary
 
 # Beyond any published model; a mistyped number would otherwise build modules until memory ends.
 MOST_LAYERS = 2000
@@ -134,18 +131,6 @@ class BaseFairseqModel(nn.Module):
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state*, which may come from an older program, with the names this model uses."""
         return state
-
-
-class FairseqDecoder(nn.Module):
-    """Base of decoders, for plug-ins written against fairseq's classes."""
-
-    def __init__(self, dictionary: Dictionary) -> None:
-        super().__init__()
-        self.dictionary = dictionary
-
-    def max_positions(self) -> int | None:
-        """The most tokens of a row, or None."""
-        return None
 
 
 class FairseqLanguageModel(BaseFairseqModel):

@@ -66,7 +66,7 @@ def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     settings = typed_settings(settings)
     # Before memory is allocated: a mistyped size should end in a message, not in the kernel's out-of-memory killer.
     with limited_models(ModelLimit.of_machine()):
-        cls = MODELS[ARCHITECTURES[settings.chosen.arch].model]
+        cls = task.model_class(settings.chosen.arch)
         model = cls.build_model(settings.read_by(cls, settings.model), task)
         for name, cfg in settings.extensions.items():
             EXTENSIONS[name].extend_model(model, cfg, task)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config import fields
-from fairseq.config.registry import EXTENSIONS, TASKS
+from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, is_plugin, set_up_as_fairseq
 from fairseq.config.settings import DataConfig, Settings, typed_settings
 from fairseq.criterions import build_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, subset_figures
@@ -25,7 +25,6 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import Figure
-from fairseq.logging.reduced import log_figures, reduced_figures
 from fairseq.models import BaseFairseqModel
 from fairseq.models.loading import build_model
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory
@@ -164,19 +163,17 @@ class FairseqTask:
         """Return the model of the architecture that *args* select."""
         return build_model(args, self)
 
+    def model_class(self, arch: str) -> Any:
+        """The class of models of the architecture *arch*."""
+        return MODELS[ARCHITECTURES[arch].model]
+
     def build_criterion(self, args: Settings) -> FairseqCriterion:
         """Return the criterion that *args* select."""
         return build_criterion(args, self)
 
     def figures(self, criterion: FairseqCriterion) -> dict[str, Figure]:
-        """The figures of log and validation by name, of criterion and subsets, unless a plug-in logs its own."""
-        if type(self).reduce_metrics is not FairseqTask.reduce_metrics:
-            return reduced_figures(lambda sums: self.reduce_metrics(sums, criterion))
+        """The figures of log and validation by name, of criterion and subsets."""
         return {**criterion.figures(), **subset_figures(self.subsets)}
-
-    def reduce_metrics(self, logging_outputs: list[Any], criterion: FairseqCriterion) -> None:
-        """Log figures of the sums in *logging_outputs*, a list of one; plug-ins written for fairseq override it."""
-        log_figures(criterion.figures(), logging_outputs[0])
 
     @classmethod
     def load_dictionary(cls, filename: str) -> Dictionary:
@@ -193,23 +190,6 @@ class FairseqTask:
 
     def check_folder(self, split: str, folder: Path) -> None:
         """Raise UserError, without reading it, unless *folder* has *split*; it may be opened after many epochs."""
-
-    def load_dataset(self, split: str, combine: bool = False, **kwargs: Any) -> None:
-        """Put the examples of *split* into :attr:`datasets`; plug-ins written for fairseq override it."""
-        self.datasets[split] = self.dataset(split, training=combine)
-
-    def train_step(
-        self, sample: Sample, model: Any, criterion: Any, optimizer: Any, update_num: int = 0, ignore_grad: bool = False
-    ) -> StepOutput:
-        """Give the loss on *sample* to ``optimizer.backward``; plug-ins written for fairseq override it."""
-        loss, sample_size, log = criterion(model, sample)
-        # Multiplied and not left out: all parameters get gradients, of zero, as other processes expect.
-        optimizer.backward(loss * 0 if ignore_grad else loss)
-        return loss, sample_size, log
-
-    def valid_step(self, sample: Sample, model: Any, criterion: Any) -> StepOutput:
-        """Return loss, sample size and log of *sample*; plug-ins written for fairseq override it."""
-        return criterion(model, sample)
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         """Return the batches of *dataset* for *model*: by default batches of examples of similar size."""
@@ -403,4 +383,7 @@ def check_symbols(dictionary: Dictionary, task: str, *roles: str) -> None:
 def setup_task(settings: Settings) -> FairseqTask:
     """Return the task that *settings* select, with its dictionary loaded."""
     settings = typed_settings(settings)
-    return TASKS[settings.chosen.task].setup_task(settings)
+    cls = TASKS[settings.chosen.task]
+    if is_plugin(vars(settings.chosen)):
+        return set_up_as_fairseq(cls, settings)
+    return cls.setup_task(settings)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields
@@ -182,9 +183,13 @@ class SentencePredictionTask(FairseqTask):
 
     def build_model(self, args: Settings) -> BaseFairseqModel:
         """The encoder of the chosen architecture, with a classification head instead of the pre-training head."""
-        cfg = self.cfg
+        cfg, model = self.cfg, super().build_model(args)
+        if model.reads_all_settings and isinstance(getattr(model, "classification_heads", None), nn.ModuleDict):
+            # A plug-in's, which has heads beside its output layer.
+            model.register_classification_head(cfg.classification_head_name, num_classes=self.layout.outputs)
+            return model
         return SentenceModel(
-            super().build_model(args),
+            model,
             cfg.classification_head_name,
             self.layout.outputs,
             cfg.pooler_dropout,

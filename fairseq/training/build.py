@@ -60,6 +60,7 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
     if not settings.checkpoint.disable_validation:
         state.validation = {split: iterator(split, training=False) for split in splits}
     metric, known = settings.checkpoint.best_checkpoint_metric, [*state.figures, "wpb", "bsz"]
-    if metric not in known:
+    # What a plug-in logs is known only once it has logged it.
+    if metric not in known and not hasattr(state.figures, "of"):
         raise UserError(f"`best_checkpoint_metric` {metric}: not a figure of validation; {nearest(metric, known)}")
     return state

@@ -118,7 +118,7 @@ def _line(state: TrainingState, report: dict[str, float], speeds: dict[str, floa
         "epoch": batches.epoch,
         "update": batches.epoch - 1 + batches.iterations_in_epoch / max(len(batches), 1),
         **stage_line(state.stage),
-        **{name: report[name] for name in state.figures if name in report},
+        **{name: value for name, value in report.items() if name not in ("wpb", "bsz", "gnorm", "clip")},
         **speeds,
         **{name: report[name] for name in ("wpb", "bsz")},
         "num_updates": state.num_updates,

@@ -45,7 +45,7 @@ class Votes:
 
     def reduced(self, sums: NamedSums) -> NamedSums:
         """Return *sums* reduced over ranks; the votes are cast and counted on the way."""
-        wishes = [wish() for wish in self._wishes.values()]
+        wishes, sums = [wish() for wish in self._wishes.values()], sums.gathered(self.world)
         if self.on_host:
             self._results = dict(zip(self._wishes, wishes, strict=True))
             return sums

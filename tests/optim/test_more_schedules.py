@@ -148,7 +148,7 @@ def test_a_warmup_rises_in_a_straight_line_from_its_first_rate():
         ("cosine", {"max_lr": 0.2, "warmup_init_lr": 0.2, "warmup_updates": 5, "max_update": 9}, 0.2),
         ("cosine", {"max_lr": 0.2, "warmup_updates": 8, "max_update": 9}, 0.1),
         ("cosine", {"max_lr": 0.2, "lr_period_updates": 0.0, "max_update": 9}, 0.2),
-        ("polynomial_decay", {"end_learning_rate": 0.1}, 0.1),
+        ("polynomial_decay", {"end_learning_rate": 0.1, "max_update": 9}, 0.1),
         ("polynomial_decay", {"warmup_updates": 9, "total_num_update": 10}, 0.0),
         ("tri_stage", {"phase_ratio": [0.0, 1.0, 0.0], "max_update": 1}, 0.1),
         ("wsd", {"warmup_updates": 80, "max_update": 100}, 0.1 / 80),
@@ -217,3 +217,18 @@ def test_a_restored_cosine_names_the_flag_that_keeps_its_period(caplog):
 def test_the_first_epoch_of_a_list_also_stands_for_what_is_before_it():
     schedule = build("fixed", lr=[0.4, 0.2])
     assert [schedule.step_begin_epoch(epoch) for epoch in (0, 1, 2)] == [0.4, 0.4, 0.2]
+
+
+def test_polynomial_decay_ends_with_training_unless_told_otherwise():
+    # fairseq 0.12.2 interpolates `optimization.max_update`; its RoBERTa YAML files rely on it.
+    schedule = build("polynomial_decay", lr=[1.0], warmup_updates=10, max_update=110)
+    assert [schedule.step_update(n) for n in (10, 60, 110)] == pytest.approx([1.0, 0.5, 0.0])
+    with user_error("--total-num-update"):
+        build("polynomial_decay", lr=[1.0]).step_update(1)
+
+
+def test_tri_stage_has_stages_only_where_lengths_are_given():
+    # fairseq 0.12.2's defaults are 0, 0 and 0.
+    assert build("tri_stage", lr=[1.0], decay_steps=10, final_lr_scale=0.01).step_update(10) == pytest.approx(0.01)
+    with user_error("--phase-ratio"):
+        build("tri_stage")

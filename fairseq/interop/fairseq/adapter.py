@@ -12,10 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 from fairseq.config import fields
+from fairseq.config.registry import is_outside
 from fairseq.config.settings import Settings
-from fairseq.data.folders import data_folders
-from fairseq.interop.fairseq import criterions, encoders, task_methods
-from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+from fairseq.criterions.fairseq_criterion import FairseqCriterion
+from fairseq.interop.fairseq import criterions, encoders
+from fairseq.interop.fairseq.decoders import PluginModel
+from fairseq.models import BaseFairseqModel
+from fairseq.tasks.fairseq_task import FairseqTask
 
 PAD = 1  # the id of padding in every dictionary of fairseq
 
@@ -30,18 +33,19 @@ def adapt(kind: str, part: Any) -> None:
 
 def adapt_model(part: Any) -> None:
     """Let *part*, a model, be called as fairseq's are; one that takes ``masked_tokens`` is an encoder."""
+    put_under(part, PluginModel, BaseFairseqModel)
     parameters = inspect.signature(part.forward).parameters
     # fairseq's masked-LM criterion passes this argument to every model that it trains, whatever its base class.
     if "masked_tokens" in parameters:
         part.predicts_next_token = False
-    # Batches here carry no lengths, because no model of this package takes them; fairseq's always do.
+    # Batches of this package's tasks carry no lengths; fairseq's always do.
     if "src_lengths" in parameters and parameters["src_lengths"].default is inspect.Parameter.empty:
         _wrap(part, "forward", _with_lengths)
 
 
 def adapt_criterion(part: Any) -> None:
     """Let *part*, a criterion, be called as this package's are; one in fairseq's sense runs the model itself."""
-    criterions.put_under(part)
+    put_under(part, criterions.FairseqLoss, FairseqCriterion, first=True)
     # A criterion that overrides neither `forward` nor `compute_loss` with `reduce` is one of this package with other
     # settings, and keeps its loss without logits and the state of segments.
     if part.forward is not criterions.FairseqLoss.forward or criterions.takes_reduce(part):
@@ -57,15 +61,23 @@ def adapt_task(part: Any) -> None:
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
     part.typed, part.add_args = _typed, staticmethod(functools.partial(_add_args, part.add_args))
-    _wrap(part, "loss_graph", _loss_graph)
-    if task_methods.overrides(part, "load_dataset"):
-        # The first folder alone: `load_dataset` takes none.
-        part.folders = lambda self, training: data_folders(self.settings.data_path)[:1]
-        part.open_split = lambda self, split, *rest, training: task_methods.loaded_dataset(self, split, training)
-    if task_methods.overrides(part, "get_batch_iterator"):
-        part.sampler = task_methods.own_sampler
-        # Copies of fairseq's method look here first.
-        part.dataset_to_epoch_iter = {}
+    # Copies of fairseq's methods look here first.
+    part.dataset_to_epoch_iter, part.state = {}, None
+
+
+def put_under(part: type, base: type, root: type, *, first: bool = False) -> None:
+    """Put *base* under the lowest class of *part*, a subclass of *root*, that is not of this package.
+
+    With *first* its methods come before those of this package's classes, otherwise before *root*'s alone.
+    """
+    if issubclass(part, base):
+        return
+    cls: Any = [cls for cls in part.__mro__ if issubclass(cls, root) and is_outside(cls)][-1]
+    # Copied from the base: with *base* in between it would inherit that one's signature, which names no settings.
+    if first and "__init__" not in vars(cls):
+        cls.__init__ = cls.__init__
+    # In place: a new class would leave references of the plug-in, such as `super(Name, self)`, at the former one.
+    cls.__bases__ = (base, *cls.__bases__) if first else (*(b for b in cls.__bases__ if b is not root), base)
 
 
 def _wrap(part: Any, name: str, call: Callable[..., Any]) -> None:
@@ -88,15 +100,6 @@ def _with_lengths(method: Any, self: Any, src_tokens: Any, src_lengths: Any = No
 def _with_logits(method: Any, self: Any, model: Any, *rest: Any, **options: Any) -> Any:
     """The loss of a criterion whose model returns logits."""
     return method(self, criterions.logits_model(model), *rest, **options)
-
-
-def _loss_graph(method: Any, self: Any, model: Any, criterion: Any) -> LossGraph:
-    """The loss graph of a task, after a check of its methods; with its own steps the task computes the loss in them."""
-    # Here, before the first update: a wrong signature would show only after the data were read.
-    task_methods.check_methods(self, model)
-    graph = method(self, model, criterion)
-    own_steps = any(task_methods.overrides(type(self), name) for name in ("train_step", "valid_step"))
-    return task_methods.StepGraph(self, model, criterion) if own_steps else graph
 
 
 def _add_args(method: Callable[[Any], None], parser: argparse.ArgumentParser) -> None:

@@ -112,14 +112,16 @@ class TokenBlockDataset(FairseqDataset):
         dataset: Any,
         sizes: Any,
         block_size: int | None,
-        pad: int,
-        eos: int,
+        pad: int | None,
+        eos: int | None,
         break_mode: str | None = None,
         include_targets: bool = False,
         document_sep_len: int = 1,
         **unused: Any,
     ) -> None:
-        self.blocks = TokenBlocks(_corpus_of(dataset), block_size or 1, break_mode or "none", pad=pad, eos=eos)
+        # Tasks that pad themselves give None: no block of theirs is padded.
+        ids = {"pad": 1 if pad is None else pad, "eos": 2 if eos is None else eos}
+        self.blocks = TokenBlocks(_corpus_of(dataset), block_size or 1, break_mode or "none", **ids)
         self.pad, self.include_targets = pad, include_targets
 
     @property

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq.config.registry import is_outside
 from fairseq.criterions.cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, logging_output
+from fairseq.criterions.fairseq_criterion import Sample, logging_output
 from fairseq.criterions.masked_lm import MaskedLMCriterion
 from fairseq.errors import UserError
+from fairseq.interop.fairseq import metrics
+from fairseq.interop.fairseq.utils import item
+from fairseq.logging.figures import SIZE, Figure, language_model_figures
 from fairseq.modules.adaptive_softmax import BandedSoftmax
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
 
@@ -119,12 +122,50 @@ class FairseqLoss:
         size = sample["target"].size(0) if getattr(self, "sentence_avg", False) else sample["ntokens"]
         return losses[0], size, {**logging_output(losses[0], sample, size), "nll_loss": losses[1].detach()}
 
+    @classmethod
+    def reduce_metrics(cls, logging_outputs: list[Any]) -> None:
+        """Log the figures of *logging_outputs*; plug-ins override it."""
+        if cls.aggregate_logging_outputs is not FairseqLoss.aggregate_logging_outputs:
+            log_aggregated(cls.aggregate_logging_outputs(logging_outputs))
+        else:
+            log_figures(language_model_figures(), logging_outputs)
+
+    @staticmethod
+    def aggregate_logging_outputs(logging_outputs: Any) -> Any:
+        """The figures of outputs, in the manner of fairseq before 0.8; plug-ins override it."""
+        raise NotImplementedError
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        """Whether outputs may be summed before they are reduced: each is kept here."""
+        return False
+
     def forward(self: Any, model: Any, sample: Sample, reduce: bool = True) -> Any:
         """Run the model on *sample* and compute its loss."""
         if not takes_reduce(type(self)):
             return super().forward(model.model if isinstance(model, LogitsModel) else model, sample)  # type: ignore[misc]
         model = logits_model(model)
         return self.logged(self.compute_loss(model, model(**sample["net_input"]), sample, reduce=reduce), sample)
+
+
+def log_aggregated(figures: Mapping[str, Any]) -> None:
+    """Log the *figures* of ``aggregate_logging_outputs``, but for the sizes among them."""
+    for name, value in figures.items():
+        if name not in ("nsentences", "ntokens", "sample_size"):
+            metrics.log_scalar(name, value)
+
+
+def log_figures(figures: Mapping[str, Figure], logging_outputs: Sequence[Mapping[str, Any]]) -> None:
+    """Log the *figures* that the sums of *logging_outputs* have, weighted by the sample size."""
+    sums: dict[str, Any] = {"loss": 0, "ntokens": 0, SIZE: 0}
+    for output in logging_outputs:
+        for name, value in output.items():
+            if isinstance(value, Tensor | int | float):
+                sums[name] = sums.get(name, 0) + item(value)
+    sums.setdefault("nll_loss", sums["loss"])
+    for name, figure in figures.items():
+        if figure.is_known(sums):
+            metrics.log_scalar(name, figure.compute(sums), sums[SIZE])
 
 
 def takes_reduce(criterion: type) -> bool:
@@ -137,15 +178,3 @@ def logits_model(model: Any) -> Any:
     """*model*, as a :class:`LogitsModel` if its output layer is of this package."""
     wrap = isinstance(getattr(model, "output_layer", None), OutputLayer) and not isinstance(model, LogitsModel)
     return LogitsModel(model) if wrap else model
-
-
-def put_under(part: type) -> None:
-    """Put :class:`FairseqLoss` under the lowest class of *part* that is not of this package."""
-    if not issubclass(part, FairseqLoss):
-        lowest = [cls for cls in part.__mro__ if issubclass(cls, FairseqCriterion) and is_outside(cls)][-1]
-        # Copied from the base: with FairseqLoss in between it would inherit that one's signature, which names no
-        # settings.
-        if "__init__" not in vars(lowest):
-            lowest.__init__ = lowest.__init__  # type: ignore[method-assign]  # whose arguments are names of settings
-        # In place: a new class would leave references of the plug-in, such as `super(Name, self)`, at the former one.
-        lowest.__bases__ = (FairseqLoss, *lowest.__bases__)

@@ -88,23 +88,37 @@ def batch_by_size(
     Raises:
         UserError: an example has more tokens than a batch.
     """
+    rows = [int(index) for index in indices]
+    sizes = [int(num_tokens_fn(index)) for index in rows] if num_tokens_vec is None else list(map(int, num_tokens_vec))
+    most, start = max_tokens or 0, 0
     batches: list[list[int]] = []
-    batch: list[int] = []
-    sizes: list[int] = []
-    for index in map(int, indices):
-        size = int(num_tokens_fn(index))
-        if max_tokens and size > max_tokens:
-            raise UserError(f"`max_tokens` {max_tokens}: example {index} has {size} tokens; raise it or leave it out")
-        too_many = max_tokens and max([*sizes, size]) * (len(batch) + 1) > max_tokens
-        if batch and (too_many or len(batch) == max_sentences):
-            multiple = required_batch_size_multiple
-            # Fewer rows than the multiple are a batch as they are; otherwise the remainder begins the next one.
-            rows = max(len(batch) - len(batch) % multiple, len(batch) % multiple)
-            batches.append(batch[:rows])
-            batch, sizes = batch[rows:], sizes[rows:]
-        batch.append(index)
-        sizes.append(size)
-    return [*batches, batch] if batch else batches
+    while start < len(rows):
+        longest, end = 0, start
+        while end < len(rows) and not 0 < (max_sentences or 0) <= end - start:
+            if most > 0 and max(longest, sizes[end]) * (end - start + 1) > most:
+                break
+            longest, end = max(longest, sizes[end]), end + 1
+        if (count := end - start) == 0:
+            raise UserError(
+                f"`max_tokens` {most}: example {rows[start]} has {sizes[start]} tokens; raise it or leave it out"
+            )
+        # Fewer rows than the multiple are a batch as they are; otherwise the remainder begins the next one.
+        count -= count % required_batch_size_multiple if count > required_batch_size_multiple else 0
+        batches.append(rows[start : start + count])
+        start += count
+    return batches
+
+
+def batch_by_size_vec(indices: Any, num_tokens_vec: Any, max_tokens: int, max_sentences: int, bsz_mult: int) -> Any:
+    """Batches of *indices*, whose sizes are *num_tokens_vec*; see :func:`batch_by_size`; 0 and −1: no limit."""
+    return batch_by_size(indices, int, num_tokens_vec, max_tokens, max_sentences, bsz_mult)
+
+
+def batch_by_size_fn(
+    indices: Any, num_tokens_fn: Callable[[int], int], max_tokens: int, max_sentences: int, bsz_mult: int
+) -> Any:
+    """Batches of *indices*, whose sizes *num_tokens_fn* gives; see :func:`batch_by_size`; 0 and −1: no limit."""
+    return batch_by_size(indices, num_tokens_fn, None, max_tokens, max_sentences, bsz_mult)
 
 
 def filter_by_size(indices: np.ndarray, dataset: Any, max_positions: Any, raise_exception: bool = False) -> np.ndarray:
@@ -116,9 +130,10 @@ def filter_by_size(indices: np.ndarray, dataset: Any, max_positions: Any, raise_
     indices = np.asarray(indices)
     if max_positions is None:
         return indices
-    sizes = (np.asarray(dataset.size(int(index))) for index in indices)
+    size_of = getattr(dataset, "size", None) or dataset.num_tokens
+    sizes = (np.asarray(size_of(int(index))) for index in indices)
     fits = np.array([bool(np.all(size <= np.asarray(max_positions))) for size in sizes], bool)
     if raise_exception and not fits.all():
         first = int(indices[~fits][0])
-        raise UserError(f"example {first} has {dataset.size(first)} tokens, more than {max_positions}")
+        raise UserError(f"example {first} has {size_of(first)} tokens, more than {max_positions}")
     return indices[fits]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairseq.config import fields
-from fairseq.interop.fairseq import hydra, names
+from fairseq.interop.fairseq import defaults, hydra, names
 from fairseq.interop.fairseq.omegaconf import MISSING, DictConfig
 from fairseq.models.architectures.transformer_lm import PLAIN
 from fairseq.models.transformer_lm import TransformerLMConfig
@@ -92,13 +92,34 @@ def _copied(field: dataclasses.Field[Any], **defaults: Any) -> Any:
     return dataclasses.field(default=defaults.get(field.name, field.default), metadata=field.metadata)
 
 
+class ComposedConfig(DictConfig):
+    """Settings in fairseq's groups, which know the flat ones that they were made of."""
+
+    def flattened(self) -> argparse.Namespace:
+        """The flat settings, with what was changed in a group since."""
+        flat: dict[str, Any] = dict(vars(self)["_flat"])
+        changed = {
+            name: value
+            for group in vars(self).values()
+            if isinstance(group, DictConfig)
+            for name, value in vars(group).items()
+            if not name.startswith("_") and value is not flat.get(name)
+        }
+        return argparse.Namespace(**{**flat, **changed})
+
+
 def convert_namespace_to_omegaconf(args: argparse.Namespace) -> DictConfig:
     """The flat *args* under the names of fairseq's groups, each of which has all settings."""
-    flat = vars(args)
+    if isinstance(args, ComposedConfig):
+        return args
+    defaults.complete(completed := argparse.Namespace(**vars(args)))
+    flat = vars(completed)
     parts = {group: str(flat.get(flag) or "") for group, flag in (hydra.PARTS | _ENCODERS).items()}
     # Plug-ins read a setting from the group in which their version of fairseq had it, which differs between versions.
-    groups = {group: DictConfig(**{**flat, "_name": parts.get(group)}) for group in (*hydra.GROUPS, *parts)}
-    return DictConfig(**groups)
+    groups = {
+        group: DictConfig(**{**flat, "_name": parts.get(group)}) for group in (*hydra.GROUPS, *hydra.UNREAD, *parts)
+    }
+    return ComposedConfig(**groups, _flat=vars(args))
 
 
 def gen_parser_from_dataclass(
@@ -111,12 +132,12 @@ def gen_parser_from_dataclass(
     settings = type(dataclass_instance).as_config()
     before = list(parser._actions)
     fields.add_flags(parser, settings)
-    defaults = {} if delete_default else fields.defaults(settings)
+    values = {} if delete_default else fields.defaults(settings)
     for action in parser._actions:
         # This package's flags have no default in the parser, so that given values can be told from an architecture's; a
         # parser of fairseq's has them.
-        if action not in before and action.dest in defaults:
-            action.default = defaults[action.dest]
+        if action not in before and action.dest in values:
+            action.default = values[action.dest]
 
 
 def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Bases of plug-ins' encoders, and of decoders that read a token at a time: state in a dict, by instance and name."""
+"""Bases of plug-ins' models, encoders and decoders, with the methods that fairseq calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fairseq.interop.fairseq import utils
-from fairseq.models.base import BaseFairseqModel, FairseqDecoder
+from fairseq.models.base import BaseFairseqModel
+from fairseq.modules.output_layer import OutputLayer
 
 State = dict[str, dict[str, Tensor | None]]
 
@@ -18,9 +19,64 @@ def with_incremental_state(cls: Any) -> Any:
     return cls
 
 
+def normalized(logits: Tensor, log_probs: bool) -> Tensor:
+    """Probabilities of *logits*, or their logarithms: float32."""
+    return logits.float().log_softmax(-1) if log_probs else logits.float().softmax(-1)
+
+
+class FairseqDecoder(nn.Module):
+    """Base of decoders: ``forward`` is ``extract_features``, then ``output_layer``."""
+
+    adaptive_softmax: nn.Module | None
+    onnx_trace = False
+
+    def __init__(self, dictionary: Any) -> None:
+        super().__init__()
+        self.dictionary = dictionary
+        self.adaptive_softmax = None
+
+    def forward(self, prev_output_tokens: Tensor, encoder_out: Any = None, **kwargs: Any) -> Any:
+        """Output and extra."""
+        features, extra = self.extract_features(prev_output_tokens, encoder_out=encoder_out, **kwargs)
+        return self.output_layer(features), extra
+
+    def extract_features(self, prev_output_tokens: Tensor, encoder_out: Any = None, **kwargs: Any) -> Any:
+        """Hidden states and extra; a decoder without an own ``forward`` defines it."""
+        raise NotImplementedError
+
+    def output_layer(self, features: Tensor, **kwargs: Any) -> Tensor:
+        """Logits from hidden states; a decoder without an own ``forward`` defines it."""
+        raise NotImplementedError
+
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+        """Probabilities, or their logarithms, over all words: [B, T, V]."""
+        return self.get_normalized_probs_scriptable(net_output, log_probs, sample)
+
+    def get_normalized_probs_scriptable(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+        softmax: Any = getattr(self, "adaptive_softmax", None)
+        if softmax is not None:
+            lprobs: Tensor = softmax.get_log_prob(net_output[0], None if sample is None else sample["target"])
+            return lprobs if log_probs else lprobs.exp()
+        return normalized(net_output[0], log_probs)
+
+    def max_positions(self) -> Any:
+        """The most tokens of a row; without a limit here."""
+        return int(1e6)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> Any:
+        """Change *state_dict*, a checkpoint's, for this version."""
+        return state_dict
+
+    def prepare_for_onnx_export_(self) -> None:
+        self.onnx_trace = True
+
+
 @with_incremental_state
 class FairseqIncrementalDecoder(FairseqDecoder):
     """A decoder whose ``forward`` takes ``incremental_state``, and then the newest token only."""
+
+    get_incremental_state: Any
+    set_incremental_state: Any
 
     def forward(
         self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **kwargs: Any
@@ -30,16 +86,6 @@ class FairseqIncrementalDecoder(FairseqDecoder):
             prev_output_tokens, encoder_out=encoder_out, incremental_state=incremental_state, **kwargs
         )
         return self.output_layer(features), extra
-
-    def extract_features(
-        self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **kwargs: Any
-    ) -> Any:
-        """Hidden states and extra; a decoder without an own ``forward`` defines it."""
-        raise NotImplementedError
-
-    def output_layer(self, features: Tensor, **kwargs: Any) -> Tensor:
-        """Logits from hidden states; a decoder without an own ``forward`` defines it."""
-        raise NotImplementedError
 
     def reorder_incremental_state(self, incremental_state: State, new_order: Tensor) -> None:
         """Follow a beam's choice of rows; decoders with a state define it."""
@@ -64,12 +110,133 @@ class FairseqEncoder(nn.Module):
         super().__init__()
         self.dictionary = dictionary
 
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **kwargs: Any) -> Any:
+        """Hidden states of *src_tokens*; an encoder defines it."""
+        raise NotImplementedError
+
+    def forward_torchscript(self, net_input: dict[str, Any]) -> Any:
+        return self(**{name: value for name, value in net_input.items() if name != "prev_output_tokens"})
+
+    forward_non_torchscript = forward_torchscript
+
+    def reorder_encoder_out(self, encoder_out: Any, new_order: Tensor) -> Any:
+        """The output of the rows *new_order*; an encoder defines it."""
+        raise NotImplementedError
+
     def max_positions(self) -> Any:
         """The most tokens of a row; without a limit here."""
         return int(1e6)
 
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> Any:
+        """Change *state_dict*, a checkpoint's, for this version."""
+        return state_dict
 
-class FairseqEncoderModel(BaseFairseqModel):
+    def set_num_updates(self, num_updates: int) -> None:
+        """Tell the parts how many updates were made."""
+        tell(self, "set_num_updates", num_updates)
+
+
+def tell(module: nn.Module, name: str, *values: Any) -> None:
+    """Call the method *name* of all parts of *module* that have it."""
+    for part in module.modules():
+        if part is not module and hasattr(part, name):
+            getattr(part, name)(*values)
+
+
+class PluginModel(BaseFairseqModel):
+    """The methods of ``BaseFairseqModel`` that fairseq calls; the adapter puts it under every plug-in's model."""
+
+    _is_generation_fast = False
+
+    def extract_features(self, *args: Any, **kwargs: Any) -> Any:
+        """Hidden states: a decoder's, or an encoder's output."""
+        part: Any = getattr(self, "decoder", self)
+        return part.extract_features(*args, **kwargs) if part is not self else self(*args, **kwargs)
+
+    @property
+    def supported_targets(self) -> set[str]:
+        """What the model predicts."""
+        return {"future"}
+
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+        return self.get_normalized_probs_scriptable(net_output, log_probs, sample)
+
+    def get_normalized_probs_scriptable(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+        """Probabilities, or their logarithms, over all words, as the decoder makes them if the model has one."""
+        decoder: Any = getattr(self, "decoder", None)
+        if hasattr(decoder, "get_normalized_probs"):
+            return decoder.get_normalized_probs(net_output, log_probs, sample)
+        if isinstance(self.output_layer, OutputLayer):
+            return super().get_normalized_probs(net_output, log_probs, sample)
+        output = net_output["encoder_out"] if isinstance(net_output, dict) else net_output
+        return normalized(output[0] if isinstance(output, tuple | list) else output, log_probs)
+
+    def max_positions(self) -> Any:
+        part: Any
+        for part in (getattr(self, "decoder", None), getattr(self, "encoder", None)):
+            if hasattr(part, "max_positions"):
+                return part.max_positions()
+        return None
+
+    def max_decoder_positions(self) -> Any:
+        return self.max_positions()
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Tell the parts how many updates were made."""
+        tell(self, "set_num_updates", num_updates)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the parts which epoch begins."""
+        tell(self, "set_epoch", epoch)
+
+    def upgrade_state_dict(self, state: dict[str, Any]) -> Any:
+        """Change *state*, a checkpoint's, for this version."""
+        self.upgrade_state_dict_named(state, "")
+        return super().upgrade_state_dict(state)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> Any:
+        """Let every part change *state_dict*; the names of parameters of the model begin with *name*."""
+
+        def upgrade(module: nn.Module, prefix: str) -> None:
+            for child_name, child in module.named_children():
+                full = f"{prefix}.{child_name}" if prefix else child_name
+                if hasattr(child, "upgrade_state_dict_named"):
+                    child.upgrade_state_dict_named(state_dict, full)  # type: ignore[operator]
+                elif hasattr(child, "upgrade_state_dict"):
+                    child.upgrade_state_dict(state_dict)  # type: ignore[operator]
+                upgrade(child, full)
+
+        upgrade(self, name)
+        return state_dict
+
+    def load_state_dict(  # type: ignore[override]
+        self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None, assign: bool = False
+    ) -> Any:
+        """Load *state_dict* after :meth:`upgrade_state_dict`."""
+        state = dict(state_dict)
+        changed = self.upgrade_state_dict(state)
+        return nn.Module.load_state_dict(self, state if changed is None else changed, strict=strict, assign=assign)
+
+    def prepare_for_inference_(self, cfg: Any) -> None:
+        """Let every part make itself ready for generation, once."""
+        if not self._is_generation_fast:
+            self._is_generation_fast = True
+            for name in ("make_generation_fast_", "prepare_for_inference_"):
+                for part in self.modules():
+                    if part is not self and hasattr(part, name):
+                        getattr(part, name)()
+        self.eval()
+
+    def prepare_for_onnx_export_(self, **kwargs: Any) -> None:
+        tell(self, "prepare_for_onnx_export_")
+
+    @classmethod
+    def hub_models(cls) -> dict[str, str]:
+        """Published models by name: none are downloaded."""
+        return {}
+
+
+class FairseqEncoderModel(PluginModel):
     """A model that is an encoder alone: for masked language models and classification."""
 
     predicts_next_token = False
@@ -80,11 +247,3 @@ class FairseqEncoderModel(BaseFairseqModel):
 
     def forward(self, src_tokens: Tensor, src_lengths: Any = None, **kwargs: Any) -> Any:
         return self.encoder(src_tokens, src_lengths, **kwargs)
-
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
-        output = net_output["encoder_out"] if isinstance(net_output, dict) else net_output
-        logits = output[0] if isinstance(output, tuple | list) else output
-        return logits.float().log_softmax(-1) if log_probs else logits.float().softmax(-1)
-
-    def max_positions(self) -> Any:
-        return self.encoder.max_positions()  # type: ignore[operator]

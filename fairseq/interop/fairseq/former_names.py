@@ -50,22 +50,27 @@ def _modules(datasets: str) -> str:
 _MODULES = {  # module here (without a dot in interop/fairseq): the names of it in fairseq
     "checkpoint_utils": "checkpoint_utils",
     "fairseq.text.dictionary": "data.dictionary",
-    "data_utils": "data.data_utils",
+    "data_utils": "data.data_utils data.data_utils_fast",
     "dataclass": "dataclass dataclass.configs dataclass.constants dataclass.utils",
     "fairseq.criterions.cross_entropy": "criterions.adaptive_loss criterions.label_smoothed_cross_entropy",
     "fairseq.criterions.fairseq_criterion": "criterions.subsets",
     "datasets": _modules(_DATASETS) + " data.shorten_dataset",
     "block_datasets": _modules(_BLOCK_DATASETS),
-    "decoders": "incremental_decoding_utils models.fairseq_encoder models.fairseq_incremental_decoder",
+    "decoders": """
+        incremental_decoding_utils models.fairseq_encoder models.fairseq_incremental_decoder models.fairseq_decoder
+    """,
     "distributed_utils": "distributed.utils distributed_utils",
     "encoders": "data.encoders data.encoders.utils data.encoders.gpt2_bpe data.encoders.gpt2_bpe_utils",
     "generator": "search sequence_generator sequence_scorer",
     "hub_utils": "hub_utils",
     "iterators": "data.iterators",
     "lstm": "models.lstm",
-    "layers": """
-        modules.multihead_attention modules.transformer_sentence_encoder modules.transformer_sentence_encoder_layer
+    "attention": "modules.multihead_attention",
+    "inert": """
+        data.language_pair_dataset models.squad models.transformer.transformer_legacy modules.base_layer
+        data.transform_eos_dataset data.backtranslation_dataset modules.character_token_embedder
     """,
+    "layers": "modules.transformer_sentence_encoder modules.transformer_sentence_encoder_layer",
     "meters": "meters logging.meters",
     "metrics": "metrics logging.metrics",
     "modules": """
@@ -74,20 +79,22 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
         modules.gelu distributed.fully_sharded_data_parallel
     """,
     "parts": "optim.amp_optimizer optim.fused_adam",
+    "resampling": "data.resampling_dataset",
     "roberta": """
         models.roberta models.roberta.hub_interface models.roberta.model models.roberta.model_camembert
         models.roberta.model_gottbert models.roberta.model_xlmr
     """,
     "transformer": """
-        models.transformer models.transformer.transformer_config models.transformer.transformer_decoder
-        models.transformer.transformer_base models.transformer.transformer_legacy modules.character_token_embedder
+        models.transformer models.transformer.transformer_decoder models.transformer.transformer_encoder
+        models.transformer.transformer_base
     """,
+    "transformer_config": "models.transformer.transformer_config",
     "sentence_ranking": "tasks.sentence_ranking criterions.sentence_ranking",
     "utils": "utils tokenizer file_io file_utils",
     "fairseq.config.options": "options",
     "fairseq.config.registry": "registry",
     "fairseq.logging.progress": "logging.progress_bar progress_bar",
-    "fairseq.models": "models.fairseq_decoder models.fairseq_model",
+    "fairseq.models": "models.fairseq_model",
     "fairseq.modules.attention": "modules.visibility",
     "fairseq.text.tokenizers": "tokenizers",
     "fairseq.tasks.fairseq_task": "tasks.extension",
@@ -129,7 +136,9 @@ _NAMES: dict[str, dict[str, str]] = {
     "data": {
         "datasets": f"{_DATASETS} RandomCropDataset",
         "block_datasets": f"{_BLOCK_DATASETS} IndexedDataset MMapIndexedDataset=IndexedDataset TruncatedDictionary",
-        "iterators": "CountingIterator EpochBatchIterator GroupedIterator ShardedIterator",
+        "iterators": "BufferedIterator CountingIterator EpochBatchIterator GroupedIterator ShardedIterator",
+        "resampling": "ResamplingDataset",
+        "inert": "LanguagePairDataset BacktranslationDataset TransformEosDataset RoundRobinZipDatasets",
     },
     "text.dictionary": {"block_datasets": "TruncatedDictionary"},
     "data.indexed_dataset": {
@@ -145,11 +154,14 @@ _NAMES: dict[str, dict[str, str]] = {
         "utils": "eval_str_list",
     },
     "interop.fairseq.distributed_utils": {"utils": "call_main"},
+    "interop.fairseq.decoders": {"inert": "EncoderOut"},
     "interop.fairseq.roberta": {"parts": _ROBERTA},
+    "interop.fairseq.transformer": {"inert": "TransformerModel TransformerModelBase CharacterTokenEmbedder"},
     "models": {
         "fairseq.models.loading": "build_model",
-        "decoders": "FairseqEncoder FairseqEncoderModel FairseqIncrementalDecoder",
+        "decoders": "FairseqDecoder FairseqEncoder FairseqEncoderModel FairseqIncrementalDecoder",
         "dataclass": "FairseqDataclass",
+        "inert": "FairseqEncoderDecoderModel FairseqMultiModel CompositeEncoder",
         "utils": "import_models",
     },
     "models.lstm_lm": {
@@ -163,11 +175,12 @@ _NAMES: dict[str, dict[str, str]] = {
             AdaptiveInput FairseqDropout LayerNorm PositionalEmbedding LearnedPositionalEmbedding
             SinusoidalPositionalEmbedding LayerDropModuleList checkpoint_wrapper gelu gelu_accurate
         """,
+        "attention": "MultiheadAttention",
+        "inert": "BaseLayer CharacterTokenEmbedder DynamicConv LightweightConv",
         "layers": """
-            MultiheadAttention TransformerDecoderLayer TransformerEncoderLayer TransformerSentenceEncoder
+            TransformerDecoderLayer TransformerEncoderLayer TransformerSentenceEncoder
             TransformerSentenceEncoderLayer
         """,
-        "transformer": "CharacterTokenEmbedder",
     },
     "modules.transformer_layer": {
         "layers": """

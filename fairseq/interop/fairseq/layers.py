@@ -1,4 +1,4 @@
-"""Attention and layers of ``fairseq.modules``, with fairseq's constructors and names, for [T, B, C]."""
+"""Layers of ``fairseq.modules``, with fairseq's constructors and names, for [T, B, C]."""
 
 from __future__ import annotations
 
@@ -6,106 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.interop.fairseq.modules import LayerDropModuleList, LayerNorm, PositionalEmbedding
+from fairseq.errors import UserError
+from fairseq.interop.fairseq.attention import MultiheadAttention
+from fairseq.interop.fairseq.modules import (
+    FairseqDropout,
+    LayerDropModuleList,
+    LayerNorm,
+    PositionalEmbedding,
+    quant_noise,
+)
+from fairseq.interop.fairseq.transformer_config import TransformerConfig
 from fairseq.interop.fairseq.utils import get_activation_fn
-from fairseq.modules.dropout import dropout
-
-
-class MultiheadAttention(nn.Module):
-    """Multi-head attention (Vaswani et al. 2017, §3.2.2) without incremental state, for [T, B, C].
-
-    Raises:
-        NotImplementedError: ``add_bias_kv``, ``add_zero_attn`` or quantisation noise is asked for.
-    """
-
-    def __init__(
-        self,
-        embed_dim: int,
-        num_heads: int,
-        kdim: int | None = None,
-        vdim: int | None = None,
-        dropout: float = 0.0,
-        bias: bool = True,
-        add_bias_kv: bool = False,
-        add_zero_attn: bool = False,
-        self_attention: bool = False,
-        encoder_decoder_attention: bool = False,
-        q_noise: float = 0.0,
-        qn_block_size: int = 8,
-        **unused: Any,
-    ) -> None:
-        super().__init__()
-        if add_bias_kv or add_zero_attn or q_noise:
-            raise NotImplementedError("MultiheadAttention: add_bias_kv, add_zero_attn, q_noise; leave them out")
-        self.embed_dim, self.num_heads, self.head_dim, self.p = embed_dim, num_heads, embed_dim // num_heads, dropout
-        self.self_attention, self.encoder_decoder_attention = self_attention, encoder_decoder_attention
-        self.scaling = self.head_dim**-0.5
-        # Order k, v, q, out: checkpoints of fairseq number the optimizer's state by the order of the parameters.
-        self.k_proj = nn.Linear(kdim or embed_dim, embed_dim, bias)
-        self.v_proj = nn.Linear(vdim or embed_dim, embed_dim, bias)
-        self.q_proj = nn.Linear(embed_dim, embed_dim, bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias)
-        for part in (self.k_proj, self.v_proj, self.q_proj):
-            # As if the three were one matrix [3 C, C], whose Xavier bound is smaller by √2: √(6 / (C + 3 C)).
-            nn.init.xavier_uniform_(part.weight, gain=2**-0.5)
-        nn.init.xavier_uniform_(self.out_proj.weight)
-        if bias:
-            nn.init.zeros_(self.out_proj.bias)
-
-    def forward(
-        self,
-        query: Tensor,
-        key: Tensor | None = None,
-        value: Tensor | None = None,
-        key_padding_mask: Tensor | None = None,
-        incremental_state: Any = None,
-        need_weights: bool = True,
-        static_kv: bool = False,
-        attn_mask: Tensor | None = None,
-        before_softmax: bool = False,
-        need_head_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [T, B, C] and the weights: [B, T, S], or [H, B, T, S] of each head.
-
-        Args:
-            query, key, value: [T, B, C], [S, B, C], [S, B, C]; without key and value the query.
-            key_padding_mask: true at padding, [B, S].
-            attn_mask: added to the scores, or bool and true where attention may not read: [T, S].
-        """
-        if incremental_state is not None or before_softmax:
-            raise NotImplementedError("MultiheadAttention: incremental_state, before_softmax")
-        key = query if key is None else key
-        if key_padding_mask is not None and attn_mask is not None and attn_mask.dtype != torch.bool:
-            # torch wants both masks of one type
-            padding = torch.zeros_like(key_padding_mask, dtype=attn_mask.dtype)
-            key_padding_mask = padding.masked_fill(key_padding_mask.bool(), -torch.inf)
-        projections = self.q_proj, self.k_proj, self.v_proj
-        output, weights = F.multi_head_attention_forward(
-            *(query, key, key if value is None else value, self.embed_dim, self.num_heads),
-            in_proj_weight=None,
-            in_proj_bias=None if self.q_proj.bias is None else torch.cat([part.bias for part in projections]),
-            bias_k=None,
-            bias_v=None,
-            add_zero_attn=False,
-            dropout_p=self.p,
-            out_proj_weight=self.out_proj.weight,
-            out_proj_bias=self.out_proj.bias,
-            training=self.training,
-            key_padding_mask=key_padding_mask,
-            need_weights=need_weights or need_head_weights,
-            attn_mask=attn_mask,
-            # Three matrices under three names, as checkpoints have them, where torch's own module has one.
-            use_separate_proj_weight=True,
-            q_proj_weight=self.q_proj.weight,
-            k_proj_weight=self.k_proj.weight,
-            v_proj_weight=self.v_proj.weight,
-            average_attn_weights=not need_head_weights,
-        )
-        # torch has rows first, [B, H, T, S]; fairseq heads first.
-        return output, weights.transpose(0, 1) if weights is not None and need_head_weights else weights
 
 
 class _Layer(nn.Module):
@@ -116,38 +29,69 @@ class _Layer(nn.Module):
     self_attn: nn.Module
 
     def _make(self, dim: int, ffn_dim: int, dropout: float, activation_dropout: float, activation_fn: str) -> None:
-        self.embedding_dim = self.embed_dim = dim
-        self.dropout, self.activation_dropout = dropout, activation_dropout
+        self.embed_dim = dim
+        self.dropout_module, self.activation_dropout_module = (
+            FairseqDropout(dropout),
+            FairseqDropout(activation_dropout),
+        )
         self.activation_fn = get_activation_fn(activation_fn)
         self.self_attn_layer_norm = LayerNorm(dim)
-        self.fc1, self.fc2 = nn.Linear(dim, ffn_dim), nn.Linear(ffn_dim, dim)
+        self.fc1, self.fc2 = self.build_fc1(dim, ffn_dim, 0.0, 8), self.build_fc2(ffn_dim, dim, 0.0, 8)
         self.final_layer_norm = LayerNorm(dim)
 
     def _made_of(self, args: Any) -> None:
         """Make the layer of the flat settings of :attr:`part`."""
-        dim, ffn_dim = (getattr(args, f"{self.part}_{name}") for name in ("embed_dim", "ffn_embed_dim"))
+        cfg = TransformerConfig.from_namespace(args)
+        self.args = self.cfg = cfg
+        sizes = cfg[f"{self.part}_embed_dim"], cfg[f"{self.part}_ffn_embed_dim"]
         # `relu_dropout` is the former name.
-        rates = args.dropout, getattr(args, "activation_dropout", 0.0) or getattr(args, "relu_dropout", 0.0)
-        self._make(dim, ffn_dim, *rates, getattr(args, "activation_fn", "relu"))
-        self.normalize_before = getattr(args, f"{self.part}_normalize_before", False)
-        self.self_attn = self.build_self_attention(dim, args)
+        rates = cfg.dropout, cfg.activation_dropout or cfg.relu_dropout or 0.0
+        self.normalize_before = cfg[f"{self.part}_normalize_before"]
+        self.quant_noise, self.quant_noise_block_size = cfg.quant_noise_pq, cfg.quant_noise_pq_block_size
+        # fairseq's order of parameters: the attention comes first.
+        self.embed_dim = sizes[0]
+        self.self_attn = self.build_self_attention(sizes[0], args)
+        self._make(*sizes, *rates, cfg.activation_fn)
+
+    def build_fc1(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> nn.Module:
+        """The first linear layer of the network; plug-ins override it."""
+        return quant_noise(nn.Linear(input_dim, output_dim), q_noise, qn_block_size)
+
+    def build_fc2(self, input_dim: int, output_dim: int, q_noise: float, qn_block_size: int) -> nn.Module:
+        """The second; plug-ins override it."""
+        return quant_noise(nn.Linear(input_dim, output_dim), q_noise, qn_block_size)
 
     def build_self_attention(self, embed_dim: int, args: Any, **options: Any) -> nn.Module:
         """The attention; plug-ins override it."""
-        heads = getattr(args, f"{self.part}_attention_heads")
-        return MultiheadAttention(embed_dim, heads, dropout=args.attention_dropout, self_attention=True)
+        cfg = TransformerConfig.from_namespace(args)
+        heads, rate = cfg[f"{self.part}_attention_heads"], cfg.attention_dropout
+        options = {"q_noise": cfg.quant_noise_pq, "qn_block_size": cfg.quant_noise_pq_block_size, **options}
+        return MultiheadAttention(embed_dim, heads, dropout=rate, self_attention=True, **options)
 
-    def _apply_to(self, x: Tensor, mask: Tensor | None, padding: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        y = self.self_attn_layer_norm(x) if self.normalize_before else x
-        y, weights = self.self_attn(
-            query=y, key=y, value=y, key_padding_mask=padding, need_weights=False, attn_mask=mask
-        )
-        x = x + dropout(y, self.dropout, self.training)
-        x = x if self.normalize_before else self.self_attn_layer_norm(x)
+    def residual_connection(self, x: Tensor, residual: Tensor) -> Tensor:
+        """The sum of both; plug-ins override it."""
+        return residual + x
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
         y = self.final_layer_norm(x) if self.normalize_before else x
-        y = dropout(self.activation_fn(self.fc1(y)), self.activation_dropout, self.training)
-        x = x + dropout(self.fc2(y), self.dropout, self.training)
-        return x if self.normalize_before else self.final_layer_norm(x), weights
+        y = self.activation_dropout_module(self.activation_fn(self.fc1(y)))
+        x = self.residual_connection(self.dropout_module(self.fc2(y)), x)
+        return x if self.normalize_before else self.final_layer_norm(x)
+
+    def _apply_to(self, x: Tensor, **attention: Any) -> tuple[Tensor, Tensor | None]:
+        """The output, and the weights, of attention with the arguments *attention* and of the network."""
+        y = self.self_attn_layer_norm(x) if self.normalize_before else x
+        y, weights = self.self_attn(query=y, key=y, value=y, **attention)
+        x = self.residual_connection(self.dropout_module(y), x)
+        x = x if self.normalize_before else self.self_attn_layer_norm(x)
+        return self._feed_forward(x), weights
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Rename the norms of fairseq before 0.6 in *state_dict*."""
+        for number, norm in enumerate(("self_attn_layer_norm", "final_layer_norm")):
+            for kind in ("weight", "bias"):
+                if (value := state_dict.pop(f"{name}.layer_norms.{number}.{kind}", None)) is not None:
+                    state_dict[f"{name}.{norm}.{kind}"] = value
 
 
 class TransformerEncoderLayer(_Layer):
@@ -157,11 +101,16 @@ class TransformerEncoderLayer(_Layer):
 
     def __init__(self, args: Any, return_fc: bool = False) -> None:
         super().__init__()
+        self.return_fc = return_fc
         self._made_of(args)
 
-    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None) -> Tensor:
-        """The output: [T, B, C]."""
-        return self._apply_to(x, attn_mask, encoder_padding_mask)[0]
+    def forward(self, x: Tensor, encoder_padding_mask: Tensor | None, attn_mask: Tensor | None = None) -> Any:
+        """The output: [T, B, C]; true in *attn_mask* [T, T] is not read."""
+        if attn_mask is not None and attn_mask.dtype != torch.bool:
+            # 0 and 1, as fairseq's callers give it; finite, so that a row of ones has a softmax.
+            attn_mask = attn_mask.masked_fill(attn_mask.bool(), -1e8 if x.dtype == torch.float32 else -1e4)
+        x, _ = self._apply_to(x, key_padding_mask=encoder_padding_mask, need_weights=False, attn_mask=attn_mask)
+        return (x, None) if self.return_fc else x
 
 
 class TransformerDecoderLayer(_Layer):
@@ -169,26 +118,44 @@ class TransformerDecoderLayer(_Layer):
 
     part = "decoder"
 
-    def __init__(self, args: Any, no_encoder_attn: bool = True, **unused: Any) -> None:
+    def __init__(
+        self, args: Any, no_encoder_attn: bool = False, add_bias_kv: bool = False, add_zero_attn: bool = False
+    ) -> None:
         super().__init__()
+        if not no_encoder_attn:
+            raise UserError("TransformerDecoderLayer: encoders and decoders with attention to them are not implemented")
+        self.added = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}
+        self.need_attn = True
         self._made_of(args)
+
+    def build_self_attention(
+        self, embed_dim: int, args: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
+    ) -> nn.Module:
+        """The attention; plug-ins override it."""
+        added = {name: value for name, value in self.added.items() if value}
+        return super().build_self_attention(embed_dim, args, **added)
 
     def forward(
         self,
         x: Tensor,
         encoder_out: None = None,
         encoder_padding_mask: None = None,
-        incremental_state: None = None,
-        prev_self_attn_state: None = None,
+        incremental_state: Any = None,
+        prev_self_attn_state: Any = None,
         prev_attn_state: None = None,
         self_attn_mask: Tensor | None = None,
         self_attn_padding_mask: Tensor | None = None,
-        **unused: Any,
+        need_attn: bool = False,
+        need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None, None]:
         """The output [T, B, C], None for the weights, and None for the state of incremental decoding."""
-        if encoder_out is not None or incremental_state is not None:
-            raise NotImplementedError("TransformerDecoderLayer: encoder_out, incremental_state")
-        return *self._apply_to(x, self_attn_mask, self_attn_padding_mask), None
+        if encoder_out is not None:
+            raise UserError("TransformerDecoderLayer: encoder_out: attention to an encoder is not implemented")
+        masks = {"key_padding_mask": self_attn_padding_mask, "attn_mask": self_attn_mask}
+        return *self._apply_to(x, incremental_state=incremental_state, need_weights=False, **masks), None
+
+    def make_generation_fast_(self, need_attn: bool = False, **options: Any) -> None:
+        self.need_attn = need_attn
 
 
 class TransformerSentenceEncoderLayer(_Layer):
@@ -211,11 +178,12 @@ class TransformerSentenceEncoderLayer(_Layer):
         super().__init__()
         if init_fn is not None:
             init_fn()
-        self._make(embedding_dim, ffn_embedding_dim, dropout, activation_dropout, activation_fn)
+        self.embedding_dim = embedding_dim
         noise = {"q_noise": q_noise, "qn_block_size": qn_block_size}
         self.self_attn = self.build_self_attention(
             embedding_dim, num_attention_heads, dropout=attention_dropout, self_attention=True, **noise
         )
+        self._make(embedding_dim, ffn_embedding_dim, dropout, activation_dropout, activation_fn)
 
     def build_self_attention(self, embed_dim: int, args: int, **options: Any) -> nn.Module:
         """The attention, of *args* heads; plug-ins override it."""
@@ -225,11 +193,15 @@ class TransformerSentenceEncoderLayer(_Layer):
         self, x: Tensor, self_attn_mask: Tensor | None = None, self_attn_padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """The output [T, B, C] and None, for the weights."""
-        return self._apply_to(x, self_attn_mask, self_attn_padding_mask)
+        masks = {"key_padding_mask": self_attn_padding_mask, "attn_mask": self_attn_mask}
+        return self._apply_to(x, need_weights=False, **masks)
 
 
 def init_bert_params(module: nn.Module) -> None:
     """Draw the weights of linear layers and embeddings from N(0, 0.02²), biases 0; for ``module.apply``."""
+    if isinstance(module, MultiheadAttention):
+        for part in (module.q_proj, module.k_proj, module.v_proj):
+            nn.init.normal_(part.weight, std=0.02)
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
@@ -268,7 +240,7 @@ class TransformerSentenceEncoder(nn.Module):
     ) -> None:
         super().__init__()
         self.padding_idx, self.vocab_size = padding_idx, vocab_size
-        self.embedding_dim, self.dropout = embedding_dim, dropout
+        self.embedding_dim, self.dropout_module = embedding_dim, FairseqDropout(dropout)
         self.embed_tokens = self.build_embedding(vocab_size, embedding_dim, padding_idx)
         self.segment_embeddings = nn.Embedding(num_segments, embedding_dim) if num_segments else None
         # `PositionalEmbedding` numbers positions from `padding_idx` + 1: −1 begins at 0.
@@ -308,7 +280,7 @@ class TransformerSentenceEncoder(nn.Module):
         if self.segment_embeddings is not None and segment_labels is not None:
             x = x + self.segment_embeddings(segment_labels)
         x = x if self.emb_layer_norm is None else self.emb_layer_norm(x)
-        x = dropout(x, self.dropout, self.training).masked_fill(padding[..., None], 0.0).transpose(0, 1)  # (T, B, C)
+        x = self.dropout_module(x).masked_fill(padding[..., None], 0.0).transpose(0, 1)  # (T, B, C)
         states = [x]
         for layer in self.layers:
             x, _ = layer(x, self_attn_padding_mask=padding)

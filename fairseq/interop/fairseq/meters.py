@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from fairseq.interop.fairseq.utils import item
@@ -42,8 +43,23 @@ class AverageMeter:
         return self.avg if self.round is None or self.avg is None else safe_round(self.avg, self.round)
 
 
+class SumMeter(AverageMeter):
+    """The sum of the values so far."""
+
+    def update(self, val: Any, n: Any = 1) -> None:
+        if val is not None:
+            self.sum = self.sum + val
+
+    @property
+    def smoothed_value(self) -> Any:
+        """The sum, rounded."""
+        return self.sum if self.round is None else safe_round(self.sum, self.round)
+
+
 class TimeMeter:
     """Items a second since the start."""
+
+    started = False
 
     def __init__(self, init: float = 0, n: int = 0, round: int | None = None) -> None:
         self.round = round
@@ -51,6 +67,12 @@ class TimeMeter:
 
     def reset(self, init: float = 0, n: int = 0) -> None:
         self.init, self.n, self.start = init, n, time.perf_counter()
+        self.started = False
+
+    def start_clock(self) -> None:
+        """Begin to count."""
+        self.reset()
+        self.started = True
 
     def update(self, val: int = 1) -> None:
         self.n += val
@@ -63,6 +85,11 @@ class TimeMeter:
     def avg(self) -> float:
         """Items a second."""
         return self.n / self.elapsed_time
+
+    @property
+    def smoothed_value(self) -> float:
+        """The speed, rounded."""
+        return self.avg if self.round is None else safe_round(self.avg, self.round)
 
 
 class StopwatchMeter:
@@ -91,3 +118,60 @@ class StopwatchMeter:
     def avg(self) -> float:
         """Seconds an item."""
         return self.sum / self.n if self.n else self.sum
+
+    @property
+    def smoothed_value(self) -> float:
+        """The seconds so far, rounded."""
+        return self.sum if self.round is None else safe_round(self.sum, self.round)
+
+
+class MetersDict(dict[str, Any]):
+    """Meters by name, in the order of their priorities."""
+
+    class Derived:
+        """A figure that is computed from the meters."""
+
+        def __init__(self, fn: Callable[[Any], Any]) -> None:
+            self.fn = fn
+
+        def reset(self) -> None:
+            """Do nothing: there is no value of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.priorities: dict[str, tuple[int, int]] = {}
+
+    def add_meter(self, key: str, meter: Any, priority: int) -> None:
+        """Add *meter* behind the ones of a lower or the same *priority*."""
+        self.priorities[key] = (priority, len(self))
+        self[key] = meter
+        for name in sorted(self, key=self.priorities.__getitem__):
+            self[name] = self.pop(name)
+
+    def get_smoothed_value(self, key: str) -> Any:
+        """The value of the meter *key*, or of its function."""
+        meter = self[key]
+        return meter.fn(self) if isinstance(meter, MetersDict.Derived) else meter.smoothed_value
+
+    def get_smoothed_values(self) -> dict[str, Any]:
+        """The values of all meters whose names do not begin with ``_``."""
+        return {key: self.get_smoothed_value(key) for key in self if not key.startswith("_")}
+
+    def reset(self) -> None:
+        for meter in self.values():
+            meter.reset()
+
+    def state_dict(self) -> list[Any]:
+        """Priority, name, class and values of each meter; derived ones are left out."""
+        return [
+            (self.priorities[key][0], key, type(meter).__name__, dict(vars(meter)))
+            for key, meter in self.items()
+            if type(meter) in (AverageMeter, SumMeter, TimeMeter, StopwatchMeter)
+        ]
+
+    def load_state_dict(self, state_dict: list[Any]) -> None:
+        kinds = {kind.__name__: kind for kind in (AverageMeter, SumMeter, TimeMeter, StopwatchMeter)}
+        for priority, key, kind, values in state_dict:
+            meter = kinds[kind]()
+            vars(meter).update(values)
+            self.add_meter(key, meter, priority)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +17,21 @@ from torch import Tensor
 
 from fairseq.config.registry import is_outside
 from fairseq.data.dataset import Sample
+from fairseq.data.folders import data_folders
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
-from fairseq.interop.fairseq import datasets, encoders
+from fairseq.interop.fairseq import datasets, encoders, hooks
 from fairseq.interop.fairseq.block_datasets import collate
-from fairseq.interop.fairseq.data_utils import batch_by_size, filter_by_size
+from fairseq.interop.fairseq.criterions import log_aggregated, log_figures
+from fairseq.interop.fairseq.data_utils import batch_by_size, filter_by_size, numpy_seed
 from fairseq.interop.fairseq.generator import SequenceGenerator
 from fairseq.interop.fairseq.iterators import EpochBatchIterator
 from fairseq.interop.fairseq.utils import tokenize_line
 from fairseq.models.bert import EncoderModel
 from fairseq.models.sentence import ClassificationHead, SentenceModel
-from fairseq.text.dictionary import Dictionary
+from fairseq.text.dictionary import OVERWRITE, decoded, read_dictionary
+
+logger = logging.getLogger(__name__)
 
 # Settings of fairseq's generation, with the arguments of the generator where they are called otherwise.
 GENERATION = """
@@ -80,13 +86,39 @@ def unk_string(self: Any, escape: bool = False) -> str:
 
 
 def add_from_file(self: Any, f: Any) -> None:
-    """Add the words of a ``dict.txt``, a path or an open file.
+    """Add the words of a ``dict.txt``, a path or an open file; one that ends in ``#fairseq:overwrite`` gets a new id.
 
     Raises:
-        UserError: it cannot be read, or is malformed.
+        UserError: it cannot be read, or is malformed; a word that is there already is a RuntimeError, too.
     """
     is_path = isinstance(f, str | Path)
-    self.update(Dictionary.load(f) if is_path else Dictionary.parse(f.read().encode(), getattr(f, "name", "")))
+    text = decoded(read_dictionary(f), f, "make the dictionary again") if is_path else f.read()
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        word = line.rpartition(" ")[0]
+        if word in self.indices and not line.rstrip().endswith(OVERWRITE):
+            raise DuplicateWord(
+                f"line {number}: Duplicate word {word[:80]!r}; end the line with {OVERWRITE}, or remove it"
+            )
+        self._add_line(line, f"line {number}")
+
+
+class DuplicateWord(UserError, RuntimeError):
+    """A word that a dictionary has already."""
+
+
+def add_file_to_dictionary(filename: Any, dictionary: Any, tokenize: Callable[[str], list[str]], workers: int) -> None:
+    """Count the words of the text *filename* into *dictionary*, and an end for each line."""
+    counts: Counter[str] = Counter()
+    with open(filename, encoding="utf-8") as lines:
+        for line in lines:
+            counts.update([*tokenize(line), dictionary.eos_word])
+    for word, count in sorted(counts.items()):
+        dictionary.add_symbol(word, count)
+
+
+def get_count(self: Any, idx: int) -> int:
+    """How often the symbol *idx* was counted."""
+    return int(self.count[idx])
 
 
 def dummy_sentence(self: Any, length: int) -> Tensor:
@@ -143,6 +175,11 @@ def register_classification_head(
     self.__class__, self.__dict__ = SentenceModel, headed.__dict__
 
 
+def load_dataset(self: Any, split: str, combine: bool = False, **options: Any) -> None:
+    """Put the examples of *split* into ``self.datasets``."""
+    self.datasets[split] = self.dataset(split, training=combine)
+
+
 def get_batch_iterator(
     self: Any,
     dataset: Any,
@@ -156,17 +193,41 @@ def get_batch_iterator(
     shard_id: int = 0,
     num_workers: int = 0,
     epoch: int = 1,
-    **unused: Any,
+    data_buffer_size: int = 0,
+    disable_iterator_cache: bool = False,
+    skip_remainder_batch: bool = False,
+    grouped_shuffling: bool = False,
+    update_epoch_batch_itr: bool = False,
 ) -> EpochBatchIterator:
-    """The batches of *dataset* in the order of its ``ordered_indices``, for a loop of the caller's own.
+    """The batches of *dataset*, examples in its order, for training and for loops of the caller's own.
 
     Raises:
         UserError: an example is longer than *max_positions* or *max_tokens*, without *ignore_invalid_inputs*.
     """
-    indices = filter_by_size(dataset.ordered_indices(), dataset, max_positions, not ignore_invalid_inputs)
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+    with numpy_seed(seed):
+        # A plug-in's dataset may have the few methods that this package asks for.
+        indices = dataset.ordered_indices() if hasattr(dataset, "ordered_indices") else np.arange(len(dataset))
+    if max_positions is not None:
+        indices = self.filter_indices_by_size(indices, dataset, max_positions, ignore_invalid_inputs)
     limits = (max_tokens, max_sentences, required_batch_size_multiple)
-    batches = batch_by_size(indices, dataset.num_tokens, None, *limits)
-    return EpochBatchIterator(dataset, dataset.collater, batches, seed, num_shards, shard_id, num_workers, epoch)
+    if hasattr(dataset, "batch_by_size"):
+        names = ("max_tokens", "max_sentences", "required_batch_size_multiple")
+        batches = dataset.batch_by_size(indices, **dict(zip(names, limits, strict=True)))
+    else:
+        batches = batch_by_size(indices, dataset.num_tokens, None, *limits)
+    return EpochBatchIterator(
+        dataset,
+        dataset.collater,
+        batches,
+        seed,
+        num_shards,
+        shard_id,
+        num_workers,
+        epoch,
+        skip_remainder_batch=skip_remainder_batch,
+    )
 
 
 def filter_indices_by_size(
@@ -177,12 +238,108 @@ def filter_indices_by_size(
     Raises:
         UserError: there are others, without *ignore_invalid_inputs*.
     """
-    return filter_by_size(indices, dataset, max_positions, not ignore_invalid_inputs)
+    if not hasattr(dataset, "filter_indices_by_size"):
+        return filter_by_size(indices, dataset, max_positions, not ignore_invalid_inputs)
+    fitting, ignored = dataset.filter_indices_by_size(indices, max_positions)
+    if len(ignored):
+        if not ignore_invalid_inputs:
+            size = dataset.size(ignored[0])
+            raise UserError(
+                f"example {ignored[0]} has {size} tokens, more than {max_positions}; "
+                "`skip_invalid_size_inputs_valid_test` leaves such examples out"
+            )
+        logger.warning("left out %d examples longer than %s, such as %s", len(ignored), max_positions, ignored[:10])
+    return fitting
 
 
 def can_reuse_epoch_itr(self: Any, dataset: Any) -> bool:
-    """Return False: batches are asked for once a run."""
-    return False
+    """Whether the batches of *dataset* are the same in every epoch."""
+    return bool(getattr(dataset, "can_reuse_epoch_itr_across_epochs", False))
+
+
+def has_sharded_data(self: Any, split: str) -> bool:
+    """Whether epochs read several data folders in turn."""
+    return len(data_folders(self.settings.data_path)) > 1
+
+
+def max_positions(self: Any) -> Any:
+    """The most tokens of an example; None: as many as the model takes."""
+    return None
+
+
+def begin_epoch(self: Any, epoch: int, model: Any) -> None:
+    """Do what precedes an epoch of training; plug-ins override it."""
+
+
+def begin_valid_epoch(self: Any, epoch: int, model: Any) -> None:
+    """Do what precedes a validation; plug-ins override it."""
+
+
+def train_step(
+    self: Any,
+    sample: Sample,
+    model: Any,
+    criterion: Any,
+    optimizer: Any,
+    update_num: int = 0,
+    ignore_grad: bool = False,
+) -> Any:
+    """Give the loss on *sample* to ``optimizer.backward``; return loss, sample size and log."""
+    model.train()
+    loss, sample_size, log = criterion(model, sample)
+    # Multiplied and not left out: all parameters get gradients, of zero, as other processes expect.
+    optimizer.backward(loss * 0 if ignore_grad else loss)
+    return loss, sample_size, log
+
+
+def valid_step(self: Any, sample: Sample, model: Any, criterion: Any) -> Any:
+    """Loss, sample size and log of *sample*."""
+    model.eval()
+    with torch.no_grad():
+        return criterion(model, sample)
+
+
+def optimizer_step(self: Any, optimizer: Any, model: Any, update_num: int) -> None:
+    """Make the step of *optimizer*, in a loop of the caller's own."""
+    optimizer.step()
+
+
+def state_dict(self: Any) -> dict[str, Any]:
+    """What a checkpoint holds of the task: nothing; plug-ins override it."""
+    return {}
+
+
+def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+    """Go on from :func:`state_dict`; plug-ins override it."""
+
+
+def get_interactive_tokens_and_lengths(self: Any, lines: Sequence[str], encode_fn: Callable[[str], str]) -> Any:
+    """The ids of *lines* after *encode_fn*, and their numbers."""
+    tokens = [
+        self.source_dictionary.encode_line(encode_fn(line), add_if_not_exist=False, line_tokenizer=tokenize_line).long()
+        for line in lines
+    ]
+    return tokens, [row.numel() for row in tokens]
+
+
+def logging_outputs_can_be_summed(self: Any, criterion: Any) -> bool:
+    """Whether outputs may be summed before they are reduced."""
+    return bool(type(criterion).logging_outputs_can_be_summed())
+
+
+def aggregate_logging_outputs(self: Any, logging_outputs: Any, criterion: Any) -> Any:
+    """The figures of outputs, in the manner of fairseq before 0.8; plug-ins override it."""
+    return type(criterion).aggregate_logging_outputs(logging_outputs)
+
+
+def reduce_metrics(self: Any, logging_outputs: Any, criterion: Any) -> None:
+    """Log the figures of *logging_outputs*, of which *criterion* knows the meaning; plug-ins override it."""
+    if hooks.overrides(type(self), "aggregate_logging_outputs"):
+        log_aggregated(self.aggregate_logging_outputs(logging_outputs, criterion))
+    elif hasattr(criterion, "reduce_metrics"):
+        type(criterion).reduce_metrics(logging_outputs)
+    else:
+        log_figures(criterion.figures(), logging_outputs)
 
 
 def build_generator(

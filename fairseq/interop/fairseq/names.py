@@ -25,10 +25,15 @@ METHODS = {  # module: class, names of functions in the module `methods`
     "fairseq.models.bert": ("EncoderModel", "register_classification_head"),
     "fairseq.tasks.fairseq_task": (
         "FairseqTask",
-        "get_batch_iterator filter_indices_by_size can_reuse_epoch_itr build_generator inference_step "
-        "build_dataset_for_inference build_bpe build_tokenizer",
+        "load_dataset get_batch_iterator filter_indices_by_size can_reuse_epoch_itr max_positions begin_epoch "
+        "begin_valid_epoch train_step valid_step optimizer_step reduce_metrics aggregate_logging_outputs "
+        "logging_outputs_can_be_summed state_dict load_state_dict build_generator inference_step has_sharded_data "
+        "build_dataset_for_inference get_interactive_tokens_and_lengths build_bpe build_tokenizer",
     ),
-    "fairseq.text.dictionary": ("Dictionary", "encode_line string add_from_file dummy_sentence unk_string"),
+    "fairseq.text.dictionary": (
+        "Dictionary",
+        "encode_line string add_from_file add_file_to_dictionary dummy_sentence get_count unk_string",
+    ),
 }
 
 

@@ -31,6 +31,13 @@ class OmegaConf:
     """The operations on settings that make sense for plain values."""
 
     @staticmethod
+    def create(value: Any = None) -> Any:
+        """Nested dicts as settings; other values unchanged."""
+        if isinstance(value, dict):
+            return DictConfig(**{name: OmegaConf.create(each) for name, each in value.items()})
+        return DictConfig() if value is None else value
+
+    @staticmethod
     def is_config(value: Any) -> bool:
         """Return False: settings are plain values here."""
         return isinstance(value, DictConfig | ListConfig)

@@ -20,7 +20,7 @@ from fairseq.data.glue import Layout, label_of, read_lines
 from fairseq.errors import UserError
 from fairseq.interop.fairseq import datasets
 from fairseq.interop.fairseq.block_datasets import load_indexed_dataset
-from fairseq.interop.fairseq.task_methods import CollatedDataset
+from fairseq.interop.fairseq.collated import CollatedDataset
 from fairseq.logging.figures import SIZE, Figure, ratio
 from fairseq.models import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel

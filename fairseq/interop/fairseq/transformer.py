@@ -1,66 +1,357 @@
-"""``fairseq.models.transformer``: the decoder that plug-ins build language models of."""
+"""``fairseq.models.transformer``: the encoder and the decoder that plug-ins build models of."""
 
 from __future__ import annotations
 
-import argparse
+import math
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from fairseq.config.fields import typed
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.modules import check_hooks
-from fairseq.interop.fairseq.omegaconf import DictConfig
-from fairseq.models import transformer_lm
+from fairseq.interop.fairseq.decoders import FairseqEncoder, FairseqIncrementalDecoder
+from fairseq.interop.fairseq.layers import TransformerDecoderLayer, TransformerEncoderLayer
+from fairseq.interop.fairseq.modules import (
+    FairseqDropout,
+    LayerDropModuleList,
+    LayerNorm,
+    PositionalEmbedding,
+    checkpoint_wrapper,
+)
+from fairseq.interop.fairseq.transformer_config import (
+    DEFAULT_MAX_SOURCE_POSITIONS as DEFAULT_MAX_SOURCE_POSITIONS,
+)
+from fairseq.interop.fairseq.transformer_config import (
+    DEFAULT_MAX_TARGET_POSITIONS as DEFAULT_MAX_TARGET_POSITIONS,
+)
+from fairseq.interop.fairseq.transformer_config import (
+    DEFAULT_MIN_PARAMS_TO_WRAP as DEFAULT_MIN_PARAMS_TO_WRAP,
+)
+from fairseq.interop.fairseq.transformer_config import (
+    TransformerConfig,
+)
+from fairseq.interop.fairseq.utils import fill_with_neg_inf
 from fairseq.modules.adaptive_input import word_embedding
-from fairseq.text.dictionary import Dictionary
-
-DEFAULT_MAX_SOURCE_POSITIONS = DEFAULT_MAX_TARGET_POSITIONS = 1024
-DEFAULT_MIN_PARAMS_TO_WRAP = int(1e8)
+from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 
 
-class _Group(DictConfig):
-    """The settings whose names begin with *prefix*, without it."""
+class _Stack:
+    """What encoder and decoder share: the settings and the making of embeddings and layers."""
 
-    def __init__(self, prefix: str, **settings: Any) -> None:
-        vars(self).update(settings, _prefix=prefix)
+    part = ""  # first word of the names of settings
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        # A group is made anew at each access: a value set in one would be lost.
-        flat = self._prefix + name
-        raise UserError(f"TransformerConfig.{self._prefix[:-1]}.{name}: read-only; set {flat} of the configuration")
+    def _make_embeddings(self: Any, cfg: TransformerConfig, embed_tokens: nn.Module, dim: int, positions: int) -> None:
+        """Embeddings of width *dim*, and of *positions* positions."""
+        self.dropout_module = FairseqDropout(cfg.dropout, type(self).__name__)
+        self.padding_idx = embed_tokens.padding_idx
+        self.embed_tokens = embed_tokens
+        self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
+        for name in ("quant_noise_pq", "quant_noise_scalar", "base_layers"):
+            if cfg[name]:
+                raise UserError(f"`{name}` {cfg[name]}: not implemented; use 0")
+        self._max_positions = positions
+
+    def _make_positions(self: Any, cfg: TransformerConfig, dim: int) -> None:
+        self.embed_positions = None
+        if not cfg.no_token_positional_embeddings:
+            learned = cfg[f"{self.part}_learned_pos"]
+            self.embed_positions = PositionalEmbedding(self._max_positions, dim, self.padding_idx, learned)
+        self.layernorm_embedding = LayerNorm(dim) if cfg.layernorm_embedding else None
+
+    def _make_layers(self: Any, cfg: TransformerConfig, *options: Any) -> None:
+        drop = cfg[f"{self.part}_layerdrop"]
+        self.layers = LayerDropModuleList(drop) if drop > 0 else nn.ModuleList()
+        build = getattr(self, f"build_{self.part}_layer")
+        for _ in range(cfg[f"{self.part}_layers"]):
+            layer = build(self.args if self.is_legacy else cfg, *options)
+            self.layers.append(checkpoint_wrapper(layer) if cfg.checkpoint_activations else layer)
+        self.num_layers = len(self.layers)
+
+    @property
+    def is_legacy(self) -> bool:
+        """Whether the flat settings are handed on, as the classes without ``Base`` in their names do."""
+        return not type(self).__name__.endswith("Base")
+
+    def max_positions(self: Any) -> int:
+        """The most tokens of a row."""
+        if self.embed_positions is None:
+            return self._max_positions
+        return min(self._max_positions, self.embed_positions.max_positions)
 
 
-class TransformerConfig(DictConfig):
-    """Settings under their flat names, and read-only in the groups ``decoder``, ``encoder`` and ``quant_noise``."""
+class TransformerEncoder(_Stack, FairseqEncoder):
+    """An encoder of ``encoder_layers`` layers; its output is a dict, as in fairseq since 0.10."""
 
-    @classmethod
-    def from_namespace(cls, args: argparse.Namespace) -> TransformerConfig:
-        return cls(**{"quant_noise_pq": 0.0, "quant_noise_pq_block_size": 8, **vars(args)})
+    part = "encoder"
 
-    def __getattr__(self, group: str) -> DictConfig:
-        if group not in ("decoder", "encoder", "quant_noise"):
-            raise AttributeError(f"TransformerConfig has no setting {group}")
-        prefix = f"{group}_"
-        return _Group(prefix, **{name[len(prefix) :]: v for name, v in vars(self).items() if name.startswith(prefix)})
+    def __init__(self, args: Any, dictionary: Any, embed_tokens: nn.Module, return_fc: bool = False) -> None:
+        FairseqEncoder.__init__(self, dictionary)
+        self.args, self.return_fc = args, return_fc
+        self.cfg = cfg = TransformerConfig.from_namespace(args)
+        self.register_buffer("version", torch.Tensor([3]))
+        dim: int = embed_tokens.embedding_dim  # type: ignore[assignment]
+        self.encoder_layerdrop, self.max_source_positions = cfg.encoder_layerdrop, cfg.max_source_positions
+        self._make_embeddings(cfg, embed_tokens, dim, cfg.max_source_positions)
+        self._make_positions(cfg, dim)
+        self._make_layers(cfg)
+        self.layer_norm = LayerNorm(dim) if cfg.encoder_normalize_before else None
+
+    def build_encoder_layer(self, args: Any) -> nn.Module:
+        """A layer; plug-ins override it."""
+        return TransformerEncoderLayer(args, return_fc=self.return_fc)
+
+    def forward_embedding(self, src_tokens: Tensor, token_embedding: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The sum of embeddings and positions, and the scaled embeddings: [B, T, C]."""
+        embedded = self.embed_tokens(src_tokens) if token_embedding is None else token_embedding
+        x = embed = self.embed_scale * embedded
+        if self.embed_positions is not None:
+            x = embed + self.embed_positions(src_tokens)
+        if self.layernorm_embedding is not None:
+            x = self.layernorm_embedding(x)
+        return self.dropout_module(x), embed
+
+    def forward(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+    ) -> dict[str, Any]:
+        """``encoder_out`` [T, B, C], ``encoder_padding_mask`` [B, T] and more, each in a list."""
+        return self.forward_scriptable(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
+
+    def forward_scriptable(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        token_embeddings: Tensor | None = None,
+    ) -> dict[str, Any]:
+        padding = src_tokens.eq(self.padding_idx)
+        has_padding = bool(padding.any())
+        x, embedding = self.forward_embedding(src_tokens, token_embeddings)
+        # Always multiplied: what is NaN at padding must not pass.
+        x = (x * (1 - padding.unsqueeze(-1).type_as(x))).transpose(0, 1)  # (T, B, C)
+        states = [x] if return_all_hiddens else []
+        networks: list[Tensor | None] = []
+        for layer in self.layers:
+            output = layer(x, encoder_padding_mask=padding if has_padding else None)
+            x, network = output if isinstance(output, tuple) and len(output) == 2 else (output, None)
+            if return_all_hiddens:
+                states.append(x)
+                networks.append(network)
+        x = x if self.layer_norm is None else self.layer_norm(x)
+        lengths = src_tokens.ne(self.padding_idx).sum(1, dtype=torch.int32).reshape(-1, 1)
+        return {
+            "encoder_out": [x],
+            "encoder_padding_mask": [padding],
+            "encoder_embedding": [embedding],
+            "encoder_states": states,
+            "fc_results": networks,
+            "src_tokens": [],
+            "src_lengths": [lengths],
+        }
+
+    def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> dict[str, Any]:
+        """The output of the rows *new_order*."""
+        axes = {"encoder_out": 1, "encoder_states": 1}
+        return {
+            name: [value.index_select(axes.get(name, 0), new_order) for value in values if value is not None]
+            for name, values in encoder_out.items()
+        }
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
+        for number, layer in enumerate(self.layers):
+            if hasattr(layer, "upgrade_state_dict_named"):
+                layer.upgrade_state_dict_named(state_dict, f"{name}.layers.{number}")
+        return state_dict
 
 
-class TransformerDecoder(transformer_lm.TransformerDecoder):
-    """This package's decoder with fairseq's constructor; it returns hidden states, not logits."""
+class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
+    """A decoder of ``decoder_layers`` layers without attention to an encoder; it returns logits.
+
+    With an adaptive softmax it returns hidden states, as in fairseq: ``adaptive_softmax`` makes probabilities of them.
+    """
+
+    part = "decoder"
 
     def __init__(
-        self, args: argparse.Namespace, dictionary: Dictionary, embed_tokens: nn.Module, no_encoder_attn: bool = True
+        self,
+        args: Any,
+        dictionary: Any,
+        embed_tokens: nn.Module,
+        no_encoder_attn: bool = False,
+        output_projection: nn.Module | None = None,
     ) -> None:
-        advice = "put own layers into a FairseqIncrementalDecoder"
-        check_hooks(self, advice, "build_decoder_layer", "build_output_projection")
-        cfg = typed(transformer_lm.TransformerLMConfig, args)
-        # The command's check runs where this package builds a model; a plug-in builds the decoder itself.
-        cfg.check_vocabulary(len(dictionary))
-        super().__init__(cfg, len(dictionary), dictionary.pad(), embed_tokens)
-        self.dictionary = dictionary
+        FairseqIncrementalDecoder.__init__(self, dictionary)
+        if not no_encoder_attn:
+            raise UserError(f"{type(self).__name__}: attention to an encoder is not implemented; no_encoder_attn=True")
+        self.args = args
+        self.cfg = cfg = TransformerConfig.from_namespace(args)
+        self.register_buffer("version", torch.Tensor([3]))
+        self._future_mask = torch.empty(0)
+        self.decoder_layerdrop, self.max_target_positions = cfg.decoder_layerdrop, cfg.max_target_positions
+        self.share_input_output_embed = cfg.share_decoder_input_output_embed
+        width: int = embed_tokens.embedding_dim  # type: ignore[assignment]
+        self.embed_dim = dim = cfg.decoder_embed_dim
+        self.output_embed_dim = cfg.decoder_output_dim
+        self._make_embeddings(cfg, embed_tokens, dim, cfg.max_target_positions)
+        self.project_in_dim = Linear(width, dim, bias=False) if width != dim else None
+        self._make_positions(cfg, dim)
+        self._make_layers(cfg, no_encoder_attn)
+        normalizes = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
+        self.layer_norm = LayerNorm(dim) if normalizes else None
+        projects = dim != self.output_embed_dim and not cfg.tie_adaptive_weights
+        self.project_out_dim = Linear(dim, self.output_embed_dim, bias=False) if projects else None
+        self.adaptive_softmax: nn.Module | None = None
+        self.output_projection = output_projection
+        if output_projection is None:
+            self.build_output_projection(cfg, dictionary, embed_tokens)
+
+    def build_output_projection(self, args: Any, dictionary: Any, embed_tokens: nn.Module) -> None:
+        """Set ``output_projection``, or ``adaptive_softmax``; plug-ins override it."""
+        cfg = TransformerConfig.from_namespace(args)
+        words = len(dictionary)
+        if cfg.adaptive_softmax_cutoff is not None:
+            cutoff = cfg.adaptive_softmax_cutoff
+            self.adaptive_softmax = AdaptiveSoftmax(
+                words,
+                self.output_embed_dim,
+                [int(part) for part in (cutoff.split(",") if isinstance(cutoff, str) else cutoff)],
+                dropout=cfg.adaptive_softmax_dropout,
+                adaptive_inputs=embed_tokens if cfg.tie_adaptive_weights else None,
+                factor=cfg.adaptive_softmax_factor,
+                tie_proj=cfg.tie_adaptive_proj,
+            )
+        elif self.share_input_output_embed:
+            weight: Any = self.embed_tokens.weight
+            self.output_projection = nn.Linear(weight.size(1), weight.size(0), bias=False)
+            self.output_projection.weight = weight
+        else:
+            self.output_projection = nn.Linear(self.output_embed_dim, words, bias=False)
+            nn.init.normal_(self.output_projection.weight, std=self.output_embed_dim**-0.5)
+
+    def build_decoder_layer(self, args: Any, no_encoder_attn: bool = False) -> nn.Module:
+        """A layer; plug-ins override it."""
+        return TransformerDecoderLayer(args, no_encoder_attn)
+
+    def forward(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: Any = None,
+        features_only: bool = False,
+        full_context_alignment: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+        src_lengths: Any = None,
+        return_all_hiddens: bool = False,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Logits [B, T, V], or hidden states; and ``inner_states`` [T, B, C] and ``attn``."""
+        x, extra = self.extract_features(
+            prev_output_tokens,
+            encoder_out=encoder_out,
+            incremental_state=incremental_state,
+            full_context_alignment=full_context_alignment,
+            alignment_layer=alignment_layer,
+            alignment_heads=alignment_heads,
+        )
+        return x if features_only else self.output_layer(x), extra
+
+    def extract_features(  # type: ignore[override]
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: Any = None,
+        full_context_alignment: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Hidden states [B, T, C], and a dict as in :meth:`forward`."""
+        return self.extract_features_scriptable(
+            prev_output_tokens, encoder_out, incremental_state, full_context_alignment, alignment_layer, alignment_heads
+        )
+
+    def extract_features_scriptable(
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: Any = None,
+        incremental_state: Any = None,
+        full_context_alignment: bool = False,
+        alignment_layer: int | None = None,
+        alignment_heads: int | None = None,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        padding = prev_output_tokens.eq(self.padding_idx)
+        positions = None
+        if self.embed_positions is not None:
+            positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)
+        if incremental_state is not None:
+            # The newest token alone: the attention has kept the others.
+            prev_output_tokens = prev_output_tokens[:, -1:]
+            positions = None if positions is None else positions[:, -1:]
+        x = self.embed_scale * self.embed_tokens(prev_output_tokens)  # (B, T, C)
+        x = x if self.project_in_dim is None else self.project_in_dim(x)
+        x = x if positions is None else x + positions
+        x = x if self.layernorm_embedding is None else self.layernorm_embedding(x)
+        x = self.dropout_module(x).transpose(0, 1)  # (T, B, C)
+        masked = bool(padding.any())
+        states = [x]
+        for layer in self.layers:
+            future = incremental_state is None and not full_context_alignment
+            x, _, _ = layer(
+                x,
+                encoder_out,
+                None,
+                incremental_state,
+                self_attn_mask=self.buffered_future_mask(x) if future else None,
+                self_attn_padding_mask=padding if masked else None,
+                need_attn=False,
+                need_head_weights=False,
+            )
+            states.append(x)
+        x = x if self.layer_norm is None else self.layer_norm(x)
+        x = x.transpose(0, 1)  # (B, T, C)
+        x = x if self.project_out_dim is None else self.project_out_dim(x)
+        return x, {"attn": [None], "inner_states": states}
+
+    def output_layer(self, features: Tensor, **options: Any) -> Tensor:
+        """Logits of hidden states; with an adaptive softmax the states themselves."""
+        return features if self.output_projection is None else self.output_projection(features)
+
+    @property
+    def output_distribution(self) -> nn.Module | None:
+        """The output layer as criterions of this package take it; None where :meth:`forward` returns logits."""
+        return self.adaptive_softmax
+
+    def buffered_future_mask(self, tensor: Tensor) -> Tensor:
+        """−∞ above the diagonal: [T, T] for hidden states [T, B, C]."""
+        length = tensor.size(0)
+        if self._future_mask.size(0) < length or self._future_mask.device != tensor.device:
+            self._future_mask = torch.triu(fill_with_neg_inf(torch.zeros(length, length)), 1)
+        self._future_mask = self._future_mask.to(tensor)
+        return self._future_mask[:length, :length]
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
+        """Add to *state_dict* what files of former versions lack."""
+        table = f"{name}.embed_tokens.weight"
+        projection = f"{name}.output_projection.weight"
+        if self.output_projection is not None and table in state_dict and projection not in state_dict:
+            if self.share_input_output_embed:
+                state_dict[projection] = state_dict[table]
+            elif f"{name}.embed_out" in state_dict:
+                state_dict[projection] = state_dict.pop(f"{name}.embed_out")
+        for number, layer in enumerate(self.layers):
+            if hasattr(layer, "upgrade_state_dict_named"):
+                layer.upgrade_state_dict_named(state_dict, f"{name}.layers.{number}")
+        return state_dict
 
 
-TransformerDecoderBase = TransformerDecoder
+class TransformerEncoderBase(TransformerEncoder):
+    """The encoder whose layers are made of a :class:`TransformerConfig`."""
+
+
+class TransformerDecoderBase(TransformerDecoder):
+    """The decoder whose layers are made of a :class:`TransformerConfig`."""
 
 
 def Embedding(num_embeddings: int, embedding_dim: int, padding_idx: int) -> nn.Embedding:
@@ -75,10 +366,3 @@ def Linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
     if bias:
         nn.init.zeros_(module.bias)
     return module
-
-
-class CharacterTokenEmbedder(nn.Module):
-    """The name of fairseq's embeddings of characters, which are not implemented."""
-
-    def __init__(self, *args: Any) -> None:
-        raise NotImplementedError("--character-embeddings: not implemented; leave it out")

@@ -136,6 +136,18 @@ def make_positions(tensor: Tensor, padding_idx: int, onnx_trace: bool = False) -
     return (mask.cumsum(1).type_as(mask) * mask).long() + padding_idx
 
 
+def convert_padding_direction(
+    src_tokens: Tensor, padding_idx: int, right_to_left: bool = False, left_to_right: bool = False
+) -> Tensor:
+    """The rows *src_tokens* [B, T] with their padding on the other side."""
+    if right_to_left == left_to_right:
+        raise ValueError("convert_padding_direction: give right_to_left or left_to_right")
+    # A stable sort keeps the order of the tokens.
+    is_padding = src_tokens.eq(padding_idx)
+    order = (is_padding if left_to_right else ~is_padding).int().argsort(1, stable=True)
+    return src_tokens.gather(1, order)
+
+
 def strip_pad(tensor: Tensor, pad: int) -> Tensor:
     return tensor[tensor != pad]
 
@@ -243,8 +255,9 @@ def reset_logging() -> None:
 
 
 def call_main(cfg: Any, main: Callable[..., Any], **options: Any) -> None:
-    """Call *main* in this process; ``fairseq-train`` starts one for each of several devices."""
-    main(cfg, **options)
+    """Call *main*; a command of this package starts as many processes as it needs, and takes flat settings."""
+    is_command = str(main.__module__).startswith("fairseq_cli.")
+    main(cfg.flattened() if is_command and hasattr(cfg, "flattened") else cfg, **options)
 
 
 def cached_path(path: Any, *unused: Any) -> str:

@@ -89,13 +89,26 @@ class PolynomialDecayConfig(WarmupConfig):
     force_anneal: int | None = flag(None, "last epoch that follows a list of `lr`", aliases=("--fa",), low=1)
     end_learning_rate: float = flag(0.0, "final rate", low=0)
     power: float = flag(1.0, "exponent of the decay (1: linear)", above=0)
-    total_num_update: int = flag(1000000, "updates until the final rate", low=1)
+    total_num_update: int | None = flag(None, "updates until the final rate (default: `max_update`)", low=1)
+
+    @property
+    def total(self) -> int:
+        """Updates until the final rate; SettingError if their number is left open."""
+        if (total := self.total_num_update or self.max_update) <= 0:
+            raise SettingError(
+                "`lr_scheduler` polynomial_decay: ends at a known update; give `total_num_update` or `max_update`"
+            )
+        return total
+
+    @property
+    def needs_max_update(self) -> bool:
+        return super().needs_max_update or (self.max_update <= 0 and self.total_num_update is None)
 
     def check(self) -> None:
-        if not self.needs_max_update and self.total_num_update <= self.warmup:
-            raise SettingError(
-                f"`total_num_update` {self.total_num_update}: must be greater than {self.warmup_as_set}; change one"
-            )
+        if not self.needs_max_update and self.total <= self.warmup:
+            # As in fairseq, whose YAML files leave it out, it is the length of training.
+            name = "max_update" if self.total_num_update is None else "total_num_update"
+            raise SettingError(f"`{name}` {self.total}: must be greater than {self.warmup_as_set}; change one")
         if self.end_learning_rate > min(self.lr):
             raise SettingError(
                 f"`end_learning_rate` {self.end_learning_rate}: must not be greater than "
@@ -118,7 +131,7 @@ class PolynomialDecaySchedule(Schedule):
         warmup, end = self.config.warmup, self.config.end_learning_rate
         if updates < warmup:
             return warmed_up(updates, warmup, 0.0, self.lr)
-        remaining = max(0.0, 1 - (updates - warmup) / (self.config.total_num_update - warmup))
+        remaining = max(0.0, 1 - (updates - warmup) / (self.config.total - warmup))
         return end + (self.lr - end) * remaining**self.config.power
 
 
@@ -126,9 +139,9 @@ class PolynomialDecaySchedule(Schedule):
 class TriStageConfig(RateConfig):
     """Three-stage schedule."""
 
-    warmup_steps: int = flag(4000, "warmup updates until `lr`", low=0)
-    hold_steps: int = flag(20000, "updates at `lr` after the warmup", low=0)
-    decay_steps: int = flag(60000, "updates of the exponential decay", low=0)
+    warmup_steps: int = flag(0, "warmup updates until `lr`", low=0)
+    hold_steps: int = flag(0, "updates at `lr` after the warmup", low=0)
+    decay_steps: int = flag(0, "updates of the exponential decay", low=0)
     phase_ratio: list[float] | None = flag(
         None, "fractions of `max_update` for the three stages, instead of their lengths", low=0, high=1, metavar="W,H,D"
     )
@@ -153,6 +166,11 @@ class TriStageConfig(RateConfig):
     def check(self) -> None:
         single_rate(self, "tri_stage")
         shares = self.phase_ratio
+        if shares is None and not self.warmup_steps + self.hold_steps + self.decay_steps:
+            raise SettingError(
+                "`lr_scheduler` tri_stage: no stage has a length; give `phase_ratio`, or "
+                "`warmup_steps`, `hold_steps` and `decay_steps`"
+            )
         if shares is not None and (len(shares) != 3 or not math.isclose(sum(shares), 1, abs_tol=1e-6)):
             text = ",".join(map(str, shares))
             raise SettingError(f"`phase_ratio` {text}: expected three numbers that sum to 1")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from fairseq.data.iterator import EpochIterator
+from fairseq.errors import UserError, nearest
 from fairseq.training import log
 from fairseq.training.callbacks.callback import Callback
 from fairseq.training.clock import Clock
@@ -52,6 +53,10 @@ class Validation(Callback):
                 if state.interrupted:
                     return None
                 report = meter.report(state.figures)
+                if self.metric not in report:
+                    # Of a plug-in's, which are known only once it has logged them.
+                    near = nearest(self.metric, list(report))
+                    raise UserError(f"`best_checkpoint_metric` {self.metric}: not a figure of validation; {near}")
                 # As in fairseq, the first split alone decides which checkpoint is the best.
                 best = report[self.metric] if metrics else state.best.better(report[self.metric])
                 stats = log.validation_line(state.due.epoch, state.stage, report, meter.tokens / clock.elapsed())

@@ -1,0 +1,99 @@
+"""Methods that plug-ins override in fairseq's base classes: which are called, and which are refused by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from fairseq.errors import UserError
+from fairseq.interop.fairseq.criterions import FairseqLoss
+from fairseq.tasks.fairseq_task import FairseqTask
+
+REFUSED = {  # methods of a task that nothing here calls, and what to do instead
+    "optimizer_step": "put it into an optimizer",
+    "build_dictionary": "build the dictionary with fairseq-preprocess",
+}
+EXPECTED = {
+    "load_dataset": "(split, combine=False, **kwargs)",
+    "train_step": "(sample, model, criterion, optimizer, update_num, ignore_grad=False)",
+    "valid_step": "(sample, model, criterion)",
+    "get_batch_iterator": "(dataset, max_tokens, max_sentences, max_positions, ignore_invalid_inputs, …)",
+    "reduce_metrics": "(logging_outputs, criterion)",
+    "begin_epoch": "(epoch, model)",
+    "begin_valid_epoch": "(epoch, model)",
+}
+ARGUMENTS: dict[str, tuple[Any, ...]] = {  # as many values as the calls have
+    "load_dataset": ("train",),
+    "train_step": (None,) * 4,
+    "valid_step": (None,) * 3,
+    "get_batch_iterator": (None,),
+    "reduce_metrics": (None,) * 2,
+    "begin_epoch": (None,) * 2,
+    "begin_valid_epoch": (None,) * 2,
+}
+OPTIONS = {  # passed by name to methods that take them
+    "load_dataset": "epoch combine",
+    "train_step": "update_num ignore_grad",
+    "get_batch_iterator": "max_tokens max_sentences max_positions ignore_invalid_inputs required_batch_size_multiple "
+    "seed num_shards shard_id num_workers epoch data_buffer_size disable_iterator_cache",
+}
+WITHOUT_MEMORY = ("train_step", "valid_step", "load_dataset", "get_batch_iterator")
+
+
+def overrides(part: type, name: str, base: type = FairseqTask) -> bool:
+    """Return whether the class *part* overrides the method *name* of *base*."""
+    return getattr(part, name, None) is not getattr(base, name, None)
+
+
+def logs_itself(task: type, criterion: Any) -> bool:
+    """Return whether the figures of a run are what ``reduce_metrics`` of *task* or *criterion* logs."""
+    names = ("reduce_metrics", "aggregate_logging_outputs")
+    if any(overrides(task, name) for name in names):
+        return True
+    # Compared as functions: a class method is another object at each access.
+    return any(_function(type(criterion), name) is not _function(FairseqLoss, name) for name in names) and isinstance(
+        criterion, FairseqLoss
+    )
+
+
+def _function(cls: type, name: str) -> Any:
+    method = getattr(cls, name, None)
+    return getattr(method, "__func__", method)
+
+
+def accepted(method: Callable[..., Any], **options: Any) -> dict[str, Any]:
+    """Those *options* that *method* takes: versions of fairseq differ in them."""
+    parameters = inspect.signature(method).parameters
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return {name: value for name, value in options.items() if open_ended or name in parameters}
+
+
+def check(task: Any, model: Any, criterion: Any) -> None:
+    """Check the methods that *task* overrides: they must be called here, with its arguments, and need no memory.
+
+    Raises:
+        UserError: a check failed; the message names the method.
+    """
+    cls, name = task.plugin, task.settings.chosen.task or type(task).__name__
+    for method, advice in REFUSED.items():
+        if overrides(cls, method):
+            raise UserError(f"--task {name}: {method} is not called here; {advice}")
+    for method, values in ARGUMENTS.items():
+        if not overrides(cls, method):
+            continue
+        bound = getattr(task, method)
+        try:
+            # `bind` checks the signature without calling the method.
+            options = accepted(bound, **dict.fromkeys(OPTIONS.get(method, "").split()))
+            # fairseq passes this one to every task.
+            options |= {"combine": None} if method == "load_dataset" else {}
+            inspect.signature(bound).bind(*values, **options)
+        except TypeError as error:
+            raise UserError(f"--task {name}: {method} must take {EXPECTED[method]} ({error})") from None
+        # A step of fairseq returns no memory, and its batches do not continue the rows of the last ones.
+        if method in WITHOUT_MEMORY and model.memory_length:
+            raise UserError(
+                f"--task {name}: its {method} cannot carry the model's memory "
+                "(--tokens-from-prev, --mem-len); use a model without memory"
+            )

@@ -1,0 +1,58 @@
+"""Names of translation, and of parts that are not implemented, which stand in files beside language models.
+
+They can be imported and extended; making one is refused by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from fairseq.errors import UserError
+from fairseq.interop.fairseq.datasets import FairseqDataset
+from fairseq.models.base import BaseFairseqModel
+
+_TRANSLATION = "encoders with decoders, and translation, are not implemented"
+_INERT: dict[str, tuple[type, str]] = {  # name: base, reason
+    **dict.fromkeys(
+        ("FairseqEncoderDecoderModel", "FairseqMultiModel", "TransformerModel", "TransformerModelBase", "LSTMModel"),
+        (BaseFairseqModel, _TRANSLATION),
+    ),
+    **dict.fromkeys(
+        ("LanguagePairDataset", "BacktranslationDataset", "TransformEosDataset", "RoundRobinZipDatasets"),
+        (FairseqDataset, _TRANSLATION),
+    ),
+    "CompositeEncoder": (nn.Module, _TRANSLATION),
+    "BaseLayer": (nn.Module, "mixtures of experts are not implemented"),
+    "CharacterTokenEmbedder": (nn.Module, "--character-embeddings: not implemented; leave it out"),
+    "DynamicConv": (nn.Module, "convolutions are not implemented"),
+    "LightweightConv": (nn.Module, "convolutions are not implemented"),
+    "SQuADHead": (nn.Module, "questions about spans of text are not implemented"),
+}
+
+
+class EncoderOut(NamedTuple):
+    """An encoder's output in fairseq up to 0.10."""
+
+    encoder_out: Any
+    encoder_padding_mask: Any
+    encoder_embedding: Any
+    encoder_states: Any
+    src_tokens: Any
+    src_lengths: Any
+
+
+def collate(samples: Any, pad_idx: int, eos_idx: int, **options: Any) -> Any:
+    """Refused: batches of pairs."""
+    raise UserError(f"collate: {_TRANSLATION}")
+
+
+def _made(name: str, base: type, reason: str) -> type:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+        raise UserError(f"{name}: {reason}")
+
+    return type(name, (base,), {"__init__": refuse, "__module__": __name__, "__doc__": f"Refused: {reason}."})
+
+
+globals().update({name: _made(name, base, reason) for name, (base, reason) in _INERT.items()})

@@ -1,0 +1,220 @@
+"""fairseq's order of calls, for runs in which the model, the task or the criterion is a plug-in's.
+
+`set_up` is the one place where such a run differs from others: the task is given the methods of :class:`Protocol`.
+Loop, checkpoints, log, precision and processes are this package's; iterators, batches, steps and figures are fairseq's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fairseq.config.registry import ARCHITECTURES, MODELS
+from fairseq.config.settings import Settings
+from fairseq.data.dataset import Sample
+from fairseq.data.folders import data_folders
+from fairseq.data.iterator import EpochIterator, Turns
+from fairseq.data.samplers import Batching, Sampler
+from fairseq.distributed import World
+from fairseq.errors import UserError
+from fairseq.interop.fairseq import defaults, hooks
+from fairseq.interop.fairseq.collated import CollatedDataset
+from fairseq.interop.fairseq.hooks import overrides
+from fairseq.interop.fairseq.iterators import EpochBatchIterator, IteratorSampler
+from fairseq.interop.fairseq.logged import Logged, LoggedFigures, without_outputs
+from fairseq.interop.fairseq.utils import resolve_max_positions
+from fairseq.tasks.carried import Carried
+from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+
+OF_DATA = ("load_dataset", "get_batch_iterator", "filter_indices_by_size")  # methods that make a task's own batches
+STATE = "task_state"  # name of a task's own state in a checkpoint, beside what steps carry
+
+
+def set_up(cls: type[FairseqTask], settings: Settings) -> FairseqTask:
+    """Return the task *cls* of *settings* under fairseq's protocol."""
+    defaults.complete(settings.namespace)
+    task: Any = cls.setup_task(settings)
+    made = type(task)
+    task.__class__ = type(made.__name__, (Protocol, made), {"__module__": made.__module__, "plugin": made})
+    return task  # type: ignore[no-any-return]
+
+
+class Protocol(FairseqTask):
+    """What a task does in such a run instead of its own methods; *plugin* is its class without them."""
+
+    plugin: type
+    _training_epoch = 1
+    _dummy: Sample | None = None
+
+    def figures(self, criterion: Any) -> Any:
+        """What ``reduce_metrics`` logs, known once it was called; without one those that *criterion* names."""
+        return LoggedFigures() if hooks.logs_itself(self.plugin, criterion) else super().figures(criterion)
+
+    def model_class(self, arch: str) -> type:
+        """The model of *arch*, in the form that plug-ins call it."""
+        cls: type = MODELS[ARCHITECTURES[arch].model]
+        if ARCHITECTURES[arch].model == "bert" and (arch.startswith("roberta") or arch == "xlm"):
+            # Imported here: models of other kinds need none of it.
+            from fairseq.interop.fairseq.roberta import RobertaModel
+
+            return RobertaModel
+        return cls
+
+    def loss_graph(self, model: Any, criterion: Any) -> LossGraph:
+        # Here, before the first update: a wrong signature would show only after the data were read.
+        hooks.check(self, model, criterion)
+        super().loss_graph(model, criterion)
+        return StepGraph(self, model, criterion)
+
+    def iterator(self, split: str, model: Any, criterion: Any, *, training: bool, **options: Any) -> EpochIterator:
+        batches = super().iterator(split, model, criterion, training=training, **options)
+        batches.__class__ = type("Batches", (_Batches,), {"task": self, "model": model, "is_training": training})
+        return batches
+
+    def prepare(self, sample: Sample, epoch: int, *, model: Any, training: bool) -> Sample:
+        sample = super().prepare(sample, epoch, model=model, training=training)
+        inputs = sample.get("net_input")
+        if isinstance(inputs, dict) and not getattr(model, "reads_all_settings", False):
+            # Models of this package take no lengths.
+            sample = {**sample, "net_input": {name: value for name, value in inputs.items() if name != "src_lengths"}}
+        return sample
+
+    def _turns(self, split: str, model: Any, training: bool, batching: Batching) -> Turns:
+        if not any(overrides(self.plugin, name) for name in OF_DATA):
+            return super()._turns(split, model, training, batching)
+        # As in fairseq, several folders take turns by epoch, and validation reads the first.
+        epochs = range(1, len(data_folders(self.settings.data_path)) + 1) if training else range(1, 2)
+
+        def opener(epoch: int) -> Any:
+            return lambda: self._open(split, epoch, model, training, batching)
+
+        return Turns.of_one(*opener(1)()) if len(epochs) == 1 else Turns([opener(epoch) for epoch in epochs])
+
+    def _open(self, split: str, epoch: int, model: Any, training: bool, batching: Batching) -> tuple[Any, Sampler]:
+        """The dataset that ``load_dataset`` stores, and the batches that ``get_batch_iterator`` makes of it."""
+        self.load_dataset(split, **hooks.accepted(self.load_dataset, epoch=epoch, combine=training))
+        dataset, task = self.datasets.get(split), self.settings.chosen.task
+        # An iterator of the task's own may have another function that makes batches.
+        methods = ("__getitem__", "__len__", *(() if overrides(self.plugin, "get_batch_iterator") else ("collater",)))
+        if not all(hasattr(dataset, name) for name in methods):
+            raise UserError(
+                f"--task {task}: load_dataset left {type(dataset).__name__} in self.datasets[{split!r}]; "
+                "expected a dataset with __getitem__, __len__ and collater"
+            )
+        skip = training or self.settings.data.skip_invalid_size_inputs_valid_test
+        options = hooks.accepted(
+            self.get_batch_iterator,  # type: ignore[attr-defined]
+            max_tokens=batching.max_tokens,
+            max_sentences=batching.batch_size,
+            max_positions=resolve_max_positions(self.max_positions(), model.max_positions()),  # type: ignore[attr-defined]
+            ignore_invalid_inputs=skip,
+            required_batch_size_multiple=batching.multiple,
+            seed=batching.seed,
+            num_shards=batching.world_size,
+            shard_id=batching.rank,
+            num_workers=0,
+            epoch=epoch,
+            data_buffer_size=0,
+            disable_iterator_cache=False,
+            skip_remainder_batch=training and bool(self.settings.flat.get("skip_remainder_batch")),
+        )
+        iterator = self.get_batch_iterator(dataset, **options)  # type: ignore[attr-defined]
+        if not isinstance(iterator, EpochBatchIterator):
+            raise UserError(
+                f"--task {task}: get_batch_iterator returned {type(iterator).__name__}; "
+                "expected fairseq.data.iterators.EpochBatchIterator"
+            )
+        return CollatedDataset(dataset, iterator.collate_fn), IteratorSampler(iterator, batching)
+
+    def step(self, graph: Any, sample: Sample | None, carried: Carried, device: Any) -> Any:
+        if sample is None:
+            # As in fairseq: a rank without a batch repeats its first one, which counts nothing.
+            (loss, size, log), _ = super().step(graph, self._dummy, carried, device)
+            return (loss * 0, size * 0, without_outputs(log)), carried
+        self._dummy = self._dummy or sample
+        return super().step(graph, sample, carried, device)
+
+    def save_carried(self, world: World) -> dict[str, Any]:
+        state = self.state_dict()  # type: ignore[attr-defined]
+        return {**super().save_carried(world), **({STATE: state} if state else {})}
+
+    def load_carried(self, saved: Mapping[str, Any], rows: int, world: World) -> None:
+        super().load_carried(saved, rows, world)
+        if STATE in saved:
+            self.load_state_dict(saved[STATE])  # type: ignore[attr-defined]
+
+
+class _Batches(EpochIterator):
+    """Batches before whose epoch the task, and the model, are told that it begins."""
+
+    task: Any
+    model: Any
+    is_training: bool
+
+    def __iter__(self) -> Any:
+        if self.is_training:
+            self.task._training_epoch = self.epoch
+            self.task.begin_epoch(self.epoch, self.model)
+            if hasattr(self.model, "set_epoch"):
+                self.model.set_epoch(self.epoch)
+        else:
+            self.task.begin_valid_epoch(self.task._training_epoch, self.model)
+        return super().__iter__()
+
+
+class _DeferredOptimizer:
+    """The optimizer argument of ``train_step``: ``backward`` stores the loss, the trainer computes gradients."""
+
+    loss: Tensor | None = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Add *loss* to what the step minimizes."""
+        # Some steps call `backward` for each of several losses; their gradients add up, and so do the losses.
+        self.loss = loss if self.loss is None else self.loss + loss
+
+
+class StepGraph(LossGraph):
+    """A model and its criterion under the task's ``train_step`` and ``valid_step``.
+
+    Raises:
+        UserError: ``train_step`` passed no loss to ``optimizer.backward``.
+    """
+
+    def __init__(self, task: Protocol, model: Any, criterion: Any) -> None:
+        super().__init__(model, criterion)
+        self.task, self._updates = task, -1
+
+    @property
+    def update_num(self) -> int:  # type: ignore[override]
+        """Updates done so far; model, criterion and task are told before each."""
+        return self._updates
+
+    @update_num.setter
+    def update_num(self, number: int) -> None:
+        if number and number != getattr(self, "_updates", None):
+            for part in (self.model, self.criterion, self.task):
+                if hasattr(part, "set_num_updates"):
+                    part.set_num_updates(number)
+        self._updates = number
+
+    def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> Any:
+        task = self.task
+        if not any(overrides(task.plugin, name) for name in ("train_step", "valid_step")):
+            ((loss, size, log), extra) = self.criterion.step(self.model, sample, inputs)
+            return (loss, size, self._logged(log, loss, sample)), extra
+        model = self.model
+        # fairseq's trainer chooses between the two in the same way.
+        if not self.training:
+            loss, size, log = task.valid_step(sample, model, self.criterion)  # type: ignore[attr-defined]
+            return (loss, size, self._logged(log, loss, sample)), {}
+        optimizer = _DeferredOptimizer()
+        options = hooks.accepted(task.train_step, update_num=max(self._updates, 0), ignore_grad=False)  # type: ignore[attr-defined]
+        loss, size, log = task.train_step(sample, model, self.criterion, optimizer, **options)  # type: ignore[attr-defined]
+        if optimizer.loss is None:
+            raise UserError(f"--task {task.settings.chosen.task}: train_step must call optimizer.backward(loss)")
+        return (optimizer.loss, size, self._logged(log, loss, sample)), {}
+
+    def _logged(self, log: Any, loss: Any, sample: Sample) -> Any:
+        return Logged.of(log, loss, sample, self) if hooks.logs_itself(self.task.plugin, self.criterion) else log
