@@ -49,6 +49,15 @@ def data_parallel(
     return GradientReducer(graph, world, cfg.ddp_backend, cfg.bucket_cap_mb, find_unused)
 
 
+def check_optimizer(optimizer: FairseqOptimizer, cfg: DistributedConfig, world: World) -> None:
+    """Raise UserError if *optimizer* needs full parameters, and a process has parts of them."""
+    if is_sharded(cfg, world) and not optimizer.updates_parts:
+        raise UserError(
+            f"`ddp_backend` {BACKEND}: {type(optimizer).__name__} needs whole parameters; "
+            "use `optimizer` adam, nag, sgd or adagrad, or another backend"
+        )
+
+
 def optimizer_of(
     reducer: DataParallel, model: BaseFairseqModel, settings: TrainingSettings, world: World
 ) -> FairseqOptimizer:
@@ -66,11 +75,7 @@ def optimizer_of(
         OPTIMIZERS[settings.chosen.optimizer].group_of,
     )
     optimizer = build_optimizer(settings, groups)
-    if is_sharded(settings.distributed, world) and not optimizer.updates_parts:
-        raise UserError(
-            f"`ddp_backend` {BACKEND}: {type(optimizer).__name__} needs whole parameters; "
-            "use `optimizer` adam, nag, sgd or adagrad, or another backend"
-        )
+    check_optimizer(optimizer, settings.distributed, world)
     if Precision(common).half_parameters and not optimizer.supports_half_parameters:
         raise UserError(
             f"`memory_efficient_fp16`: the state of {type(optimizer).__name__} would be float16, too; "

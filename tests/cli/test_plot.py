@@ -75,7 +75,7 @@ def test_training_and_validation_of_a_run_share_a_picture_and_a_colour(tmp_path:
     rows = plot(f"A={run} B={run} --split train_inner,valid --results-path {tmp_path}/curves.png")
     names = ["A, train_inner", "A, valid", "B, train_inner", "B, valid"]
     assert [row["run"] for row in rows] == names
-    (panel,) = figure[0].axes
+    (panel,) = figure[-1].axes
     assert [text.get_text() for text in panel.get_legend().get_texts()] == [*names, "next stage"]
     lines = panel.get_lines()[:4]
     assert [line.get_marker() for line in lines] == ["None", "o", "None", "s"]
@@ -101,7 +101,7 @@ def test_axes_have_units_and_large_numbers_a_prefix(
     ]
     (tmp_path / "run.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     plot(f"{tmp_path}/run.jsonl --results-path {tmp_path}/curves.png", flags)
-    (panel,) = figure[0].axes
+    (panel,) = figure[-1].axes
     assert (panel.get_xlabel(), panel.get_ylabel()) == (x, y)
     shown = [label.get_text() for label in panel.get_xticklabels()]
     assert tick is None or tick in shown, shown

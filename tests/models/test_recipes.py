@@ -29,13 +29,21 @@ def test_every_setting_of_a_recipe_is_one_of_its_parts(arch: str) -> None:
     assert recipe.keys() <= {action.dest for action in parser._actions}, "no setting that nothing reads"
 
 
-@pytest.mark.parametrize("flags", ["--optimizer sgd", "--lr 0.5", "--lr-scheduler fixed", "--lr 0.1 --max-lr 1"])
+@pytest.mark.parametrize("flags", ["--optimizer sgd", "--lr-scheduler fixed", "--lr 0.1 --max-lr 1"])
 def test_a_choice_of_the_user_leaves_the_whole_recipe_out(flags: str, tmp_path: Path) -> None:
     more = " --lr-scheduler cosine --max-update 9" if "max-lr" in flags else ""
     args = runs.arguments("--arch transformer_lm_tiny", flags + more)
     assert args.clip_norm == 0 and (args.optimizer, args.lr) != ("adam", [0.001])
-    (tmp_path / "c.yaml").write_text("lr: 0.5\n")
+    (tmp_path / "c.yaml").write_text("lr_scheduler: fixed\n")
     assert runs.arguments("--arch transformer_lm_tiny --config", tmp_path / "c.yaml").optimizer == "nag"
+
+
+@pytest.mark.parametrize(("arch", "optimizer"), [("transformer_lm_fast_tiny", "adam"), ("shortformer_wiki103", "nag")])
+def test_a_rate_alone_is_for_the_optimizer_of_the_recipe(arch: str, optimizer: str) -> None:
+    args = runs.arguments(f"--arch {arch} --lr 0.5")
+    # The cosine of Baevski & Auli has its rate in `max_lr`: with `lr` alone it would start at the wrong end.
+    kept = optimizer == "adam"
+    assert args.optimizer == optimizer and args.lr == [0.5] and (args.clip_norm == recipe_of(arch)["clip_norm"]) == kept
 
 
 def test_flags_and_files_win_over_a_recipe(tmp_path: Path) -> None:
@@ -54,8 +62,8 @@ def test_nothing_diverges_with_nothing_but_data_and_an_architecture(arch: str, t
 
 def test_help_shows_the_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        options.parse_args_and_arch(get_training_parser(), ["--arch", "transformer_xl_wiki103_large", "--help"])
+        options.parse_args_and_arch(get_training_parser(), ["--arch", "transformer_xl_wiki103_large", "--help-all"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "optimizer, listed at the end (default: adam)" in text
-    assert "learning-rate schedule, listed at the end (default: cosine)" in text
+    assert "optimizer, see --help-all (default: adam)" in text
+    assert "learning-rate schedule, see --help-all (default: cosine)" in text
     assert "(default: 0.25)" in text.split("--clip-norm")[1][:80] and "Adam (adam):" in text

@@ -186,7 +186,7 @@ def test_a_plug_in_is_given_names_and_roles_and_its_rates_hold_after_a_restart()
             self._optimizer = torch.optim.SGD(params, lr=args.lr[0])
 
     register_optimizer("test_of_roles")(Optimizer)
-    first = a_run("--optimizer test_of_roles --lr 0.1").trainer
+    first = a_run("--optimizer test_of_roles --lr 0.1")
     hidden = set(map(id, hidden_matrices(layers_of(first.model))))
     for name, p in first.model.named_parameters():
         assert names.pop(name) == (HIDDEN if id(p) in hidden else NO_DECAY if is_norm_or_bias(name, p) else OUTER)
@@ -194,7 +194,7 @@ def test_a_plug_in_is_given_names_and_roles_and_its_rates_hold_after_a_restart()
     rates = [(group.get("lr_factor"), group["lr"]) for group in first.optimizer.param_groups]
     assert rates == [(0.5, pytest.approx(0.05)), (None, pytest.approx(0.1))]
     ratios["factor"] = 0.25
-    later = a_run("--optimizer test_of_roles --lr 0.1").trainer
+    later = a_run("--optimizer test_of_roles --lr 0.1")
     later.optimizer.load_state_dict(first.optimizer.state_dict())
     assert [group["lr"] for group in later.optimizer.param_groups] == pytest.approx([0.025, 0.1])
     assert later.optimizer.get_lr() == pytest.approx(0.1)
