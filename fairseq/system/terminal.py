@@ -157,6 +157,7 @@ def log_to_stderr(level: int = logging.INFO) -> None:
     open_standard_streams()
     handler = MessageHandler(sys.stderr)
     handler.setFormatter(Formatter())
+    handler.addFilter(lambda record: not getattr(record, "only_in_files", False))
     logging.basicConfig(level=level, handlers=[handler])
 
 

@@ -88,7 +88,8 @@ def record(settings: TrainingSettings, task: FairseqTask, manager: CheckpointMan
     if dictionary is not None and dictionary.path is not None:
         check_save_dir(manager.folder, dictionary)
         manager.keep_dictionary(dictionary.path)
-    logger.info("settings: %s", describe(settings))
+    # A screenful: in the log file and settings.yaml, not on a terminal.
+    logger.info("settings: %s", describe(settings), extra={"only_in_files": True})
     if has_work and not settings.checkpoint.no_save:
         write_settings(settings, manager.folder / SETTINGS_FILE)
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from fairseq.config.settings import CheckpointConfig, CommonConfig, OptimizationConfig
+from fairseq.config.settings import CheckpointConfig, CommonConfig, OptimizationConfig, TrainingSettings
 from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import World
 from fairseq.logging.progress import ProgressBar, progress_bar
@@ -92,6 +92,25 @@ def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochItera
         later = max(cfg.max_epoch - batches.epoch, 0) * math.ceil(len(batches) / cfg.update_freq[-1])
         limits.append(num_updates + rest + later)
     return min(limits) if limits else None
+
+
+def opening_lines(settings: TrainingSettings, num_updates: int, batches: EpochIterator) -> list[str]:
+    """Return how much data an update and an epoch read, how long the run is, its precision and its folder."""
+    cfg, common = settings.optimization, settings.common
+    per_epoch = math.ceil(len(batches) / cfg.update_freq[-1])
+    sizes = getattr(batches.dataset, "sizes", None)
+    tokens = int(sizes.sum()) if sizes is not None else 0
+    data = f"{per_epoch:,} updates per epoch"
+    if tokens and per_epoch:
+        data = f"{tokens:,} tokens per epoch in {per_epoch:,} updates of {tokens // per_epoch:,}"
+    total = total_updates(cfg, num_updates, batches)
+    left = None if total is None else max(total - num_updates, 0)
+    to_come = "no limit: Ctrl-C saves and ends" if left is None else f"{left:,} updates to come"
+    if left is not None and per_epoch:
+        to_come += f" ({left / per_epoch:.2g} epochs)"
+    precision = "bfloat16" if common.bf16 else "float16" if common.fp16 else "float32"
+    saved = "nothing is saved" if settings.checkpoint.no_save else f"saved in {settings.checkpoint.save_dir}"
+    return [data, f"{to_come}; {precision}; {saved}"]
 
 
 def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: EpochIterator, wall: float) -> float | None:

@@ -89,6 +89,8 @@ class Log(Callback):
             f" × {state.world.size} processes" if state.world.size > 1 else "",
             stage,
         )
+        for line in log.opening_lines(state.settings, state.num_updates, state.batches):
+            logger.info(line)
 
     def _close(self) -> None:
         if self.bar is not None:
