@@ -103,7 +103,7 @@ def test_one_model_is_loaded_without_the_rest_of_the_project() -> None:
     }
     print(f"{len(lines)} modules, {sum(lines.values())} lines")
     assert 20 < len(lines) <= 26, sorted(lines)
-    assert 2000 < sum(lines.values()) <= 3500
+    assert 2000 < sum(lines.values()) <= 3600
 
 
 def test_modules_load_nothing_of_the_project_but_errors() -> None:

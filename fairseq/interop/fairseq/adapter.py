@@ -68,7 +68,7 @@ def adapt_task(part: Any) -> None:
 def put_under(part: type, base: type, root: type, *, first: bool = False) -> None:
     """Put *base* under the lowest class of *part*, a subclass of *root*, that is not of this package.
 
-    With *first* its methods come before those of this package's classes, otherwise before *root*'s alone.
+    With *first* its methods come before this package's classes, otherwise before *root*'s alone.
     """
     if issubclass(part, base):
         return

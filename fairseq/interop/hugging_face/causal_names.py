@@ -16,7 +16,7 @@ QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 COMPUTED = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 
 Parameter = tuple[str, tuple[str, ...], bool]
-"""A name there, those of one or several parameters here that it packs, and whether it is a layer's."""
+"""A name there, the parameters here that it packs, and whether it is a layer's."""
 
 
 @dataclass(frozen=True)
