@@ -108,6 +108,12 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
     if kind == decoders.MODEL_TYPE:
         return _exported(source)
     if kind in [*causal.FAMILIES]:
+        # Of a decoder that `fairseq-export` wrote as a class of transformers.
+        if exists(source / DICTIONARY):
+            dictionary = _dictionary_of(source)
+            decoder, tokenizer = causal.read(source, dictionary.pad()), find_tokenizer(source, dictionary.symbols)
+            arguments = decoder.parameters, decoder.args, len(dictionary), dictionary.symbols
+            return Imported(*arguments, {}, {}, tokenizer, dictionary)
         decoder, begin = causal.read(source), model_folder.begin_symbol(source)
         size = decoder.parameters[EMBEDDINGS].size(0)
         words, tokenizer = _filled(model_folder.vocabulary(source, of_tokenizer=True), size), _tokenizer(source)
@@ -127,17 +133,22 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
 
 def _exported(source: Path) -> Imported:
     """The model that ``fairseq-export`` wrote to the folder *source*."""
-    dictionary = Dictionary.load(source / DICTIONARY)
+    dictionary = _dictionary_of(source)
     config = model_folder.read_json(source / model_folder.CONFIG)
-    dictionary_digest.check_dictionary(
-        {dictionary_digest.KEY: config.get("dictionary")}, source / model_folder.CONFIG, dictionary
-    )
     settings = config.get("settings")
     if not isinstance(settings, dict):
         raise UserError(f"{source / model_folder.CONFIG}: settings are missing; use a folder that fairseq-export wrote")
     model, settings = decoders.restored(model_folder.read_tensors(source), settings, dictionary, str(source))
     tokenizer = find_tokenizer(source, dictionary.symbols)
     return Imported(model, settings, len(dictionary), dictionary.symbols, {}, {}, tokenizer, dictionary)
+
+
+def _dictionary_of(source: Path) -> Dictionary:
+    """The dictionary that ``fairseq-export`` wrote to the folder *source*; UserError if it is another model's."""
+    dictionary = Dictionary.load(source / DICTIONARY)
+    digest = model_folder.read_json(source / model_folder.CONFIG).get("dictionary")
+    dictionary_digest.check_dictionary({dictionary_digest.KEY: digest}, source / model_folder.CONFIG, dictionary)
+    return dictionary
 
 
 def _tokenizer(source: Path) -> Tokenizer | None:

@@ -101,7 +101,7 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
         upgraded["tokens_from_prev"] = max(0, upgraded["tokens_from_prev"])
         # The fork has no setting for position-infused attention, because all its models have it, without a cache too.
         if "position_infused_attention" not in upgraded or upgraded["tokens_from_prev"]:
-            upgraded["position_infused_attention"] = True
+            upgraded["position_infused_attention"] = not upgraded.get("rotary_fraction")
     # 0.12, whose defaults are others, stores all of them.
     if upgraded.get("arch") == "transformer_lm":
         upgraded.setdefault("decoder_normalize_before", True)

@@ -65,6 +65,10 @@ def test_norms_have_todays_names() -> None:
         ({"tokens_from_prev": -1}, {"tokens_from_prev": 0, "position_infused_attention": True}),
         ({"tokens_from_prev": 9}, {"tokens_from_prev": 9, "position_infused_attention": True}),
         (
+            {"tokens_from_prev": 9, "rotary_fraction": 1.0},
+            {"tokens_from_prev": 9, "rotary_fraction": 1.0, "position_infused_attention": False},
+        ),
+        (
             {"tokens_from_prev": 9, "position_infused_attention": False},
             {"tokens_from_prev": 9, "position_infused_attention": True},
         ),

@@ -85,7 +85,7 @@ def test_gpt2_reads_raw_text_and_is_exported_again(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True; only False"),
-        ({"activation_function": "swish"}, "activation_function is 'swish'; known: gelu"),
+        ({"activation_function": "mish"}, "activation_function is 'mish'; known: gelu"),
         ({"n_layer": 3}, "h.2.* is missing"),
         ({"n_layer": "many"}, "n_layer is 'many'; expected a positive whole number"),
         ({"n_embd": 32}, "the configuration says"),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.fields import typed
 from fairseq.errors import UserError
-from fairseq.interop.hugging_face import causal_names
-from fairseq.interop.hugging_face.causal_names import EMBEDDINGS, OUTPUT, Names
-from fairseq.interop.hugging_face.encoders import ACTIVATIONS
+from fairseq.interop.hugging_face import causal_names, encoders
+from fairseq.interop.hugging_face.causal_names import EMBEDDINGS, OUTPUT, POSITIONS, Names
 from fairseq.interop.hugging_face.model_folder import CONFIG, read_json, read_tensors
 from fairseq.interop.pickles.named_tensors import Tensors, cut
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel, TransformerLMConfig
@@ -22,7 +22,12 @@ from fairseq.modules.positions import FEW_TURNS, MANY_TURNS
 from fairseq.system.limits import ModelLimit, limited_models
 
 Config = Mapping[str, Any]
-GATES = {"silu": "silu", "swish": "silu", **ACTIVATIONS}
+ACTIVATIONS = {  # theirs: ours
+    **encoders.ACTIVATIONS,
+    **{name: name for name in ("silu", "tanh", "linear")},
+    "swish": "silu",
+    "relu2": "relu_squared",
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,6 @@ class Family:
         rates: settings that are numbers from 0 to below 1.
         only: settings that change what is computed, with the one value that is supported.
         settings: our settings that are not common to all families.
-        activations: theirs to ours.
     """
 
     names: Names
@@ -45,7 +49,6 @@ class Family:
     rates: tuple[str, ...]
     only: Config
     settings: Callable[[Config], dict[str, Any]]
-    activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)
 
 
 @dataclass(frozen=True)
@@ -175,7 +178,6 @@ _LLAMA = Family(
     rates=("attention_dropout",),
     only={"attention_bias": False, "mlp_bias": False},
     settings=_llama,
-    activations=GATES,
 )
 FAMILIES = {
     "gpt2": Family(
@@ -212,7 +214,6 @@ FAMILIES = {
         rates=_LLAMA.rates,
         only={},
         settings=_mistral,
-        activations=GATES,
     ),
     "qwen2": Family(
         names=causal_names.LLAMA,
@@ -228,7 +229,6 @@ FAMILIES = {
         rates=_LLAMA.rates,
         only={"use_sliding_window": False},
         settings=_qwen2,
-        activations=GATES,
     ),
     "gpt_neox": Family(
         names=causal_names.NEOX,
@@ -282,8 +282,11 @@ FAMILIES = {
 }
 
 
-def read(folder: Path) -> Decoder:
+def read(folder: Path, padding: int = -1) -> Decoder:
     """Read the decoder of a folder, under the names of this package.
+
+    Args:
+        padding: id of the padding symbol of a dictionary that comes with the folder, behind which positions begin.
 
     Raises:
         UserError: a file is missing, a setting is not supported, or tensors and configuration disagree.
@@ -311,6 +314,8 @@ def read(folder: Path) -> Decoder:
         # another value under its name would be silently lost.
         parameters[OUTPUT] = tensors.tied(f"{family.names.output}.weight", parameters[EMBEDDINGS])
     tensors.finish()
+    if POSITIONS in parameters and "pad" not in ids:
+        parameters[POSITIONS] = F.pad(parameters[POSITIONS], (0, 0, padding + 1, 0))
     return Decoder(parameters, args, ids)
 
 
@@ -327,9 +332,9 @@ def _settings(family: Family, config: Config) -> dict[str, Any]:
         if not isinstance(config[name], int | float) or not 0 <= config[name] < 1:
             raise UserError(f"{name} is {cut(config[name])}; expected a number from 0 to below 1")
     (act,) = {"activation_function", "hidden_act"} & config.keys() & family.defaults.keys()
-    if not isinstance(config[act], str) or config[act] not in family.activations:
-        raise UserError(f"{act} is {cut(config[act])}; known: {', '.join(family.activations)}")
-    settings = family.settings({**config, act: family.activations[config[act]]})
+    if not isinstance(config[act], str) or config[act] not in ACTIVATIONS:
+        raise UserError(f"{act} is {cut(config[act])}; known: {', '.join(ACTIVATIONS)}")
+    settings = family.settings({**config, act: ACTIVATIONS[config[act]]})
     return {
         "arch": "transformer_lm",
         "task": "language_modeling",

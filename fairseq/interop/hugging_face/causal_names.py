@@ -11,6 +11,7 @@ from torch import Tensor
 from fairseq.interop.pickles.named_tensors import Tensors
 
 EMBEDDINGS, OUTPUT = "decoder.embed_tokens.weight", "decoder.output_projection.weight"
+POSITIONS = "decoder.embed_positions.weight"
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 # Causal masks and frequencies, which old versions of transformers saved.
 COMPUTED = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")

@@ -18,7 +18,7 @@ from torch import Tensor
 from fairseq.checkpoint.manager import DICTIONARY, MILESTONE
 from fairseq.errors import UserError
 from fairseq.inference.loading import check_no_begin
-from fairseq.interop.hugging_face import decoders
+from fairseq.interop.hugging_face import decoders, native
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
 from fairseq.interop.hugging_face.sources import sources
 from fairseq.interop.hugging_face.tokenizer_files import json_text, tokenizer_files
@@ -73,17 +73,47 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     tokenizer = find_tokenizer(dictionary.path or job.source, dictionary.symbols)
     files = tokenizer_files(tokenizer, dictionary, config["max_position_embeddings"])
     results = _results(job.results) if job.results is not None else {}
-    tensors = decoders.tensors(model)
-    card = "\n".join(_card(config, state, results, sum(value.numel() for value in tensors.values()))) + "\n"
-    code = sources((*CODE, *files.adapters), {"decoder_parts": decoders.parts(model), **files.parts})
+    tensors, header, code = _native(model, dictionary) or _custom(model, config)
+    needs_code = "auto_map" in header or bool(files.adapters)
+    size = sum(value.numel() for value in tensors.values())
+    card = "\n".join(_card(config, state, results, size, needs_code)) + "\n"
+    parts = {"decoder_parts": decoders.parts(model)} if code else {}
+    texts = sources((*code, *files.adapters), {**parts, **files.parts})
     # Without the end-of-line symbol, at which a text goes on.
     ids = {name: index for name, index in _special_ids(dictionary).items() if name != "eos_token_id"}
-    write_texts(job.out, {**code, **files.texts, CARD: card, "generation_config.json": json_text(ids)})
+    write_texts(job.out, {**texts, **files.texts, CARD: card, "generation_config.json": json_text(ids)})
     dictionary.save(job.out / DICTIONARY)
     if tokenizer is not None:
         tokenizer.save(job.out, dictionary.symbols)
-    write_model(job.out, tensors, {**_header(dictionary), **config})
-    return f"{CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True"
+    # `fairseq-import` compares the digest: with another `dict.txt` every token would mean another word.
+    write_model(job.out, tensors, {**header, "dictionary": dictionary.digest(), **_special_ids(dictionary)})
+    if code:
+        written = f"{CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True"
+        return f"{written}\n{native.why_not(model)}"
+    more = "; the tokenizer needs trust_remote_code=True" if files.adapters else ""
+    return f"{CONFIG}, {SAFE}, {CARD}, tokenizer: {header['architectures'][0]}{more}"
+
+
+Written = tuple[dict[str, Tensor], dict[str, Any], tuple[str, ...]]
+"""Tensors, ``config.json`` but for special symbols, and modules of code."""
+
+
+def _native(model: BaseFairseqModel, dictionary: Dictionary) -> Written | None:
+    """*model* as a class of transformers itself; None if there is none."""
+    if not native.is_native(model):
+        return None
+    return native.tensors(model), native.configuration(model, len(dictionary)), ()
+
+
+def _custom(model: BaseFairseqModel, config: Mapping[str, Any]) -> Written:
+    auto = {name: f"modeling_fairseq.{kind}" for name, kind in AUTO_CLASSES.items()}
+    header = {
+        "architectures": [MODEL_CLASS],
+        "model_type": decoders.MODEL_TYPE,
+        "auto_map": {"AutoConfig": "configuration_fairseq.FairseqConfig", **auto},
+        "dtype": "float32",
+    }
+    return decoders.tensors(model), {**header, **config}, CODE
 
 
 def _results(path: str) -> dict[str, Any]:
@@ -129,29 +159,17 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
         (folder / name).write_text(text, encoding="utf-8")
 
 
-def _header(dictionary: Dictionary) -> dict[str, Any]:
-    return {
-        "architectures": [MODEL_CLASS],
-        "model_type": decoders.MODEL_TYPE,
-        "auto_map": {
-            "AutoConfig": "configuration_fairseq.FairseqConfig",
-            **{auto: f"modeling_fairseq.{name}" for auto, name in AUTO_CLASSES.items()},
-        },
-        "dtype": "float32",
-        # `fairseq-import` compares it: with another `dict.txt` every token would mean another word.
-        "dictionary": dictionary.digest(),
-        **_special_ids(dictionary),
-    }
-
-
 def _special_ids(dictionary: Dictionary) -> dict[str, int]:
     """A text begins with the end-of-line symbol."""
     ids = {"bos_token_id": dictionary.eos(), "eos_token_id": dictionary.eos(), "pad_token_id": dictionary.pad()}
     return {name: index for name, index in ids.items() if index >= 0}
 
 
-def _card(config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[str, Any], size: int) -> Iterator[str]:
+def _card(
+    config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[str, Any], size: int, needs_code: bool = True
+) -> Iterator[str]:
     """The lines of the model card; what checkpoint and results say in text stands in :func:`_code`."""
+    trust = ", trust_remote_code=True" if needs_code else ""
     arch = str(state["args"].get("arch"))
     head = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["fairseq-short", arch]}
     # Through a YAML writer, because the architecture's name comes from a file and could end the header.
@@ -164,8 +182,8 @@ def _card(config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[
         f"Trained with fairseq-short and exported with version {__version__}."
     )
     yield from ("", "```python", "from transformers import AutoModelForCausalLM, AutoTokenizer", "")
-    yield 'tokenizer = AutoTokenizer.from_pretrained("DIR", trust_remote_code=True)'
-    yield 'model = AutoModelForCausalLM.from_pretrained("DIR", trust_remote_code=True)'
+    yield f'tokenizer = AutoTokenizer.from_pretrained("DIR"{trust})'
+    yield f'model = AutoModelForCausalLM.from_pretrained("DIR"{trust})'
     yield 'prompt = tokenizer("The", return_tensors="pt")'
     yield "print(tokenizer.decode(model.generate(**prompt, max_new_tokens=50, do_sample=True, top_k=50)[0]))"
     yield from ("```", "", "## Measured figures", "", "| figure | value |", "| --- | --- |")
