@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-__version__ = "0.9.0"
+__version__ = "0.10.0"
 
 NAME = "fairseq-short"  # of this package on an index
 INSTALLED = (".dist-info", ".egg-info")
