@@ -12,7 +12,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -183,7 +183,7 @@ class SentencePredictionTask(FairseqTask):
 
     def build_model(self, args: Settings) -> BaseFairseqModel:
         """The encoder of the chosen architecture, with a classification head instead of the pre-training head."""
-        cfg, model = self.cfg, super().build_model(args)
+        cfg, model = self.cfg, cast(Any, super().build_model(args))
         if model.reads_all_settings and isinstance(getattr(model, "classification_heads", None), nn.ModuleDict):
             # A plug-in's, which has heads beside its output layer.
             model.register_classification_head(cfg.classification_head_name, num_classes=self.layout.outputs)

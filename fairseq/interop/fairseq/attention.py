@@ -216,10 +216,10 @@ class MultiheadAttention(nn.Module):
 
     def _get_input_buffer(self, incremental_state: State | None) -> dict[str, Tensor | None]:
         """Keys, values [B, H, S, D] and padding of earlier calls."""
-        return self.get_incremental_state(incremental_state, "attn_state") or {}  # type: ignore[operator]
+        return self.get_incremental_state(incremental_state, "attn_state") or {}
 
     def _set_input_buffer(self, incremental_state: State, buffer: dict[str, Tensor | None]) -> State:
-        return self.set_incremental_state(incremental_state, "attn_state", buffer)  # type: ignore[operator]
+        return self.set_incremental_state(incremental_state, "attn_state", buffer)
 
     get_incremental_state = FairseqIncrementalDecoder.get_incremental_state
     set_incremental_state = FairseqIncrementalDecoder.set_incremental_state

@@ -128,7 +128,7 @@ class TransformerDecoderLayer(_Layer):
         self.need_attn = True
         self._made_of(args)
 
-    def build_self_attention(
+    def build_self_attention(  # type: ignore[override]
         self, embed_dim: int, args: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> nn.Module:
         """The attention; plug-ins override it."""
@@ -200,7 +200,8 @@ class TransformerSentenceEncoderLayer(_Layer):
 def init_bert_params(module: nn.Module) -> None:
     """Draw the weights of linear layers and embeddings from N(0, 0.02²), biases 0; for ``module.apply``."""
     if isinstance(module, MultiheadAttention):
-        for part in (module.q_proj, module.k_proj, module.v_proj):
+        projections: list[Any] = [module.q_proj, module.k_proj, module.v_proj]
+        for part in projections:
             nn.init.normal_(part.weight, std=0.02)
     if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)

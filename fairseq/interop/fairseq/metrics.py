@@ -117,7 +117,8 @@ def reset_meters(name: str) -> None:
 
 def get_meter(name: str, key: str) -> Any:
     """The meter *key* of the aggregator *name*; None without one."""
-    return (get_meters(name) or {}).get(key)
+    meters = get_meters(name)
+    return None if meters is None else meters.get(key)
 
 
 def get_meters(name: str) -> MetersDict | None:

@@ -223,7 +223,7 @@ class RobertaEncoder(FairseqEncoder):
         """The output layer; plug-ins override it."""
         return RobertaLMHead(embed_dim, output_dim, activation_fn, weight)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         src_tokens: Tensor,
         features_only: bool = False,
@@ -272,7 +272,7 @@ class RobertaModel(FairseqEncoderModel):
         completed(args)
         return cls(args, RobertaEncoder(args, task.source_dictionary))
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         src_tokens: Tensor,
         features_only: bool = False,

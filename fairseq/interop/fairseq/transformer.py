@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,11 @@ class _Stack:
     """What encoder and decoder share: the settings and the making of embeddings and layers."""
 
     part = ""  # first word of the names of settings
+    padding_idx: Any
+    layers: Any
+    embed_positions: Any
+    layernorm_embedding: Any
+    dropout_module: Any
 
     def _make_embeddings(self: Any, cfg: TransformerConfig, embed_tokens: nn.Module, dim: int, positions: int) -> None:
         """Embeddings of width *dim*, and of *positions* positions."""
@@ -110,7 +115,7 @@ class TransformerEncoder(_Stack, FairseqEncoder):
             x = self.layernorm_embedding(x)
         return self.dropout_module(x), embed
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         src_tokens: Tensor,
         src_lengths: Tensor | None = None,
@@ -203,7 +208,7 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
         self.layer_norm = LayerNorm(dim) if normalizes else None
         projects = dim != self.output_embed_dim and not cfg.tie_adaptive_weights
         self.project_out_dim = Linear(dim, self.output_embed_dim, bias=False) if projects else None
-        self.adaptive_softmax: nn.Module | None = None
+        self.adaptive_softmax: Any = None
         self.output_projection = output_projection
         if output_projection is None:
             self.build_output_projection(cfg, dictionary, embed_tokens)
@@ -211,7 +216,7 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
     def build_output_projection(self, args: Any, dictionary: Any, embed_tokens: nn.Module) -> None:
         """Set ``output_projection``, or ``adaptive_softmax``; plug-ins override it."""
         cfg = TransformerConfig.from_namespace(args)
-        words = len(dictionary)
+        words, embeddings = len(dictionary), cast(Any, embed_tokens)
         if cfg.adaptive_softmax_cutoff is not None:
             cutoff = cfg.adaptive_softmax_cutoff
             self.adaptive_softmax = AdaptiveSoftmax(
@@ -219,7 +224,7 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
                 self.output_embed_dim,
                 [int(part) for part in (cutoff.split(",") if isinstance(cutoff, str) else cutoff)],
                 dropout=cfg.adaptive_softmax_dropout,
-                adaptive_inputs=embed_tokens if cfg.tie_adaptive_weights else None,
+                adaptive_inputs=embeddings if cfg.tie_adaptive_weights else None,
                 factor=cfg.adaptive_softmax_factor,
                 tie_proj=cfg.tie_adaptive_proj,
             )
@@ -235,7 +240,7 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
         """A layer; plug-ins override it."""
         return TransformerDecoderLayer(args, no_encoder_attn)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         prev_output_tokens: Tensor,
         encoder_out: Any = None,

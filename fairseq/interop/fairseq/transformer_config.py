@@ -90,7 +90,7 @@ class TransformerConfig(DictConfig):
             return args
         return cls(**{name: value for name, value in vars(args or argparse.Namespace()).items() if name != "_name"})
 
-    def __getattr__(self, group: str) -> DictConfig:
+    def __getattr__(self, group: str) -> Any:
         if group not in _GROUPS:
             raise AttributeError(f"TransformerConfig has no setting {group}")
         prefix = _GROUPS[group]

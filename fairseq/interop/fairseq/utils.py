@@ -144,7 +144,7 @@ def convert_padding_direction(
         raise ValueError("convert_padding_direction: give right_to_left or left_to_right")
     # A stable sort keeps the order of the tokens.
     is_padding = src_tokens.eq(padding_idx)
-    order = (is_padding if left_to_right else ~is_padding).int().argsort(1, stable=True)
+    order = (is_padding if left_to_right else ~is_padding).int().argsort(dim=1, stable=True)
     return src_tokens.gather(1, order)
 
 
