@@ -86,12 +86,14 @@ def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
 def json_lines(path: str, after: int = 0) -> Iterator[Write]:
     """One JSON object a line in the file *path*: ``tag``, ``step``, then the metrics; null for what is not finite.
 
-    Lines of updates beyond *after* are removed, the rest is kept and added to.
+    Lines of updates beyond *after* are removed, the rest is kept and added to. A file that is new and stays without a
+    line, as on a full disk, is removed.
 
     Raises:
         UserError: the file cannot be read or written, or is not one of these.
     """
     setting = f"`metrics_file` {path}"
+    is_new, is_written = not os.path.lexists(path), False
     file = _open_lines(path)
     with _writing(setting, "file"):
         # A device has no lines to keep.
@@ -100,10 +102,12 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
             file.truncate(_end_of_step(path, file, after))
 
     def write(values: Mapping[str, Any], tag: str, step: int) -> None:
+        nonlocal is_written
         line = json_line({"tag": tag, "step": step, **values})
         with _writing(setting, "file"):
             file.write(line.encode() + b"\n")
             file.flush()
+        is_written = True
 
     try:
         yield write
@@ -111,6 +115,9 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
         # What could not be written was an error before.
         with contextlib.suppress(OSError):
             file.close()
+        if is_new and not is_written:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
 @contextlib.contextmanager

@@ -90,3 +90,22 @@ def test_a_picture_that_fills_the_disk_is_one_line(kind: str, tmp_path: Path) ->
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert os.listdir(tmp_path) == []
+
+
+def test_metrics_of_which_no_line_fits_leave_neither_file_nor_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The limit on the length of a file stands for the disk: what is written ends within the first line."""
+    monkeypatch.chdir(tmp_path)
+    flags = f"{runs.DATA} {runs.SHORT} --no-save --disable-validation --metrics-file new/m.jsonl"
+    monkeypatch.setattr(sys, "argv", ["train", *flags.split()])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
+    try:
+        with pytest.raises(SystemExit) as end:
+            importlib.import_module("fairseq_cli.train").cli_main()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert end.value.code == 2 and "--metrics-file new/m.jsonl: cannot be written (File too large)" in last
+    assert os.listdir(tmp_path) == []

@@ -271,6 +271,7 @@ def check(case: Case, base: Path, before: dict[str, Any]) -> tuple[str, float]:
         found = fault(case, ended)
         after = contents(folder)
         changed = [path for path, content in inputs.items() if after.get(path) != content]
+        changed = [path for path in changed if "/.changing/" not in path]  # by the other process of the case
         if case.output and ended.code == 0:
             changed = [path for path in changed if not path.startswith(str(folder / case.output))]
         leftovers = [path for path in after if path.endswith(".tmp")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-import importlib
+import importlib.util
 import json
 import lzma
 import os
@@ -66,7 +66,9 @@ def warm_up() -> None:
     torch.set_num_threads(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["MPLBACKEND"] = "Agg"
-    for name in [*(f"fairseq_cli.{command}" for command in COMMANDS), *PRELOADED]:
+    commands = [f"fairseq_cli.{command}" for command in COMMANDS]
+    programs = [f"{command}_program" for command in commands]
+    for name in [*commands, *(name for name in programs if importlib.util.find_spec(name)), *PRELOADED]:
         importlib.import_module(name)
     standin.install()
     get_training_parser()

@@ -9,6 +9,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from fuzz.classes.lines import TRAIN
 from fuzz.commands import Case
 
 RECORDS = (
@@ -79,13 +80,29 @@ def _changing(base: Path) -> Iterator[Case]:
                 is_valid=True,
                 output="",
             )
+    data = f"{base}/data/train.bin"
+    for kind, action in ACTIONS.items():
+        yield Case(
+            f"changes corpus {kind}",
+            ("train", "data", *TRAIN),
+            ("data/train.bin", "--"),
+            functools.partial(_link_corpus, data=base / "data"),
+            meanwhile=functools.partial(_act, action, data),
+            is_valid=True,
+        )
 
 
-def _link_apart(folder: Path, source: str) -> None:
-    """The file that changes is the target of a link: the check compares what the folder itself holds."""
-    (folder / ".changing").mkdir()
-    shutil.copyfile(source, folder / ".changing" / "x")
-    (folder / "x").symlink_to(".changing/x")
+def _link_corpus(folder: Path, data: Path) -> None:
+    shutil.copytree(data, folder / "data")
+    _link_apart(folder / "data", f"{data}/train.bin", "train.bin", "..")
+
+
+def _link_apart(folder: Path, source: str, name: str = "x", root: str = ".") -> None:
+    """The file that changes is the target of a link: the check compares what a command may change."""
+    (folder / root / ".changing").mkdir()
+    shutil.copyfile(source, folder / root / ".changing" / "x")
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(f"{root}/.changing/x")
 
 
 def _act(action: Callable[[Path, Path, int], None], source: str, count: int) -> None:

@@ -89,7 +89,7 @@ def _file_systems(base: Path) -> Iterator[Case]:
             ("interactive", *lines(base)["interactive"]),
             ("--",),
             lambda folder: (folder / "place").mkdir(),
-            change=_both(kernel.mount(kind), functools.partial(_set, "XDG_CACHE_HOME", "place")),
+            change=_both(kernel.mount(kind), functools.partial(os.environ.__setitem__, "XDG_CACHE_HOME", "place")),
             is_valid=True,
         )
 
@@ -156,8 +156,8 @@ def _variables(base: Path) -> Iterator[Case]:
 
 def _set(name: str, value: str) -> None:
     os.environ[name] = value
-    # Kernels that are not found in a cache are compiled, for seconds: in the cases of caches only.
-    if name in ("HOME", "TMPDIR"):
+    # Kernels that are not found in a cache are compiled, for seconds: in the cases of file systems only.
+    if name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
         os.environ["CC"] = "false"
 
 
@@ -179,7 +179,7 @@ def _use(base: Path, call: str) -> None:
                 if call == "score" or (call == "both" and number % 2):
                     model.score("ax by " * (1 + number + count))
                 else:
-                    model.sample(["ax"] * (1 + 5 * number), max_new_tokens=3)
+                    model.sample(["ax"] * (1 + 5 * number), max_tokens=3)
         except BaseException as error:
             failures.append(error)
 
