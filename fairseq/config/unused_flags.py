@@ -91,7 +91,7 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "store-ema": ((), "use --ema-decay alone, which validates and saves the average"),
     "ema-seed-model": (("",), "the average begins with the first update; leave it out"),
     "ema-start-update": (("0",), "the average begins with the first update; use 0"),
-    "fixed-validation-seed": ((), "validations mask the same tokens in every epoch; leave it out"),
+    "fixed-validation-seed": (("",), "validations mask the same tokens in every epoch; leave it out"),
     "required-seq-len-multiple": (("1",), "rows are not padded to a multiple; use 1"),
     "skip-remainder-batch": ((), "every batch is trained on; leave it out"),
     "ema-fp32": ((), "the average of --ema-decay is float32; leave it out"),

@@ -108,7 +108,12 @@ def taken() -> dict[str, set[type]]:
     parsers: list[Any] = [get_preprocessing_parser()]
     for line in lines:
         parsers.append(get_training_parser())
-        rate = ["--lr", "0.1", *(["--max-lr", "0.5"] if line[1] in ("cosine", "triangular") else [])]
+        more = {
+            "cosine": "--max-lr 0.5",
+            "triangular": "--max-lr 0.5",
+            "tri_stage": "--phase-ratio (1,0,0) --max-update 9",
+        }
+        rate = ["--lr", "0.1", *more.get(line[1], "").split()]
         options.parse_args_and_arch(parsers[-1], ["data", *line, *rate])
     for make in (get_eval_lm_parser, get_generation_parser, get_interactive_generation_parser):
         parsers.append(make())
