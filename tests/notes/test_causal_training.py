@@ -22,6 +22,7 @@ BANDS = "--adaptive-softmax-cutoff 10,20 --adaptive-input-cutoff 10,20"
 ARCHS = {
     "transformer_lm": f"--arch transformer_lm_tiny {BANDS} --criterion cross_entropy {COMMON}",
     "shortformer": f"--arch shortformer_tiny {BANDS} --criterion cross_entropy --tokens-from-prev 12 {COMMON}",
+    "llama": f"--arch llama_tiny --criterion cross_entropy --tokens-from-prev 12 {COMMON}",
     "transformer_xl": f"--arch transformer_xl_tiny --criterion cross_entropy --mem-len 12 {COMMON}",
 }
 

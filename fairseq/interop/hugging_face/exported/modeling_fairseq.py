@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.cache_utils import Cache
@@ -139,6 +140,11 @@ class FairseqPreTrainedModel(PreTrainedModel):
     _is_stateful = True
 
     def __init__(self, config: FairseqConfig) -> None:
+        # Up to 4.57 shared weights are left without values, and every probability is NaN.
+        if int(transformers.__version__.split(".")[0]) < 5:
+            raise ImportError(
+                f"{config.model_type}: transformers {transformers.__version__} is too old; install 5 or later"
+            )
         super().__init__(config)
         self.decoder = decoder_of(config)
         for module in self.decoder.modules():
@@ -151,12 +157,36 @@ class FairseqPreTrainedModel(PreTrainedModel):
         self._tied_weights_keys = {name: first[key] for name, key in names if first.setdefault(key, name) != name}
 
     @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """See transformers; a weight that the file lacks is an error, unless it is a new head's."""
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        if missing := sorted(name for name in info["missing_keys"] if not name.startswith("score.")):
+            raise ValueError(f"the file of weights lacks {', '.join(missing[:3])}; export the model again")
+        return (model, info) if output_loading_info else model
+
+    @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         """Return False: ``generate`` then takes the cache that ``forward`` returns."""
         return False
 
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed_tokens
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        raise NotImplementedError("resize_token_embeddings: output layers here have the vocabulary of their training")
+
+    def outputs(self, states: bool | None, as_object: bool | None, others: dict[str, Any]) -> tuple[bool, bool]:
+        """Whether hidden states are returned, and an object, by the arguments of ``forward`` or the configuration.
+
+        Raises:
+            ValueError: what is asked for does not exist here.
+        """
+        if others.get("output_attentions") or (self.config.output_attentions and "output_attentions" not in others):
+            raise ValueError("output_attentions: not available, attention is fused; see fairseq-attention")
+        if others.get("inputs_embeds") is not None:
+            raise ValueError("inputs_embeds: not available; give input_ids")
+        with_states = self.config.output_hidden_states if states is None else states
+        return bool(with_states), self.config.return_dict if as_object is None else as_object
 
     def read(
         self,
@@ -215,10 +245,11 @@ class FairseqModel(FairseqPreTrainedModel):
     ) -> BaseModelOutputWithPast | tuple[Any, ...]:
         """Hidden states; see :meth:`FairseqForCausalLM.forward`."""
         cache = FairseqCache() if use_cache and past_key_values is None else past_key_values
-        states: list[Tensor] | None = [] if output_hidden_states else None
+        with_states, as_object = self.outputs(output_hidden_states, return_dict, kwargs)
+        states: list[Tensor] | None = [] if with_states else None
         hidden = self.read(input_ids, attention_mask, cache, states)
         output = BaseModelOutputWithPast(hidden, cache, None if states is None else (*states, hidden))
-        return output if return_dict is not False else output.to_tuple()
+        return output if as_object else output.to_tuple()
 
 
 class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
@@ -253,7 +284,8 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
             kwargs: for the loss, such as ``num_items_in_batch``.
         """
         cache = FairseqCache() if use_cache and past_key_values is None else past_key_values
-        states: list[Tensor] | None = [] if output_hidden_states else None
+        with_states, as_object = self.outputs(output_hidden_states, return_dict, kwargs)
+        states: list[Tensor] | None = [] if with_states else None
         hidden = self.read(input_ids, attention_mask, cache, states)
         last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         # Log-probabilities are logits, too (their softmax is itself), and an adaptive softmax has no others.
@@ -266,7 +298,7 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
                 labels = labels.clone().masked_fill_(padding.roll(1, dims=1), -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         output = CausalLMOutputWithPast(loss, logits, cache, None if states is None else (*states, hidden))
-        return output if return_dict is not False else output.to_tuple()
+        return output if as_object else output.to_tuple()
 
 
 class FairseqForSequenceClassification(FairseqPreTrainedModel):
@@ -284,13 +316,16 @@ class FairseqForSequenceClassification(FairseqPreTrainedModel):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
         """Scores of the classes [B, N]; without *attention_mask* the padding is what ``config.pad_token_id`` says."""
         if attention_mask is None and self.config.pad_token_id is not None:
             attention_mask = input_ids != self.config.pad_token_id
-        hidden = self.read(input_ids, attention_mask)
+        with_states, as_object = self.outputs(output_hidden_states, return_dict, kwargs)
+        states: list[Tensor] | None = [] if with_states else None
+        hidden = self.read(input_ids, attention_mask, None, states)
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         # The last real token, on whichever side the padding is.
         last = (real.long() * torch.arange(real.size(1), device=real.device)).argmax(1)
@@ -298,8 +333,8 @@ class FairseqForSequenceClassification(FairseqPreTrainedModel):
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, logits=logits)
-        output = SequenceClassifierOutputWithPast(loss, logits)
-        return output if return_dict is not False else output.to_tuple()
+        output = SequenceClassifierOutputWithPast(loss, logits, None, None if states is None else (*states, hidden))
+        return output if as_object else output.to_tuple()
 
 
 def _moved_back(states: Tensor, order: Tensor, columns: int) -> Tensor:
