@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fairseq.config import fields
 from fairseq.config.parser import Parser
-from fairseq.config.registry import ARCHITECTURES, CHOICES, MODELS, chosen_part
+from fairseq.config.registry import ARCHITECTURES, CHOICES, MODELS, chosen_part, is_outside
 
 PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 # The module of each command, and the function that makes its parser.
@@ -56,7 +56,10 @@ def page() -> str:
     for setting, choice in CHOICES.items():
         parts = MODELS if choice is ARCHITECTURES else choice
         blocks.append(f"## {choice.flag}\n")
-        blocks += [block for part in sorted(parts) for block in _part(setting, part)]
+        ours = [
+            part for part in sorted(parts) if not is_outside(MODELS[part] if choice is ARCHITECTURES else choice[part])
+        ]
+        blocks += [block for part in ours for block in _part(setting, part)]
     return "\n".join(blocks)
 
 

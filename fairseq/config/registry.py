@@ -141,10 +141,11 @@ def is_plugin(chosen: Mapping[str, str]) -> bool:
     return any(name and name in CHOICES[choice] and is_outside(chosen_part(choice, name)) for choice, name in names)
 
 
-def set_up_as_fairseq(task: type[T], settings: Any) -> T:
-    """The *task* of *settings* under fairseq's protocol, which plug-ins are written for."""
-    made: T = importlib.import_module(_PROTOCOL).set_up(task, settings)
-    return made
+def set_up(task: Any, settings: Any) -> Any:
+    """The *task* of *settings*; with a plug-in's part under fairseq's protocol, which plug-ins are written for."""
+    if is_plugin(vars(settings.chosen)):
+        return importlib.import_module(_PROTOCOL).set_up(task, settings)
+    return task.setup_task(settings)
 
 
 def is_replaceable(known: Any, part: Any, name: str) -> bool:

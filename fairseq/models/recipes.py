@@ -109,8 +109,8 @@ RECIPES: dict[str, Recipe] = {  # by architecture, or else by model
     "electra": ELECTRA,
     "electra_small": {**ELECTRA, "lr": [0.0005], "total_num_update": 1000000},
 }
-CHOICES = ("optimizer", "max_lr", "lr_scheduler")
-"""Settings of which one given by the user leaves out the whole recipe; so does a rate, if the recipe's is `max_lr`."""
+CHOICES = ("optimizer", "lr", "max_lr", "lr_scheduler")
+"""Settings of which one given by the user leaves out the whole recipe."""
 
 AIMS = ("task", "adaptive_softmax_cutoff")
 """Settings that decide on task and criterion."""
@@ -125,10 +125,10 @@ CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine
 def recommended(arch: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return what *arch* recommends: recipe, task and criterion, unless the user has *chosen* them."""
     recipe = recipe_of(arch)
-    # All or nothing: a rate that suits Adam diverges with another optimizer or schedule. A rate alone is meant for the
-    # recipe's optimizer.
-    choices = {*CHOICES, "lr"} if "max_lr" in recipe else {*CHOICES}
-    if choices & chosen.keys():
+    # All or nothing: a rate that suits Adam diverges with another optimizer or schedule. Architectures that fairseq
+    # does not have keep theirs beside a rate alone, which is meant for it.
+    kept = {"lr"} if recipe is FAST else set()
+    if (set(CHOICES) - kept) & chosen.keys():
         recipe = {}
     return {**recipe, **objective_of(arch, {name: chosen[name] for name in AIMS if name in chosen})}
 

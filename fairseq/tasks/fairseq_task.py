@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config import fields
-from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, is_plugin, set_up_as_fairseq
+from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, set_up
 from fairseq.config.settings import DataConfig, Settings, typed_settings
 from fairseq.criterions import build_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, subset_figures
@@ -383,7 +383,5 @@ def check_symbols(dictionary: Dictionary, task: str, *roles: str) -> None:
 def setup_task(settings: Settings) -> FairseqTask:
     """Return the task that *settings* select, with its dictionary loaded."""
     settings = typed_settings(settings)
-    cls = TASKS[settings.chosen.task]
-    if is_plugin(vars(settings.chosen)):
-        return set_up_as_fairseq(cls, settings)
-    return cls.setup_task(settings)
+    task: FairseqTask = set_up(TASKS[settings.chosen.task], settings)
+    return task

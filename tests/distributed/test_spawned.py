@@ -170,14 +170,19 @@ def test_settings_that_need_a_gpu_are_refused_in_workers_too() -> None:
 @pytest.mark.parametrize("pickled, code", [(True, 2), (False, 1)])
 def test_a_worker_that_cannot_begin_reports_its_rank(monkeypatch: pytest.MonkeyPatch, pickled: bool, code: int) -> None:
     told: list[Any] = []
+
+    def refuse(*_: Any) -> None:
+        raise UserError("no rendezvous")
+
     monkeypatch.setattr(launch, "keep_freed_memory", lambda: None)
     monkeypatch.setattr(launch, "end_with_launcher", lambda: None)
     monkeypatch.setattr(launch, "leave", lambda *message: told.append(message))
-    value = pickle.dumps(job(write, distributed_backend="nccl")) if pickled else b""
+    monkeypatch.setattr(launch.rendezvous, "connect", refuse)
+    value = pickle.dumps(job(write)) if pickled else b""
     launch._worker("messages", 3, 1, None, value, 4, "tcp://nowhere:1")
     ((messages, failure),) = told
     assert (messages, failure.rank, failure.code) == ("messages", 3, code)
-    assert ("`distributed_backend` nccl" if pickled else "EOFError") in failure.reason
+    assert ("no rendezvous" if pickled else "EOFError") in failure.reason
 
 
 @pytest.mark.parametrize(

@@ -271,7 +271,3 @@ def work_a_little(messages: Any, rank: int, local_rank: int) -> None:
 def test_a_worker_ends_before_its_launcher() -> None:
     with Workers(work_a_little, 0, 1, ()) as started:
         assert started.wait() is None
-
-
-def test_a_process_without_a_launcher_waits_for_none() -> None:
-    workers.end_with_parent()

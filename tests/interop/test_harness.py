@@ -245,7 +245,7 @@ def test_a_missing_harness_or_task_is_one_line(tmp_path: Path, monkeypatch: pyte
 
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "lm_eval" else find(name))
-    with pytest.raises(UserError, match="needs lm-eval, which is not installed; pip install 'fairseq-short.eval.'"):
+    with pytest.raises(UserError, match="needs lm-eval, which is not installed; pip install lm-eval"):
         run("--tasks", "mine")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: "there" if name == "lm_eval" else find(name))
     with pytest.raises(UserError, match="--tasks: name one task"):

@@ -29,21 +29,19 @@ def test_every_setting_of_a_recipe_is_one_of_its_parts(arch: str) -> None:
     assert recipe.keys() <= {action.dest for action in parser._actions}, "no setting that nothing reads"
 
 
-@pytest.mark.parametrize("flags", ["--optimizer sgd", "--lr-scheduler fixed", "--lr 0.1 --max-lr 1"])
+@pytest.mark.parametrize("flags", ["--optimizer sgd", "--lr 0.5", "--lr-scheduler fixed", "--lr 0.1 --max-lr 1"])
 def test_a_choice_of_the_user_leaves_the_whole_recipe_out(flags: str, tmp_path: Path) -> None:
     more = " --lr-scheduler cosine --max-update 9" if "max-lr" in flags else ""
     args = runs.arguments("--arch transformer_lm_tiny", flags + more)
     assert args.clip_norm == 0 and (args.optimizer, args.lr) != ("adam", [0.001])
-    (tmp_path / "c.yaml").write_text("lr_scheduler: fixed\n")
+    (tmp_path / "c.yaml").write_text("lr: 0.5\n")
     assert runs.arguments("--arch transformer_lm_tiny --config", tmp_path / "c.yaml").optimizer == "nag"
 
 
-@pytest.mark.parametrize(("arch", "optimizer"), [("transformer_lm_fast_tiny", "adam"), ("shortformer_wiki103", "nag")])
-def test_a_rate_alone_is_for_the_optimizer_of_the_recipe(arch: str, optimizer: str) -> None:
-    args = runs.arguments(f"--arch {arch} --lr 0.5")
-    # The cosine of Baevski & Auli has its rate in `max_lr`: with `lr` alone it would start at the wrong end.
-    kept = optimizer == "adam"
-    assert args.optimizer == optimizer and args.lr == [0.5] and (args.clip_norm == recipe_of(arch)["clip_norm"]) == kept
+def test_a_rate_alone_is_for_the_optimizer_of_the_fast_recipe() -> None:
+    args, recipe = runs.arguments("--arch transformer_lm_fast_tiny --lr 0.5"), recipe_of("transformer_lm_fast_tiny")
+    assert args.lr == [0.5] and args.optimizer == "adam"
+    assert (args.clip_norm, args.decay_ratio) == (recipe["clip_norm"], recipe["decay_ratio"])
 
 
 def test_flags_and_files_win_over_a_recipe(tmp_path: Path) -> None:

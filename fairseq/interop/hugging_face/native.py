@@ -1,4 +1,4 @@
-"""Export of decoders as classes of transformers itself, where their shape is that of GPT-2, Llama's kin or GPT-NeoX.
+"""Export of decoders as classes of transformers itself, for shapes of GPT-2, Llama's kin and GPT-NeoX.
 
 Such a folder needs no code and serves every tool that knows these classes. Rotary positions are written under the names
 of transformers 4, which 5 reads, too.
