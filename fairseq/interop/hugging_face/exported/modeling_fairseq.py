@@ -159,7 +159,8 @@ class FairseqPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """See transformers; a weight that the file lacks is an error, unless it is a new head's."""
-        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
         if missing := sorted(name for name in info["missing_keys"] if not name.startswith("score.")):
             raise ValueError(f"the file of weights lacks {', '.join(missing[:3])}; export the model again")
         return (model, info) if output_loading_info else model
@@ -172,7 +173,7 @@ class FairseqPreTrainedModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed_tokens
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("resize_token_embeddings: output layers here have the vocabulary of their training")
 
     def outputs(self, states: bool | None, as_object: bool | None, others: dict[str, Any]) -> tuple[bool, bool]:
@@ -186,7 +187,7 @@ class FairseqPreTrainedModel(PreTrainedModel):
         if others.get("inputs_embeds") is not None:
             raise ValueError("inputs_embeds: not available; give input_ids")
         with_states = self.config.output_hidden_states if states is None else states
-        return bool(with_states), self.config.return_dict if as_object is None else as_object
+        return bool(with_states), bool(self.config.return_dict if as_object is None else as_object)
 
     def read(
         self,
