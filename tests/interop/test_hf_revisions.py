@@ -61,7 +61,7 @@ def test_transformers_loads_each_as_subfolder_and_as_revision(
             # Logits reach 60, where float32 has steps of 4e-6.
             torch.testing.assert_close(found(text).logits, want, atol=1e-5, rtol=2e-7)
             words = transformers.AutoTokenizer.from_pretrained(place[0], trust_remote_code=True, **place[1])
-            assert words("the").input_ids[0] == words.eos_token_id
+            assert words("the\n").input_ids[-1] == words.eos_token_id, "no other symbol is added"
     with pytest.raises(OSError, match="couldn't find them in the cached files"):
         load("me/model", revision="chck_2M", trust_remote_code=True, **downloaded)
 
