@@ -127,8 +127,8 @@ def recommended(arch: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     recipe = recipe_of(arch)
     # All or nothing: a rate that suits Adam diverges with another optimizer or schedule. Architectures that fairseq
     # does not have keep theirs beside a rate alone, which is meant for it.
-    kept = {"lr"} if recipe is FAST else set()
-    if (set(CHOICES) - kept) & chosen.keys():
+    compatible = {"lr"} if recipe is FAST else set()
+    if (set(CHOICES) - compatible) & chosen.keys():
         recipe = {}
     return {**recipe, **objective_of(arch, {name: chosen[name] for name in AIMS if name in chosen})}
 

@@ -144,7 +144,8 @@ def test_what_the_exported_code_lacks_is_an_error(
     safetensors.save_file(state, tmp_path / "part" / "model.safetensors", {"format": "pt"})
     with pytest.raises(ValueError, match="the file of weights lacks decoder.layers.1.fc1.weight"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "part", trust_remote_code=True)
-    monkeypatch.setattr(transformers, "__version__", "4.57.1")
+    # Its own module of that name: another test may have imported the library anew.
+    monkeypatch.setattr(type(model).__init__.__globals__["transformers"], "__version__", "4.57.1")
     with pytest.raises(ImportError, match="transformers 4.57.1 is too old; install 5 or later"):
         type(model)(model.config)
 

@@ -7,6 +7,7 @@ import logging
 import resource
 import sys
 import threading
+import time
 
 import pytest
 import runs
@@ -31,9 +32,11 @@ def scalars(folder):
     return dict(found)
 
 
-def test_tensorboard_gets_the_figures_of_each_tag_and_each_step_once(tmp_path):
+def test_tensorboard_gets_the_figures_of_each_tag_and_each_step_once(tmp_path, monkeypatch):
     pytest.importorskip("tensorboard")
     for after, last in ((0, 6), (4, 8)):  # interrupted after update 6, resumed from 4
+        # Files are read in the order of their names, which begin with the second.
+        monkeypatch.setattr(time, "time", lambda after=after: 1.7e9 + after)
         with recording(CommonConfig(tensorboard_logdir=str(tmp_path)), after=after) as record:
             for step in range(after + 2, last + 1, 2):
                 record({"loss": float(step + after), "num_updates": step, "name": "text"}, "train_inner", step)

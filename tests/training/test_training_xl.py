@@ -270,7 +270,7 @@ def test_memory_for_everything_makes_room_for_what_there_is(tmp_path: Path, trai
 
 
 def test_help_of_evaluation_says_whose_the_defaults_are() -> None:
-    shown = " ".join(get_eval_lm_parser().format_help().split())
+    shown = " ".join(get_eval_lm_parser().format_help(all=True).split())
     assert "memory length in tokens (0: no recurrence) (default: the checkpoint's)" in shown
     assert "--loss-positions" not in shown and "--shuffle-lines" not in shown
 
