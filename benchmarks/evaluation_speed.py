@@ -23,7 +23,8 @@ from torch import Tensor
 from benchmarks import machine
 from fairseq.config import fields
 from fairseq.models import ARCHITECTURES
-from fairseq.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLDecoder
+from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
+from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.system.allocator import keep_freed_memory
 
 

@@ -23,7 +23,7 @@ from fairseq.inference import Decoding, continuations, generator_of
 from fairseq.inference.engine import Reader
 from fairseq.inference.loading import load_language_models, load_models
 from fairseq.inference.text import never_written
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.system.lookup import exists
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary

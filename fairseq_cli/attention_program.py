@@ -20,7 +20,7 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.evaluation.report import table
 from fairseq.inference.loading import check_no_begin, load_language_models
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.precision import Precision
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder

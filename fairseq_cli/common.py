@@ -20,6 +20,7 @@ from fairseq.config.settings import (
     ProfileConfig,
 )
 from fairseq.config.shared import LanguageModelingTaskConfig
+from fairseq.models.recipes import recommended
 
 EVALUATION_FIRST = ("path", "batch_size", "max_tokens", "bf16", "cpu")  # and the settings of the command alone
 FIRST = (  # of the arguments of training, in --help
@@ -44,7 +45,7 @@ class ListArchitectures(argparse.Action):
         rows = [("architecture", "model", "layers", "width", "in layers")]
         for name in ARCHITECTURES:
             part = ARCHITECTURES[name]
-            rows.append((name, part.model, *_sizes(part.complete({}), MODELS[part.model])))
+            rows.append((name, part.model, *_sizes(part.complete({}), MODELS.declaration(part.model))))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -112,9 +113,6 @@ def _declared(config: type) -> list[str]:
 
 def get_training_parser(default_task: str = "language_modeling") -> Parser:
     """The flags of ``fairseq-train``; flags of the chosen parts join when a command line is parsed."""
-    # Imports torch: the settings of models are declared beside their modules.
-    from fairseq.models.recipes import recommended
-
     parser = Parser(
         "Train a model on data from fairseq-preprocess. --arch NAME --help lists the flags of that architecture.",
         [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig, ProfileConfig],

@@ -32,7 +32,7 @@ from fairseq.inference import Decoding, generator_of, stream
 from fairseq.inference.loading import load_models
 from fairseq.inference.text import never_written
 from fairseq.logging import Progress
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision

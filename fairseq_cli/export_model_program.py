@@ -20,10 +20,11 @@ from fairseq.interop.hugging_face.export import Export, write_texts
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE
 from fairseq.interop.hugging_face.sources import sources
 from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
-from fairseq.models.encoder import BertConfig, TransformerEncoder
+from fairseq.models.encoder import TransformerEncoder
+from fairseq.models.encoder_settings import BertConfig
 from fairseq.system.files import ARCHIVE, atomic_folder, prepare_file, remove_leftovers
 from fairseq.system.lookup import entries, exists, is_folder
 from fairseq.tasks.dictionary_digest import check_dictionary

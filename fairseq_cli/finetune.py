@@ -8,7 +8,7 @@ from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, DistributedConfig
-from fairseq.tasks.sentence_prediction import SentencePredictionTaskConfig
+from fairseq.tasks.settings import SentencePredictionTaskConfig
 from fairseq_cli import command, program
 
 

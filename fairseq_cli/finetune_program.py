@@ -35,9 +35,10 @@ from fairseq.system.json_files import finite, read_json, write_json
 from fairseq.system.lookup import exists, is_file
 from fairseq.system.opening import open_regular
 from fairseq.system.provenance import about_run
-from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import check_dictionary
-from fairseq.tasks.sentence_prediction import SentencePredictionTask, SentencePredictionTaskConfig, folder_beside
+from fairseq.tasks.fairseq_task import setup_task
+from fairseq.tasks.sentence_prediction import SentencePredictionTask, folder_beside
+from fairseq.tasks.settings import SentencePredictionTaskConfig
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import training_job
 from fairseq_cli.common import get_training_parser

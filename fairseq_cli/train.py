@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 
+from fairseq.config.settings import training_settings
 from fairseq_cli import command
 from fairseq_cli.common import get_training_parser
 
 
 def main(args: argparse.Namespace) -> None:
     """Train the model that *args* describe, on the number of processes they give."""
-    # Imported here, because it imports torch: a command line that is wrong is answered before.
+    # Imported here, because they import torch: a command line that is wrong is answered before.
     from fairseq import distributed
-    from fairseq.config.settings import training_settings
     from fairseq.training import training_job
 
     distributed.run(training_job(training_settings(args)))

@@ -34,7 +34,7 @@ from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
 from fairseq.inference.loading import load_models
 from fairseq.logging import progress_bar
 from fairseq.logging.figures import Meter
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.notes.control import CONTROLS, control_figures, distance_table, mark_distances, without_rare_words

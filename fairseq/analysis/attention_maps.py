@@ -20,7 +20,7 @@ from fairseq.data.samplers import StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import SettingError, UserError
 from fairseq.logging import Progress, no_progress
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.attention import CAUSAL, Visibility
 from fairseq.modules.memory import Memory, keep_rows
 from fairseq.modules.precision import Precision

@@ -28,7 +28,7 @@ from torch import Tensor
 from fairseq.errors import UserError
 from fairseq.inference.loading import check_no_begin, load_language_models
 from fairseq.logging import Progress, no_progress
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from fairseq.config import fields
 from fairseq.config.parser import Parser, title_of
-from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, chosen_part
+from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, chosen_part, extensions_of
 from fairseq.config.settings import DEFAULT_BATCH_SIZE
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
@@ -228,7 +228,7 @@ def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]
         if name != "task" or "arch" in parser.choices or part not in CHOICES[name]:
             parts.append((name, part, chosen_part(name, part)))
     tasks = [part for choice, _, part in parts if choice == "task"]
-    return parts + [(EXTENSION, n, EXTENSIONS[n]) for task in tasks for n in EXTENSIONS if EXTENSIONS[n].extends(task)]
+    return parts + [(EXTENSION, n, EXTENSIONS.declaration(n)) for task in tasks for n in extensions_of(task)]
 
 
 def _leave_out_extensions(args: argparse.Namespace, parts: list[tuple[str, str, Any]]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from fairseq.config import fields
 from fairseq.config.fields import LARGEST_INT, shortened
-from fairseq.config.registry import CHOICES, EXTENSIONS, chosen_part
+from fairseq.config.registry import CHOICES, EXTENSIONS, chosen_part, extensions_of
 from fairseq.errors import UserError, first_of
 from fairseq.system.version import __version__
 
@@ -202,7 +202,7 @@ def title_of(cls: type, name: str | None = None) -> str:
 
 def _flags(part: Any) -> set[str]:
     """Every flag of the dataclasses of *part* and of its extensions."""
-    parts = [part, *(EXTENSIONS[name] for name in EXTENSIONS if EXTENSIONS[name].extends(part))]
+    parts = [part, *(EXTENSIONS.declaration(name) for name in extensions_of(part))]
     configs = filter(None, (getattr(one, "config_class", None) for one in parts))
     declared = [field for cls in configs for field in dataclasses.fields(cls)]
     return {flag for field in declared for flag in (fields.flag_name(field.name), *field.metadata.get("aliases", ()))}

@@ -32,6 +32,14 @@ _ADDED = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class Declaration:
+    """A part whose *module* need not be imported yet, and the dataclass of its settings."""
+
+    module: str
+    config_class: Any
+
+
 @dataclass(eq=False)
 class Registry(Generic[T]):
     """Parts of one kind, by name.
@@ -39,12 +47,11 @@ class Registry(Generic[T]):
     Attributes:
         kind: what a part is called in messages, e.g. ``"criterion"``.
         flag: the flag that chooses one, e.g. ``"--criterion"``.
-        homes: modules of this package that register its parts, imported at the first lookup: whoever looks a part up
+        homes: modules of this package that declare its parts, imported at the first lookup: whoever looks a part up
             need not know where it is defined.
         default: the part that is chosen without the flag.
         help: what ``--help`` says of the flag, where that is not *kind*.
         aliases: further names of the flag.
-        apart: the module of each part that is imported only where its name is looked up, not to list names.
         base: the class that every part extends.
     """
 
@@ -54,9 +61,16 @@ class Registry(Generic[T]):
     default: str = ""
     help: str = ""
     aliases: Sequence[str] = ()
-    apart: Mapping[str, str] = field(default_factory=dict)
     base: type = object
     _parts: dict[str, T] = field(default_factory=dict)
+    _declared: dict[str, Declaration] = field(default_factory=dict)
+
+    def declare(self, module: str, **settings: type | None) -> None:
+        """Name parts that *module* registers, with their dataclasses of *settings*.
+
+        Command lines are parsed without importing *module*, and with it torch.
+        """
+        self._declared.update({name: Declaration(module, config) for name, config in settings.items()})
 
     def extend(self, base: C) -> C:
         """Class decorator: every part must be a subclass of *base*."""
@@ -84,6 +98,8 @@ class Registry(Generic[T]):
             if dataclass is not None:
                 translate = getattr(dataclass, "as_config", lambda: dataclass)
                 part.config_class = translate()  # type: ignore[attr-defined]
+            elif name in self._declared and not is_outside(part):
+                part.config_class = self._declared[name].config_class  # type: ignore[attr-defined]
             # Names of this package's parts are taken.
             known = self._find(name) if is_outside(part) else self._parts.get(name)
             if known is not None and is_replaceable(known, part, name):
@@ -102,12 +118,17 @@ class Registry(Generic[T]):
         self._parts[name] = part
 
     def parts(self) -> Mapping[str, T]:
-        """All parts by name, after the import of their homes."""
-        # Taken first: homes look parts up while they are imported.
-        homes, self.homes = self.homes, ()
-        for home in homes:
-            importlib.import_module(home)
+        """All parts by name, after the import of their modules."""
+        for name in self:
+            self._find(name)
         return self._parts
+
+    def declaration(self, name: str) -> T | Declaration:
+        """The declaration of the part called *name*, or a plug-in's part; UserError if there is neither."""
+        self._find_homes()
+        if name in self._declared and (name not in self._parts or not is_outside(self._parts[name])):
+            return self._declared[name]
+        return self[name]
 
     def __getitem__(self, name: str) -> T:
         """The part called *name*; UserError, which names the nearest ones, if there is none."""
@@ -117,17 +138,24 @@ class Registry(Generic[T]):
         return part
 
     def __contains__(self, name: str) -> bool:
-        # A module of its own is not imported: a command line may be wrong, or ask for help.
-        return name in self.apart or self._find(name) is not None
+        self._find_homes()
+        return name in self._declared or name in self._parts
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*self.parts(), *self.apart}))
+        self._find_homes()
+        return iter(sorted({*self._parts, *self._declared}))
+
+    def _find_homes(self) -> None:
+        # Taken first: homes look parts up while they are imported.
+        homes, self.homes = self.homes, ()
+        for home in homes:
+            importlib.import_module(home)
 
     def _find(self, name: str) -> T | None:
-        parts = self.parts()
-        if name not in parts and name in self.apart:
-            importlib.import_module(self.apart[name])
-        return parts.get(name)
+        self._find_homes()
+        if name not in self._parts and name in self._declared:
+            importlib.import_module(self._declared[name].module)
+        return self._parts.get(name)
 
 
 def is_outside(part: Any) -> bool:
@@ -172,9 +200,17 @@ class Architecture:
 
 
 def chosen_part(choice: str, name: str) -> Any:
-    """The class that *choice* chooses with the value *name*, of an architecture its model; UserError without one."""
-    part = CHOICES[choice][name]
-    return MODELS[part.model] if choice == "arch" else part
+    """Declaration or class that *choice* chooses with the value *name*, of an architecture its model's.
+
+    Raises:
+        UserError: there is none.
+    """
+    return MODELS.declaration(ARCHITECTURES[name].model) if choice == "arch" else CHOICES[choice].declaration(name)
+
+
+def extensions_of(task: Any) -> list[str]:
+    """Names of the extensions that *task*, a class or its declaration, has settings of."""
+    return [name for name in EXTENSIONS if EXTENSIONS.declaration(name).config_class.extends(task)]
 
 
 def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -184,37 +220,25 @@ def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
     return {**{name: value(known) for name, value in defaults.items() if callable(value)}, **known}
 
 
-_MODELS = (
-    *(f"fairseq.models.{name}" for name in ("bert", "electra", "lstm_lm", "transformer_lm", "transformer_xl")),
-    *("fairseq.models.architectures", "fairseq.notes.tnf"),
-)
-_OF_FAIRSEQ = {"sentence_ranking": "fairseq.interop.fairseq.sentence_ranking"}
-_TASKS = {
-    "language_modeling": "fairseq.tasks.language_modeling",
-    "truncated_bptt_lm": "fairseq.tasks.language_modeling",
-    "masked_lm": "fairseq.tasks.masked_lm",
-    "sentence_prediction": "fairseq.tasks.sentence_prediction",
-    "tnf_masked_lm": "fairseq.notes.extension",
-    **_OF_FAIRSEQ,
-}
-MODELS: Registry[Any] = Registry("model", "--arch", _MODELS)
+_NOTES = "fairseq.notes.settings"
+_MODELS = [f"fairseq.models.{family}_settings" for family in ("encoder", "lstm_lm", "transformer_lm", "transformer_xl")]
+MODELS: Registry[Any] = Registry("model", "--arch", (*_MODELS, _NOTES))
 ARCHITECTURES: Registry[Architecture] = Registry(
-    "architecture", "--arch", _MODELS, default="transformer_lm", aliases=("-a",)
+    "architecture", "--arch", ("fairseq.models.architectures", _NOTES), default="transformer_lm", aliases=("-a",)
 )
-TASKS: Registry[Any] = Registry("task", "--task", default="language_modeling", apart=_TASKS)
+TASKS: Registry[Any] = Registry("task", "--task", ("fairseq.tasks.settings", _NOTES), default="language_modeling")
 CRITERIONS: Registry[Any] = Registry(
     "criterion",
     "--criterion",
-    ("fairseq.criterions",),
+    ("fairseq.criterions.settings",),
     default="cross_entropy",
     help="loss function",
-    apart=_OF_FAIRSEQ,
 )
-OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim",), default="nag")
+OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim.settings",), default="nag")
 LR_SCHEDULERS: Registry[Any] = Registry(
-    "learning-rate schedule", "--lr-scheduler", ("fairseq.optim.lr_scheduler",), default="fixed"
+    "learning-rate schedule", "--lr-scheduler", ("fairseq.optim.lr_scheduler.settings",), default="fixed"
 )
-EXTENSIONS: Registry[Any] = Registry("extension", "a switch", ("fairseq.notes.extension",))
+EXTENSIONS: Registry[Any] = Registry("extension", "a switch", (_NOTES,))
 TOKENIZERS: Registry[Any] = Registry("word tokenizer", "--tokenizer", ("fairseq.text.tokenizers",))
 BPES: Registry[Any] = Registry("subword encoding", "--bpe", ("fairseq.text.tokenizers",))
 
@@ -277,3 +301,18 @@ def register_architectures(model: str, architectures: Mapping[str, Mapping[str, 
     """Register *architectures* of *model*: defaults by name, completed as :func:`completed` says."""
     for name, defaults in architectures.items():
         ARCHITECTURES.register(name)(Architecture(model, functools.partial(completed, defaults)))
+
+
+def names_of(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
+    """``__getattr__`` and ``__all__`` of *package*, whose public *names* are in these modules, separated by spaces.
+
+    They are imported when they are first used: settings can be imported without torch.
+    """
+    homes = {name: module for module, listed in names.items() for name in listed.split()}
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(homes[name]), name)
+
+    return find, list(homes)

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from fairseq.config import fields
 from fairseq.config.fields import Config, flag
-from fairseq.config.registry import CHOICES, EXTENSIONS, TASKS, chosen_part
+from fairseq.config.registry import CHOICES, EXTENSIONS, TASKS, chosen_part, extensions_of
 from fairseq.config.shared import KernelConfig, MeanConfig
 from fairseq.errors import SettingError, UserError
 
@@ -358,8 +358,8 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
 def _parts(args: argparse.Namespace) -> dict[str, Any]:
     settings = vars(args)
     names = {name: str(settings.get(name) or "") for name in CHOICES}
-    extensions = [name for name in EXTENSIONS if settings.get(name) and names["task"] in TASKS]
-    extensions = [name for name in extensions if EXTENSIONS[name].extends(TASKS[names["task"]])]
+    task = chosen_part("task", names["task"]) if names["task"] in TASKS else None
+    extensions = [name for name in extensions_of(task) if settings.get(name)]
     return {
         "common": fields.typed(CommonConfig, args),
         "data": fields.typed(DataConfig, args),
@@ -368,7 +368,7 @@ def _parts(args: argparse.Namespace) -> dict[str, Any]:
         "task": _typed_part("task", args),
         "model": _typed_part("arch", args),
         "criterion": _typed_part("criterion", args),
-        "extensions": {name: fields.typed(EXTENSIONS[name].config_class, args) for name in extensions},
+        "extensions": {name: fields.typed(EXTENSIONS.declaration(name).config_class, args) for name in extensions},
         "namespace": args,
     }
 

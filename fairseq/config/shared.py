@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from fairseq.config.fields import Config, flag
+from fairseq.errors import SettingError
 
+# Beyond any published model; a mistyped number would otherwise build modules until memory ends.
+MOST_LAYERS = 2000
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
 
 
@@ -21,6 +25,27 @@ class BlockConfig(Config):
     """Blocks of a language model, whose length is also the most positions of a model."""
 
     tokens_per_sample: int = flag(1024, "tokens per block", low=1)
+
+
+@dataclass(frozen=True)
+class ModelConfig(KernelConfig):
+    """Base of the settings of this package's models."""
+
+    @property
+    def memory_length(self) -> int:
+        """Tokens that the model remembers from segment to segment; 0: none."""
+        return 0
+
+    def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
+        """Settings that change when staged training goes on with blocks of *tokens*; any stage's *longest* blocks."""
+        return {}
+
+
+@dataclass(frozen=True)
+class BlockModelConfig(BlockConfig, ModelConfig):
+    """Settings of models with positions for the tokens of a block."""
+
+    max_target_positions: int | None = flag(None, "maximum tokens per row (default: `tokens_per_sample`)", low=1)
 
 
 @dataclass(frozen=True)
@@ -59,3 +84,15 @@ class LanguageModelingTaskConfig(BlockConfig):
     streams: bool = flag(False, "rows continue from batch to batch, also for models without memory")
     add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")
     shuffle_lines: bool = flag(False, "shuffle training lines each epoch, before they are cut into blocks")
+
+
+def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = None) -> None:
+    """Raise SettingError unless cutoffs ascend and, in a *vocabulary* of known size, leave words for the last band."""
+    text = ",".join(map(str, cutoffs))
+    if not cutoffs or cutoffs[0] < 1 or any(a >= b for a, b in zip(cutoffs, cutoffs[1:], strict=False)):
+        raise SettingError(f"`{setting}` {text}: cutoffs must be positive and ascending")
+    if vocabulary is not None and cutoffs[-1] >= vocabulary:
+        raise SettingError(
+            f"`{setting}` {text}: the last cutoff must be below the dictionary size, {vocabulary}; "
+            "lower the cutoffs or use a smaller `arch`"
+        )

@@ -1,21 +1,11 @@
-"""Criterions: loss functions and their figures."""
+"""Criterions: loss functions and their metrics."""
 
-from fairseq.config.registry import CRITERIONS, register_criterion
-from fairseq.criterions import (
-    cross_entropy,
-    electra,
-    masked_lm,
-    sentence_prediction,
+from fairseq.config.registry import names_of
+
+__getattr__, __all__ = names_of(
+    __name__,
+    {
+        "fairseq.config.registry": "CRITERIONS register_criterion",
+        "fairseq.criterions.fairseq_criterion": "FairseqCriterion build_criterion",
+    },
 )
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, build_criterion
-
-__all__ = [
-    "CRITERIONS",
-    "FairseqCriterion",
-    "build_criterion",
-    "cross_entropy",
-    "electra",
-    "masked_lm",
-    "register_criterion",
-    "sentence_prediction",
-]

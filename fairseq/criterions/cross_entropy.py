@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import typed
 from fairseq.config.registry import register_criterion
-from fairseq.config.shared import AdaptiveCriterionConfig, MeanConfig
+from fairseq.config.shared import AdaptiveCriterionConfig
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output, subset_sums
 from fairseq.errors import UserError
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.adaptive_softmax import BandedSoftmax
 from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partition
 
 
-@dataclass(frozen=True)
-class CrossEntropyConfig(MeanConfig):
-    """Settings of the cross entropy."""
-
-
-@register_criterion("cross_entropy", dataclass=CrossEntropyConfig)
+@register_criterion("cross_entropy")
 class CrossEntropyCriterion(FairseqCriterion):
     """Summed negative log-likelihood of the targets, computed by the output layer of the model."""
 
@@ -82,14 +76,7 @@ class CrossEntropyCriterion(FairseqCriterion):
         return move_partition(partition, device)
 
 
-@dataclass(frozen=True)
-class LabelSmoothedCrossEntropyConfig(CrossEntropyConfig):
-    """Settings of the label-smoothed cross entropy."""
-
-    label_smoothing: float = flag(0.0, "probability mass spread over all words", low=0, below=1)
-
-
-@register_criterion("label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyConfig)
+@register_criterion("label_smoothed_cross_entropy")
 class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
     """Cross entropy against (1 − ε) · target + ε · uniform over the V words (Szegedy et al. 2016, section 7).
 
@@ -139,7 +126,7 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         return (1 - self.eps) * nll + self.eps / lprobs.size(-1) * smooth, nll
 
 
-@register_criterion("adaptive_loss", dataclass=AdaptiveCriterionConfig)
+@register_criterion("adaptive_loss")
 class AdaptiveLoss(CrossEntropyCriterion):
     """Negative log-likelihood through an adaptive softmax (Grave et al. 2017), each band over its own words."""
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
 
-from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import (
     FairseqCriterion,
@@ -19,20 +17,14 @@ from fairseq.criterions.fairseq_criterion import (
     subset_sums_of,
 )
 from fairseq.criterions.masked_lm import mask_prob, output_layer
+from fairseq.criterions.settings import ElectraLossConfig
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.output_layer import move_partition
 
 
-@dataclass(frozen=True)
-class ElectraLossConfig(Config):
-    """Settings of ELECTRA's loss."""
-
-    discriminator_weight: float = flag(50.0, "weight of the discriminator's loss", low=0)
-
-
-@register_criterion("electra", dataclass=ElectraLossConfig)
+@register_criterion("electra")
 class ElectraCriterion(FairseqCriterion):
     """Mean loss of the generator plus λ times the discriminator's (Clark et al. 2020, §2).
 

@@ -21,7 +21,7 @@ from fairseq.config.registry import CRITERIONS
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.data.dataset import Sample
 from fairseq.logging.figures import Figure, Gathered, language_model_figures, ratio
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 Loss = tuple[Tensor, int, dict[str, Any]]

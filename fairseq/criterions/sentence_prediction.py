@@ -15,7 +15,7 @@ from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, Gathered, Values, ratio
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 
 PREDICTIONS = "predictions"
 LIBRARIES = {"f1": "sklearn.metrics", "mcc": "sklearn.metrics", "pearson": "scipy.stats", "spearman": "scipy.stats"}

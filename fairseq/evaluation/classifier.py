@@ -21,7 +21,7 @@ from fairseq.distributed.world import chosen_device
 from fairseq.errors import UserError
 from fairseq.evaluation.report import markdown
 from fairseq.inference.loading import load_models
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.system.files import atomic_file
 from fairseq.system.lookup import is_file, is_folder

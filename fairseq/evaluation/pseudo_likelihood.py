@@ -16,7 +16,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation.by_frequency import WordGroups
 from fairseq.evaluation.scorer import Scores
 from fairseq.logging import Progress, no_progress
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
 from fairseq.modules.precision import Precision

@@ -26,7 +26,7 @@ from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
 from fairseq.logging import Progress, no_progress
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import LanguageModel, LogProbabilities
 from fairseq.modules.memory import KeyValueCache, Memory, keep_rows
 from fairseq.modules.output_layer import OutputLayer

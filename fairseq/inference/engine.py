@@ -25,7 +25,8 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.decoder import DecoderModel
 from fairseq.models.language_model import language_model
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
-from fairseq.models.transformer_xl import BY_DISTANCE, TransformerXL, TransformerXLDecoder
+from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
+from fairseq.models.transformer_xl_settings import BY_DISTANCE
 from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.relative_attention import AttentionBiases
 

@@ -14,17 +14,16 @@ from torch import Tensor
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config import fields
-from fairseq.config.registry import ARCHITECTURES, CRITERIONS, EXTENSIONS, MODELS, TASKS
+from fairseq.config.registry import ARCHITECTURES, CRITERIONS, EXTENSIONS, MODELS, TASKS, extensions_of
 from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig, Settings, typed_settings
 from fairseq.errors import UserError, nearest
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import NEUTRAL, check_supported, finished, load_parameters
 from fairseq.system.limits import ModelLimit, limited_models
 from fairseq.system.lookup import is_file
-from fairseq.tasks import setup_task
 from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary_of
-from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.fairseq_task import FairseqTask, setup_task
 from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
@@ -178,7 +177,7 @@ def _check_overrides(
     names = {"task": str(args.get("task", "language_modeling")), "criterion": str(criterion)}
     parts = [MODELS[ARCHITECTURES[args["arch"]].model]]
     parts += [registry[names[kind]] for kind, registry in CHOICES.items() if names[kind] in registry]
-    parts += [EXTENSIONS[name] for name in EXTENSIONS if any(map(EXTENSIONS[name].extends, parts))]
+    parts += [EXTENSIONS[name] for part in parts for name in extensions_of(part)]
     read = {"arch", "task", "criterion", *NEUTRAL}
     read |= {setting for name in EXTENSIONS for setting in EXTENSIONS[name].loading_settings}
     for part in parts:

@@ -16,7 +16,7 @@ from torch import Tensor
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
 from fairseq.inference.rows import Rows
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 
 Model = BaseFairseqModel | Reader
 """A model, or a reader of it that several predictors share."""

@@ -5,16 +5,13 @@ A model is registered with :func:`register_model`, its architectures with
 :func:`register_model_architecture`, on a function that sets defaults on a namespace.
 """
 
-from fairseq.config.registry import ARCHITECTURES, MODELS, Architecture, register_model, register_model_architecture
-from fairseq.models.base import BaseFairseqModel, FairseqLanguageModel, ModelConfig
+from fairseq.config.registry import names_of
 
-__all__ = [
-    "ARCHITECTURES",
-    "MODELS",
-    "Architecture",
-    "BaseFairseqModel",
-    "FairseqLanguageModel",
-    "ModelConfig",
-    "register_model",
-    "register_model_architecture",
-]
+__getattr__, __all__ = names_of(
+    __name__,
+    {
+        "fairseq.config.registry": "ARCHITECTURES MODELS Architecture register_model register_model_architecture",
+        "fairseq.models.base": "BaseFairseqModel FairseqLanguageModel",
+        "fairseq.config.shared": "ModelConfig",
+    },
+)

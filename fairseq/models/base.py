@@ -5,39 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-from fairseq.config.fields import flag
-from fairseq.config.shared import BlockConfig, KernelConfig
 from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
-
-# Beyond any published model; a mistyped number would otherwise build modules until memory ends.
-MOST_LAYERS = 2000
-
-
-@dataclass(frozen=True)
-class ModelConfig(KernelConfig):
-    """Base of the settings of this package's models."""
-
-    @property
-    def memory_length(self) -> int:
-        """Tokens that the model remembers from segment to segment; 0: none."""
-        return 0
-
-    def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
-        """Settings that change when staged training goes on with blocks of *tokens*; any stage's *longest* blocks."""
-        return {}
-
-
-@dataclass(frozen=True)
-class BlockModelConfig(BlockConfig, ModelConfig):
-    """Settings of models with positions for the tokens of a block."""
-
-    max_target_positions: int | None = flag(None, "maximum tokens per row (default: `tokens_per_sample`)", low=1)
 
 
 class BaseFairseqModel(nn.Module):

@@ -12,7 +12,8 @@ from fairseq.config.fields import typed
 from fairseq.config.registry import register_model
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.encoder import INIT_STD, BertConfig, TransformerEncoder, initialize
+from fairseq.models.encoder import TransformerEncoder, initialize
+from fairseq.models.encoder_settings import INIT_STD, BertConfig
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
@@ -89,7 +90,7 @@ class EncoderModel(BaseFairseqModel):
         return self.cfg.max_positions
 
 
-@register_model("bert", dataclass=BertConfig)
+@register_model("bert")
 class BertModel(EncoderModel):
     """A masked language model (Devlin et al. 2019; Liu et al. 2019), with the parameter names of fairseq's RoBERTa."""
 

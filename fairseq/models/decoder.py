@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.models.base import FairseqLanguageModel, ModelConfig
+from fairseq.config.shared import ModelConfig
+from fairseq.models.base import FairseqLanguageModel
 from fairseq.modules.attention import CAUSAL, Causal
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
 from fairseq.modules.output_layer import OutputLayer

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import typed
 from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
 from fairseq.errors import SettingError
@@ -22,49 +21,13 @@ from fairseq.models.bert import (
     encoder_parameters,
     vocabulary_of,
 )
-from fairseq.models.encoder import BertConfig, TransformerEncoder
+from fairseq.models.encoder import TransformerEncoder
+from fairseq.models.encoder_settings import BertConfig, ElectraConfig
 from fairseq.modules.output_layer import OutputLayer, row_chunks
 from fairseq.modules.transformer_layer import Infuse
 
 Masked = tuple[Tensor, Tensor]
 """Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64 [M]."""
-
-
-@dataclass(frozen=True)
-class ElectraConfig(BertConfig):
-    """Settings of ELECTRA; encoder settings are of the discriminator."""
-
-    generator_size: float = flag(
-        1 / 3, "generator width as a fraction of the discriminator's (0: no generator)", low=0, high=1
-    )
-
-    @property
-    def generator_width(self) -> tuple[int, int]:
-        """Channels and heads of the generator: a fraction of the discriminator's (§3.2)."""
-        heads = max(1, round(self.encoder_attention_heads * self.generator_size))
-        return round(self.encoder_embed_dim * self.generator_size), heads
-
-    def check(self) -> None:
-        super().check()
-        dim, heads = self.generator_width
-        if self.generator_size and (dim < heads or dim % heads):
-            raise SettingError(
-                f"`generator_size` {self.generator_size:.4g}: {heads} heads do not divide a generator of width {dim}; "
-                "give a fraction such as 0.25 or 0.5"
-            )
-
-    @property
-    def of_generator(self) -> BertConfig:
-        """The generator's settings; its feed-forward networks are the same fraction of the discriminator's."""
-        dim, heads = self.generator_width
-        return replace(
-            self,
-            encoder_embed_dim=dim,
-            encoder_input_dim=self.embedding_dim,
-            encoder_attention_heads=heads,
-            encoder_ffn_embed_dim=round(self.encoder_ffn_embed_dim * self.generator_size),
-            generator_size=0.0,
-        )
 
 
 class Discriminator(nn.Module):
@@ -78,7 +41,7 @@ class Discriminator(nn.Module):
         )
 
 
-@register_model("electra", dataclass=ElectraConfig)
+@register_model("electra")
 class ElectraModel(EncoderModel):
     """Generator and discriminator, which share their embeddings (Clark et al. 2020, §3.2).
 

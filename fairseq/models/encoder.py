@@ -4,63 +4,15 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fairseq.config.fields import flag
-from fairseq.errors import SettingError
-from fairseq.models.base import MOST_LAYERS, ModelConfig
+from fairseq.models.encoder_settings import INIT_STD, BertConfig
 from fairseq.modules.attention import Bidirectional, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
-from fairseq.modules.transformer_layer import ACTIVATIONS, Infuse, TransformerLayer, layer_norm, skips_layer
-
-INIT_STD = 0.02  # of all weights, as in the code of BERT's authors (Devlin et al. 2019, appendix A.2)
-
-
-@dataclass(frozen=True)
-class BertConfig(ModelConfig):
-    """Settings of an encoder."""
-
-    encoder_layers: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)
-    encoder_embed_dim: int = flag(768, "width of the model", low=1)
-    encoder_input_dim: int | None = flag(None, "width of the embeddings (default: `encoder_embed_dim`)", low=1)
-    encoder_ffn_embed_dim: int = flag(3072, "width of the feed-forward networks", low=1)
-    encoder_attention_heads: int = flag(12, "attention heads of each layer", low=1)
-    activation_fn: str = flag("gelu", "activation of the feed-forward networks", choices=tuple(ACTIVATIONS))
-    head_activation_fn: str | None = flag(
-        None, "activation of the output layer (default: `activation_fn`)", choices=tuple(ACTIVATIONS)
-    )
-    dropout: float = flag(0.1, "dropout after embeddings, attention and feed-forward networks", low=0, below=1)
-    attention_dropout: float = flag(0.1, "dropout of attention weights", low=0, below=1)
-    activation_dropout: float = flag(
-        0.0, "dropout inside the feed-forward networks", aliases=("--relu-dropout",), low=0, below=1
-    )
-    encoder_layerdrop: float = flag(0.0, "LayerDrop: probability of skipping a layer in training", low=0, below=1)
-    max_positions: int = flag(512, "maximum tokens per row", low=1)
-    token_types: int = flag(0, "number of token types (0: none)", low=0)
-    layer_norm_eps: float = flag(1e-5, "constant added to the variance in layer norms", above=0)
-    init_std: float = flag(INIT_STD, "standard deviation of initial weights", low=0)
-    untie_weights_roberta: bool = flag(False, "output weights separate from the token embeddings")
-
-    def check(self) -> None:
-        if self.encoder_embed_dim % self.encoder_attention_heads:
-            raise SettingError(
-                f"`encoder_attention_heads` {self.encoder_attention_heads}: "
-                f"must divide `encoder_embed_dim` {self.encoder_embed_dim}"
-            )
-
-    @property
-    def embedding_dim(self) -> int:
-        """Width of the embeddings; projected to the model's where the two differ."""
-        return self.encoder_input_dim or self.encoder_embed_dim
-
-    @property
-    def head_activation(self) -> str:
-        """Activation of the output layer."""
-        return self.head_activation_fn or self.activation_fn
+from fairseq.modules.transformer_layer import Infuse, TransformerLayer, layer_norm, skips_layer
 
 
 class TransformerEncoder(nn.Module):

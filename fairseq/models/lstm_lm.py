@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import typed
 from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
-from fairseq.models.base import BlockModelConfig, FairseqLanguageModel
-from fairseq.modules.adaptive_input import check_cutoffs
+from fairseq.models.base import FairseqLanguageModel
+from fairseq.models.lstm_lm_settings import LSTMLMConfig
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import KeyValueCache
@@ -20,43 +20,6 @@ from fairseq.modules.output_layer import LinearOutput, OutputLayer
 
 INIT = 0.1  # weights are uniform in ±INIT
 State = tuple[Tensor, Tensor]
-
-
-@dataclass(frozen=True)
-class LSTMLMConfig(BlockModelConfig):
-    """Settings of an LSTM language model."""
-
-    dropout: float = flag(0.1, "dropout of embeddings and of every layer's output", low=0, below=1)
-    decoder_embed_dim: int = flag(512, "width of the embeddings", low=1)
-    decoder_hidden_size: int | None = flag(None, "width of the layers (default: `decoder_embed_dim`)", low=1)
-    decoder_layers: int = flag(1, "number of layers", low=1, high=10_000)
-    decoder_out_embed_dim: int = flag(512, "width of the output", low=1)
-    decoder_dropout_in: float | None = flag(None, "dropout of embeddings (default: `dropout`)", low=0, below=1)
-    decoder_dropout_out: float | None = flag(None, "dropout of layers' outputs (default: `dropout`)", low=0, below=1)
-    residuals: bool = flag(False, "add a layer's previous state to the next layer's input")
-    share_decoder_input_output_embed: bool = flag(False, "tie the output weights to the input embeddings")
-    adaptive_softmax_cutoff: list[int] | None = flag(
-        None, "with `criterion` adaptive_loss: first word of each band but the first"
-    )
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the layers."""
-        return self.decoder_hidden_size or self.decoder_embed_dim
-
-    def check(self) -> None:
-        self.check_vocabulary()
-        differ = self.decoder_embed_dim != self.decoder_out_embed_dim
-        if self.adaptive_softmax_cutoff is None and self.share_decoder_input_output_embed and differ:
-            raise SettingError(
-                f"`share_decoder_input_output_embed`: needs `decoder_out_embed_dim` {self.decoder_embed_dim}, the "
-                "width of the embeddings"
-            )
-
-    def check_vocabulary(self, vocabulary: int | None = None) -> None:
-        """Raise SettingError if a band, where the number of words is known, has none."""
-        if self.adaptive_softmax_cutoff is not None:
-            check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff, vocabulary)
 
 
 @dataclass
@@ -149,7 +112,7 @@ class LSTMDecoder(nn.Module):
         return hidden, previous, (last[0], last_memory[0])
 
 
-@register_model("lstm_lm", dataclass=LSTMLMConfig)
+@register_model("lstm_lm")
 class LSTMLanguageModel(FairseqLanguageModel):
     """An LSTM language model; every block begins with a state of zeros, as in fairseq."""
 

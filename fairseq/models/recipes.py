@@ -141,7 +141,7 @@ def objective_of(arch: str, chosen: Mapping[str, Any]) -> dict[str, str]:
         if chosen.get("task") == CLASSES:
             return {"criterion": CLASSES}
         return {"task": task, "criterion": criterion} if chosen.get("task", task) == task else {}
-    settings_class = getattr(MODELS[model], "config_class", None) if model in MODELS else None
+    settings_class = getattr(MODELS.declaration(model), "config_class", None) if model in MODELS else None
     if settings_class is None or "adaptive_softmax_cutoff" not in fields.defaults(settings_class):
         return {}
     settings = ARCHITECTURES[arch].complete(chosen)

@@ -8,116 +8,24 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import typed
 from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
-from fairseq.models.base import MOST_LAYERS
 from fairseq.models.decoder import Decoder, DecoderModel
-from fairseq.models.decoder_layer import DecoderLayerConfig
-from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear, check_cutoffs, word_embedding
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
+from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear, word_embedding
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
-from fairseq.modules.attention import CAUSAL, Causal
+from fairseq.modules.attention import CAUSAL, Causal, PositionInfusedAttention, RotaryAttention, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.output_layer import LinearOutput
-from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, TokenShift, sinusoids
-from fairseq.modules.transformer_layer import Infuse, skips_layer
-
-
-@dataclass(frozen=True)
-class TransformerLMConfig(DecoderLayerConfig):
-    """The settings of a transformer language model."""
-
-    decoder_output_dim: int | None = flag(None, "width of the output (default: `decoder_embed_dim`)", low=1)
-    decoder_input_dim: int | None = flag(None, "width of the input embeddings (default: `decoder_embed_dim`)", low=1)
-    decoder_layers: int = flag(6, "number of layers", low=1, high=MOST_LAYERS)
-    decoder_layers_to_keep: list[int] | None = flag(
-        None, "checkpoint layers to keep, from 0, e.g. 0,2,5 (default: all)", metavar="LAYERS"
-    )
-    no_decoder_final_norm: bool = flag(False, "omit the layer norm after the last layer")
-    adaptive_softmax_cutoff: list[int] | None = flag(None, "adaptive softmax: first word id of each tail band")
-    adaptive_softmax_dropout: float = flag(0.0, "dropout of the adaptive softmax", low=0, below=1)
-    adaptive_softmax_factor: float = flag(4.0, "adaptive softmax: width ratio of successive bands", low=1)
-    no_token_positional_embeddings: bool = flag(False, "omit position embeddings")
-    share_decoder_input_output_embed: bool = flag(False, "tie the output weights to the input embeddings")
-    decoder_learned_pos: bool = flag(False, "learned position embeddings instead of sinusoids")
-    decoder_layerdrop: float = flag(0.0, "LayerDrop: probability of skipping a layer in training", low=0, below=1)
-    adaptive_input: bool = flag(False, "adaptive input embeddings")
-    adaptive_input_factor: float = flag(4.0, "adaptive input: width ratio of successive bands", low=1)
-    adaptive_input_cutoff: list[int] | None = flag(None, "adaptive input: first word id of each tail band")
-    tie_adaptive_weights: bool = flag(False, "tie the adaptive softmax to the adaptive input's embeddings")
-    tie_adaptive_proj: bool = flag(False, "tie the adaptive softmax to the adaptive input's projections")
-    no_scale_embedding: bool = flag(False, "do not scale embeddings by the square root of their width")
-    layernorm_embedding: bool = flag(False, "layer norm after the embeddings")
-    character_embeddings: bool = flag(False, "character-built word embeddings (not supported)")
-    token_shift: int = flag(0, "earlier tokens whose embeddings each token's input holds too", low=0, high=16)
-
-    def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
-        """The cache has the length of a block; a table of learned positions is made for the longest one."""
-        changes: dict[str, Any] = {"tokens_from_prev": tokens} if self.tokens_from_prev > 0 else {}
-        return {**changes, "max_target_positions": longest} if self.decoder_learned_pos else changes
-
-    def check(self) -> None:
-        super().check()
-        keep = self.decoder_layers_to_keep
-        if keep is not None and (not keep or len(set(keep)) < len(keep) or min(keep) < 0):
-            numbers = ",".join(map(str, keep))
-            raise SettingError(f"`decoder_layers_to_keep` {numbers}: give different numbers of layers, from 0")
-        if self.character_embeddings:
-            raise SettingError("`character_embeddings`: not supported; leave it out")
-        if self.position_infused_attention and (self.decoder_learned_pos or self.no_token_positional_embeddings):
-            raise SettingError("`position_infused_attention`, `tokens_from_prev`: need sinusoidal positions")
-        if self.rotary_fraction and self.decoder_learned_pos:
-            raise SettingError("`rotary_fraction`: replaces `decoder_learned_pos`; leave one of them out")
-        self.check_vocabulary()
-        dim = self.decoder_embed_dim
-        differ = (self.decoder_input_dim or dim) != (self.decoder_output_dim or dim)
-        if self.tie_adaptive_weights:
-            if not self.adaptive_input or self.adaptive_softmax_cutoff is None:
-                raise SettingError("`tie_adaptive_weights`: needs `adaptive_input` and `adaptive_softmax_cutoff`")
-            if self.adaptive_input_cutoff != self.adaptive_softmax_cutoff:
-                raise SettingError(
-                    "`tie_adaptive_weights`: `adaptive_input_cutoff` and `adaptive_softmax_cutoff` differ"
-                )
-            if self.adaptive_input_factor != self.adaptive_softmax_factor:
-                raise SettingError(
-                    "`tie_adaptive_weights`: `adaptive_input_factor` and `adaptive_softmax_factor` differ"
-                )
-            if differ:
-                raise SettingError("`tie_adaptive_weights`: `decoder_input_dim` and `decoder_output_dim` differ")
-        if self.share_decoder_input_output_embed:
-            if self.adaptive_input:
-                raise SettingError(
-                    "`share_decoder_input_output_embed`: with `adaptive_input` use `tie_adaptive_weights`"
-                )
-            if differ:
-                raise SettingError(
-                    "`share_decoder_input_output_embed`: `decoder_input_dim` and `decoder_output_dim` differ"
-                )
-
-    def check_vocabulary(self, vocabulary: int | None = None) -> None:
-        """Raise SettingError if a band has no width or, where the number of words is known, no words."""
-        bands: list[tuple[str, list[int], int | None, float]] = []
-        if self.adaptive_softmax_cutoff is not None:
-            bands.append(
-                ("softmax", self.adaptive_softmax_cutoff, self.decoder_output_dim, self.adaptive_softmax_factor)
-            )
-        if self.adaptive_input:
-            cutoffs = self.adaptive_input_cutoff or []
-            bands.append(("input", cutoffs, self.decoder_input_dim, self.adaptive_input_factor))
-        for part, cutoffs, dim, factor in bands:
-            check_cutoffs(f"adaptive_{part}_cutoff", cutoffs, vocabulary)
-            tails, width = len(cutoffs), dim or self.decoder_embed_dim
-            if width < factor**tails:
-                raise SettingError(
-                    f"`adaptive_{part}_factor` {factor}: band {tails} of width {width} / {factor}^{tails} is empty"
-                )
+from fairseq.modules.positions import LearnedPositions, Rotation, SinusoidalPositions, TokenShift, sinusoids
+from fairseq.modules.transformer_layer import Infuse, TransformerLayer, layer_norm, skips_layer
 
 
 class TransformerDecoder(Decoder):
@@ -139,7 +47,7 @@ class TransformerDecoder(Decoder):
         dim = cfg.decoder_embed_dim
         input_dim = cfg.decoder_input_dim or dim
         output_dim = cfg.decoder_output_dim or dim
-        self.infused, self.rotation = cfg.position_infused_attention, cfg.rotation
+        self.infused, self.rotation = cfg.position_infused_attention, _rotation(cfg)
         self.first_position = padding_idx + 1
         # A marker that fairseq's checkpoints have; they load strictly.
         self.register_buffer("version", torch.tensor([3.0]))
@@ -149,9 +57,17 @@ class TransformerDecoder(Decoder):
             self.embed_tokens = embed_tokens
         elif cfg.adaptive_input:
             cutoffs = cfg.adaptive_input_cutoff or []
-            self.embed_tokens = AdaptiveInput(vocabulary, padding, input_dim, cfg.adaptive_input_factor, dim, cutoffs)
+            self.embed_tokens = AdaptiveInput(
+                vocabulary,
+                padding,
+                input_dim,
+                cfg.adaptive_input_factor,
+                dim,
+                cutoffs,
+                init_std=cfg.embed_init_std,
+            )
         else:
-            self.embed_tokens = word_embedding(vocabulary, input_dim, padding)
+            self.embed_tokens = word_embedding(vocabulary, input_dim, padding, cfg.embed_init_std)
         # Vaswani et al. 2017, §3.4. Sinusoids have the norm √(C/2), beside which vectors of norm 1 would be lost.
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         widen = input_dim != dim and not cfg.adaptive_input
@@ -162,12 +78,12 @@ class TransformerDecoder(Decoder):
         elif not cfg.no_token_positional_embeddings and self.rotation is None:
             self.embed_positions = SinusoidalPositions(dim, padding_idx)
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
-        self.layernorm_embedding = cfg.norm() if cfg.layernorm_embedding else None
+        self.layernorm_embedding = _norm(cfg) if cfg.layernorm_embedding else None
         layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)
-        self.layers = nn.ModuleList(cfg.layer() for _ in range(layers))
+        self.layers = nn.ModuleList(_layer(cfg) for _ in range(layers))
         # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a norm.
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
-        self.layer_norm = cfg.norm() if final_norm else None
+        self.layer_norm = _norm(cfg) if final_norm else None
         needs_projection = output_dim != dim and not cfg.tie_adaptive_weights
         self.project_out_dim = bare_linear(dim, output_dim) if needs_projection else None
 
@@ -233,7 +149,59 @@ class TransformerDecoder(Decoder):
         return x if self.project_out_dim is None else self.project_out_dim(x)
 
 
-@register_model("transformer_lm", dataclass=TransformerLMConfig)
+def _rotation(cfg: TransformerLMConfig) -> Rotation | None:
+    """The rotary positions of a head; None without them."""
+    if not cfg.rotary_fraction:
+        return None
+    return Rotation(cfg.rotary_channels, cfg.rotary_base, cfg.rotary_scaling, cfg.rotary_trained_positions)
+
+
+def _norm(cfg: TransformerLMConfig) -> nn.Module:
+    """A norm of hidden states."""
+    bias = cfg.decoder_biases == "all"
+    return layer_norm(cfg.decoder_embed_dim, not cfg.no_apex, cfg.decoder_norm_eps, cfg.decoder_norm, bias)
+
+
+def _layer(cfg: TransformerLMConfig) -> TransformerLayer:
+    """A layer."""
+    attention = _attention_class(cfg)(
+        cfg.decoder_embed_dim,
+        cfg.decoder_attention_heads,
+        cfg.attention_dropout,
+        kv_heads=cfg.decoder_kv_heads,
+        bias=cfg.decoder_biases != "none",
+        out_bias=cfg.decoder_biases == "all",
+        qk_norm=cfg.qk_norm,
+    )
+    layer = TransformerLayer(
+        attention,
+        cfg.decoder_embed_dim,
+        cfg.decoder_ffn_embed_dim,
+        dropout=cfg.dropout,
+        activation_dropout=cfg.activation_dropout,
+        activation_fn=cfg.activation_fn,
+        normalize_before=cfg.decoder_normalize_before,
+        apex=not cfg.no_apex,
+        layer_norm_eps=cfg.decoder_norm_eps,
+        norm=cfg.decoder_norm,
+        bias=cfg.decoder_biases == "all",
+        gated=cfg.decoder_gated_ffn,
+        parallel=cfg.decoder_parallel_residual,
+    )
+    # Each layer begins as the identity (Zhang et al. 2019, "Fixup").
+    if cfg.zero_init_residual:
+        for projection in (attention.out_proj, layer.fc2):
+            nn.init.zeros_(projection.weight)
+    return layer
+
+
+def _attention_class(cfg: TransformerLMConfig) -> type[SelfAttention]:
+    if cfg.rotary_fraction:
+        return RotaryAttention
+    return PositionInfusedAttention if cfg.position_infused_attention else SelfAttention
+
+
+@register_model("transformer_lm")
 class TransformerLanguageModel(DecoderModel):
     """A transformer language model; see :class:`TransformerDecoder`."""
 

@@ -5,28 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq.errors import SettingError
 from fairseq.modules.attention import is_cpu
 from fairseq.modules.linear import Linear, lowered
 
 
-def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = None) -> None:
-    """Raise SettingError unless cutoffs ascend and, in a *vocabulary* of known size, leave words for the last band."""
-    text = ",".join(map(str, cutoffs))
-    if not cutoffs or cutoffs[0] < 1 or any(a >= b for a, b in zip(cutoffs, cutoffs[1:], strict=False)):
-        raise SettingError(f"`{setting}` {text}: cutoffs must be positive and ascending")
-    if vocabulary is not None and cutoffs[-1] >= vocabulary:
-        raise SettingError(
-            f"`{setting}` {text}: the last cutoff must be below the dictionary size, {vocabulary}; "
-            "lower the cutoffs or use a smaller `arch`"
-        )
-
-
-def word_embedding(words: int, dim: int, padding_idx: int | None) -> nn.Embedding:
-    """Embeddings [words, dim] with fairseq's initial values; padding's row is zero."""
+def word_embedding(words: int, dim: int, padding_idx: int | None, std: float | None = None) -> nn.Embedding:
+    """Embeddings [words, dim] of standard deviation *std*, or with fairseq's initial values; padding's row is zero."""
     embedding = nn.Embedding(words, dim, padding_idx)
-    # Vectors have a norm of about 1 whatever their width, so that all bands are of one scale.
-    nn.init.normal_(embedding.weight, std=dim**-0.5)
+    # fairseq's vectors have a norm of about 1 whatever their width, so that all bands are of one scale.
+    nn.init.normal_(embedding.weight, std=dim**-0.5 if std is None else std)
     if padding_idx is not None:
         nn.init.zeros_(embedding.weight[padding_idx])
     return embedding
@@ -54,6 +41,7 @@ class AdaptiveInput(nn.Module):
         cutoffs: first word of each band after the first.
         projections: ``own``: each band has one to the model's width; ``shared``: all bands have the same one, or none
             if they have that width already.
+        init_std: standard deviation of initial embeddings; None: fairseq's.
     """
 
     def __init__(
@@ -65,6 +53,7 @@ class AdaptiveInput(nn.Module):
         output_dim: int,
         cutoffs: list[int],
         projections: str = "own",
+        init_std: float | None = None,
     ) -> None:
         super().__init__()
         self.bounds = [0, *cutoffs, vocabulary]
@@ -77,7 +66,7 @@ class AdaptiveInput(nn.Module):
             # Rounded as fairseq does, whose checkpoints have these widths.
             dim = int(initial_dim // factor**band)
             # Special symbols come first, so padding is a word of the first band.
-            embedding = word_embedding(last - first, dim, padding_idx if band == 0 else None)
+            embedding = word_embedding(last - first, dim, padding_idx if band == 0 else None, init_std)
             if not shared or (projection is None and initial_dim != output_dim):
                 projection = bare_linear(dim, output_dim)
             self.embeddings.append(nn.Sequential(embedding, *([projection] if projection is not None else [])))

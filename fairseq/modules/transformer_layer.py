@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.errors import UserError, nearest
+from fairseq.modules import ACTIVATIONS
 from fairseq.modules.attention import CAUSAL, Visibility, is_cpu
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, variational_dropout
 from fairseq.modules.linear import Linear, lowered
@@ -28,24 +29,16 @@ def relu_squared(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": F.relu,
-    "relu_squared": relu_squared,
-    "gelu": F.gelu,
-    # fairseq has two names for the approximation by tanh.
-    "gelu_accurate": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_fast": lambda x: F.gelu(x, approximate="tanh"),
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "linear": lambda x: x,
-}
+_BY_TANH = functools.partial(F.gelu, approximate="tanh")  # for which fairseq has two names
+_FUNCTIONS = (F.relu, relu_squared, F.gelu, _BY_TANH, _BY_TANH, F.silu, torch.tanh, lambda x: x)
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = dict(zip(ACTIVATIONS, _FUNCTIONS, strict=True))
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
     """Return the activation function called *name*; raise UserError if there is none."""
-    if name not in ACTIVATIONS:
-        raise UserError(f"activation {name}: unknown; {nearest(name, ACTIVATIONS)}")
-    return ACTIVATIONS[name]
+    if name not in FUNCTIONS:
+        raise UserError(f"activation {name}: unknown; {nearest(name, FUNCTIONS)}")
+    return FUNCTIONS[name]
 
 
 class LayerNorm(nn.LayerNorm):
@@ -74,9 +67,6 @@ class RMSNorm(nn.RMSNorm):
         # torch computes the mean of squares in float32.
         with torch.autocast(x.device.type, enabled=False):
             return F.rms_norm(x.to(weight.dtype), self.normalized_shape, weight, self.eps)
-
-
-NORMS = ("layer", "rms")
 
 
 def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5, kind: str = "layer", bias: bool = True) -> nn.Module:

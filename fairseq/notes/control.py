@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from fairseq.data.dataset import Sample
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.notes.blocks import DISTANCES
 from fairseq.notes.dictionary import NoteDictionary
-from fairseq.notes.extension import NAME
+from fairseq.notes.settings import NAME
 from fairseq.notes.state import dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask
 

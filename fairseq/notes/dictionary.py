@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq.notes.settings import FORMS
+
 INIT_STD = 0.02
-FORMS = ("literal", "centred")
 
 
 class NoteDictionary(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -13,57 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config import fields
-from fairseq.config.fields import Config, flag
 from fairseq.config.registry import EXTENSIONS, register_task
 from fairseq.config.settings import Settings
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import corpus_prefixes, data_folders
 from fairseq.data.masking import MaskedBlocks, word_parts
 from fairseq.data.token_blocks import TokenBlocks
-from fairseq.errors import SettingError, UserError
-from fairseq.models import BaseFairseqModel
+from fairseq.errors import UserError
+from fairseq.models.base import BaseFairseqModel
 from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
-from fairseq.notes.dictionary import FORMS, CausalNoteDictionary, NoteDictionary
+from fairseq.notes.dictionary import CausalNoteDictionary, NoteDictionary
+from fairseq.notes.settings import NAME, CausalNoteConfig, NoteConfig
 from fairseq.notes.spans import reopen_spans
 from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
 from fairseq.system.lookup import is_file
 from fairseq.tasks.carried import CarriedState
-from fairseq.tasks.language_modeling import LanguageModelingTask
-from fairseq.tasks.masked_lm import MaskedLMTask, MaskedLMTaskConfig
+from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.text.dictionary import Dictionary
 
-NAME = "notes"
 KEEP = "keep_notes"
 """Name of the setting that keeps notes in a model that is loaded."""
 PREFIXES = ("notes.", "note_projection.")
 """Prefixes of parameter and buffer names that belong to notes."""
-
-
-@dataclass(frozen=True)
-class NoteConfig(Config):
-    """Settings of notes."""
-
-    note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", above=0, below=1, python=(0, 1))
-    note_gamma: float = flag(0.1, "weight of an update's notes in the table", above=0, below=1, python=(0, 1))
-    note_half_window: int = flag(16, "tokens on either side of a word that its note averages", low=0)
-    note_context: bool = flag(False, "notes average the tokens around their word, without its own")
-    note_form: str = flag(
-        "literal", "notes as they are (the paper's), or centred and scaled to embeddings", choices=FORMS
-    )
-    note_until: int | None = flag(None, "last update that reads or takes notes (default: all)", low=1)
-
-    def check(self) -> None:
-        if self.note_context and self.note_half_window == 0:
-            raise SettingError("`note_half_window` 0: must be at least 1 with `note_context`")
-        super().check()
-
-
-@dataclass(frozen=True)
-class EncoderNoteConfig(NoteConfig):
-    """Settings of notes in encoders."""
-
-    note_read_window: bool = flag(False, "notes also read by `note_half_window` tokens around the word")
 
 
 def dictionary_settings(cfg: NoteConfig) -> dict[str, Any]:
@@ -86,14 +57,6 @@ def notes_of(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def without_notes(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The *parameters* that do not belong to notes."""
     return {name: value for name, value in parameters.items() if not name.startswith(PREFIXES)}
-
-
-@dataclass(frozen=True)
-class CausalNoteConfig(NoteConfig):
-    """Settings of notes in causal models."""
-
-    note_half_window: int = flag(16, "tokens before a word that its note averages, besides the word", low=0)
-    notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
 
 class NotedModel(BaseFairseqModel):
@@ -224,10 +187,6 @@ class Notes:
         self.distances = False
 
     @staticmethod
-    def extends(part: Any) -> bool:
-        return isinstance(part, type) and issubclass(part, LanguageModelingTask)
-
-    @staticmethod
     def extend_model(model: BaseFairseqModel, cfg: CausalNoteConfig, task: Any) -> None:
         """Give *model* notes for the rare words of *task*.
 
@@ -316,12 +275,7 @@ def words_of(task: Any, flag: str) -> NoteWords:
     return notes.words
 
 
-@dataclass(frozen=True)
-class TNFMaskedLMConfig(MaskedLMTaskConfig):
-    """Settings of masked language modelling with notes."""
-
-
-@register_task("tnf_masked_lm", dataclass=TNFMaskedLMConfig)
+@register_task("tnf_masked_lm")
 class TNFMaskedLMTask(MaskedLMTask):
     """Prediction of chosen tokens by an encoder that reads notes of rare words, and takes new ones.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.notes.dictionary import NoteDictionary
 from fairseq.tasks.carried import CarriedState
 

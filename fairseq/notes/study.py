@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.errors import UserError
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.notes.dictionary import NoteDictionary
 from fairseq.notes.words import NOTES, NoteWords
 from fairseq.text.dictionary import Dictionary

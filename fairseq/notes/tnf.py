@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fairseq.config.fields import flag, typed
-from fairseq.config.registry import ARCHITECTURES, Architecture, register_model
+from fairseq.config.fields import typed
+from fairseq.config.registry import register_model
 from fairseq.errors import UserError
-from fairseq.models.bert import BertConfig, BertModel
-from fairseq.models.electra import ElectraConfig, ElectraModel
-from fairseq.models.recipes import OBJECTIVES, RECIPES
+from fairseq.models.bert import BertModel
+from fairseq.models.electra import ElectraModel
 from fairseq.notes.dictionary import NoteDictionary, generator_apart
 from fairseq.notes.extension import (
     KEEP,
-    EncoderNoteConfig,
     NotedModel,
     dictionary_settings,
     give_notes,
     without_notes,
     words_of,
 )
+from fairseq.notes.settings import PREFIX, EncoderNoteConfig, TNFElectraConfig
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
-
-PREFIX = "tnf_"
-"""Prefix of architectures and tasks with notes; the rest is the name without notes."""
-SIZES = ("bert", "bert_base", "bert_small", "bert_tiny", "electra", "electra_base", "electra_small", "electra_tiny")
 
 
 class NotedEncoder(NotedModel):
@@ -92,23 +86,7 @@ class NotedEncoder(NotedModel):
         return {**args, **changed}, without_notes(parameters)
 
 
-@dataclass(frozen=True)
-class TNFBertConfig(EncoderNoteConfig, BertConfig):
-    """Settings of BERT with notes."""
-
-
-@dataclass(frozen=True)
-class TNFElectraConfig(EncoderNoteConfig, ElectraConfig):
-    """Settings of ELECTRA with notes."""
-
-    note_readers: str = flag(
-        "generator",
-        "networks that read notes; a note shows the discriminator that its word is original",
-        choices=("both", "generator"),
-    )
-
-
-@register_model("tnf_bert", dataclass=TNFBertConfig)
+@register_model("tnf_bert")
 class TNFBert(NotedEncoder):
     """BERT with notes."""
 
@@ -116,7 +94,7 @@ class TNFBert(NotedEncoder):
     decisive_settings = (*BertModel.decisive_settings, *NotedEncoder.decisive_settings)
 
 
-@register_model("tnf_electra", dataclass=TNFElectraConfig)
+@register_model("tnf_electra")
 class TNFElectra(NotedEncoder):
     """ELECTRA with notes.
 
@@ -146,13 +124,3 @@ def _projection(dim: int, embed_dim: int) -> nn.Linear | None:
         # Keeps the variance of a note: each output is a sum of C products.
         projection.weight.normal_(0, dim**-0.5, generator=generator_apart("projection"))
     return projection
-
-
-# The architectures of encoders with notes, with the recipes of encoders without.
-for _name in SIZES:
-    _model = f"{PREFIX}{_name.split('_')[0]}"
-    ARCHITECTURES.register(PREFIX + _name)(Architecture(_model, ARCHITECTURES[_name].complete))
-
-for _name in ("bert", "electra"):
-    RECIPES[PREFIX + _name] = RECIPES[_name]
-    OBJECTIVES[PREFIX + _name] = (PREFIX + OBJECTIVES[_name][0], OBJECTIVES[_name][1])

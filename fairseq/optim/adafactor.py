@@ -3,37 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq.config.fields import flag
 from fairseq.config.registry import register_optimizer
-from fairseq.config.settings import RateConfig
-from fairseq.errors import SettingError
 from fairseq.optim.elementwise import CountingOptimizer, Group, State, States, Tensors
-from fairseq.optim.fairseq_optimizer import FairseqOptimizer, check_pair
-
-
-@dataclass(frozen=True)
-class AdafactorConfig(RateConfig):
-    """Adafactor."""
-
-    adafactor_eps: list[float] = flag([1e-30, 1e-3], "term added to squares; minimum scale", low=0, metavar="E1,E2")
-    clip_threshold: float = flag(1.0, "maximum root mean square of an update", above=0)
-    decay_rate: float = flag(-0.8, "exponent of the second moment's decay", below=0)
-    beta1: float | None = flag(None, "decay of the first moment (default: none is kept)", low=0, below=1)
-    scale_parameter: bool = flag(False, "scale the rate by each parameter's root mean square")
-    relative_step: bool = flag(False, "use a rate of 1 / sqrt(updates) instead of `lr`")
-    warmup_init: bool = flag(False, "start `relative_step` at 1e-6, rising linearly")
-    weight_decay: float = flag(0.0, "weight decay, decoupled from the gradient", low=0)
-
-    def check(self) -> None:
-        check_pair("adafactor_eps", self.adafactor_eps, "1e-30,1e-3")
-        if self.warmup_init and not self.relative_step:
-            raise SettingError("`warmup_init`: needs `relative_step`; give both or neither")
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
 
 class Adafactor(CountingOptimizer):
@@ -117,7 +94,7 @@ def _rms(tensors: Tensors) -> Tensors:
     return norms
 
 
-@register_optimizer("adafactor", dataclass=AdafactorConfig)
+@register_optimizer("adafactor")
 class FairseqAdafactor(FairseqOptimizer):
     """``--optimizer adafactor``: see :class:`Adafactor`."""
 

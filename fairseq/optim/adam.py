@@ -5,16 +5,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import typed
 from fairseq.config.registry import register_optimizer
-from fairseq.config.settings import RateConfig
-from fairseq.config.shared import KernelConfig
 from fairseq.optim.elementwise import (
     CountingOptimizer,
     Factor,
@@ -25,22 +22,10 @@ from fairseq.optim.elementwise import (
     divisor,
     is_half,
 )
-from fairseq.optim.fairseq_optimizer import FairseqOptimizer, check_pair, move_step
+from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
+from fairseq.optim.settings import AdamConfig
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class AdamConfig(RateConfig, KernelConfig):
-    """Adam."""
-
-    adam_betas: list[float] = flag([0.9, 0.999], "decay rates of the two moments", low=0, below=1, metavar="B1,B2")
-    adam_eps: float = flag(1e-8, "term added to the root of the second moment", low=0)
-    adam_torch_eps: bool = flag(False, "add `adam_eps` after bias correction, as torch.optim.Adam does, not before")
-    weight_decay: float = flag(0.0, "weight decay, decoupled from the gradient", low=0)
-
-    def check(self) -> None:
-        check_pair("adam_betas", self.adam_betas, "0.9,0.98")
 
 
 class Adam(CountingOptimizer):
@@ -93,7 +78,7 @@ class Adam(CountingOptimizer):
             )
 
 
-@register_optimizer("adam", dataclass=AdamConfig)
+@register_optimizer("adam")
 class FairseqAdam(FairseqOptimizer):
     """``--optimizer adam``: :class:`Adam`, or NVIDIA apex's FusedAdam where it is importable, unless ``--no-apex``.
 
@@ -138,18 +123,6 @@ def _apex_adam(params: list[Any]) -> Any:
     except ImportError:
         return None
     return FusedAdam
-
-
-@dataclass(frozen=True)
-class LAMBConfig(RateConfig):
-    """LAMB."""
-
-    lamb_betas: list[float] = flag([0.9, 0.999], "decay rates of the two moments", low=0, below=1, metavar="B1,B2")
-    lamb_eps: float = flag(1e-8, "term added to the root of the second moment", low=0)
-    weight_decay: float = flag(0.0, "weight decay, part of the update", low=0)
-
-    def check(self) -> None:
-        check_pair("lamb_betas", self.lamb_betas, "0.9,0.999")
 
 
 class LAMB(CountingOptimizer):
@@ -201,7 +174,7 @@ class LAMB(CountingOptimizer):
         torch._foreach_sub_(params, updates, alpha=group["lr"])
 
 
-@register_optimizer("lamb", dataclass=LAMBConfig)
+@register_optimizer("lamb")
 class FairseqLAMB(FairseqOptimizer):
     """``--optimizer lamb``: see :class:`LAMB`. It also restores states of apex's FusedLAMB, which fairseq uses."""
 

@@ -175,12 +175,6 @@ def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> Fairse
     return cls(settings.read_by(cls, settings.optimizer), trained)
 
 
-def check_pair(setting: str, numbers: list[float], example: str) -> None:
-    """Raise SettingError unless *setting* has two *numbers*."""
-    if len(numbers) != 2:
-        raise SettingError(f"`{setting}` {','.join(map(str, numbers))}: expected two numbers, e.g. {example}")
-
-
 def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
     """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as fairseq has it."""
     groups = [dict(group) for group in state["param_groups"]]

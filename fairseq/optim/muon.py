@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq.config.fields import flag, typed
+from fairseq.config.fields import typed
 from fairseq.config.registry import register_optimizer
-from fairseq.config.settings import PrecisionConfig
 from fairseq.errors import SettingError
 from fairseq.modules.precision import fastest
-from fairseq.optim.adam import Adam, AdamConfig, FairseqAdam
+from fairseq.optim.adam import Adam, FairseqAdam
 from fairseq.optim.elementwise import Factor, Group, State, States, Tensors, buckets, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 from fairseq.optim.groups import HIDDEN, hidden_apart
+from fairseq.optim.settings import MuonConfig
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the quintic iteration: singular values reach 1 ± 0.3 in few steps (Jordan et al. 2024)."""
@@ -29,16 +28,7 @@ BATCH = 1 << 24
 """Elements of equally shaped matrices that are orthogonalised together: 64 MiB of float32 for each temporary tensor."""
 
 
-@dataclass(frozen=True)
-class MuonConfig(AdamConfig, PrecisionConfig):
-    """Muon."""
-
-    muon_lr: float | None = flag(None, "learning rate of the hidden matrices (default: `lr`)", above=0)
-    muon_momentum: float = flag(0.95, "momentum of the hidden matrices", low=0, below=1)
-    muon_iterations: int = flag(5, "Newton-Schulz iterations per update", low=1, high=100)
-
-
-@register_optimizer("muon", dataclass=MuonConfig)
+@register_optimizer("muon")
 class FairseqMuon(FairseqOptimizer):
     """``--optimizer muon``: :class:`Muon` for the matrices inside the layers, Adam for everything else.
 

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq.config.fields import flag
 from fairseq.config.registry import register_optimizer
-from fairseq.config.settings import RateConfig
 from fairseq.optim.elementwise import ElementwiseOptimizer, Factor, Group, State, States, Tensors, divisor, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
 # torch rejects factors beyond it, as of 1e-8 raised to 1e38.
 LARGEST = torch.finfo(torch.float32).max
 LARGEST_CHANGE = 1e4
-
-
-@dataclass(frozen=True)
-class SGDConfig(RateConfig):
-    """Stochastic gradient descent with momentum."""
-
-    momentum: float = flag(0.0, "momentum", low=0, below=1)
-    weight_decay: float = flag(0.0, "weight decay, added to the gradient", low=0)
 
 
 class MomentumSGD(ElementwiseOptimizer):
@@ -49,21 +38,13 @@ class MomentumSGD(ElementwiseOptimizer):
         torch._foreach_add_(params, grads, alpha=-group["lr"])
 
 
-@register_optimizer("sgd", dataclass=SGDConfig)
+@register_optimizer("sgd")
 class SGD(FairseqOptimizer):
     """``--optimizer sgd``: see :class:`MomentumSGD`."""
 
     optimizer_class = MomentumSGD
     updates_parts = True
     group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
-
-
-@dataclass(frozen=True)
-class NAGConfig(RateConfig):
-    """Nesterov accelerated gradient."""
-
-    momentum: float = flag(0.99, "momentum", low=0, below=1)
-    weight_decay: float = flag(0.0, "weight decay", low=0)
 
 
 class NAG(ElementwiseOptimizer):
@@ -122,7 +103,7 @@ class NAG(ElementwiseOptimizer):
         group["lr_old"] = group["lr"]
 
 
-@register_optimizer("nag", dataclass=NAGConfig)
+@register_optimizer("nag")
 class FairseqNAG(FairseqOptimizer):
     """``--optimizer nag``: see :class:`NAG`."""
 
@@ -131,14 +112,7 @@ class FairseqNAG(FairseqOptimizer):
     group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
 
 
-@dataclass(frozen=True)
-class AdagradConfig(RateConfig):
-    """Adagrad."""
-
-    weight_decay: float = flag(0.0, "weight decay, added to the gradient", low=0)
-
-
-@register_optimizer("adagrad", dataclass=AdagradConfig)
+@register_optimizer("adagrad")
 class Adagrad(FairseqOptimizer):
     """``--optimizer adagrad``: :class:`torch.optim.Adagrad` (Duchi et al. 2011)."""
 

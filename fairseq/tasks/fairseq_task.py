@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, set_up
 from fairseq.config.settings import DataConfig, Settings, typed_settings
-from fairseq.criterions import build_criterion
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, subset_figures
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, build_criterion, subset_figures
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator, Turns
@@ -25,7 +24,7 @@ from fairseq.data.samplers import Batching, Sampler
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import Figure
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import build_model
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory
 from fairseq.text.dictionary import Dictionary
@@ -58,7 +57,8 @@ class Extension(Protocol):
     """What changes data and model of one task from outside, by settings of its own; made as ``cls(task)``.
 
     Registered in :data:`~fairseq.config.registry.EXTENSIONS` under the name of the switch among its settings. Where
-    the switch is on, a task makes one of itself; no task or model knows any by name.
+    the switch is on, a task makes one of itself; no task or model knows any by name. The dataclass of the settings has
+    a function ``extends(task)`` that returns whether *task*, a registered class or its declaration, has these settings.
     """
 
     decisive_settings: ClassVar[tuple[str, ...]]
@@ -69,10 +69,6 @@ class Extension(Protocol):
     """Further kinds of state that a step hands to the next."""
     subsets: ClassVar[tuple[str, ...]]
     """Names of the subsets of tokens that its samples mark."""
-
-    @staticmethod
-    def extends(part: Any) -> bool:
-        """Return whether *part*, a registered class, is a task that has this extension's settings."""
 
     @staticmethod
     def extend_model(model: BaseFairseqModel, cfg: Any, task: Any) -> None:

@@ -17,15 +17,15 @@ from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.models import BaseFairseqModel
-from fairseq.models.transformer_xl import TransformerXLConfig
+from fairseq.models.base import BaseFairseqModel
+from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
 
 
-@register_task("language_modeling", dataclass=LanguageModelingTaskConfig)
+@register_task("language_modeling")
 class LanguageModelingTask(FairseqTask):
     """Next-word prediction over binarised text in the data folder.
 
@@ -103,7 +103,7 @@ class LanguageModelingTask(FairseqTask):
         return {**sample, "target": target, "ntokens": int((lengths - lengths // 2).sum())}
 
 
-@register_task("truncated_bptt_lm", dataclass=LanguageModelingTaskConfig)
+@register_task("truncated_bptt_lm")
 class TruncatedBPTTLMTask(LanguageModelingTask):
     """Language modelling over rows that continue from batch to batch, under the name in fairseq's ``truncated_bptt``.
 

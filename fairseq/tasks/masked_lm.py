@@ -2,51 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_task
 from fairseq.config.settings import Settings, typed_settings
-from fairseq.config.shared import BREAK_MODES
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts, word_rule
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
-from fairseq.errors import SettingError, UserError
-from fairseq.models import BaseFairseqModel
+from fairseq.errors import UserError
+from fairseq.models.base import BaseFairseqModel
 from fairseq.tasks.fairseq_task import FairseqTask, check_symbols
+from fairseq.tasks.settings import MaskedLMTaskConfig
 from fairseq.text.dictionary import Dictionary
 
 
-@dataclass(frozen=True)
-class MaskedLMTaskConfig(Config):
-    """Settings of masked language modelling."""
-
-    sample_break_mode: str = flag(
-        "complete", "block boundaries; longer lines are cut at `max_positions`", choices=BREAK_MODES
-    )
-    tokens_per_sample: int = flag(512, "tokens per row, begin symbol included; longer lines stay whole", low=2)
-    mask_prob: float = flag(0.15, "fraction of tokens chosen for prediction", above=0, below=1)
-    leave_unmasked_prob: float = flag(0.1, "fraction of chosen tokens left unchanged", low=0, high=1)
-    random_token_prob: float = flag(0.1, "fraction of chosen tokens replaced by random ones", low=0, high=1)
-    mask_whole_words: bool = flag(False, "choose all tokens of a word together")
-    freq_weighted_replacement: bool = flag(False, "draw random replacements by their counts in the dictionary")
-
-    def check(self) -> None:
-        """Raise SettingError if the shares exceed 1."""
-        if self.leave_unmasked_prob + self.random_token_prob > 1:
-            raise SettingError(
-                f"`random_token_prob` {self.random_token_prob}: with `leave_unmasked_prob` {self.leave_unmasked_prob} "
-                "the sum is above 1; lower one of them"
-            )
-
-
-@register_task("masked_lm", dataclass=MaskedLMTaskConfig)
+@register_task("masked_lm")
 class MaskedLMTask(FairseqTask):
     """Prediction of chosen tokens of binarised text in the data folder.
 

@@ -7,10 +7,8 @@ memory. The model is the encoder of a ``bert`` or ``electra`` model with a head 
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,109 +19,30 @@ from torch import nn
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields
 from fairseq.config.command_settings import TextConfig
-from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_task
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import data_folders, load_dictionary
-from fairseq.data.glue import Label, Layout, check_labels, labels_of, layout_of, read_examples, split_file
-from fairseq.data.sentence_folders import check_sentences, classes_of, input_folders, read_labels, read_sentences
+from fairseq.data.glue import Label, check_labels, read_examples, split_file
+from fairseq.data.sentence_folders import check_sentences, input_folders, read_labels, read_sentences
 from fairseq.data.sentences import SentenceRows
 from fairseq.errors import UserError
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
-from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq.system.lookup import exists, is_file, is_folder
 from fairseq.tasks.fairseq_task import FairseqTask, check_symbols
+from fairseq.tasks.settings import SentencePredictionTaskConfig
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextReader
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.tokenizer import chosen_subwords
 
-FORMER_LABELS = "0,1"  # the default in checkpoints of earlier versions
 UNLABELLED = "test"
 """First part of the names of splits that may lack labels."""
 
 
-@dataclass(frozen=True)
-class SentencePredictionTaskConfig(Config):
-    """Settings of sentence prediction."""
-
-    glue_task: str | None = flag(None, "GLUE task; sets columns, labels and metrics", metavar="NAME")
-    labels: str | None = flag(None, "without `glue_task`: classes (default: the training table's)", metavar="LABEL,…")
-    regression_target: bool = flag(False, "without `glue_task`: the column label holds scores, not classes")
-    num_classes: int = flag(-1, "number of classes, as a check (-1: as in `labels`)", low=-1)
-    sentence_pairs: bool = flag(False, "without `glue_task`: columns sentence1 and sentence2 instead of sentence")
-    init_token: int | None = flag(None, "id of the first token of a row (default: <s>)", low=0)
-    separator_token: int | None = flag(None, "id of a token between the end of a sentence and the next", low=0)
-    shorten_method: str = flag(
-        "truncate", "rows longer than `tokens_per_sample`: cut, or left as they are", choices=("none", "truncate")
-    )
-    data_bin: str | None = flag(
-        None, "data folder of pre-training (default: DATA, else beside the checkpoint)", metavar="DIR"
-    )
-    bpe_codes: str | None = flag(None, "subword-nmt codes of pre-training after `tokenizer` moses", metavar="FILE")
-    tokens_per_sample: int = flag(512, "maximum tokens per row; longer rows are truncated", low=4)
-    classification_head_name: str = flag(
-        "sentence_classification_head", "name of the classification head", metavar="NAME"
-    )
-    pooler_dropout: float = flag(0.0, "dropout of the classification head", low=0, below=1)
-    pooler_activation_fn: str = flag("tanh", "activation of the classification head", choices=tuple(ACTIVATIONS))
-
-    def layout(self) -> Layout:
-        """Columns, labels and metrics.
-
-        Raises:
-            UserError: unknown GLUE task, fewer than two classes, or settings that contradict each other.
-        """
-        layout = self._layout()
-        if self.num_classes not in (-1, layout.outputs):
-            kind = "a score is one number" if layout.is_regression else f"the classes are {', '.join(layout.labels)}"
-            raise UserError(f"`num_classes` {self.num_classes}: {kind}; give {layout.outputs}, or leave it out")
-        return layout
-
-    def _layout(self) -> Layout:
-        if self.glue_task is not None:
-            for name in ("labels", "regression_target", "sentence_pairs"):
-                if getattr(self, name) not in (getattr(SentencePredictionTaskConfig, name), FORMER_LABELS):
-                    raise UserError(
-                        f"`{name}`: `glue_task` {self.glue_task} sets columns and labels; leave one of them out"
-                    )
-            return layout_of(self.glue_task)
-        if self.regression_target:
-            return Layout(self._sentences(), labels=(), metrics=("pearson", "spearman"))
-        if self.labels is None and self.num_classes < 2:
-            raise UserError("`labels`: not known without training data; give the classes")
-        # A checkpoint of fairseq has their number only.
-        names = self.labels if self.labels is not None else ",".join(map(str, range(self.num_classes)))
-        labels = tuple(label.strip() for label in names.split(","))
-        if len(set(labels)) < 2 or len(set(labels)) < len(labels) or "" in labels:
-            raise UserError(f"`labels` {self.labels}: expected two or more different classes, such as no,yes")
-        return Layout(self._sentences(), labels=labels)
-
-    def completed(self, folder: str | Path) -> SentencePredictionTaskConfig:
-        """These settings with the classes of the training data in *folder*, unless known, and whether it holds pairs.
-
-        Raises:
-            UserError: the data cannot be read, have no classes, or no pairs where the settings ask for pairs.
-        """
-        inputs = input_folders(folder)
-        if self.sentence_pairs and len(inputs) == 1:
-            raise UserError(f"`sentence_pairs`: {inputs[0]} has no input1 beside it; make that, or leave the flag out")
-        cfg = dataclasses.replace(self, sentence_pairs=len(inputs) == 2) if inputs and self.glue_task is None else self
-        if self.labels is not None or self.glue_task is not None or self.regression_target:
-            return cfg
-        check_sentences(folder)
-        layout = Layout(self._sentences())
-        labels = classes_of(folder) if inputs else labels_of(split_file(folder, "train", layout), layout)
-        return dataclasses.replace(cfg, labels=",".join(labels))
-
-    def _sentences(self) -> tuple[str, ...]:
-        return ("sentence1", "sentence2") if self.sentence_pairs else ("sentence",)
-
-
-@register_task("sentence_prediction", dataclass=SentencePredictionTaskConfig)
+@register_task("sentence_prediction")
 class SentencePredictionTask(FairseqTask):
     """Prediction of a class or a score of each row of the TSV files, or of binarised text, in the data folder.
 

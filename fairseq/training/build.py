@@ -11,7 +11,7 @@ from fairseq.distributed import World
 from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
 from fairseq.modules import noise
-from fairseq.tasks import setup_task
+from fairseq.tasks.fairseq_task import setup_task
 from fairseq.training.stages import Stage
 from fairseq.training.state import TrainingState
 

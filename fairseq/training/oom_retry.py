@@ -10,7 +10,7 @@ import torch
 
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from fairseq.config.registry import LR_SCHEDULERS
 from fairseq.config.settings import TrainingSettings
+from fairseq.config.shared import BlockModelConfig, ModelConfig
 from fairseq.errors import UserError
-from fairseq.models.base import BlockModelConfig, ModelConfig
 
 SYNTAX = "LENGTH:UPDATES[:TOKENS[:LR]], as in 128:140100,512:286000 or 128:140100:9216:0.5,512:286000::0.25"
 # int reads no text of any length.

@@ -19,12 +19,12 @@ from fairseq.data.position import SavedBy
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.logging.figures import Meter
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import load_parameters, stored_parameters, stored_settings
 from fairseq.modules import noise
 from fairseq.modules.precision import Precision
 from fairseq.optim.elementwise import ElementwiseOptimizer
-from fairseq.optim.lr_scheduler import build_lr_scheduler
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import build_lr_scheduler
 from fairseq.tasks import dictionary_digest
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training.averaging import restore_weights, weight_average

@@ -23,7 +23,7 @@ from fairseq.modules.attention import SelfAttention
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.relative_attention import DistanceAttention, RelativeAttention
-from fairseq.tasks.masked_lm import MaskedLMTaskConfig
+from fairseq.tasks.settings import MaskedLMTaskConfig
 from fairseq.training.state import TrainingState
 
 OPERATIONS = 6  # per weight and token: 2 forward, 4 backward

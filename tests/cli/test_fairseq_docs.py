@@ -25,7 +25,8 @@ from fairseq.criterions import CRITERIONS
 from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES
 from fairseq.models.loading import check_supported
-from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
+from fairseq.models.transformer_lm import TransformerDecoder
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.optim import OPTIMIZERS
 from fairseq.optim.lr_scheduler import LR_SCHEDULERS
 from fairseq.tasks import TASKS

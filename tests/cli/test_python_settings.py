@@ -20,16 +20,13 @@ from fairseq.config.settings import CommonConfig
 from fairseq.data import glue
 from fairseq.distributed import launch
 from fairseq.errors import SettingError, UserError
-from fairseq.models.bert import BertConfig
-from fairseq.models.electra import ElectraConfig
-from fairseq.models.transformer_lm import TransformerLMConfig
-from fairseq.models.transformer_xl import TransformerXLConfig
-from fairseq.optim.adafactor import AdafactorConfig
-from fairseq.optim.adam import AdamConfig
-from fairseq.optim.lr_scheduler.cycles import CosineConfig
-from fairseq.optim.lr_scheduler.decays import WSDConfig
+from fairseq.models.encoder_settings import BertConfig, ElectraConfig
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
+from fairseq.models.transformer_xl_settings import TransformerXLConfig
+from fairseq.optim.lr_scheduler.settings import CosineConfig, WSDConfig
+from fairseq.optim.settings import AdafactorConfig, AdamConfig
 from fairseq.system import files, plugins, terminal
-from fairseq.tasks.masked_lm import MaskedLMTaskConfig
+from fairseq.tasks.settings import MaskedLMTaskConfig
 from fairseq.training import stages
 from fairseq_cli import eval_lm, finetune, generate, preprocess, recl, train  # noqa: F401  their settings
 

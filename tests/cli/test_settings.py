@@ -19,8 +19,10 @@ from fairseq.config import options, registry
 from fairseq.config.fields import typed
 from fairseq.config.settings import TrainingSettings, training_settings, typed_settings
 from fairseq.criterions import FairseqCriterion
-from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
-from fairseq.optim.adam import AdamConfig, FairseqAdam
+from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
+from fairseq.optim.adam import FairseqAdam
+from fairseq.optim.settings import AdamConfig
 from fairseq.tasks.language_modeling import LanguageModelingTask, LanguageModelingTaskConfig
 from fairseq.training.stages import Stage, settings_at
 from fairseq_cli.eval_lm import EvalLMConfig, get_eval_lm_parser

@@ -46,10 +46,18 @@ def answers(script: str, *lines: list[str]) -> list[tuple[int, bool, bool]]:
     return [tuple(answer) for answer in json.loads(done.stdout)]
 
 
-WITH_MODELS = ("fairseq-train", "fairseq-finetune")  # their flags are those of models, which import torch
+OF_TRAINING = (  # exit code, and a command line
+    (0, ["--help-all"]),
+    (0, ["--list-archs"]),
+    (0, ["--arch", "tnf_bert_base", "--task", "sentence_prediction", "--help"]),
+    (2, []),
+    (2, ["data", "--arch", "no_such_arch"]),
+    (2, ["data", "--arch", "shortformer_tiny", "--notes", "--untie-r"]),
+    (2, ["data", "--optimizer", "muon", "--lr-scheduler", "wsd", "--criterion", "electra", "--decay-ratio", "2"]),
+)
 
 
-@pytest.mark.parametrize("script", [script for script in SCRIPTS if script not in WITH_MODELS])
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_help_and_mistakes_do_not_wait_for_torch(script: str) -> None:
     version, help, *mistakes = answers(script, *LINES)
     assert version == (0, False, True)
@@ -57,3 +65,8 @@ def test_help_and_mistakes_do_not_wait_for_torch(script: str) -> None:
         return
     assert help == (0, False, True)
     assert mistakes == [(2, False, True)] * 2
+
+
+def test_the_flags_of_all_parts_are_known_without_torch() -> None:
+    found = answers("fairseq-train", *(line for _, line in OF_TRAINING))
+    assert found == [(code, False, True) for code, _ in OF_TRAINING]

@@ -19,7 +19,8 @@ from fairseq.inference.kernels import stack
 from fairseq.inference.kernels.packed import dequantized, quantize
 from fairseq.inference.kernels.stack import decoding_kernels
 from fairseq.inference.loading import load_language_models
-from fairseq.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLDecoder
+from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
+from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.modules import native
 from fairseq.text.dictionary import Dictionary
 

@@ -15,7 +15,8 @@ from fairseq.config import registry
 from fairseq.config.settings import training_settings
 from fairseq.criterions import FairseqCriterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
+from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.optim import build_optimizer
 from fairseq.optim.adam import FairseqAdam
 from fairseq.tasks import setup_task

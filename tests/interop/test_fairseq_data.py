@@ -13,7 +13,8 @@ from fairseq import data
 from fairseq.data import data_utils, iterators
 from fairseq.data.samplers import Batching
 from fairseq.errors import UserError
-from fairseq.models.encoder import BertConfig, TransformerEncoder
+from fairseq.models.encoder import TransformerEncoder
+from fairseq.models.encoder_settings import BertConfig
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
 

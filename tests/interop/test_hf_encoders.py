@@ -20,7 +20,7 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel, MaskedLanguageModel, load_model, load_scorer
 from fairseq.interop.hugging_face import encoders
-from fairseq.modules.transformer_layer import ACTIVATIONS
+from fairseq.modules.transformer_layer import FUNCTIONS
 from fairseq_cli import export_model, import_model
 from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.import_model import get_import_parser
@@ -285,5 +285,5 @@ def test_activations_are_those_of_transformers() -> None:
     ]
     for theirs, ours in pairs:
         torch.testing.assert_close(
-            ACTIVATIONS[ours](x), activations[theirs](x), atol=1e-6, rtol=0, msg=f"{theirs}, {ours}"
+            FUNCTIONS[ours](x), activations[theirs](x), atol=1e-6, rtol=0, msg=f"{theirs}, {ours}"
         )

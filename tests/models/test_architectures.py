@@ -10,7 +10,8 @@ import torch
 
 from fairseq.config import fields
 from fairseq.models import ARCHITECTURES
-from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModelConfig, TransformerLMConfig
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModelConfig
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
 
 PAD = 1
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from fairseq.models.decoder import Decoder
-from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel, TransformerLMConfig
-from fairseq.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLDecoder
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
+from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
+from fairseq.models.transformer_xl_settings import TransformerXLConfig
 
 LM = TransformerLMConfig(
     decoder_embed_dim=8,

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairseq.models.transformer_xl import TransformerXLConfig, TransformerXLDecoder
+from fairseq.models.transformer_xl import TransformerXLDecoder
+from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.modules.attention import CAUSAL
 from fairseq.modules.dropout import variational_dropout
 from fairseq.modules.positions import distance_sinusoids

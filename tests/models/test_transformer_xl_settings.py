@@ -12,7 +12,8 @@ import torch
 
 from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES
-from fairseq.models.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLDecoder
+from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
+from fairseq.models.transformer_xl_settings import TransformerXLConfig
 
 VOCABULARY = 29
 

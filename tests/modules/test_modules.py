@@ -221,7 +221,7 @@ def test_adaptive_input_enters_the_first_layer_in_the_precision_of_autocast(fact
 
 @pytest.mark.parametrize("cutoffs", [[], [0, 5], [5, 5], [9, 4], [50], [10, 60]])
 def test_cutoffs_that_cannot_be_are_refused(cutoffs):
-    from fairseq.modules.adaptive_input import check_cutoffs
+    from fairseq.config.shared import check_cutoffs
 
     with pytest.raises(UserError, match="some_cutoff"):
         check_cutoffs("some_cutoff", cutoffs, WORDS)

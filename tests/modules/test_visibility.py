@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.models.transformer_xl import TransformerXLConfig, TransformerXLDecoder
+from fairseq.models.transformer_xl import TransformerXLDecoder
+from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.modules import attention as attention_module
 from fairseq.modules.attention import (
     CAUSAL,

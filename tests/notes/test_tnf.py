@@ -11,7 +11,7 @@ import runs
 import torch
 
 from fairseq.models import ARCHITECTURES, MODELS
-from fairseq.notes.tnf import SIZES
+from fairseq.notes.settings import SIZES
 from fairseq.tasks import setup_task
 
 KINDS = {"bert": noted.TNF_BERT, "electra": noted.TNF_ELECTRA}

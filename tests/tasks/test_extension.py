@@ -12,9 +12,9 @@ import runs
 from fairseq import checkpoint
 from fairseq.config.fields import flag
 from fairseq.config.registry import EXTENSIONS, TASKS, Registry
+from fairseq.config.shared import LanguageModelingTaskConfig
 from fairseq.errors import UserError
 from fairseq.hub import load_model
-from fairseq.tasks.language_modeling import LanguageModelingTask
 
 FLAGS = f"{runs.BASELINE} --criterion cross_entropy --max-update 2 --no-epoch-checkpoints"
 
@@ -25,6 +25,10 @@ class ShoutConfig:
 
     shout: bool = flag(False, "louder embeddings")
     shout_factor: float = flag(2.0, "factor of the embeddings", above=0)
+
+    @staticmethod
+    def extends(task):
+        return task.config_class is LanguageModelingTaskConfig
 
 
 class Shout:
@@ -38,10 +42,6 @@ class Shout:
 
     def __init__(self, task):
         self.task = task
-
-    @staticmethod
-    def extends(part):
-        return isinstance(part, type) and issubclass(part, LanguageModelingTask)
 
     @staticmethod
     def extend_model(model, cfg, task):
@@ -102,14 +102,16 @@ def test_a_registry_imports_the_homes_of_its_parts_at_the_first_lookup(tmp_path,
     assert "soup" not in registry and "kitchen_of_a_test" not in sys.modules, "once"
 
 
-def test_a_part_that_stands_apart_is_imported_where_its_name_is_looked_up(tmp_path, monkeypatch):
-    registry: Registry[type] = Registry("dish", "--dish", apart={"soup": "soup_of_a_test"})
+def test_a_declared_part_is_imported_where_it_is_used(tmp_path, monkeypatch):
+    registry: Registry[type] = Registry("dish", "--dish")
+    registry.declare("soup_of_a_test", soup=ShoutConfig)
     (tmp_path / "soup_of_a_test.py").write_text("from waiter_of_a_test import register\nregister()\n")
     waiter = types.ModuleType("waiter_of_a_test")
     waiter.register = lambda: registry.replace("soup", int)
     monkeypatch.setitem(sys.modules, "waiter_of_a_test", waiter)
     monkeypatch.syspath_prepend(tmp_path)
     assert list(registry) == ["soup"] and "stew" not in registry and "soup_of_a_test" not in sys.modules
+    assert registry.declaration("soup").config_class is ShoutConfig
     with pytest.raises(UserError, match="--dish sop: no such dish; did you mean soup"):
         registry["sop"]
     assert "soup_of_a_test" not in sys.modules

@@ -12,7 +12,7 @@ import runs
 from fairseq.config.settings import training_settings
 from fairseq.data.indexed_dataset import token_count
 from fairseq.errors import UserError
-from fairseq.optim.lr_scheduler.decays import WSDConfig
+from fairseq.optim.lr_scheduler.settings import WSDConfig
 from fairseq.training.length import with_max_update
 
 TOKENS = token_count(str(runs.DATA / "valid"))

@@ -17,7 +17,7 @@ from fairseq.config.settings import Settings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.interop.fairseq import criterions, encoders
 from fairseq.interop.fairseq.decoders import PluginModel
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.tasks.fairseq_task import FairseqTask
 
 PAD = 1  # the id of padding in every dictionary of fairseq

@@ -15,7 +15,7 @@ from fairseq.config.fields import parse_dict
 from fairseq.inference.loading import load_models
 from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
 from fairseq.interop.fairseq.decoders import FairseqDecoder
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.system.lookup import entries
 from fairseq.tasks.fairseq_task import FairseqTask
 

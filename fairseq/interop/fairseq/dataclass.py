@@ -16,7 +16,7 @@ from fairseq.config import fields
 from fairseq.interop.fairseq import defaults, hydra, names
 from fairseq.interop.fairseq.omegaconf import MISSING, DictConfig
 from fairseq.models.architectures.transformer_lm import PLAIN
-from fairseq.models.transformer_lm import TransformerLMConfig
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
 
 # At import: a module of settings imports `II` of omegaconf beside this one, before it calls anything here.
 names.stand_in_for_omegaconf()

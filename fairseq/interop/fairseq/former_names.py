@@ -119,7 +119,7 @@ _NAMES: dict[str, dict[str, str]] = {
     "criterions": {"parts": "LegacyFairseqCriterion"},
     "criterions.fairseq_criterion": {"parts": "LegacyFairseqCriterion"},
     "criterions.cross_entropy": {
-        ".": """
+        "fairseq.criterions.settings": """
             AdaptiveLossConfig=AdaptiveCriterionConfig CrossEntropyCriterionConfig=CrossEntropyConfig
             LabelSmoothedCrossEntropyCriterionConfig=LabelSmoothedCrossEntropyConfig
         """,
@@ -211,7 +211,7 @@ _NAMES: dict[str, dict[str, str]] = {
             TriStageLRSchedule=TriStageSchedule TriStageLRScheduleConfig=TriStageConfig
         """
     },
-    "optim.sgd": {".": "FairseqNAGConfig=NAGConfig"},
+    "optim.sgd": {"fairseq.optim.settings": "FairseqNAGConfig=NAGConfig"},
     "tasks": {
         "fairseq.tasks.fairseq_task": "LegacyFairseqTask=FairseqTask",
         "dataclass": "FairseqDataclass",

@@ -7,7 +7,8 @@ from typing import Any
 from torch import nn
 
 from fairseq.models import lstm_lm
-from fairseq.models.lstm_lm import INIT, LSTMLMConfig
+from fairseq.models.lstm_lm import INIT
+from fairseq.models.lstm_lm_settings import LSTMLMConfig
 from fairseq.text.dictionary import Dictionary
 
 DEFAULT_MAX_SOURCE_POSITIONS = DEFAULT_MAX_TARGET_POSITIONS = int(1e5)

@@ -22,7 +22,7 @@ from fairseq.interop.fairseq.layers import init_bert_params
 from fairseq.interop.fairseq.modules import LayerNorm, quant_noise
 from fairseq.interop.fairseq.transformer import TransformerEncoder
 from fairseq.interop.fairseq.utils import get_activation_fn
-from fairseq.models.bert import BertConfig
+from fairseq.models.encoder_settings import BertConfig
 from fairseq.models.sentence import HEADS, ClassificationHead
 from fairseq.system.lookup import is_file
 from fairseq.text.text_corpus import TextReader, log_tokens

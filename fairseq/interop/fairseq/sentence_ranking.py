@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fairseq.config.fields import Config, flag
 from fairseq.config.registry import register_criterion, register_task
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
+from fairseq.criterions.settings import HEAD
 from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.data.glue import Layout, label_of, read_lines
 from fairseq.errors import UserError
@@ -22,26 +21,16 @@ from fairseq.interop.fairseq import datasets
 from fairseq.interop.fairseq.block_datasets import load_indexed_dataset
 from fairseq.interop.fairseq.collated import CollatedDataset
 from fairseq.logging.figures import SIZE, Figure, ratio
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
-from fairseq.modules.transformer_layer import ACTIVATIONS
 from fairseq.system.files import atomic_file
 from fairseq.system.lookup import is_file, is_folder
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.settings import SentenceRankingTaskConfig
 from fairseq.text.dictionary import Dictionary
 
-HEAD = "sentence_classification_head"
 
-
-@dataclass(frozen=True)
-class SentenceRankingCriterionConfig(Config):
-    """Settings of the ranking loss."""
-
-    ranking_head_name: str = flag(HEAD, "name of the head that scores a sentence", metavar="NAME")
-    save_predictions: str | None = flag(None, "file for the choices of validation", metavar="FILE")
-
-
-@register_criterion("sentence_ranking", dataclass=SentenceRankingCriterionConfig)
+@register_criterion("sentence_ranking")
 class SentenceRankingCriterion(FairseqCriterion):
     """Cross-entropy of the right one among the candidates ``net_input1``, ``net_input2``, … of each row.
 
@@ -91,22 +80,7 @@ class SentenceRankingCriterion(FairseqCriterion):
         return {"loss": ratio("loss", SIZE, 1 / math.log(2)), "accuracy": ratio("ncorrect", SIZE, 100)}
 
 
-@dataclass(frozen=True)
-class SentenceRankingTaskConfig(Config):
-    """Settings of sentence ranking."""
-
-    num_classes: int = flag(2, "number of candidates", low=2)
-    init_token: int | None = flag(None, "id of a token before each candidate", low=0)
-    separator_token: int | None = flag(None, "id of a token before the text of input0", low=0)
-    max_option_length: int | None = flag(None, "maximum tokens of a candidate", low=1)
-    shorten_method: str = flag(
-        "none", "rows longer than the model's positions", choices=("none", "truncate", "random_crop")
-    )
-    pooler_dropout: float = flag(0.0, "dropout of the head", low=0, below=1)
-    pooler_activation_fn: str = flag("tanh", "activation of the head", choices=tuple(ACTIVATIONS))
-
-
-@register_task("sentence_ranking", dataclass=SentenceRankingTaskConfig)
+@register_task("sentence_ranking")
 class SentenceRankingTask(FairseqTask):
     """Rows of binarised folders ``input1`` … ``inputN``, each before ``input0`` where there is one.
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError
 from fairseq.logging.figures import safe_power
-from fairseq.modules.transformer_layer import ACTIVATIONS, relu_squared  # noqa: F401 - a name that plug-ins import
+from fairseq.modules.transformer_layer import FUNCTIONS, relu_squared  # noqa: F401 - a name that plug-ins import
 from fairseq.system import plugins
 
 SPACE_NORMALIZER = re.compile(r"\s+")
-_ACTIVATIONS = {**ACTIVATIONS, "swish": F.silu}
+_ACTIVATIONS = {**FUNCTIONS, "swish": F.silu}
 
 
 def tokenize_line(line: str) -> list[str]:

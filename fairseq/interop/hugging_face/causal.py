@@ -17,7 +17,8 @@ from fairseq.interop.hugging_face import causal_names, encoders
 from fairseq.interop.hugging_face.causal_names import EMBEDDINGS, OUTPUT, POSITIONS, Names
 from fairseq.interop.hugging_face.model_folder import CONFIG, read_json, read_tensors
 from fairseq.interop.pickles.named_tensors import Tensors, cut
-from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel, TransformerLMConfig
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.modules.positions import FEW_TURNS, MANY_TURNS
 from fairseq.system.limits import ModelLimit, limited_models
 

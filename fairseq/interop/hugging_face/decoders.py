@@ -17,9 +17,10 @@ from fairseq.errors import UserError, first_of
 from fairseq.inference.predictor import reach
 from fairseq.interop.hugging_face.model_folder import CONFIG
 from fairseq.interop.pickles.named_tensors import Tensors
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
-from fairseq.models.transformer_xl import BY_DISTANCE, TransformerXL
+from fairseq.models.transformer_xl import TransformerXL
+from fairseq.models.transformer_xl_settings import BY_DISTANCE
 from fairseq.system.limits import ModelLimit, limited_models
 from fairseq.text.dictionary import Dictionary
 

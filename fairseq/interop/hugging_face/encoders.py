@@ -32,7 +32,7 @@ from fairseq.interop.hugging_face.encoder_names import (
 )
 from fairseq.interop.hugging_face.model_folder import CONFIG, read_json, read_tensors
 from fairseq.interop.pickles.named_tensors import Tensors, cut
-from fairseq.models.encoder import BertConfig
+from fairseq.models.encoder_settings import BertConfig
 
 FAMILIES = {
     "bert": "bert",

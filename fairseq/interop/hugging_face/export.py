@@ -22,7 +22,7 @@ from fairseq.interop.hugging_face import decoders, native
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
 from fairseq.interop.hugging_face.sources import sources
 from fairseq.interop.hugging_face.tokenizer_files import json_text, tokenizer_files
-from fairseq.models import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel
 from fairseq.system.lookup import entries
 from fairseq.system.terminal import printable
 from fairseq.system.version import __version__

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from fairseq.interop.hugging_face import causal_names
 from fairseq.interop.hugging_face.causal_names import EMBEDDINGS, OUTPUT, POSITIONS, Names
-from fairseq.models import BaseFairseqModel
-from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLMConfig
+from fairseq.models.base import BaseFairseqModel
+from fairseq.models.transformer_lm import TransformerLanguageModel
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.modules.positions import FEW_TURNS, MANY_TURNS
 
 ACTIVATIONS = {  # ours: theirs

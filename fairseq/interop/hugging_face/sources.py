@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fairseq.system.lookup import is_folder
 from fairseq.system.version import __version__
 
 ROOT = Path(__file__).parents[3]
@@ -145,7 +146,8 @@ def _imports(module: Module, statements: Iterable[Statement]) -> Iterator[str]:
 def _module(name: str, text: str | None = None) -> Module:
     """The module called *name*; *text*: to be read instead of its file."""
     if text is None:
-        text = (ROOT / f"{name.replace('.', '/')}.py").read_text(encoding="utf-8")
+        path = ROOT / name.replace(".", "/")
+        text = (path / "__init__.py" if is_folder(path) else path.with_suffix(".py")).read_text(encoding="utf-8")
     tree, lines = ast.parse(text), text.splitlines()
     imports: dict[str, tuple[str, str | None]] = {}
     statements: list[Statement] = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairseq.config.registry import register_architectures
-from fairseq.models.transformer_lm import TransformerLMConfig
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
 
 Defaults = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fairseq.config.registry import ARCHITECTURES, Architecture, completed, register_architectures
-from fairseq.models.transformer_xl import BY_DISTANCE
+from fairseq.models.transformer_xl_settings import BY_DISTANCE
 
 WORDS_WIKI103, WORDS_LM1B = [20000, 40000, 200000], [60000, 100000, 640000]
 

@@ -5,69 +5,16 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.fields import flag
 from fairseq.config.registry import register_lr_scheduler
-from fairseq.config.settings import RateConfig
-from fairseq.errors import SettingError
-from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import Schedule, WarmupConfig, single_rate, warmed_up
+from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import Schedule, warmed_up
+from fairseq.optim.lr_scheduler.settings import CosineConfig, TriangularConfig
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class CosineConfig(WarmupConfig):
-    """Cosine annealing with warm restarts. With ``--max-lr`` as in fairseq 0.9, without it as in 0.10."""
-
-    max_lr: float | None = flag(None, "maximum; `lr` is then the minimum (default: `lr`, from `min_lr`)", above=0)
-    warmup_updates: int = flag(0, "warmup updates until the maximum", low=0)
-    warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: the minimum)")
-    t_mult: float = flag(1.0, "length ratio of successive periods", low=1)
-    lr_period_updates: float = flag(-1.0, "updates of the first period (default: `max_update` minus warmup)")
-    lr_shrink: float = flag(0.1, "learning-rate ratio of successive periods", above=0)
-
-    @property
-    def rates(self) -> tuple[float, float]:
-        """The minimum and the maximum: ``lr`` and ``max_lr`` where the latter is given, else ``min_lr`` and ``lr``."""
-        lr, max_lr = single_rate(self, "cosine"), self.max_lr
-        if max_lr is not None:
-            if max_lr <= lr:
-                raise SettingError(
-                    f"`max_lr` {max_lr}: must be greater than `lr` {lr}, the cosine's minimum; change one"
-                )
-            return lr, max_lr
-        lowest = max(self.min_lr, 0.0)
-        if lowest >= lr:
-            raise SettingError(f"`min_lr` {lowest}: must be less than `lr` {lr}, the cosine's maximum; change one")
-        return lowest, lr
-
-    @property
-    def period(self) -> float:
-        """Updates of the first period; SettingError if it is left open, as is the length of training."""
-        period = self.lr_period_updates if self.lr_period_updates > 0 else float(self.max_update - self.warmup)
-        if period <= 0:
-            raise SettingError(
-                "`lr_period_updates`: needed by `lr_scheduler` cosine unless `max_update` is greater than "
-                f"{self.warmup_as_set}; give one of them"
-            )
-        return period
-
-    @property
-    def needs_max_update(self) -> bool:
-        return super().needs_max_update or (self.max_update <= 0 and self.lr_period_updates <= 0)
-
-    def check(self) -> None:
-        highest = self.rates[1]
-        if self.warmup_init_lr > highest:
-            raise SettingError(
-                f"`warmup_init_lr` {self.warmup_init_lr}: must not be greater than "
-                f"{'`lr`' if self.max_lr is None else '`max_lr`'} {highest}; change one"
-            )
-
-
-@register_lr_scheduler("cosine", dataclass=CosineConfig)
+@register_lr_scheduler("cosine")
 class CosineSchedule(Schedule):
     """A linear warmup, then half cosines from a maximum to a minimum, each longer and lower than the one before.
 
@@ -118,30 +65,7 @@ class CosineSchedule(Schedule):
         return -1.0 if stop is None else stop
 
 
-@dataclass(frozen=True)
-class TriangularConfig(RateConfig):
-    """Triangular schedule."""
-
-    max_lr: float | None = flag(None, "maximum learning rate, greater than `lr`", above=0)
-    lr_period_updates: float = flag(5000.0, "updates per cycle", low=2)
-    lr_shrink: float = flag(0.1, "factor of the maximum after each cycle", above=0)
-    shrink_min: bool = flag(False, "apply `lr_shrink` to the minimum, too")
-
-    @property
-    def highest(self) -> float:
-        """The maximum; SettingError if it is missing or not greater than the minimum."""
-        lr = single_rate(self, "triangular")
-        if self.max_lr is None or self.max_lr <= lr:
-            raise SettingError(f"`max_lr` {self.max_lr}: must be greater than `lr` {lr}, the minimum; change one")
-        return self.max_lr
-
-    def check(self) -> None:
-        single_rate(self, "triangular")
-        if self.max_lr is not None:
-            _ = self.highest
-
-
-@register_lr_scheduler("triangular", dataclass=TriangularConfig)
+@register_lr_scheduler("triangular")
 class TriangularSchedule(Schedule):
     """From ``--lr`` to ``--max-lr`` in half a period and back in the other, the maximum shrinking by the period.
 

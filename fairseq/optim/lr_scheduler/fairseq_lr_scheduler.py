@@ -4,40 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.fields import add_flags, flag, typed
+from fairseq.config.fields import add_flags, typed
 from fairseq.config.registry import LR_SCHEDULERS
 from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
-from fairseq.errors import SettingError
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
-
-
-@dataclass(frozen=True)
-class WarmupConfig(RateConfig):
-    """Warmup of a schedule, whose length is a number of updates or a share of training."""
-
-    warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
-    warmup_ratio: float | None = flag(None, "warmup as a share of `max_update`, not `warmup_updates`", low=0, high=1)
-
-    @property
-    def warmup(self) -> int:
-        """Updates of the warmup; SettingError for a share of a training whose length is left open."""
-        if self.warmup_ratio is None:
-            return self.warmup_updates
-        return self.updates_of("warmup_ratio", self.warmup_ratio)
-
-    @property
-    def warmup_as_set(self) -> str:
-        """The setting of the warmup with its value, for messages."""
-        if self.warmup_ratio is None:
-            return f"`warmup_updates` {self.warmup_updates}"
-        return f"`warmup_ratio` {self.warmup_ratio:g}"
-
-    @property
-    def needs_max_update(self) -> bool:
-        return self.warmup_ratio is not None and self.max_update <= 0
 
 
 @LR_SCHEDULERS.extend
@@ -133,23 +105,6 @@ def build_lr_scheduler(settings: TrainingSettings, optimizer: FairseqOptimizer) 
 def rate_of_epoch(rates: list[float], epoch: int) -> float:
     """Return the rate of *epoch* (counted from 1) in a list of ``--lr``; its last one holds afterwards."""
     return rates[min(max(epoch, 1), len(rates)) - 1]
-
-
-def single_rate(config: RateConfig, schedule: str) -> float:
-    """The one ``lr`` of a schedule that cannot follow a list; SettingError if it is one."""
-    if len(config.lr) != 1:
-        text = ",".join(map(str, config.lr))
-        raise SettingError(
-            f"`lr` {text}: `lr_scheduler` {schedule} takes one rate; use `lr_scheduler` fixed for a list"
-        )
-    return config.lr[0]
-
-
-def check_warmup(config: Any, schedule: str) -> None:
-    """Raise SettingError if ``lr`` of a schedule with a warmup is a list, or less than ``warmup_init_lr``."""
-    lr, initial = single_rate(config, schedule), max(config.warmup_init_lr, 0.0)
-    if initial > lr:
-        raise SettingError(f"`warmup_init_lr` {initial}: must not be greater than `lr` {lr}; change one")
 
 
 def warmed_up(updates: int, warmup: int, initial: float, peak: float) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from fairseq.models.transformer_lm import TransformerDecoder, TransformerLMConfig
-from fairseq.models.transformer_xl import TransformerXLConfig, TransformerXLDecoder
+from fairseq.models.transformer_lm import TransformerDecoder
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
+from fairseq.models.transformer_xl import TransformerXLDecoder
+from fairseq.models.transformer_xl_settings import TransformerXLConfig
 
 PARTS: dict[str, Any] = {
     "transformer_lm": (TransformerLMConfig, TransformerDecoder),

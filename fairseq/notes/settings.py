@@ -1,0 +1,96 @@
+"""Settings of notes, and the architectures of encoders with them. Nothing here imports torch: command lines are parsed
+without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from fairseq.config.fields import Config, flag
+from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, Architecture
+from fairseq.config.shared import LanguageModelingTaskConfig
+from fairseq.errors import SettingError
+from fairseq.models.encoder_settings import BertConfig, ElectraConfig
+from fairseq.models.recipes import OBJECTIVES, RECIPES
+from fairseq.tasks.settings import MaskedLMTaskConfig
+
+NAME = "notes"
+FORMS = ("literal", "centred")
+PREFIX = "tnf_"
+"""Prefix of architectures and tasks with notes; the rest is the name without notes."""
+SIZES = ("bert", "bert_base", "bert_small", "bert_tiny", "electra", "electra_base", "electra_small", "electra_tiny")
+
+
+@dataclass(frozen=True)
+class NoteConfig(Config):
+    """Settings of notes."""
+
+    note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", above=0, below=1, python=(0, 1))
+    note_gamma: float = flag(0.1, "weight of an update's notes in the table", above=0, below=1, python=(0, 1))
+    note_half_window: int = flag(16, "tokens on either side of a word that its note averages", low=0)
+    note_context: bool = flag(False, "notes average the tokens around their word, without its own")
+    note_form: str = flag(
+        "literal", "notes as they are (the paper's), or centred and scaled to embeddings", choices=FORMS
+    )
+    note_until: int | None = flag(None, "last update that reads or takes notes (default: all)", low=1)
+
+    def check(self) -> None:
+        if self.note_context and self.note_half_window == 0:
+            raise SettingError("`note_half_window` 0: must be at least 1 with `note_context`")
+        super().check()
+
+
+@dataclass(frozen=True)
+class EncoderNoteConfig(NoteConfig):
+    """Settings of notes in encoders."""
+
+    note_read_window: bool = flag(False, "notes also read by `note_half_window` tokens around the word")
+
+
+@dataclass(frozen=True)
+class CausalNoteConfig(NoteConfig):
+    """Settings of notes in causal models."""
+
+    note_half_window: int = flag(16, "tokens before a word that its note averages, besides the word", low=0)
+    notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
+
+    @staticmethod
+    def extends(task: Any) -> bool:
+        """Return whether *task*, a class or its declaration, is language modelling or a plug-in's kind of it."""
+        kinds = getattr(task, "__mro__", [task])
+        return any(getattr(kind, "config_class", None) is LanguageModelingTaskConfig for kind in kinds)
+
+
+@dataclass(frozen=True)
+class TNFMaskedLMConfig(MaskedLMTaskConfig):
+    """Settings of masked language modelling with notes."""
+
+
+@dataclass(frozen=True)
+class TNFBertConfig(EncoderNoteConfig, BertConfig):
+    """Settings of BERT with notes."""
+
+
+@dataclass(frozen=True)
+class TNFElectraConfig(EncoderNoteConfig, ElectraConfig):
+    """Settings of ELECTRA with notes."""
+
+    note_readers: str = flag(
+        "generator",
+        "networks that read notes; a note shows the discriminator that its word is original",
+        choices=("both", "generator"),
+    )
+
+
+TASKS.declare("fairseq.notes.extension", tnf_masked_lm=TNFMaskedLMConfig)
+EXTENSIONS.declare("fairseq.notes.extension", notes=CausalNoteConfig)
+MODELS.declare("fairseq.notes.tnf", tnf_bert=TNFBertConfig, tnf_electra=TNFElectraConfig)
+
+# The architectures of encoders with notes, with the recipes of encoders without.
+for _name in SIZES:
+    _model = f"{PREFIX}{_name.split('_')[0]}"
+    ARCHITECTURES.register(PREFIX + _name)(Architecture(_model, ARCHITECTURES[_name].complete))
+
+for _name in ("bert", "electra"):
+    RECIPES[PREFIX + _name] = RECIPES[_name]
+    OBJECTIVES[PREFIX + _name] = (PREFIX + OBJECTIVES[_name][0], OBJECTIVES[_name][1])
