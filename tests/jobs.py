@@ -7,6 +7,7 @@ run NAME goes to ``NAME.jsonl`` beside the file, and to ``NAME.error`` the error
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import json
 import logging
@@ -28,6 +29,8 @@ from fairseq.errors import UserError
 from fairseq.modules import precision
 from fairseq.training import train
 
+HANGS = 240  # seconds after which a process that has not ended writes where it is, and ends
+
 Logs = dict[str, list[dict[str, Any]]]
 
 
@@ -40,7 +43,7 @@ def run_all(folder: Path, processes: int, cases: dict[str, Any], refused: Iterab
         cases: flags, as :func:`runs.words` takes them, by name; they may end in ``DATA`` and a folder.
         refused: those of *cases* that end with an error.
     """
-    flags = ["--cpu", f"--distributed-world-size={processes}"]
+    flags = ["--cpu", f"--distributed-world-size={processes}", f"--distributed-timeout={HANGS // 2}"]
     return finish(folder, cases, [start(write(folder, cases), *flags)], refused)
 
 
@@ -69,6 +72,7 @@ def finish(
 
 
 def _run_here(cases: tuple[str, dict[str, list[str]]], world: World) -> None:
+    faulthandler.dump_traceback_later(HANGS, exit=True)
     folder = Path(cases[0])
     for name, flags in cases[1].items():
         log, told = io.StringIO(), io.StringIO()
@@ -87,6 +91,7 @@ def _run_here(cases: tuple[str, dict[str, list[str]]], world: World) -> None:
         if world.is_first:
             (folder / f"{name}.jsonl").write_text(log.getvalue())
             (folder / f"{name}.log").write_text(told.getvalue())
+    faulthandler.cancel_dump_traceback_later()
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ import torch
 PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional")
 
 # A client of `interpreter`: it imports nothing that takes time. Other calls of Python it leaves to Python.
-# So does it with scripts below the root where transformers' cache is set, which that library reads when it is imported.
 # It ends as its fork does, passes signals on to it, and takes it along if it is killed itself.
 CLIENT = """#!{python} -SE
 import os, socket, sys
@@ -43,7 +42,7 @@ words = sys.argv[1:]
 if words[:1] == ["-u"]:
     words = words[1:]
 script = words and words[0].endswith(".py")
-if not words or words[0] not in ("-c", "-m") and not script or "HF_MODULES_CACHE" in os.environ and "/" in words[0]:
+if not words or words[0] not in ("-c", "-m") and not script:
     os.execv({python!r}, [{python!r}, *words])
 import json, signal
 with socket.socket(socket.AF_UNIX) as server:
@@ -239,5 +238,8 @@ def _forget() -> None:
     warnings.resetwarnings()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    if "HF_MODULES_CACHE" in os.environ:  # transformers reads it when it is imported
+        library = importlib.import_module("transformers.dynamic_module_utils")
+        library.HF_MODULES_CACHE = os.environ["HF_MODULES_CACHE"]  # type: ignore[attr-defined]
     fork = multiprocessing.get_context("fork")
     multiprocessing.get_context = torch.multiprocessing.get_context = lambda method=None: fork  # type: ignore[assignment]

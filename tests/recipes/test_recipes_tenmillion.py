@@ -19,7 +19,7 @@ TABLES = RECIPE.with_name("tables.py")
 
 
 def recipe(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "SMALL": "1", "OUT": str(folder), "PYTHON": sys.executable, **variables}
+    environment = {**os.environ, "SMALL": "1", "OUT": str(folder), **variables}
     return subprocess.run(["bash", RECIPE], env=environment, capture_output=True, text=True, check=False)
 
 
@@ -34,7 +34,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_killed_run_is_resumed_and_ends_in_a_table_and_an_export(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    environment = {**os.environ, "SMALL": "1", "OUT": str(out), "PYTHON": sys.executable, "WORDS": "6K"}
+    environment = {**os.environ, "SMALL": "1", "OUT": str(out), "WORDS": "6K"}
     environment |= {"TRAIN": str(text), "UPDATES": "200", "EXTRA": "--cpu --save-interval-updates 20"}
     killed = subprocess.Popen(["bash", RECIPE], env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
     while not list(out.glob("model/checkpoint_*_20.pt")) and killed.poll() is None:

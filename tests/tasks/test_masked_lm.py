@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm
 from mistakes import user_error
-from runs import DATA, ROOT, arguments, command, content, difference, losses, records, summaries, train, updates
+from runs import DATA, arguments, content, difference, losses, records, summaries, train, updates
 
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.tasks import setup_task
@@ -47,10 +48,8 @@ def test_two_processes_and_two_batches_an_update_are_one_process(flags: str, tmp
     run = f"{flags} {NO_DROPOUT} --max-update 12 --sample-break-mode none --batch-size"
     one = losses(train(tmp_path / "one", f"{run} 10 --max-tokens 1000"))
     twice = losses(train(tmp_path / "twice", f"{run} 5 --max-tokens 1000 --update-freq 2"))
-    result = command(
-        "train.py", str(ROOT / "tests/golden/language_model/data-bin"), f"{run} 5 --max-tokens 1000 --save-dir",
-        tmp_path / "two", "--distributed-world-size 2",
-    )  # fmt: skip
+    flags = f"{run} 5 --max-tokens 1000 --distributed-world-size 2 --save-dir"
+    result = warm.command("train.py", DATA, flags, tmp_path / "two")
     assert result.returncode == 0, result.stderr
     two = losses(records(result.stdout))
     assert len(one) == 12

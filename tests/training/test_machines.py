@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import runs
-import torch
 
 from fairseq import checkpoint
 
@@ -23,29 +25,46 @@ AVX2 = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     "CFLAGS": "-mno-avx512f",
 }
-MACHINES = {"no compiler": {"CC": "false"}, "AVX2": AVX2, "AVX2, no compiler": {**AVX2, "CC": "false"}}
+MACHINES = {"this": {}, "no compiler": {"CC": "false"}, "AVX2": AVX2, "AVX2, no compiler": {**AVX2, "CC": "false"}}
+PRECISIONS = {"": 1e-5, "--bf16": 0.05}
+RUNS = """
+import json, pathlib, sys
+import runs
+
+for folder, *flags in json.loads(sys.argv[1]):
+    runs.train(pathlib.Path(folder), *flags)
+"""
 
 
-def trained(folder: Path, model: str, precision: str, **machine: str) -> dict[str, torch.Tensor]:
-    """The parameters after five updates of a process on *machine*."""
-    flags = f"{MODELS[model]} {precision} --max-update 5 --disable-validation --save-dir"
-    done = runs.command("train.py", str(runs.DATA), flags, folder, **machine)
-    assert not done.returncode, done.stderr
-    return checkpoint.read(folder / "checkpoint_last.pt")["model"]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of five updates, of a process for each machine: its name, precision, and model are folders."""
+    folder = tmp_path_factory.mktemp("machines")
+    for name, machine in MACHINES.items():
+        flags = "--max-update 5 --disable-validation --no-epoch-checkpoints"
+        words = [
+            [str(folder / name / precision / model), MODELS[model], precision, flags]
+            for precision in PRECISIONS
+            for model in MODELS
+        ]
+        environment = runs.environment(PYTHONPATH=f"{runs.ROOT}:{runs.ROOT / 'tests'}", **machine)
+        command = [sys.executable, "-c", RUNS, json.dumps(words)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=runs.TIMEOUT)
+        assert not done.returncode, done.stderr
+    return folder
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("precision", "tolerance"), [("", 1e-5), ("--bf16", 0.05)])
+@pytest.mark.parametrize(("precision", "tolerance"), PRECISIONS.items())
+@pytest.mark.parametrize("name", [name for name in MACHINES if name != "this"])
 def test_machines_give_the_same_results_to_rounding(
-    tmp_path: Path, model: str, precision: str, tolerance: float
+    folder: Path, model: str, precision: str, tolerance: float, name: str
 ) -> None:
-    expected = trained(tmp_path / "this", model, precision)
+    places = (folder / machine / precision / model / "checkpoint_last.pt" for machine in ("this", name))
+    expected, found = (checkpoint.read(place)["model"] for place in places)
     start = runs.model_of(MODELS[model]).state_dict()
-    for name, machine in MACHINES.items():
-        found = trained(tmp_path / name, model, precision, **machine)
-        assert found.keys() == expected.keys()
-        moved = sum((expected[key] - start[key]).float().square().sum() for key in expected if key in start) ** 0.5
-        apart = sum((found[key] - expected[key]).float().square().sum() for key in expected) ** 0.5
-        print(name, float(apart / moved))
-        assert moved > 0.02
-        assert apart < tolerance * moved, name
+    assert found.keys() == expected.keys()
+    moved = sum((expected[key] - start[key]).float().square().sum() for key in expected if key in start) ** 0.5
+    apart = sum((found[key] - expected[key]).float().square().sum() for key in expected) ** 0.5
+    assert moved > 0.02
+    assert apart < tolerance * moved

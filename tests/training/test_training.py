@@ -269,7 +269,9 @@ def test_update_freq_lists_one_number_for_each_epoch(tmp_path):
 @pytest.mark.parametrize("arch", [runs.BASELINE, runs.SHORTFORMER], ids=["baseline", "shortformer"])
 @pytest.mark.parametrize("length", [1, 7, 5000])
 def test_blocks_of_any_length_train(tmp_path, arch, length):
-    flags = f"--tokens-per-sample {length} --max-tokens {max(length, 40)} --max-update 2 --no-save"
+    flags = (
+        f"--tokens-per-sample {length} --max-tokens {max(length, 40)} --max-tokens-valid 5000 --max-update 2 --no-save"
+    )
     if length < 7:
         flags += " --disable-validation"
     log = runs.train(tmp_path, arch, flags)
