@@ -150,7 +150,8 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
     Args:
         names: every file that a run may write, in the order in which they move; those not written this time are
             removed from *folder*. The last one is removed first and moves last, so that its presence implies that
-            the others are of the same run. By default whatever was written moves, in the order of its names.
+            the others are of the same run. By default whatever was written moves: as a whole, by one rename, where
+            *folder* is empty.
         flag: the command-line flag that named *folder*, for error messages.
 
     Raises:
@@ -161,14 +162,22 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
     with removing_empty_folders(), _system_errors(flag, folder):
         make_folder(folder)
         remove_leftovers(folder)
-        with _temporary_folder(folder) as temporary:
+        whole = names is None and _can_be_replaced(folder)
+        if whole:
+            remove_leftovers(folder.parent)
+        with _temporary_folder(folder.parent if whole else folder) as temporary:
             try:
                 yield temporary
             except UserError as error:
                 # The user knows the folder by the name that it will have.
                 raise type(error)(error.args[0].replace(str(temporary), str(folder))) from None
-            _move_files(temporary, folder, names, flag)
-        sync_folder(folder)
+            if whole:
+                temporary.chmod(stat.S_IMODE(folder.stat().st_mode))
+                sync_folder(temporary)
+                os.rename(temporary, folder)
+            else:
+                _move_files(temporary, folder, names, flag)
+        sync_folder(folder.parent if whole else folder)
     if is_new:
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
@@ -404,6 +413,17 @@ def _restore(target: Path, backup: Path | None) -> None:
             target.unlink()
         else:
             os.replace(backup, target)
+
+
+def _can_be_replaced(folder: Path) -> bool:
+    """Whether a folder beside *folder*, which is empty, can take its name."""
+    return (
+        not os.listdir(folder)
+        and not folder.is_symlink()
+        and not os.path.ismount(folder)
+        and not os.path.samefile(folder, os.curdir)
+        and os.access(folder.parent, os.W_OK | os.X_OK)
+    )
 
 
 def _move_files(source: Path, folder: Path, names: Sequence[str] | None, flag: str) -> None:

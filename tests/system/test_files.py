@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -40,7 +42,7 @@ def start_writer(folder, *, kind="file"):
         f"    {'made.write(b' + repr('half') + '); made.flush()' if kind == 'file' else '(made / chr(97)).touch()'}\n"
         "    print('ready', flush=True); sys.stdin.read()\n"
     )
-    target = folder / "out.bin" if kind == "file" else folder
+    target = folder / "out"
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(target)],
         stdin=subprocess.PIPE,
@@ -254,15 +256,18 @@ def test_names_of_the_greatest_length_can_be_written(tmp_path):
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
 def test_a_live_writers_temporary_files_are_never_removed_and_a_killed_ones_are(tmp_path, kind):
+    def temporaries():
+        return [name for name in os.listdir(tmp_path) if name != "out"]
+
     process = start_writer(tmp_path, kind=kind)
-    begun = os.listdir(tmp_path)
+    begun = temporaries()
     assert len(begun) == 1 and begun[0].endswith(".tmp")
     remove_leftovers(tmp_path)
-    assert os.listdir(tmp_path) == begun
+    assert temporaries() == begun
     process.send_signal(signal.SIGKILL)
     process.communicate()
     remove_leftovers(tmp_path)
-    assert os.listdir(tmp_path) == []
+    assert temporaries() == []
 
 
 def test_a_temporary_folder_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
@@ -328,6 +333,36 @@ def test_files_of_a_folder_appear_together(tmp_path):
         (folder / "b").write_text("2")
         assert not (out / "a").exists()
     assert sorted(os.listdir(out)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_kill_at_any_instant_leaves_a_folder_empty_or_whole(tmp_path, there):
+    out, done = tmp_path / "out", []
+
+    def move(instant, original, source, target):
+        original(source, target)
+        done.append(target)
+        if len(done) > instant:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    for instant in range(4):
+        if there:
+            out.mkdir()
+        child = os.fork()
+        if child == 0:
+            for name in ("replace", "rename"):
+                setattr(os, name, functools.partial(move, instant, getattr(os, name)))
+            with atomic_folder(out) as folder:
+                for name in "abc":
+                    (folder / name).touch()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert not out.exists() or sorted(os.listdir(out)) in ([], ["a", "b", "c"]), instant
+        remove_leftovers(out)
+        with atomic_folder(out) as folder:
+            (folder / "a").touch()
+        assert not any(name.endswith(".tmp") for name in (*os.listdir(tmp_path), *os.listdir(out)))
+        shutil.rmtree(out)
 
 
 def test_a_folder_that_was_not_there_is_gone_after_an_exception(tmp_path):
