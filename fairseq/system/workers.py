@@ -46,9 +46,14 @@ class Workers(Generic[R]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is not None:
-            # Work that waits in the queue would be done before the pool ends.
-            self._pool.shutdown(cancel_futures=True)
+        if self._pool is None:
+            return
+        if kind is not None:
+            # Nobody waits for what they compute or import: after an interrupt that would take seconds.
+            for process in list((self._pool._processes or {}).values()):
+                process.kill()
+        # Work that waits in the queue would be done before the pool ends.
+        self._pool.shutdown(cancel_futures=True)
 
     def map(self, work: Iterable[tuple[Any, ...]]) -> Iterator[R]:
         """Yield ``task(*arguments)`` for each of *work*, in order; raise UserError if a process died."""
@@ -68,6 +73,45 @@ class Workers(Generic[R]):
                 yield waiting.popleft().result()
         except BrokenProcessPool:
             raise UserError(f"`workers` {self.count}: a process died, possibly out of memory; use fewer") from None
+
+
+def in_another_process(task: Callable[..., R], items: Iterable[Any], *arguments: Any) -> R:
+    """Return ``task(items, *arguments)``, computed in a process that any exception here ends at once.
+
+    For libraries that do not look for signals while they compute. Everything is picklable.
+
+    Raises:
+        UserError: that of *task*, or the process died.
+    """
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_answer, args=(there, task, arguments))
+    with _interrupts_blocked():
+        process.start()
+    there.close()
+    try:
+        for item in items:
+            here.send((item,))
+        here.send(())
+        result, error = here.recv()
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise UserError("a process died, possibly out of memory; give a smaller text") from None
+    finally:
+        process.kill()
+        process.join()
+        here.close()
+    if error is not None:
+        raise error
+    return result
+
+
+def _answer(connection: multiprocessing.connection.Connection, task: Callable[..., Any], arguments: Any) -> None:
+    watch_parent()
+    items = (item for (item,) in iter(connection.recv, ()))
+    try:
+        connection.send((task(items, *arguments), None))
+    except UserError as error:
+        connection.send((None, error))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import warm
 
 TWO = "--distributed-world-size 2"
 FLAGS = [runs.NO_DROPOUT, "--optimizer nag --momentum 0.9 --max-update 45 --no-epoch-checkpoints --validate-interval 9"]
-HALF = "--max-tokens 32"  # on each of two processes
+HALF = "--max-tokens 32 --max-tokens-valid 320"  # on each of two processes
 BASELINE = [runs.BASELINE, *FLAGS]
 SHORTFORMER = [runs.SHORTFORMER, *FLAGS]
 UNEVEN = (

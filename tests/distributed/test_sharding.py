@@ -34,18 +34,17 @@ from fairseq_cli.merge_checkpoint import get_merge_parser
 SHARDED = "--ddp-backend fully_sharded"
 PLAIN = "--ddp-backend no_c10d"
 ADAM = "--optimizer adam --weight-decay 0.01 --lr 0.002 --no-epoch-checkpoints"
-VALIDATION = "--max-tokens-valid 640"  # 5 batches
 TIED = "--tie-adaptive-weights --tie-adaptive-proj"
-LM = [runs.BASELINE, TIED, runs.NO_DROPOUT, ADAM, VALIDATION, "--max-update 8 --save-interval-updates 5"]
-SHORTFORMER = [runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, VALIDATION, "--max-update 8 --save-interval-updates 5"]
+LM = [runs.BASELINE, TIED, runs.NO_DROPOUT, ADAM, "--max-update 8 --save-interval-updates 5"]
+SHORTFORMER = [runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, "--max-update 8 --save-interval-updates 5"]
 STAGED = [runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, "--stages 8:3,16:6 --disable-validation"]
 XL = """--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --mem-len 24
     --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --clip-norm 0.25 --seed 3 --log-format json
     --log-interval 1 --cutoffs 100,400 --div-val 2 --tie-projs --no-epoch-checkpoints --dropout 0 --dropatt 0
     --max-update 8"""
 NOTES = [noted.TNF_ELECTRA, "--encoder-input-dim 8 --dropout 0 --no-epoch-checkpoints --max-update 8"]
-HALF = "--max-tokens 32"
-WHOLE = "--max-tokens 64"
+HALF = "--max-tokens 32 --max-tokens-valid 320"
+WHOLE = "--max-tokens 64 --max-tokens-valid 640"
 
 
 @pytest.fixture(scope="module")

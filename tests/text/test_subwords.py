@@ -16,7 +16,7 @@ from mistakes import user_error
 from subword_encodings import COUNTS, MERGES, TEXT, encodings
 
 from fairseq.errors import UserError
-from fairseq.text.tokenizers import BPES, Subwords
+from fairseq.text.tokenizers import BPES, Subwords, hf
 from fairseq.text.tokenizers.base import Vocabulary
 from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.rules import BYTES
@@ -142,7 +142,9 @@ def test_learned_bytes_have_no_unknown_and_give_every_text_back(learned: Hugging
     assert learned.decode(symbols.split()) == text
 
 
-def test_the_first_merges_are_of_the_most_frequent_pairs_and_learning_is_deterministic(learned: HuggingFace) -> None:
+def test_the_first_merges_are_of_the_most_frequent_pairs_and_learning_is_deterministic(
+    learned: HuggingFace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert len(learned.symbols) == 280 and set(learned.symbols) > set(BYTES)
     words = Counter(word for line in TEXT.splitlines() for word in re.findall(r" ?[a-z]+|'t", line))
     pairs: Counter[str] = Counter()
@@ -153,6 +155,8 @@ def test_the_first_merges_are_of_the_most_frequent_pairs_and_learning_is_determi
     assert pairs["".join(merge)] == max(pairs.values())
     for batches in ([TEXT.splitlines()], [[line] for line in TEXT.splitlines()]):
         assert HuggingFace.learn_lines(iter(batches), 280) == learned.content
+    monkeypatch.setattr(hf, "QUICK", 10)  # in a process of its own
+    assert HuggingFace.learn_lines([[line] for line in TEXT.splitlines()], 280) == learned.content
     with user_error("--learn-bpe 255: byte-level symbols include 256 bytes"):
         HuggingFace.learn_lines([], 255)
 

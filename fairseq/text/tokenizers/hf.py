@@ -13,6 +13,7 @@ from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.system.json_files import parse_json
 from fairseq.system.terminal import silent_stderr
+from fairseq.system.workers import in_another_process
 from fairseq.text.tokenizers.base import Span, Subwords, Vocabulary, import_package
 from fairseq.text.tokenizers.rules import (
     BYTES,
@@ -24,6 +25,8 @@ from fairseq.text.tokenizers.rules import (
     bytes_text,
 )
 
+QUICK = 1 << 20
+"""Characters of which subwords are learned within a second: the library does not look for signals meanwhile."""
 PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 """Text that uses what a tokenizer has for unknown characters, none at all, and long words."""
 
@@ -95,17 +98,14 @@ class HuggingFace(LibrarySubwords):
         """
         if size < len(BYTES):
             raise UserError(f"`learn_bpe` {size}: byte-level symbols include {len(BYTES)} bytes; give more")
-        library = import_tokenizers("hf")
-        tokenizer = library.Tokenizer(library.models.BPE())
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = library.decoders.ByteLevel()
-        # All 256 bytes are in the alphabet, seen or not; a fixed order makes equal texts give equal files.
-        trainer = library.trainers.BpeTrainer(
-            vocab_size=size, min_frequency=2, initial_alphabet=sorted(BYTES), show_progress=False
-        )
-        cut = functools.partial(_cut_words, tokenizer.pre_tokenizer)
-        tokenizer.train_from_iterator((list(itertools.chain(*map(cut, batch))) for batch in lines), trainer)
-        return str(tokenizer.to_str()).encode()
+        import_tokenizers("hf")
+        lines, first, characters = iter(lines), [], 0
+        while characters < QUICK and (batch := next(lines, None)) is not None:
+            first.append(batch)
+            characters += sum(map(len, batch))
+        if characters < QUICK:
+            return _learned(first, size)
+        return in_another_process(_learned, itertools.chain(first, lines), size)
 
     @property
     def symbols(self) -> Sequence[str]:
@@ -227,6 +227,20 @@ _RULES: dict[str, WordRule] = {
 def import_tokenizers(kind: str) -> Any:
     """Return the package ``tokenizers``; UserError if it is missing."""
     return import_package("tokenizers", f"`bpe` {kind}: the package tokenizers is missing; pip install tokenizers")
+
+
+def _learned(lines: Iterable[list[str]], size: int) -> bytes:
+    library = import_tokenizers("hf")
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    # All 256 bytes are in the alphabet, seen or not; a fixed order makes equal texts give equal files.
+    trainer = library.trainers.BpeTrainer(
+        vocab_size=size, min_frequency=2, initial_alphabet=sorted(BYTES), show_progress=False
+    )
+    cut = functools.partial(_cut_words, tokenizer.pre_tokenizer)
+    tokenizer.train_from_iterator((list(itertools.chain(*map(cut, batch))) for batch in lines), trainer)
+    return str(tokenizer.to_str()).encode()
 
 
 def _cut_words(words: Any, line: str) -> list[str]:
