@@ -8,8 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq.modules import noise
-
 
 def splitmix64(seed: int, count: int) -> np.ndarray:
     """Words of the generator as its authors write it, a state that grows and is hashed: uint64."""
@@ -25,8 +23,7 @@ def splitmix64(seed: int, count: int) -> np.ndarray:
 def mask_of(p: float, shape: tuple[int, ...]) -> Tensor:
     """The factors of the next dropout, in float64: sixteen bits of noise from a seed that torch draws."""
     seed, count = int(torch.randint(1 << 62, ())), math.prod(shape) // 4 + 1
-    words = splitmix64(seed, count) if noise.generator() == "splitmix64" else np.random.SFC64(seed).random_raw(count)
-    bits = words.view(np.int16)
+    bits = splitmix64(seed, count).view(np.int16)
     dropped = round(p * 65536)
     kept = torch.from_numpy(bits[: math.prod(shape)].astype(int) >= dropped - 32768).view(shape)
     return kept.double() * 65536 / (65536 - dropped)

@@ -49,7 +49,7 @@ class ParameterNames:
         than they were, it keeps its own weight decay.
 
         Args:
-            state: by name; or by number in the order of *stored*, as fairseq and version 0.1 saved it; or fairseq's
+            state: by name; or by number in the order of *stored*, as fairseq saves it; or fairseq's
                 ``--fp16`` state over a single flat parameter.
             stored: the names of the checkpoint's model parameters, in its order.
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fairseq.checkpoint.integrity import tensors
 from fairseq.errors import UserError
-from fairseq.modules.noise import GENERATORS
 
 Kind = tuple[Callable[[Any], bool], str]
 """Whether a value is valid, and what messages call a valid one."""
@@ -58,8 +57,6 @@ EXTRA: dict[str, Kind] = {
     **dict.fromkeys(("epoch", "batch_offset", "without_improvement", "skipped_nonfinite"), COUNT),
     **dict.fromkeys(("val_loss", "best", "previous_training_time"), NUMBER),
     **dict.fromkeys(("sums", "average", "criterion", "loss_scaler", "carried", "validation", "due"), DICT),
-    "memory": (lambda value: value is None or isinstance(value, list), "a list"),
-    "dropout": (lambda value: value in GENERATORS, " or ".join(GENERATORS)),
     "random": (lambda value: value is None or _is_random_states(value), "a list of tensors by name"),
 }
 ITERATOR = {"epoch": POSITIVE, "iterations_in_epoch": COUNT, "read": DICT}

@@ -181,7 +181,7 @@ class EpochIterator:
                 "give `reset_dataloader` to start at the first batch"
             )
         order = (state.get("read") or {}).get("order")
-        if order == position.FAIRSEQ or (order is None and saved is not None and saved.fairseq):
+        if order == position.FAIRSEQ or (order is None and saved is not None):
             self._turns.in_fairseq_order()
         self.epoch, self.read = max(1, epoch), 0
         if iterations == 0:

@@ -51,11 +51,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class SavedBy:
-    """Facts about the run that saved a checkpoint without a layout."""
+    """Facts about the run that saved a checkpoint."""
 
-    fairseq: bool
-    processes: int = 1
-    batches: int | None = None  # an epoch on each process; None if unknown
+    processes: int = 1  # of a run of fairseq, which saves no layout
     # Whether ``--tokens-per-sample`` was what it is now, and no other stage of ``--stages`` saved it.
     same_length: bool = True
 
@@ -69,9 +67,9 @@ class SavedBy:
         extra = state.get("extra_state") or {}
         signature, before = extra.get("batches"), (extra.get("stage") or {}).get("number", stage)
         if not isinstance(signature, Mapping):
-            return cls(True, int(args.get("distributed_world_size") or 1))
+            return cls(int(args.get("distributed_world_size") or 1))
         same = signature.get("tokens_per_sample") == tokens_per_sample and before == (stage or before)
-        return cls(False, int(signature.get("processes") or 1), signature.get("batches"), same)
+        return cls(same_length=same)
 
 
 @dataclass(frozen=True)
@@ -88,8 +86,8 @@ def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved:
 
     Args:
         iterations: its ``iterations_in_epoch``.
-        stored: its ``read``; None where none of our runs saved it.
-        saved: who saved a state without ``read``; None: this run, so that batches are what they were.
+        stored: its ``read``; None in fairseq's.
+        saved: who saved the checkpoint; None: this run, so that batches are what they were.
 
     Raises:
         UserError: the position is in the middle of an epoch that *ours* cannot continue.
@@ -99,7 +97,8 @@ def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved:
         return _convert(ours, theirs, stored["count"], saved is None or saved.same_length)
     if saved is None:
         return Position(min(iterations * ours.step, ours.units), same_rows=True)
-    return _without_layout(ours, iterations, saved)
+    step = saved.processes if ours.order == FAIRSEQ else ours.step
+    return Position(min(iterations * step, ours.units), same_rows=False)
 
 
 def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Position:
@@ -113,26 +112,6 @@ def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Posi
     if dataclasses.replace(here, seed=ours.seed, cut=ours.cut) == ours and theirs.seed != ours.seed:
         return Position(read, False, f"`seed` {ours.seed} changes the order, some text may be read twice")
     raise _elsewhere(ours, theirs.order, theirs.cut, f"{read} of {theirs.units} {_NAMES[theirs.order]}")
-
-
-def _without_layout(ours: Layout, iterations: int, saved: SavedBy) -> Position:
-    """Return the position after so many batches, from the facts known about the run that counted them."""
-    if saved.fairseq or saved.batches is None:
-        step = saved.processes if ours.order == FAIRSEQ else ours.step
-        return Position(min(iterations * step, ours.units), same_rows=False)
-    if not saved.same_length:
-        return _share(ours, min(1.0, iterations / max(1, saved.batches)))
-    # The state counts batches, not units: sizes that give as many batches an epoch are tried.
-    steps = {  # units that the run may have read at once
-        BLOCKS: (ours.step, ours.step // ours.processes * saved.processes),
-        STREAMS: (1,),
-    }.get(ours.order, (saved.processes,))
-    for step in steps:
-        theirs = dataclasses.replace(ours, step=step, processes=saved.processes)
-        if theirs.batches == saved.batches:
-            read = min(iterations * step, ours.units)
-            return Position(read, ours.order == STREAMS, _remark(ours, theirs, read))
-    raise _elsewhere(ours, ours.order, 0, f"{iterations} of {saved.batches} batches")
 
 
 def _share(ours: Layout, share: float, block_size: int | None = None) -> Position:

@@ -155,7 +155,7 @@ def _arguments(
             f"{path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)} (plug-ins need `user_dir`)"
         )
     model = MODELS[ARCHITECTURES[arch].model]
-    args = {**model.upgrade_settings(args)}
+    args = dict(args)
     _check_overrides(overrides, stored, args, flags)
     if not model.reads_all_settings:
         check_supported(args, path)

@@ -201,8 +201,8 @@ class Meter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a meter, or raise ValueError; one without names has the standard ones."""
-        names, totals, means = tuple(state.get("names", STANDARD)), state["totals"], state["figures"]
+        """Restore the state of a meter, or raise ValueError."""
+        names, totals, means = tuple(state["names"]), state["totals"], state["figures"]
         known = names[: len(STANDARD)] == STANDARD and all(isinstance(name, str) for name in (*names, *means))
         if not known or len(set(names)) != len(names) or totals.shape != (len(names),):
             raise ValueError("sums: names and totals do not belong together")

@@ -96,11 +96,6 @@ class BaseFairseqModel(nn.Module):
         """Those of the *parameters* of a checkpoint that belong to other data than the model."""
         return {}
 
-    @classmethod
-    def upgrade_settings(cls, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        """*stored* settings of a checkpoint, completed with what an older program did where it had no setting."""
-        return stored
-
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """*state*, which may come from an older program, with the names this model uses."""
         return state

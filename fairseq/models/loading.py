@@ -171,7 +171,6 @@ def check_settings(
         UserError: a setting that changes the meaning of the parameters differs, or a stored one is not implemented;
             the message names the flag.
     """
-    stored = model.upgrade_settings(stored)
     if not model.reads_all_settings:
         check_supported(stored, source)
     for part, cfg in [(model, settings), *((EXTENSIONS[name], cfg) for name, cfg in extensions.items())]:

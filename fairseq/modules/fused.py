@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.modules.native import library
-from fairseq.modules.noise import LOWEST, draw_seed, dropped_values, generator, pick, scale_of, words_of
+from fairseq.modules.noise import draw_seed, dropped_values, pick, scale_of, words_of
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MODES = {"plain": 0, "add": 1, "relu": 2, "relu gradient": 3}  # as in fused.c
@@ -166,13 +166,8 @@ def draw_mask(size: int, p: float) -> Tensor:
     mask = torch.empty(size // 8 + 8, dtype=torch.uint8, device="cpu")
     if p == 0:
         return mask.fill_(255)
-    seed, dropped = draw_seed(), dropped_values(p)
-    if generator() == "sfc64":
-        bits = np.packbits(words_of(size, seed).view(np.int16)[:size] >= LOWEST + dropped, bitorder="little")
-        mask[: len(bits)] = torch.from_numpy(bits)
-    else:
-        drawn = (ctypes.c_uint64(seed), ctypes.c_long(dropped))
-        _compiled().draw_mask(*drawn, *_pointers(mask), ctypes.c_long(size), _threads(size))
+    drawn = (ctypes.c_uint64(draw_seed()), ctypes.c_long(dropped_values(p)))
+    _compiled().draw_mask(*drawn, *_pointers(mask), ctypes.c_long(size), _threads(size))
     return mask
 
 

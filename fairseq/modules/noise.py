@@ -11,30 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GENERATORS = ("splitmix64", "sfc64")
-"""Generators of the noise: one whose words threads share, and the one of runs saved before 0.9, which keep it."""
 LOWEST = torch.iinfo(torch.int16).min
 """The least of the values of sixteen bits, which are compared as signed numbers."""
 _LEVELS = 1 << 16
 _SEEDS = 1 << 62  # torch draws signed numbers of 64 bits
-_generator = GENERATORS[0]
-
-
-def use_generator(name: str) -> None:
-    """Let dropout draw its noise by one of ``GENERATORS`` from now on, as torch's generator has one state for all.
-
-    Raises:
-        ValueError: there is no such generator.
-    """
-    if name not in GENERATORS:
-        raise ValueError(f"dropout's generator {name!r}: must be one of {', '.join(GENERATORS)}")
-    global _generator
-    _generator = name
-
-
-def generator() -> str:
-    """The one of ``GENERATORS`` that dropout draws its noise by."""
-    return _generator
 
 
 def draw_seed() -> int:
@@ -45,8 +25,6 @@ def draw_seed() -> int:
 def words_of(size: int, seed: int) -> np.ndarray:
     """Noise for *size* elements, four to a word: uint64."""
     count = max(1, (size + 3) // 4)
-    if _generator == "sfc64":
-        return np.random.SFC64(seed).random_raw(count)
     # As in fused.c.
     z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     z = (z ^ z >> 30) * np.uint64(0xBF58476D1CE4E5B9)

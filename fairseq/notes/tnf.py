@@ -105,11 +105,6 @@ class TNFElectra(NotedEncoder):
     encoder_class = ElectraModel
     decisive_settings = (*ElectraModel.decisive_settings, *NotedEncoder.decisive_settings, "note_readers")
 
-    @classmethod
-    def upgrade_settings(cls, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        # Before there was this setting, both networks read notes.
-        return {"note_readers": "both", **stored} if "note_lambda" in stored else stored
-
     @staticmethod
     def readers_of(args: Any) -> dict[str, Any]:
         return {"infuse_generator_only": typed(TNFElectraConfig, args).note_readers == "generator"}

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
@@ -95,9 +94,6 @@ class RowMemory(CarriedState):
 
     def load(self, saved: Sequence[Any], rows: int, world: World) -> Memory | None:
         """This rank's part of the saved rows."""
-        # Checkpoints of version 0.1 hold a list of layers for each rank.
-        if saved and isinstance(saved[0], list):
-            saved = [torch.cat(layers) for layers in zip(*(memory for memory in saved if memory), strict=True)]
         if any(not isinstance(layer, Tensor) or layer.dim() != 3 or layer.shape != saved[0].shape for layer in saved):
             raise UserError("checkpoint: its memory is not a tensor (rows, tokens, channels) a layer; use another")
         # Rows lie in rank order; another number of processes with as many rows in all finds the same ones.

@@ -10,7 +10,6 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import World
 from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
-from fairseq.modules import noise
 from fairseq.tasks.fairseq_task import setup_task
 from fairseq.training.stages import Stage
 from fairseq.training.state import TrainingState
@@ -30,7 +29,6 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
         raise UserError(f"`valid_subset` {value}: empty name; `disable_validation` skips validation")
     # Here and not at start-up: what other stages drew must not change the initial values of this one.
     torch.manual_seed(settings.common.seed)
-    noise.use_generator(noise.GENERATORS[0])
     task = setup_task(settings)
     # What the task changed while it was set up; a plug-in that writes to its namespace changed nothing here.
     before = settings.flat

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from pathlib import Path
@@ -14,8 +13,7 @@ from fairseq.config.settings import TrainingSettings
 from fairseq.config.settings_file import OUTPUTS, for_another_run, read_yaml
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file
-from fairseq.system.json_files import read_json
-from fairseq.system.lookup import exists, is_file
+from fairseq.system.lookup import is_file
 from fairseq.system.terminal import printable
 from fairseq.tasks.dictionary_digest import check_save_dir, dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -23,8 +21,6 @@ from fairseq.tasks.fairseq_task import FairseqTask
 logger = logging.getLogger(__name__)
 
 SETTINGS_FILE = "settings.yaml"
-# Those that the run had before it was resumed with others.
-EARLIER = "earlier_outputs.json"
 EVENTS = "events.out.tfevents.*"  # TensorBoard's names
 
 
@@ -47,10 +43,10 @@ def describe(settings: TrainingSettings) -> str:
 def check_outputs(settings: TrainingSettings) -> None:
     """Raise UserError if a metrics file or TensorBoard logs are of another run, which this one would cut or hide.
 
-    The run's own are those that it has now, and those that it had before it was last resumed.
+    The run's own are those in the settings that it wrote last.
     """
     save_dir = settings.checkpoint.save_dir
-    former = [for_another_run(outputs, save_dir) for outputs in _outputs(Path(save_dir))]
+    former = for_another_run(_outputs(Path(save_dir)), save_dir)
     metrics, board = settings.common.metrics_file, settings.common.tensorboard_logdir
     tags = ("train_inner", "train", *settings.data.valid_subset.split(","))
     used = {
@@ -60,23 +56,17 @@ def check_outputs(settings: TrainingSettings) -> None:
     }
     for name in [name for name, is_used in used.items() if is_used]:
         path = getattr(settings.common, name)
-        if os.path.abspath(path) not in {os.path.abspath(str(outputs.get(name) or os.devnull)) for outputs in former}:
+        if os.path.abspath(path) != os.path.abspath(str(former.get(name) or os.devnull)):
             raise UserError(f"`{name}` {path}: exists, and is not of the run in {save_dir}; choose another name")
 
 
-def _outputs(save_dir: Path) -> list[dict[str, Any]]:
-    """What the run in *save_dir* has written beside its checkpoints, with the name of its folder; the last first."""
+def _outputs(save_dir: Path) -> dict[str, Any]:
+    """The files that the run in *save_dir* writes outside its checkpoints, with the name of its folder."""
     try:
-        last = [read_yaml(save_dir / SETTINGS_FILE)]
+        written = read_yaml(save_dir / SETTINGS_FILE)
     except UserError:  # there is none
-        last = []
-    earlier: Any = []
-    if exists(save_dir / EARLIER):
-        earlier = read_json(save_dir / EARLIER, "remove it", largest=1 << 20)
-    if not isinstance(earlier, list) or not all(isinstance(outputs, dict) for outputs in earlier):
-        raise UserError(f"{save_dir / EARLIER}: not a list of outputs; remove it")
-    names = ("save_dir", *OUTPUTS)
-    return [{name: outputs[name] for name in names if outputs.get(name)} for outputs in (*last, *earlier)]
+        return {}
+    return {name: written[name] for name in ("save_dir", *OUTPUTS) if written.get(name)}
 
 
 def record(settings: TrainingSettings, task: FairseqTask, manager: CheckpointManager, has_work: bool) -> None:
@@ -100,11 +90,6 @@ def write_settings(settings: TrainingSettings, path: Path) -> None:
 
     values = effective(settings)
     values |= {name: os.path.abspath(values[name]) for name in ("save_dir", *OUTPUTS) if values.get(name)}
-    # A run that was resumed with other outputs still owns the former ones.
-    former = _outputs(path.parent)
-    if former and former[0] not in [{name: values[name] for name in former[0] if name in values}, *former[1:]]:
-        with atomic_file(path.parent / EARLIER) as file:
-            file.write((json.dumps(former, indent=1) + "\n").encode())
     with atomic_file(path) as file:
         text = yaml.safe_dump(values, allow_unicode=True)
         # Names of folders may hold line ends, and bytes that are not UTF-8.

@@ -61,8 +61,7 @@ class LossScaler:
         return {name: getattr(self, name) for name in _STATE}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state; one of version 0.1 does not have the last two entries."""
-        self.last_overflow = self.overflows_in_a_row = 0
+        """Restore a state."""
         for name in _STATE:
             if name in state:
                 setattr(self, name, state[name])

@@ -21,7 +21,6 @@ from fairseq.errors import UserError
 from fairseq.logging.figures import Meter
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import load_parameters, stored_parameters, stored_settings
-from fairseq.modules import noise
 from fairseq.modules.precision import Precision
 from fairseq.optim.elementwise import ElementwiseOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import build_lr_scheduler
@@ -188,7 +187,6 @@ class TrainingState:
         """
         extra: dict[str, Any] = {
             "random": gather_random_states(self.world),
-            "dropout": noise.generator(),
             "carried": self.task.save_carried(self.world),
             "sums": {name: meter.state_dict() for name, meter in self.meters.items()},
             "previous_training_time": self.wall(),
@@ -310,13 +308,9 @@ class TrainingState:
             self._load_metrics(extra, state.get("args") or {}, options)
         if not options.reset_dataloader:
             restore_random_states(extra.get("random"), self.world, source)
-            # Runs saved before 0.9 go on with the masks that they would have had; fairseq's have none to go on with.
-            if "dropout" in extra or extra.get("random"):
-                noise.use_generator(extra.get("dropout", "sfc64"))
             if extra.get("due") and not options.reset_optimizer:
                 self.due = Due.of(extra["due"])
-        # Version 0.1 saved the memory of rows beside the other entries.
-        self.task.load_carried(extra.get("carried") or {"memory": extra.get("memory") or []}, rows, self.world)
+        self.task.load_carried(extra.get("carried") or {}, rows, self.world)
 
     def _load_position(self, state: Mapping[str, Any], extra: Mapping[str, Any], source: str) -> int:
         """Go to the position of *state* in the data; return the rows whose memory fits."""

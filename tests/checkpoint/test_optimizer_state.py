@@ -1,4 +1,4 @@
-"""Optimizer states in checkpoints are by parameter name; numbered ones, ours of version 0.1 and fairseq's, are read."""
+"""Optimizer states in checkpoints are by parameter name; fairseq's numbered ones are read."""
 
 from __future__ import annotations
 

@@ -171,36 +171,15 @@ def test_data_of_another_length_is_refused() -> None:
         resumed(before, iterators(dataset(50), shuffled, 3, 1))
 
 
-def position(sampler: Sampler, batches: int, saved: SavedBy) -> tuple[int, int]:
-    iterator = EpochIterator(Turns.of_one(dataset(1200), sampler))
-    iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": batches}, saved)
-    return iterator.epoch, iterator.read
-
-
-def test_checkpoints_that_only_count_batches_are_read_by_what_they_say_of_their_run() -> None:
-    data = dataset(1200)
-    four = SavedBy(fairseq=False, processes=4, batches=100)
-    assert position(shuffled(data, 3, 0, 4), 75, four) == (1, 900)
-    assert position(shuffled(data, 3, 0, 8), 75, four) == (1, 900)
-    assert position(shuffled(data, 6, 0, 2), 75, four) == (1, 900)  # the same blocks at once
-    assert position(shuffled(data, 3, 0, 2, by_size=True), 75, four) == (1, 300)
-    assert position(streams(data, 6, 0, 2), 75, four) == (1, 75)
-    assert position(shuffled(data, 3, 0, 8), 75, SavedBy(fairseq=False, batches=75, same_length=False)) == (2, 0)
-    for sampler in (shuffled(data, 5, 0, 3), streams(data, 3, 0, 8), shuffled(data, 5, 0, 4, by_size=True)):
-        with pytest.raises(UserError, match="75 of 100 batches read"):
-            position(sampler, 75, four)
-    assert position(shuffled(data, 3, 0, 4), 20, SavedBy(fairseq=True, processes=4)) == (1, 80)
-
-
 def test_who_saved_a_checkpoint_is_seen_from_its_content() -> None:
     signature = {"batches": 9, "tokens_per_sample": 16, "memory_length": 0, "processes": 2}
     state: dict[str, Any] = {"args": {"distributed_world_size": 1}, "extra_state": {"batches": signature}}
-    assert SavedBy.of(state, 16) == SavedBy(False, 2, 9, True)
-    assert SavedBy.of(state, 32) == SavedBy(False, 2, 9, False)
-    assert SavedBy.of(state, 16, 2) == SavedBy(False, 2, 9, True), "its stage is not known"
+    assert SavedBy.of(state, 16) == SavedBy(same_length=True)
+    assert SavedBy.of(state, 32) == SavedBy(same_length=False)
+    assert SavedBy.of(state, 16, 2) == SavedBy(same_length=True), "its stage is not known"
     state["extra_state"]["stage"] = {"number": 1}
     assert [SavedBy.of(state, 16, stage).same_length for stage in (None, 1, 2)] == [True, True, False]
-    assert SavedBy.of({"args": {"distributed_world_size": 4}, "extra_state": {}}, 16) == SavedBy(True, 4)
+    assert SavedBy.of({"args": {"distributed_world_size": 4}, "extra_state": {}}, 16) == SavedBy(processes=4)
 
 
 def fairseq_order(sizes: list[int], kept: list[int], seed: int, most: int) -> list[list[int]]:
@@ -240,14 +219,20 @@ def test_fairseqs_order_is_that_of_its_rules(
         assert [batch.tolist() for batch in sampler.epoch(epoch) if len(batch)] == batches[rank::world]
 
 
+def test_a_run_of_fairseq_is_continued_after_the_batches_of_its_processes() -> None:
+    iterator = EpochIterator(Turns.of_one(dataset(1200), shuffled(dataset(1200), 3, 0, 4)))
+    iterator.load_state_dict({"epoch": 1, "iterations_in_epoch": 20}, SavedBy(processes=4))
+    assert (iterator.epoch, iterator.read) == (1, 80)
+
+
 def test_a_run_that_fairseq_began_keeps_its_order_in_its_own_checkpoints() -> None:
     data = dataset(60)
     began = EpochIterator(Turns.of_one(data, shuffled(data, 3, 0, 1)))
-    began.load_state_dict({"epoch": 1, "iterations_in_epoch": 4}, SavedBy(fairseq=True))
+    began.load_state_dict({"epoch": 1, "iterations_in_epoch": 4}, SavedBy())
     state = began.state_dict()
     assert state["read"]["order"] == "fairseq"
     again = EpochIterator(Turns.of_one(data, shuffled(data, 3, 0, 1)))
-    again.load_state_dict(state, SavedBy(fairseq=False))
+    again.load_state_dict(state, SavedBy())
     expected = fairseq_order([5] * 60, list(range(60)), 3, 15)
     np.random.RandomState(4).shuffle(expected)
     assert read([again]) == read([began]) == sum(expected[4:], [])
@@ -261,8 +246,8 @@ def test_lines_that_are_cut_at_another_length_go_on_after_the_same_share() -> No
     state = runs_of[16][0].state_dict()
     assert state["read"]["block_size"] == 9
     with pytest.raises(UserError, match="its batches were cut otherwise"):
-        runs_of[32][0].load_state_dict(state, SavedBy(False, same_length=True))
-    runs_of[32][0].load_state_dict(state, SavedBy(False, same_length=False))
+        runs_of[32][0].load_state_dict(state, SavedBy(same_length=True))
+    runs_of[32][0].load_state_dict(state, SavedBy(same_length=False))
     share = 6 / len(runs_of[16][0])
     assert runs_of[32][0].iterations_in_epoch == int(share * len(runs_of[32][0]))
 

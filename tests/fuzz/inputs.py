@@ -107,8 +107,6 @@ def make_inputs(base: Path) -> None:
         for path in (base / folder).glob("checkpoint*.pt"):
             if path.name != "checkpoint_last.pt":
                 path.unlink()
-    (base / "run").mkdir()
-    (base / "run" / "earlier_outputs.json").write_text(json.dumps([{"save_dir": "run", "metrics_file": "m.jsonl"}]))
     (base / "lm" / "checkpoint1.pt").write_bytes((base / "lm" / "checkpoint_last.pt").read_bytes())
     make_sharded(base)
     make_tokenizers(base)

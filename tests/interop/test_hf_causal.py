@@ -16,7 +16,6 @@ import yaml
 from exports import MODELS, REMEMBERING, exported, imported, made, saved, theirs, tokens
 from mistakes import user_error
 from runs import DATA, model_of
-from safetensors.torch import load_file, save_file
 from subword_encodings import encodings
 
 from fairseq import checkpoint
@@ -114,20 +113,6 @@ def test_what_is_exported_comes_back_exactly(name: str, tmp_path: Path) -> None:
     again = exported(tmp_path / "back" / "checkpoint.pt", tmp_path / "again")
     for file in ("config.json", "model.safetensors", "modeling_fairseq.py"):
         assert (again / file).read_bytes() == (folder / file).read_bytes()
-
-
-def test_a_folder_of_an_earlier_version_is_imported(tmp_path: Path) -> None:
-    """Its shared biases have the name of the first layer's, and no buffers are there."""
-    model = made("transformer-xl")
-    folder = exported(saved(model, tmp_path / "in", MODELS["transformer-xl"]), tmp_path / "hf")
-    tensors = load_file(folder / "model.safetensors")
-    former = {name: value for name, value in tensors.items() if "attention_biases" not in name}
-    for name in ("r_w_bias", "r_r_bias"):
-        former[f"decoder.layers.0.self_attn.{name}"] = tensors[f"decoder.attention_biases.{name}"]
-    assert len(former) == len(tensors)
-    save_file(former, folder / "model.safetensors")
-    kept, want = checkpoint.load(imported(folder, tmp_path / "back"))["model"], stored_parameters(model)
-    assert all(torch.equal(kept[name], value) for name, value in want.items())
 
 
 OUTSIDE = """

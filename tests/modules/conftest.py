@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq.modules import native, noise
+from fairseq.modules import native
 
 SOURCES = [Path(native.__file__).with_name(name) for name in ("fused.c", "attention.c")]
 COMPILED = native.library("training", SOURCES[0]) is not None
@@ -27,11 +27,3 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     for source in SOURCES:
         assert (native.library("training", source) is None) == (request.param == "no compiler")
     native.library.cache_clear()
-
-
-@pytest.fixture(params=noise.GENERATORS)
-def generator(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What masks are drawn by."""
-    noise.use_generator(request.param)
-    yield request.param
-    noise.use_generator(noise.GENERATORS[0])

@@ -22,9 +22,7 @@ pytestmark = pytest.mark.usefixtures("machine")
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1,), (31,), (3, 32), (2, 5, 77), (9, 1000), (15, 9001)], ids=str)
-def test_dropouts_and_their_gradients_are_those_of_torch_in_float64(
-    shape: tuple[int, ...], dtype: torch.dtype, generator: str
-) -> None:
+def test_dropouts_and_their_gradients_are_those_of_torch_in_float64(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     torch.manual_seed(7)
     factors = mask_of(0.3, shape)
     x, residual, grad = (torch.randn(shape).to(dtype) for _ in range(3))
@@ -68,7 +66,7 @@ def test_on_gpus_a_residual_is_added_to_what_dropout_kept_and_gets_the_whole_gra
 
 
 @pytest.mark.parametrize("rows", [1, 33])
-def test_masks_do_not_depend_on_the_number_of_threads(rows: int, generator: str) -> None:
+def test_masks_do_not_depend_on_the_number_of_threads(rows: int) -> None:
     x, threads = torch.ones(rows, 4100), torch.get_num_threads()
     results = []
     try:

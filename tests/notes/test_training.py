@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import operator
 import shutil
@@ -18,7 +17,6 @@ from mistakes import user_error
 from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.hub import load_model
-from fairseq.inference.loading import load_models
 from fairseq.models import loading
 from fairseq.notes.extension import without_notes
 from fairseq.tasks import setup_task
@@ -98,20 +96,6 @@ def test_a_checkpoint_with_the_other_form_of_notes_names_the_flag(forms, data):
     values = [form.removeprefix("--note-form ") or "literal" for form in forms]
     with user_error(f"^--note-form {values[1]}: x.pt was trained with {values[0]}, "):
         check_settings(resumed, stored(saved))
-
-
-def test_in_a_checkpoint_older_than_their_setting_both_networks_of_electra_read_notes(data, tmp_path):
-    saved = noted.trainer(data, noted.TNF_ELECTRA)
-    state = {"args": stored(saved), **saved.state_dict()}
-    del state["args"]["note_readers"]
-    one, both = (noted.trainer(data, noted.TNF_ELECTRA, f"--note-readers {who}") for who in ("generator", "both"))
-    check_settings(both, state["args"])
-    both.load_state_dict(copy.deepcopy(state), "x.pt")
-    with user_error("^--note-readers generator: x.pt was trained with both, "):
-        check_settings(one, state["args"])
-    checkpoint.save(tmp_path / "x.pt", state)
-    (model,), _, _ = load_models([tmp_path / "x.pt"], data, {"keep_notes": True})
-    assert model.readers == both.model.readers != one.model.readers
 
 
 @pytest.mark.parametrize("pair", PAIRS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -139,28 +138,6 @@ def test_a_run_goes_on_with_what_its_own_settings_name(outputs: Path) -> None:
     Path("run/settings.yaml").write_text(own.replace("run", "former"))
     with user_error("^--metrics-file m.jsonl"):  # a copy of another run
         check(METRICS)
-
-
-def test_earlier_outputs_are_listed_once_beside_the_settings(tmp_path: Path) -> None:
-    def write(name: str) -> None:
-        flags = ["--metrics-file", tmp_path / name] if name else []
-        effective.write_settings(settings_of("--save-dir", tmp_path, *flags), tmp_path / "settings.yaml")
-
-    earlier = tmp_path / effective.EARLIER
-    a, b = ({"save_dir": str(tmp_path), "metrics_file": str(tmp_path / name)} for name in "ab")
-    found = []
-    for name in ("a", "a", "b", "", "b", "a"):
-        write(name)
-        found.append(earlier.read_text() if earlier.exists() else None)
-    one, two = (json.dumps(outputs, indent=1) + "\n" for outputs in ([a], [b, a]))
-    assert found == [None, None, one, two, two, two]
-
-
-@pytest.mark.parametrize("content", ["{}", "[1]", "7", "[", "[" + " " * (1 << 20) + "]"])
-def test_a_list_of_outputs_that_is_none_is_refused_with_what_to_do(tmp_path: Path, content: str) -> None:
-    (tmp_path / effective.EARLIER).write_text(content)
-    with pytest.raises(UserError, match=f"(?s)^{tmp_path / effective.EARLIER}: .*; remove it$"):
-        effective.check_outputs(settings_of("--save-dir", tmp_path))
 
 
 def test_a_folder_whose_name_has_a_line_end_or_is_not_utf8_leaves_a_file_that_is_read(tmp_path: Path) -> None:

@@ -142,14 +142,7 @@ def test_overflows_in_a_row_are_counted_across_a_resumption():
     assert "256 updates in a row" in str(second.exhausted())
 
 
-def test_a_state_of_version_0_1_counts_its_window_from_the_last_change():
+def test_a_restored_state_counts_its_window_from_the_last_change():
     scaler = a_scaler("--fp16-scale-window 3")
     scaler.load_state_dict({"scale": 2.0, "updates": 11, "last_rescale": 10, "overflows": 0})
     assert scales(scaler, [False, False]) == [2, 4]
-
-
-def test_a_state_of_version_0_1_without_an_overflow_is_the_one_of_a_new_scaler():
-    new, scaler = a_scaler("--threshold-loss-scale 128"), a_scaler("--threshold-loss-scale 128")
-    scales(scaler, [True] * 3)
-    scaler.load_state_dict({"scale": 128.0, "updates": 0, "last_rescale": 0, "overflows": 0})
-    assert scaler.state_dict() == new.state_dict()

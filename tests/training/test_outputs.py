@@ -86,11 +86,10 @@ def test_a_file_that_is_no_metrics_file_stays_as_it_is(tmp_path):
     assert file.read_text() == '{"step": 0}\n'
 
 
-def test_a_run_may_go_back_to_an_earlier_file(tmp_path):
-    for updates, name in enumerate(("a", "b", "", "b", "a"), 1):
-        more = ["--metrics-file", tmp_path / name] if name else []
-        runs.train(tmp_path / "run", QUICK, f"--max-update {updates}", *more)
-    assert (steps(tmp_path / "a"), steps(tmp_path / "b")) == ([1, 5], [2, 4])
+def test_a_run_that_goes_on_with_another_file_leaves_the_former_one(tmp_path):
+    for updates, name in enumerate(("a", "b"), 1):
+        runs.train(tmp_path / "run", QUICK, f"--max-update {updates} --metrics-file", tmp_path / name)
+    assert (steps(tmp_path / "a"), steps(tmp_path / "b")) == ([1], [2])
     with pytest.raises(UserError, match="--metrics-file .*: exists, and is not of the run in"):
         runs.train(tmp_path / "other", QUICK, "--max-update 1 --metrics-file", tmp_path / "a")
 

@@ -17,7 +17,6 @@ from fairseq.config.settings import CheckpointConfig, training_settings
 from fairseq.distributed import GradientReducer, World
 from fairseq.errors import UserError
 from fairseq.models.loading import stored_settings
-from fairseq.modules import noise
 from fairseq.text.dictionary import Dictionary
 from fairseq.training import resume
 from fairseq.training import state as state_module
@@ -72,7 +71,6 @@ def test_a_state_has_what_the_run_has() -> None:
     assert plain["dictionary"] == Dictionary.load(runs.DATA / "dict.txt").digest()
     always = {
         "random",
-        "dropout",
         "carried",
         "sums",
         "previous_training_time",
@@ -94,22 +92,6 @@ def test_a_state_has_what_the_run_has() -> None:
     extra = full.state_dict()["extra_state"]
     assert set(extra) == {*always, "average", "loss_scaler", "skipped_nonfinite"}
     assert extra["skipped_nonfinite"] == 2
-
-
-def test_a_run_keeps_the_generator_of_its_masks() -> None:
-    """Runs saved before 0.9 do not name it, and had another one than runs have now."""
-    one = a_trainer("")
-    state = one.state_dict()
-    assert state["extra_state"]["dropout"] == noise.generator() == "splitmix64"
-    try:
-        del state["extra_state"]["dropout"]
-        one.load_state_dict(state, "an older run")
-        assert one.state_dict()["extra_state"]["dropout"] == noise.generator() == "sfc64"
-    finally:
-        noise.use_generator("splitmix64")
-    del state["extra_state"]["random"]
-    one.load_state_dict(state, "a run of fairseq")
-    assert noise.generator() == "splitmix64"
 
 
 @pytest.fixture(scope="module")
@@ -345,22 +327,19 @@ def test_the_random_state_of_a_gpu_is_that_of_its_device(monkeypatch: pytest.Mon
     assert len(restored) == 1, "on the host"
 
 
-def test_memory_goes_on_with_the_rows_that_do_and_that_of_version_0_1_too() -> None:
+def test_memory_goes_on_with_the_rows_that_do() -> None:
     one = a_trainer(base=XL)
     for sample in batches(one, 2):
         update(one, [sample])
     saved = one.state_dict()
     memory = saved["extra_state"]["carried"]["memory"]
-    older = {**saved, "extra_state": {**saved["extra_state"], "memory": memory}}
-    del older["extra_state"]["carried"]
-    for state in (saved, older):
-        other = a_trainer(base=XL)
-        other.load_state_dict(state, "x.pt", rows=memory[0].size(0))
-        taken = other.task.carried["memory"]
-        assert all(torch.equal(layer, value) for layer, value in zip(taken, memory, strict=True))
-        other = a_trainer(base=XL)
-        other.load_state_dict(state, "x.pt")
-        assert not other.task.carried.get("memory"), "no rows go on"
+    other = a_trainer(base=XL)
+    other.load_state_dict(saved, "x.pt", rows=memory[0].size(0))
+    taken = other.task.carried["memory"]
+    assert all(torch.equal(layer, value) for layer, value in zip(taken, memory, strict=True))
+    other = a_trainer(base=XL)
+    other.load_state_dict(saved, "x.pt")
+    assert not other.task.carried.get("memory"), "no rows go on"
 
 
 def test_parts_of_parameters_have_the_groups_of_their_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:

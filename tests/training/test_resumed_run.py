@@ -197,7 +197,7 @@ def test_the_run_that_saved_a_place_is_told_by_its_checkpoint() -> None:
     for each in (run, other):
         each.batches.load_state_dict = lambda place, *saved: bool(told.append(saved))  # type: ignore[method-assign]
         restore(each, stored, "x.pt")
-    saved = SavedBy(fairseq=False, processes=1, batches=5, same_length=True)
+    saved = SavedBy(same_length=True)
     assert told == [(saved,), (replace(saved, same_length=False),)]
 
 

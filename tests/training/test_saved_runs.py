@@ -1,10 +1,6 @@
-"""Runs saved by earlier versions go on as they would have there; weights of another model start a new run."""
+"""Weights of another model start a new run."""
 
 from __future__ import annotations
-
-import json
-import shutil
-from pathlib import Path
 
 import pytest
 import runs
@@ -13,24 +9,7 @@ import torch
 from fairseq import checkpoint
 from fairseq.errors import UserError
 
-SAVED = Path(__file__).parents[1] / "golden" / "saved_runs"
-EXPECTED = json.loads((SAVED / "expected.json").read_text())
 FINETUNE = "--optimizer adam --max-update 1 --no-epoch-checkpoints --disable-validation"
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_run_saved_by_version_0_1_goes_on_as_it_would_have_there(name, tmp_path):
-    expected = EXPECTED[name]
-    shutil.copy(SAVED / f"{name}.pt", tmp_path / "checkpoint_last.pt")
-    found = runs.updates(runs.train(tmp_path, expected["flags"], "--max-update 20"))
-    assert [line["num_updates"] for line in found] == [line["num_updates"] for line in expected["updates"]]
-    for line, wanted in zip(found, expected["updates"], strict=True):
-        assert line["lr"] == wanted["lr"]
-        assert line["loss"] == pytest.approx(wanted["loss"], rel=1e-5)
-        assert line["gnorm"] == pytest.approx(wanted["gnorm"], rel=1e-4)
-    state = checkpoint.load(tmp_path / "checkpoint_last.pt")["last_optimizer_state"]
-    assert all(key in state["param_groups"][0]["params"] for key in state["state"])
-    assert "decoder.layers.0.fc1.weight" in state["state"]
 
 
 def test_fine_tuning_takes_what_fits_and_names_the_rest(tmp_path, caplog):

@@ -101,10 +101,7 @@ def restored(
         # Buffers are computed from the settings when the model is made; copies of them in the file are not needed.
         tensors.left.pop(name, None)
     for shape, names in _names(model):
-        # A checkpoint may name a shared parameter otherwise than its module, as exports before version 0.5 did.
-        parameters.update(
-            dict.fromkeys(names[1:], tensors.take(next((n for n in names if n in tensors_by_name), names[0]), *shape))
-        )
+        parameters.update(dict.fromkeys(names[1:], tensors.take(names[0], *shape)))
     tensors.finish()
     return parameters, dict(settings)
 

@@ -110,11 +110,6 @@ def documents(base: Path) -> list[Document]:
             per_line=True,
         ),
         Document(
-            "outputs",
-            "run/earlier_outputs.json",
-            ("train", *lines(base)["train"], "--save-dir", "{}/run"),
-        ),
-        Document(
             "results",
             "results.json",
             ("export_model", lm, "--to", "hf", "--out", "out", "--data", data, "--results", "{}/results.json"),
