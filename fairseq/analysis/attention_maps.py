@@ -216,7 +216,8 @@ class AttentionReader:
         sums = _Sums(self.model.memory_length + int(self.blocks.sizes[0]), len(self.modules))
         at_positions: dict[int, AtPosition] = {}
         memory: Memory | None = None
-        with record_calls(self.modules) as calls:
+        # Weights are computed anew from the layers' inputs, in their precision.
+        with record_calls(self.modules) as calls, self.precision.autocast(self.device):
             for indices in progress(self.sampler.epoch(1), len(self.sampler)):
                 sample = self.blocks.batch(indices)
                 calls.clear()
@@ -240,8 +241,7 @@ class AttentionReader:
     def _forward(self, tokens: Tensor, memory: Memory | None) -> Memory | None:
         """Read a segment [B, T]; return the memory after it."""
         tokens = tokens.to(self.device)
-        with self.precision.autocast(self.device):
-            net_output = self.model(tokens) if memory is None else self.model(tokens, memory=memory)
+        net_output = self.model(tokens) if memory is None else self.model(tokens, memory=memory)
         return net_output[1]["memory"] if self.model.memory_length else None
 
     def _add(self, sums: _Sums, calls: Sequence[Call]) -> None:

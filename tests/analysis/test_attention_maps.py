@@ -284,6 +284,18 @@ def test_a_transformer_xl_shows_everything(transformer_xl, tmp_path, capsys):
         assert (tmp_path / f"attention-{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize("model", ["baseline", "shortformer", "transformer-xl"])
+def test_maps_in_lower_precision_are_those_of_full_precision(model, transformer_xl, tmp_path, undrawn):
+    path = {"baseline": BASELINE, "shortformer": SHORTFORMER, "transformer-xl": transformer_xl}[model]
+    found = {}
+    for precision in ("", "--bf16", "--fp16"):
+        run(["--path", path], f"--gen-subset test {precision} --results-path", [tmp_path / f"out{precision}"])
+        with np.load(tmp_path / f"out{precision}" / "attention.npz") as file:
+            found[precision] = file["attention"]
+    for precision in ("--bf16", "--fp16"):
+        np.testing.assert_allclose(found[precision], found[""], atol=0.02)
+
+
 def test_memory_that_is_not_filled_is_told_with_the_flags_that_decide_it(transformer_xl, tmp_path):
     place = ["--path", transformer_xl, "--results-path", tmp_path / "x"]
     ways = r"a shorter memory \(--mem-len\), more tokens \(--first-tokens\) or a longer split"

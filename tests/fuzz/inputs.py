@@ -131,7 +131,11 @@ def make_sharded(base: Path) -> None:
         store = dist.FileStore(str(base / "store"), 1)
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
         state = checkpoint.read(base / "lm" / "checkpoint_last.pt")
-        model = {name: TensorPart(value.clone(), 0, value.shape) for name, value in state["model"].items()}
+        # Parameters are in parts; what counts, such as the number of a version, is whole.
+        model = {
+            name: TensorPart(value.clone(), 0, value.shape) if value.is_floating_point() else value
+            for name, value in state["model"].items()
+        }
         (base / "sharded").mkdir()
         parts.write(base / "sharded", *parts.split({**state, "model": model}), dist.group.WORLD)
         os._exit(0)

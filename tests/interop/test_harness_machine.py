@@ -59,7 +59,7 @@ def test_an_encoder_answers_with_pseudo_log_likelihoods(harness: None, tmp_path:
     assert lprob < 0
     with pytest.raises(UserError, match="within_words maybe: expected true or false"):
         harness_model()(path, within_words="maybe")
-    with pytest.raises(UserError, match="the model is a decoder"):
+    with pytest.raises(UserError, match="within.words: the model is a decoder"):
         harness_model()(str(runs.GOLDEN / "baseline.pt"), str(runs.DATA), within_words=True, device="cpu")
 
 

@@ -59,7 +59,7 @@ class FairseqLM(LM):
         if isinstance(model, MaskedLanguageModel):
             self.requests = EncoderRequests(model, int(batch_size), within)
         elif within:
-            raise UserError("within_words: the model is a decoder, which masks nothing; leave it out")
+            raise UserError("`within_words`: the model is a decoder, which masks nothing; leave it out")
         else:
             self.requests = Requests(model, int(batch_size), int(max_gen_toks))
 
