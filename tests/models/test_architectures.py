@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 import pytest
 import runs
@@ -123,3 +124,19 @@ def test_architectures_leave_what_is_given_and_complete_nothing_twice(given):
     for name in ARCHITECTURES:
         settings = ARCHITECTURES[name].complete(given)
         assert given.items() <= settings.items() and ARCHITECTURES[name].complete(settings) == settings
+
+
+@pytest.mark.parametrize(
+    ("arch", "excess"), [("transformer_lm_fast_tiny", (-1, 0.1)), ("transformer_lm_tiny", (2, 9))]
+)
+def test_the_loss_of_the_fast_recipe_starts_where_guessing_does(arch, excess):
+    torch.manual_seed(1)
+    args = argparse.Namespace(dropout=0.0, tokens_per_sample=32)
+    ARCHITECTURES[arch].fill(args)
+    decoder = TransformerDecoder(fields.typed(TransformerLMConfig, args), 1000, PAD)
+    # As in a dictionary, where words that occur more often come first.
+    tokens = (1000 ** torch.rand(16, 33)).long().clamp(2, 999)
+    with torch.no_grad():
+        hidden = decoder(tokens[:, :-1])[0].flatten(0, 1)
+        losses = -decoder.adaptive_softmax.target_log_probs(hidden, tokens[:, 1:].flatten())
+    assert excess[0] < float(losses.mean()) / math.log(2) - math.log2(1000) < excess[1]
