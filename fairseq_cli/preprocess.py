@@ -370,12 +370,11 @@ def _binarize(
     """Write the ids of a text, whose name is *source*, and say how many of its words *dictionary* does not know."""
     summary = binarizer.binarize(text.path, prefix)
     share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
-    raw = ""
+    sizes = f"{summary.sentences} sents, {summary.tokens} tokens"
+    say(f"{source}: {sizes}, {share}% replaced by {dictionary.unk_word}")
     if text.counts is not None:
         save_counts(prefix, text.counts)
-        raw = f", of {text.counts.words} words, {text.counts.bytes} bytes"
-    sizes = f"{summary.sentences} sents, {summary.tokens} tokens"
-    say(f"{source}: {sizes}, {share}% replaced by {dictionary.unk_word}{raw}")
+        say(f"{source}: {text.counts.words} words, {text.counts.bytes} bytes of raw text")
     if summary.padding:
         say(
             f"{source}: {summary.padding} of these words are {dictionary.pad_word}, which stands for padding in rows "

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,13 @@ def progress(common: CommonConfig, name: str, is_shown: bool = True) -> Progress
 
         def pace() -> dict[str, Any]:
             rate = bar.done / (time.perf_counter() - start)
-            position = {"work": name, "done": bar.done, "total": length} if log_format == "json" else {}
-            return {**position, "per_second": round(rate, 1), "seconds_left": round((length - bar.done) / rate)}
+            if log_format != "json":
+                return {"per_second": round(rate, 1)}
+            position = {"work": name, "done": bar.done, "total": length}
+            return {**position, "per_second": round(rate, 1), "seconds_left": round(seconds_left())}
+
+        def seconds_left(line: Mapping[str, Any] | None = None) -> float:
+            return (length - bar.done) * (time.perf_counter() - start) / bar.done
 
         with progress_bar(
             items, log_format=log_format, log_interval=interval, prefix=name, total=length, stream=sys.stderr
@@ -128,7 +133,7 @@ def progress(common: CommonConfig, name: str, is_shown: bool = True) -> Progress
             for item in bar:
                 yield item
                 if log_format != "tqdm":  # tqdm shows the rate already
-                    bar.log(pace)
+                    bar.log(pace, eta=seconds_left)
 
     return show
 

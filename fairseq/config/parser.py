@@ -15,9 +15,8 @@ from fairseq.config import fields
 from fairseq.config.fields import LARGEST_INT, shortened
 from fairseq.config.registry import CHOICES, EXTENSIONS, chosen_part, extensions_of
 from fairseq.errors import UserError, first_of
+from fairseq.system.terminal import WIDTH
 from fairseq.system.version import __version__
-
-WIDTH = 80  # columns of help, and of tables in it
 
 
 class Formatter(argparse.HelpFormatter):

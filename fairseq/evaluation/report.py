@@ -140,11 +140,11 @@ def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
         share, others = 100 * report["unknown_share"], report["perplexity_without_unknown"]
         lines.append(f"Unknown: {share:.3g} % of the tokens, {name} of the others: {shown(others)}")
     if "raw_bytes" in report:
-        lines.append(
+        lines += [
             f"Raw text: {report['bits_per_byte']:.4f} bits per byte of {report['raw_bytes']}, "
-            f"{report['bits_per_raw_word']:.4f} per word of {report['raw_words']}, "
-            f"Perplexity: {shown(report['raw_word_perplexity'])} per word"
-        )
+            f"{report['bits_per_raw_word']:.4f} per word of {report['raw_words']}",
+            f"Perplexity per word of raw text: {shown(report['raw_word_perplexity'])}",
+        ]
     if "perplexity_without_int8" in report:
         exact = report["perplexity_without_int8"]
         cost = 100 * (report["perplexity"] / exact - 1)

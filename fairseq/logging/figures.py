@@ -186,6 +186,20 @@ class Meter:
         result |= {"wpb": totals["ntokens"] / updates, "bsz": totals["nsentences"] / updates}
         return {**result, **{name: float(value) / updates for name, value in self.means.items()}}
 
+    def copy(self) -> Meter:
+        """The sums so far, which later ones do not change."""
+        result = Meter(self.device)
+        result.totals, result.means, result.updates = self.totals, dict(self.means), self.updates
+        return result
+
+    def since(self, before: Meter) -> Meter:
+        """The sums that were added to this meter after it was copied as *before*, without means."""
+        result = Meter(self.device)
+        former = before.totals
+        result.totals = self.totals + NamedSums(former.names, -former.values, {})
+        result.updates = self.updates - before.updates
+        return result
+
     @property
     def tokens(self) -> float:
         """Target tokens so far."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import IO, Any, ClassVar, Generic, TypeVar
 
 from fairseq.errors import SettingError
 from fairseq.system.json_files import finite
-from fairseq.system.terminal import LOG_DATES
+from fairseq.system.terminal import LOG_DATES, WIDTH, duration
 
 T = TypeVar("T")
 Stats = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -23,6 +22,7 @@ Eta = Callable[[Mapping[str, Any]], float | None]
 Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 """A progress bar around an iterable of known length: (items, length) → items."""
 POSITION = ("epoch", "update")  # metrics that lines of text replace by the number of the epoch
+REFRESH = 1.0  # seconds between two values of the loss in a bar
 # Metrics left out on a terminal, where a line has 80 columns; --metrics-file and the other formats have them.
 OMITTED = {*POSITION, "stage", "tokens_per_sample", "wps", "ups", "wpb", "bsz", "num_updates", "gnorm"}
 OMITTED |= {"clip", "train_wall", "wall"}
@@ -40,7 +40,8 @@ class RunProgress:
     start: int  # updates before this process
     updates: int  # so far
     total: int | None = None  # updates of the whole run; None where no limit tells them
-    shown: str = ""  # the metric beside the bar
+    shown: str = ""  # the metric next to the bar
+    shown_at: float = 0.0  # when it was shown
 
 
 def progress_bar(
@@ -130,8 +131,11 @@ class ProgressBar(Generic[T]):
             return None
         values = _plain(stats)
         seconds = eta(values) if eta is not None else None
-        self._show_step(values, tag, "" if seconds is None else str(timedelta(seconds=round(seconds))))
+        self._show_step(values, tag, "" if seconds is None else duration(seconds))
         return values if due else None
+
+    def show_loss(self, loss: Callable[[], float]) -> None:
+        """Show the present *loss*, a function that synchronises with the device."""
 
     def print(self, stats: Stats, tag: str | None = None, step: int | None = None) -> dict[str, Any]:
         """Show *stats* at the end of an epoch or of a validation, which *tag* names; return them.
@@ -223,6 +227,12 @@ class TqdmBar(ProgressBar[T]):
         if hasattr(self, "bar"):
             self.bar.close()
 
+    def show_loss(self, loss: Callable[[], float]) -> None:
+        now = time.monotonic()
+        if self.run is not None and hasattr(self, "bar") and now - self.run.shown_at >= REFRESH:
+            self.run.shown, self.run.shown_at = f"loss {short(loss())}", now
+            self.bar.set_postfix_str(self.run.shown)
+
     def _move_to(self, step: int) -> None:
         if self.run is not None and hasattr(self, "bar"):
             self.bar.update(step - self.bar.n)
@@ -235,17 +245,15 @@ class TqdmBar(ProgressBar[T]):
         if self.run is None:
             self.bar.set_postfix_str(self._metrics(values, eta), refresh=False)
             return
-        if "loss" in values:
-            self.run.shown = f"loss {short(values['loss'])}"
-            self.bar.set_postfix_str(self.run.shown, refresh=False)
-        position = f"update {values['num_updates']}" + ("" if self.run.total is None else f"/{self.run.total}")
-        speed = [f"{values['wps']:,.0f} tokens/s"] if "wps" in values else []
-        self._write_above(" | ".join([position, *_few(values), *speed, *([f"{eta} left"] if eta else [])]))
+        updates, total = values["num_updates"], self.run.total
+        position = f"update {updates}" if total is None else f"{updates}/{total}"
+        speed = [f"{values['wps']:,.0f} tok/s"] if "wps" in values else []
+        self._write_above(_fitted(position, _few(values), [*speed, *([f"{eta} left"] if eta else [])]))
 
     def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
         position = [self.name] if self.name else [f"epoch {self.epoch:03d}"] * (self.epoch is not None)
         position += [f"update {values['num_updates']}"] if "num_updates" in values else []
-        self._write_above(" | ".join([*position, *_few(values)]))
+        self._write_above(_fitted(" | ".join(position), _few(values)))
 
     def _write_above(self, line: str) -> None:
         from tqdm import tqdm
@@ -260,6 +268,15 @@ FORMATS: dict[str, type[ProgressBar[Any]]] = {
     "json": JsonBar,
     "none": ProgressBar,
 }
+
+
+def _fitted(position: str, metrics: Sequence[str], end: Sequence[str] = ()) -> str:
+    """A line of at most 80 columns, without the last ones of *metrics* where they do not fit; the first one stays."""
+    for count in range(len(metrics), 0, -1):
+        line = " | ".join([position, *metrics[:count], *end])
+        if len(line) <= WIDTH:
+            break
+    return line if metrics else " | ".join([position, *end])
 
 
 def _few(values: Mapping[str, Any]) -> list[str]:

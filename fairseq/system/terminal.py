@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from datetime import timedelta
 from typing import Any, BinaryIO, NoReturn, TextIO
 
 from fairseq.errors import with_flags
@@ -23,7 +22,15 @@ from fairseq.errors import with_flags
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 LOG_FORMAT, LOG_DATES = "%(asctime)s | %(levelname)s | %(message)s", "%Y-%m-%d %H:%M:%S"
+WIDTH = 80  # columns of a terminal
 LINE_SECONDS = 10.0  # between two lines of progress where there is no terminal
+
+
+def duration(seconds: float) -> str:
+    """*seconds* as tqdm shows them: ``02:31``, and from an hour on ``1:02:31``."""
+    minutes, rest = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes:02d}:{rest:02d}"
 
 
 def printable(text: str) -> str:
@@ -83,7 +90,7 @@ class ByteLines:
         if now - self.shown < LINE_SECONDS or not 0 < self.done <= self.total:
             return
         self.shown = now
-        remaining = timedelta(seconds=round((now - self.started) * (self.total / self.done - 1)))
+        remaining = duration((now - self.started) * (self.total / self.done - 1))
         print(f"{printable(self.what)}: {self.done / self.total:.0%}, eta {remaining}", file=self.stream, flush=True)
 
 
@@ -98,9 +105,11 @@ class FileFormatter(logging.Formatter):
 
 
 class Formatter(FileFormatter):
-    """Lines of a log on a terminal, without control characters."""
+    """Lines of a log on stderr, without control characters; on a terminal also without time and ``INFO``."""
 
     def format(self, record: logging.LogRecord) -> str:
+        if sys.stderr.isatty() and record.levelno <= logging.INFO and not record.exc_info:
+            return printable(with_flags(record.getMessage()))
         return printable(super().format(record))
 
 

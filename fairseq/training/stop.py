@@ -7,14 +7,13 @@ import shlex
 import signal
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 from fairseq.checkpoint.manager import BEST, LAST
 from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.data.folders import data_folders
 from fairseq.system.lookup import exists, is_file
-from fairseq.training.limit import Limit
+from fairseq.system.terminal import duration
 from fairseq.training.state import TrainingState
 
 logger = logging.getLogger(__name__)
@@ -25,35 +24,34 @@ _ELSEWHERE = ("--restore-file", "--finetune-from-model")
 
 def log_end(state: TrainingState, seconds: float) -> None:
     """Log the last messages of a run of *seconds* that ended by its settings."""
-    if steps := further(state.settings, sys.argv, state.task.evaluated_by == "eval_lm"):
-        logger.info(steps)
-    logger.info(describe_run(state, seconds))
-
-
-def describe_run(state: TrainingState, seconds: float) -> str:
-    """Return the last message of a run of *seconds* that ended by its settings."""
     assert state.end is not None, "the run has ended"
-    settings, best = state.settings, state.best.value
-    measured = None if best is None else (settings.checkpoint.best_checkpoint_metric, best)
-    following = evaluation(settings, state.task.evaluated_by, sys.argv)
-    return describe_end(state.end, state.num_updates, seconds, measured, following)
+    logger.info("%s is reached after %d updates", state.end.setting, state.num_updates)
+    for step in next_steps(state.settings, state.task.evaluated_by, sys.argv):
+        logger.info(step)
+    metric = state.settings.checkpoint.best_checkpoint_metric
+    logger.info(describe_end(seconds, metric, state.best.value))
 
 
-def describe_end(
-    limit: Limit, updates: int, seconds: float, best: tuple[str, float] | None, following: str | None
-) -> str:
-    """Return the last message of a run that *limit* ended after *seconds*.
+def describe_end(seconds: float, metric: str, best: float | None) -> str:
+    """Return the last message of a run of *seconds*, with its *best* validation *metric*; None without a validation."""
+    result = "no validation" if best is None else f"best validation {metric} {best:.4g}"
+    return f"done training in {seconds:.1f} seconds ({duration(seconds)}); {result}"
 
-    Args:
-        best: name and value of the best validation metric; None without a validation.
-        following: the command to use next; None where nothing was saved.
+
+def next_steps(settings: TrainingSettings, command: str, argv: Sequence[str]) -> list[str]:
+    """Return what can be done with a run that has ended, with the commands; nothing where nothing was saved.
+
+    *command* is the module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
     """
-    parts = [
-        f"done training in {seconds:.1f} seconds ({timedelta(seconds=round(seconds))})",
-        f"{limit.setting} is reached after {updates} updates",
-        f"best validation {best[0]} {best[1]:.4g}" if best is not None else "no validation",
+    folder = settings.checkpoint.save_dir
+    if settings.checkpoint.no_save:
+        return []
+    evaluated = evaluation(settings, command, argv)
+    return [
+        *([f"evaluate: {evaluated}"] if evaluated else []),
+        *([f"write text: {shlex.join([*_program(argv[0], 'interactive'), folder])}"] if command == "eval_lm" else []),
+        f"draw curves: {shlex.join([*_program(argv[0], 'plot'), folder])}",
     ]
-    return "; ".join([*parts, *([f"next: {following}"] if following else [])])
 
 
 def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) -> str | None:
@@ -62,10 +60,9 @@ def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
     *command* is the module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
     """
     folder, data = Path(settings.checkpoint.save_dir), settings.data
-    path = next((folder / name for name in (BEST, LAST) if exists(folder / name)), None)
-    if settings.checkpoint.no_save or path is None:
+    if settings.checkpoint.no_save or not any(exists(folder / name) for name in (BEST, LAST)):
         return None
-    words = [*_program(argv[0], command), settings.data_path, "--path", str(path)]
+    words = [*_program(argv[0], command), settings.data_path, "--path", str(folder)]
     split = data.valid_subset.split(",")[0].strip()
     if command == "eval_lm":
         # A folder without a test split: what there is to evaluate is the validation split.
@@ -76,16 +73,6 @@ def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
     if settings.common.user_dir is not None:
         words += ["--user-dir", settings.common.user_dir]
     return shlex.join(words)
-
-
-def further(settings: TrainingSettings, argv: Sequence[str], generates: bool) -> str | None:
-    """Return what can be done with a run that has ended, beside its evaluation; None where nothing was saved."""
-    if settings.checkpoint.no_save:
-        return None
-    folder = settings.checkpoint.save_dir
-    curves = shlex.join([*_program(argv[0], "plot"), folder])
-    text = shlex.join([*_program(argv[0], "interactive"), folder])
-    return f"write text: {text}; draw curves: {curves}" if generates else f"draw curves: {curves}"
 
 
 def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -> str:

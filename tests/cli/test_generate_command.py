@@ -89,7 +89,7 @@ def test_progress_goes_to_stderr_in_the_format_asked_for(capsys):
     flags = "--cpu --sampling --context-tokens 5 --num-samples 3 --max-new-tokens 20 --log-interval 25"
     run(flags, "--path", BASELINE, "--log-format simple")
     shown = capsys.readouterr()
-    lines = re.findall(r"^tokens: +(\d+) / 60 per_second=\S+, seconds_left=\d+$", shown.err, re.MULTILINE)
+    lines = re.findall(r"^tokens: +(\d+) / 60 per_second=\S+, eta=\d\d:\d\d$", shown.err, re.MULTILINE)
     assert lines == ["25", "50"] and "per_second" not in shown.out
     run(flags, "--path", BASELINE, "--log-format json")
     found = [(line["work"], line["done"], line["total"]) for line in runs.records(capsys.readouterr().err)]

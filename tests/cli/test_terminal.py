@@ -111,9 +111,9 @@ def test_progress_without_a_terminal_is_a_line_every_ten_seconds():
     for count in (100, 100, 100, 300, 200):
         lines.update(count)
     assert stream.getvalue().splitlines() == [
-        r"reading \x1b[2J: 25%, eta 0:00:30",
-        r"reading \x1b[2J: 75%, eta 0:00:13",
-        r"reading \x1b[2J: 100%, eta 0:00:00",
+        r"reading \x1b[2J: 25%, eta 00:30",
+        r"reading \x1b[2J: 75%, eta 00:13",
+        r"reading \x1b[2J: 100%, eta 00:00",
     ]
 
 

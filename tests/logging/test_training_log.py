@@ -6,6 +6,7 @@ import fcntl
 import io
 import json
 import logging
+import math
 import os
 import pty
 import re
@@ -21,20 +22,24 @@ import runs
 import torch
 import warm
 from mistakes import logged
+from small_runs import a_run
 from torch.utils._python_dispatch import TorchDispatchMode
+from tqdm import tqdm
 
 from fairseq.criterions import CRITERIONS
 from fairseq.criterions.sentence_prediction import metric_figures
 from fairseq.data.glue import GLUE
-from fairseq.logging.progress import RunProgress, progress_bar
-from fairseq.system.terminal import MessageHandler
+from fairseq.logging.figures import NamedSums
+from fairseq.logging.progress import RunProgress, _fitted, progress_bar
+from fairseq.system.terminal import MessageHandler, duration
+from fairseq.training.callbacks.log import Log
 from fairseq_cli import eval_lm
 
 QUICK = f"{runs.BASELINE} {runs.NO_DROPOUT} --no-epoch-checkpoints --log-interval 4"
 NO_SAVE = f"{QUICK} --no-save --disable-validation"
 STAMP = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 NUMBER = r"-?[\d.]+(?:e[-+]?\d+)?"
-UPDATE = rf"update \d+/6 \| loss {NUMBER} \| ppl {NUMBER} \| lr {NUMBER} \| [\d,]+ tokens/s \| \d:\d\d:\d\d left"
+UPDATE = rf"\d+/6 \| loss {NUMBER} \| ppl {NUMBER} \| lr {NUMBER} \| [\d,]+ tok/s \| \d\d:\d\d left"
 VALIDATION = rf"valid on 'test' subset \| update 6 \| loss {NUMBER} \| ppl {NUMBER} \| best_loss {NUMBER}"
 
 
@@ -75,14 +80,38 @@ def screen(output: str) -> list[str]:
 def test_a_terminal_keeps_lines_and_messages_above_a_bar_that_counts_the_whole_run(tmp_path: Path) -> None:
     flags = f"{QUICK} --log-format tqdm --max-update 6 --log-interval 100 --save-dir {tmp_path}"
     output = on_a_terminal(3000, flags)
-    message = rf"{STAMP} \| INFO \| [^|]*"
     lines = screen(output)
-    assert all(re.fullmatch(f"{UPDATE}|{VALIDATION}|{message}", line) for line in lines), lines
-    assert [line.split()[1] for line in lines if "tokens/s" in line] == ["1/6", "2/6", "5/6"]
+    assert all(re.fullmatch(rf"{UPDATE}|{VALIDATION}|[^|]*", line) for line in lines), lines
+    assert all(len(line.replace(str(tmp_path), "own").replace(str(runs.DATA), "data-bin")) <= 80 for line in lines)
+    assert [line.split()[0] for line in lines if "tok/s" in line] == ["1/6", "2/6", "5/6"]
     assert "done training in" in lines[-1]
     bars = re.findall(r"\repoch 001: +\d+%\|(.*?)\| (\d)/6 \[\S+ left(?:, loss ([\d.]+))?\]", output)
     assert {count for _, count, _ in bars} >= {"0", "1", "5"} and all(len(bar) > 20 for bar, _, _ in bars)
     assert all(loss for _, count, loss in bars if count not in "01"), "the loss stands beside the bar"
+
+
+def test_the_bar_has_the_loss_of_the_last_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = a_run("--log-interval 100")
+    log, meter, shown = run.part(Log), run.meters["train_inner"], []
+    for loss in (9.0, 7.0, 3.0):
+        meter.add(NamedSums.of({"loss": loss * math.log(2), "ntokens": 1, "nsentences": 1}, 1, run.world.device))
+        shown.append(log.present_loss(run))
+    assert shown == pytest.approx([9, 7, 3])
+    meter.add(NamedSums.of({"loss": math.log(2), "ntokens": 1, "nsentences": 1}, 1, run.world.device))
+    meter.add(NamedSums.of({"loss": math.log(2) * 5, "ntokens": 1, "nsentences": 1}, 1, run.world.device))
+    assert log.present_loss(run) == pytest.approx(3), "the mean of two updates"
+
+
+def test_a_line_on_a_terminal_has_at_most_80_columns() -> None:
+    metrics = [f"metric{number} {number}" for number in range(9)]
+    line = _fitted("100000/300000", metrics, ["100,000 tok/s", "1:02:31 left"])
+    assert line == "100000/300000 | metric0 0 | metric1 1 | metric2 2 | 100,000 tok/s | 1:02:31 left"
+    assert _fitted("valid", metrics[:2]) == "valid | metric0 0 | metric1 1"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "00:00"), (151, "02:31"), (3751, "1:02:31"), (90000, "25:00:00")])
+def test_times_are_shown_as_tqdm_shows_them(seconds: float, text: str) -> None:
+    assert duration(seconds) == text == tqdm.format_interval(round(seconds))
 
 
 def test_files_have_fairseqs_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +127,7 @@ def test_files_have_fairseqs_lines(tmp_path: Path, capsys: pytest.CaptureFixture
         values = dict(part.split("=") for part in match[1].split(", "))
         assert list(values) == [*names, "total_updates", "eta"]
         assert (values["num_updates"], values["total_updates"]) == (str(update), "6")
-        assert re.fullmatch(r"\d:\d\d:\d\d", values["eta"])
+        assert re.fullmatch(r"\d\d:\d\d", values["eta"])
     for line, start, ending in (
         (lines[3], r"train \| epoch 001", names),
         (lines[4], r"test \| epoch 001 \| valid on 'test' subset", [*names[:4], "wpb", "bsz", "num_updates"]),
@@ -209,19 +238,20 @@ def test_nothing_to_do_names_the_limit_and_what_to_change(
     assert not any("done training" in text for text in caplog.messages)
 
 
-def test_the_last_line_has_time_best_metric_and_the_command_that_evaluates(
+def test_the_last_lines_have_the_command_that_evaluates_time_and_best_metric(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(sys, "argv", ["/env/bin/fairseq-train"])
     log = runs.train(tmp_path, QUICK, "--max-update 3")
-    pattern = r"done training in [\d.]+ seconds \(0:\d\d:\d\d\); --max-update 3 is reached after 3 updates; "
-    match = re.fullmatch(pattern + r"best validation loss ([\d.]+); next: (fairseq-eval-lm .*)", logged(caplog)[-1])
+    *_, limit, evaluate, _, _, end = logged(caplog)
+    assert limit == "--max-update 3 is reached after 3 updates"
+    match = re.fullmatch(r"done training in [\d.]+ seconds \(\d\d:\d\d\); best validation loss ([\d.]+)", end)
     assert match is not None, caplog.messages[-1]
     (validation,) = runs.summaries(log, "test")
     assert float(match[1]) == pytest.approx(validation["loss"], rel=1e-3)
-    words = shlex.split(match[2])
-    assert words == ["fairseq-eval-lm", str(runs.DATA), "--path", str(tmp_path / "checkpoint_best.pt")]
+    _, *words = shlex.split(evaluate)
+    assert words == ["fairseq-eval-lm", str(runs.DATA), "--path", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [*words, "--cpu", "--gen-subset", "test"])
     report = eval_lm.main(runs.options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), sys.argv[1:]))
     assert report["perplexity"] == pytest.approx(validation["ppl"], rel=1e-4)

@@ -126,9 +126,7 @@ def test_architectures_leave_what_is_given_and_complete_nothing_twice(given):
         assert given.items() <= settings.items() and ARCHITECTURES[name].complete(settings) == settings
 
 
-@pytest.mark.parametrize(
-    ("arch", "excess"), [("transformer_lm_fast_tiny", (-1, 0.1)), ("transformer_lm_tiny", (2, 9))]
-)
+@pytest.mark.parametrize(("arch", "excess"), [("transformer_lm_fast_tiny", (-1, 0.1)), ("transformer_lm_tiny", (2, 9))])
 def test_the_loss_of_the_fast_recipe_starts_where_guessing_does(arch, excess):
     torch.manual_seed(1)
     args = argparse.Namespace(dropout=0.0, tokens_per_sample=32)

@@ -17,16 +17,10 @@ from fairseq.training.limit import Limit
 PATIENCE = Limit("--patience 3")
 
 
-def test_the_end_has_time_limit_metric_and_the_next_command() -> None:
-    line = stop.describe_end(PATIENCE, 70, 3661.26, ("ppl", 12.34567), "fairseq-eval-lm data")
-    assert line == (
-        "done training in 3661.3 seconds (1:01:01); --patience 3 is reached after 70 updates; "
-        "best validation ppl 12.35; next: fairseq-eval-lm data"
-    )
-    line = stop.describe_end(Limit("--stop-min-lr 0.1", "lower"), 1, 1.0, None, None)
-    assert line == (
-        "done training in 1.0 seconds (0:00:01); --stop-min-lr 0.1 is reached after 1 updates; no validation"
-    )
+def test_the_end_has_time_and_metric() -> None:
+    line = stop.describe_end(3661.26, "ppl", 12.34567)
+    assert line == "done training in 3661.3 seconds (1:01:01); best validation ppl 12.35"
+    assert stop.describe_end(1.0, "ppl", None) == "done training in 1.0 seconds (00:01); no validation"
 
 
 def test_a_limit_names_what_lets_training_go_on() -> None:
@@ -54,18 +48,18 @@ def saved(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_best_checkpoint_is_evaluated_or_else_the_last(saved: Path) -> None:
+def test_the_folder_of_a_run_is_evaluated_if_it_has_a_checkpoint(saved: Path) -> None:
     command = f"fairseq-eval-lm {runs.DATA} --path {saved}"
-    assert evaluation(saved, program="fairseq-train") == f"{command}/checkpoint_best.pt"
+    assert evaluation(saved, program="fairseq-train") == command
     assert evaluation(saved, "--no-save", program="fairseq-train") is None
     (saved / "checkpoint_best.pt").unlink()
-    assert evaluation(saved, program="fairseq-train") == f"{command}/checkpoint_last.pt"
+    assert evaluation(saved, program="fairseq-train") == command
     (saved / "checkpoint_last.pt").unlink()
     assert evaluation(saved, program="fairseq-train") is None
 
 
 def test_a_command_starts_as_the_run_was_started(saved: Path, tmp_path: Path) -> None:
-    ending = f" {runs.DATA} --path {saved}/checkpoint_best.pt"
+    ending = f" {runs.DATA} --path {saved}"
     (tmp_path / "eval_lm.py").touch()
     for program, start in (
         ("/env/bin/fairseq-train", "fairseq-eval-lm"),
@@ -82,13 +76,13 @@ def test_a_folder_without_a_test_split_is_evaluated_on_the_validation_split(save
     shutil.copytree(runs.DATA, data)
     (data / "test.idx").unlink()
     flags = "--valid-subset valid,other"
-    assert evaluation(saved, flags, data=data, program="x").endswith("_best.pt --gen-subset valid")
-    assert evaluation(saved, flags, program="x").endswith("_best.pt")
+    assert evaluation(saved, flags, data=data, program="x").endswith(f"{saved} --gen-subset valid")
+    assert evaluation(saved, flags, program="x").endswith(f" {saved}")
 
 
 def test_other_tasks_are_evaluated_on_their_validation_split(saved: Path) -> None:
     def command(flags: str) -> str:
-        return str(evaluation(saved, flags, command="validate", program="x")).rpartition("_best.pt")[2]
+        return str(evaluation(saved, flags, command="validate", program="x")).rpartition(str(saved))[2]
 
     assert command("--valid-subset valid,other") == ""
     assert command("--valid-subset other,valid") == " --valid-subset other"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import signal
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -237,17 +238,20 @@ def test_a_stage_is_done_at_its_last_update_unless_something_else_ended_it() -> 
     assert not ends_stage(state(a_run("--max-update 4"), updates=4)), "without stages"
 
 
-def test_the_last_message_has_the_best_metric_and_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_messages_have_limit_next_steps_and_best_metric(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     run = state(a_run("--max-update 4"), updates=4)
     run.end = run.part(Limits).reached(run)
-    message = with_flags(stop.describe_run(run, 2.0))
-    assert message == (
-        "done training in 2.0 seconds (0:00:02); --max-update 4 is reached after 4 updates; no validation"
-    )
+    monkeypatch.setattr(stop, "next_steps", lambda settings, command, argv: [f"{command} {settings is run.settings}"])
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    stop.log_end(run, 2.0)
+    lines = ["--max-update 4 is reached after 4 updates", "eval_lm True"]
+    assert [*map(with_flags, caplog.messages)] == [*lines, "done training in 2.0 seconds (00:02); no validation"]
     run.best = run.best.validated(2.5)
-    assert "; best validation loss 2.5" in stop.describe_run(run, 2.0)
-    monkeypatch.setattr(stop, "evaluation", lambda settings, command, argv: f"{command} {settings is run.settings}")
-    assert stop.describe_run(run, 2.0).endswith("; next: eval_lm True")
+    stop.log_end(run, 2.0)
+    assert caplog.messages[-1].endswith("; best validation loss 2.5")
 
 
 def test_minutes_between_saves_count_from_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:

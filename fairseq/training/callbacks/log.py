@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fairseq.config.settings import OptimizationConfig
+from fairseq.logging.figures import Meter
 from fairseq.logging.progress import ProgressBar, RunProgress
 from fairseq.training import log
 from fairseq.training.callbacks.callback import Callback
@@ -28,6 +29,7 @@ class Log(Callback):
         self.reporter = reporter
         self.arch = arch
         self.progress = RunProgress(0, 0)
+        self.shown: Meter | None = None  # what the loss in the bar was made of, in the present interval
         self.bar: ProgressBar[None] | None = None
         self.steps: Iterator[None] = iter(())
 
@@ -65,6 +67,8 @@ class Log(Callback):
                 lambda line: log.seconds_left(line, self.cfg, state.batches, state.wall()),
             )
             self.reporter.record(line, "train_inner", updates)
+            if state.meters["train_inner"].updates:
+                self.bar.show_loss(lambda: self.present_loss(state))
         if state.batches.end_of_epoch:
             self.reporter.record(self.bar.print(log.epoch_line(state), tag="train"), "train", updates)
 
@@ -74,17 +78,26 @@ class Log(Callback):
 
     def interval(self, state: TrainingState) -> dict[str, Any]:
         """Return the line of the updates since the last interval ended."""
-        return log.interval_line(state, log.is_due(state.num_updates, self.reporter.common.log_interval))
+        ends = log.is_due(state.num_updates, self.reporter.common.log_interval)
+        if ends:
+            self.shown = None
+        return log.interval_line(state, ends)
+
+    def present_loss(self, state: TrainingState) -> float:
+        """Return the loss of the updates since the last call, in this interval; NaN if there are none."""
+        meter = state.meters["train_inner"]
+        recent = meter if self.shown is None else meter.since(self.shown)
+        self.shown = meter.copy()
+        return recent.report(state.figures).get("loss", math.nan)
 
     def describe(self, state: TrainingState) -> None:
         """Log the sizes of model and data, and where the run computes."""
         count = sum(p.numel() for p in state.model.parameters())
         stage = f", stage {state.stage.number} ({state.stage.tokens_per_sample} tokens)" if state.stage else ""
         logger.info(
-            "%s: %s parameters, %d batches per epoch on %s%s%s",
+            "%s: %s parameters on %s%s%s",
             self.arch,
             f"{count:,}",
-            len(state.batches),
             state.world.device,
             f" × {state.world.size} processes" if state.world.size > 1 else "",
             stage,
