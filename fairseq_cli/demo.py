@@ -243,11 +243,14 @@ def training_rows(folder: Path, boundary: int, megabytes: float) -> list[Row]:
 
 
 def table(rows: list[Row]) -> str:
-    lines = [f"{'':27}{'tokens/s':>10}{'perplexity':>13}{'memory':>10}"]
+    cells = [["", "tokens/s", "perplexity", "memory"]]
     for row in rows:
-        speed, perplexity = f"{row.tokens_per_second:,.0f}", f"{row.perplexity:,.2f}"
-        lines.append(f"{row.name:27}{speed:>10}{perplexity:>13}{row.megabytes:>7,.0f} MB".replace("nan", "  –"))
-    return "\n".join(lines)
+        numbers = f"{row.tokens_per_second:,.0f}", f"{row.perplexity:,.2f}", f"{row.megabytes:,.0f} MB"
+        cells.append([row.name, *(number.replace("nan", "–") for number in numbers)])
+    # Imported here: it imports torch.
+    from fairseq.evaluation.report import table as aligned
+
+    return "\n".join(aligned(cells, left=1, terminal=True))
 
 
 def plot(folder: Path) -> None:

@@ -14,7 +14,7 @@ from fairseq import distributed
 from fairseq.analysis import plots, recl
 from fairseq.config.fields import typed
 from fairseq.config.settings import CommonConfig, StreamConfig
-from fairseq.evaluation.report import markdown
+from fairseq.evaluation.report import markdown, table
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system import pages
@@ -80,8 +80,8 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
         )
         gains = [recl.relative_gains(measured.losses, top_r) for top_r in dict.fromkeys(cfg.top_r)]
         remarks = [line for remark in recl.remarks(measured) for line in ("", remark)]
-        text = [*markdown(recl.table(measured, gains, cfg.threshold), left=1), *remarks]
-        print(*text, sep="\n")
+        rows = recl.table(measured, gains, cfg.threshold)
+        print(*table(rows, left=1), *remarks, sep="\n")
         count = measured.losses.shape[2]
         print(f"\nContexts in tokens, step {cfg.step}, threshold {cfg.threshold:g}, {count} positions.", flush=True)
         metrics = recl.results(measured, gains, cfg.threshold)
@@ -89,7 +89,7 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
             about = {"checkpoints": paths, "data": args.data, "split": stream.gen_subset, "seed": common.seed}
             with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
                 with atomic_file(folder / "recl.md", "--results-path") as file:
-                    file.write("\n".join([*text, ""]).encode())
+                    file.write("\n".join([*markdown(rows, left=1), *remarks, ""]).encode())
                 _write(folder, {**metrics, **about, **about_run()}, measured, positions, gains)
     return metrics
 
@@ -117,9 +117,12 @@ def _write(
         "Threshold": f"relative gain of {threshold:g}",
         **pages.run_facts(results),
     }
-    table = pages.table(recl.table(measured, gains, threshold))
     body = [
-        pages.section("RECL in tokens", table, pages.paragraphs(recl.remarks(measured))),
+        pages.section(
+            "RECL in tokens",
+            pages.table(recl.table(measured, gains, threshold)),
+            pages.paragraphs(recl.remarks(measured)),
+        ),
         pages.section("Plots", *(pages.picture(folder / name, caption) for name, caption in PICTURES.items())),
     ]
     pages.write(folder / "recl.html", pages.page("Relative effective context length", facts, "\n".join(body)))

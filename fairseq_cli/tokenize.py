@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -54,7 +54,8 @@ def main(args: argparse.Namespace) -> None:
     if config.output is not None:
         prepare_file("--output", config.output, {"TEXT": args.text, "--bpe-codes": config.bpe_codes})
     tokenizer = _tokenizer(config)
-    with Workers(TokenizeBlock(tokenizer, config.undo), config.workers) as workers, _output(config) as out:
+    readable = str if config.undo else tokenizer.readable
+    with Workers(TokenizeBlock(tokenizer, config.undo), config.workers) as workers, _output(config, readable) as out:
         if args.text == STDIN:
             tokenize_stream(sys.stdin.buffer, TextFormat(join_lines=config.join_lines), workers, out)
         else:
@@ -81,11 +82,11 @@ def _tokenizer(config: TokenizeConfig) -> Tokenizer:
 
 
 @contextlib.contextmanager
-def _output(config: TokenizeConfig) -> Iterator[BinaryIO]:
+def _output(config: TokenizeConfig, readable: Callable[[str], str]) -> Iterator[BinaryIO]:
     if config.output is None:
-        # A terminal would obey control characters of the text.
+        # A terminal would obey control characters of the text; and people read `␣the`, programs `Ġthe`.
         terminal = sys.stdout.isatty()
-        yield cast(BinaryIO, PrintableOutput(sys.stdout.buffer)) if terminal else sys.stdout.buffer
+        yield cast(BinaryIO, PrintableOutput(sys.stdout.buffer, readable)) if terminal else sys.stdout.buffer
         sys.stdout.buffer.flush()
     else:
         with atomic_file(Path(config.output), "--output") as file:

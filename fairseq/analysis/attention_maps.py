@@ -26,6 +26,7 @@ from fairseq.modules.memory import Memory, keep_rows
 from fairseq.modules.precision import Precision
 from fairseq.system.files import atomic_file
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers.tokenizer import readable_symbols
 
 TERMS = ("a", "b", "c", "d")
 
@@ -172,7 +173,7 @@ class AttentionReader:
     ) -> None:
         self.model = model.eval()
         self.blocks = blocks
-        self.dictionary = dictionary
+        self.symbols = readable_symbols(dictionary)
         self.sampler = StreamSampler(len(blocks), rows)
         self.device = torch.device(device)
         self.precision = precision or Precision()
@@ -266,10 +267,10 @@ class AttentionReader:
         tokens = self.blocks.corpus.tokens
         # The query is the token before the predicted one: distance 0 is position − 1.
         indices = position - 1 - np.arange(weights.shape[2])
-        words = [self.dictionary[int(tokens[index])] if index >= 0 else "" for index in indices]
+        words = [self.symbols[int(tokens[index])] if index >= 0 else "" for index in indices]
         if len(words) > position:
-            words[position] = self.dictionary[self.blocks.eos]  # the token before a corpus
-        return AtPosition(position, weights, words, self.dictionary[int(tokens[position])])
+            words[position] = self.symbols[int(self.blocks.eos)]  # the token before a corpus
+        return AtPosition(position, weights, words, self.symbols[int(tokens[position])])
 
 
 class _Sums:

@@ -27,7 +27,7 @@ from fairseq.data.folders import data_folders, load_dictionary, reopen_corpus
 from fairseq.data.masking import special_symbols, word_parts, word_rule
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.evaluation.report import markdown
+from fairseq.evaluation import report as reports
 from fairseq.system.lookup import is_file, is_folder
 from fairseq.system.opening import decoded, read_named
 from fairseq.text.dictionary import Dictionary
@@ -273,7 +273,7 @@ def _mean(values: np.ndarray) -> tuple[float | None, float | None]:
 
 
 def table(report: Mapping[str, Any]) -> list[str]:
-    """Lines in Markdown of a report of :func:`by_frequency`: means ± standard errors, in bits a word."""
+    """Lines of a report of :func:`by_frequency`: means ± standard errors, in bits a word."""
     names = report["models"]
     differences = ["difference"] if len(names) == 2 else [f"difference: {name}" for name in names[1:]]
     rows = [["count in training", "words", *(["bits per word"] if len(names) == 1 else names), *differences]]
@@ -281,7 +281,7 @@ def table(report: Mapping[str, Any]) -> list[str]:
         cells = [_cell(*pair) for pair in zip(band["bits_per_word"], band["standard_error"], strict=True)]
         pairs = zip(band["difference"], band["difference_standard_error"], strict=True)
         rows.append([band["band"], f"{band['words']:,}", *cells, *(_cell(*pair, "+") for pair in pairs)])
-    return markdown(rows, left=1)
+    return reports.table(rows, left=1)
 
 
 def _cell(mean: float | None, error: float | None, sign: str = "") -> str:

@@ -19,7 +19,7 @@ from fairseq.data.glue import Layout
 from fairseq.data.sentences import SentenceRows
 from fairseq.distributed.world import chosen_device
 from fairseq.errors import UserError
-from fairseq.evaluation.report import markdown
+from fairseq.evaluation.report import table
 from fairseq.inference.loading import load_models
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
@@ -223,7 +223,7 @@ def best_rate(summaries: Sequence[RateSummary]) -> RateSummary:
 
 
 def as_table(summaries: Sequence[RateSummary]) -> str:
-    """A Markdown table of mean ± deviation, the best rate marked."""
+    """A table of mean ± deviation, the best rate marked."""
     names = list(summaries[0].mean)
     rows, best = [["lr", "runs", *names]], best_rate(summaries)
     for summary in summaries:
@@ -232,4 +232,4 @@ def as_table(summaries: Sequence[RateSummary]) -> str:
             deviation = summary.deviation[name]
             cells.append(f"{summary.mean[name]:.2f}" + ("" if math.isnan(deviation) else f" ± {deviation:.2f}"))
         rows.append(cells)
-    return "\n".join(markdown(rows))
+    return "\n".join(table(rows))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.errors import UserError
-from fairseq.evaluation.report import markdown
+from fairseq.evaluation.report import table
 from fairseq.system.json_files import parse_json
 from fairseq.system.lookup import is_folder
 from fairseq.system.opening import read_text
@@ -74,6 +74,6 @@ def accuracies(pairs: Sequence[Pair], good: Sequence[float], bad: Sequence[float
 
 
 def accuracy_table(accuracies: dict[str, tuple[int, float]]) -> Iterator[str]:
-    """A Markdown table of :func:`accuracies`, in percent."""
+    """A table of :func:`accuracies`, in percent."""
     rows = [[name, str(count), f"{100 * share:.1f}"] for name, (count, share) in accuracies.items()]
-    yield from markdown([["phenomenon", "pairs", "accuracy (%)"], *rows], left=1)
+    yield from table([["phenomenon", "pairs", "accuracy (%)"], *rows], left=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import resource
@@ -20,6 +21,7 @@ from fairseq.logging.figures import safe_power
 from fairseq.text.dictionary import NONE, Dictionary
 from fairseq.text.raw_text import RawCounts
 from fairseq.text.symbols import BYTES
+from fairseq.text.tokenizers.tokenizer import readable_symbols
 
 
 @dataclass(frozen=True)
@@ -36,9 +38,14 @@ class Words:
     def __len__(self) -> int:
         return len(self.first)
 
+    @functools.cached_property
+    def symbols(self) -> list[str]:
+        """The symbols of the dictionary as people read them."""
+        return readable_symbols(self.dictionary)
+
     def word(self, number: int) -> str:
         end = self.first[number + 1] if number + 1 < len(self.first) else len(self.scores)
-        pieces = [self.dictionary[token] for token in self.scores.tokens[self.first[number] : end]]
+        pieces = [self.symbols[token] for token in self.scores.tokens[self.first[number] : end]]
         return "".join(piece.removesuffix(self.mark or "") for piece in pieces[:-1]) + pieces[-1]
 
 

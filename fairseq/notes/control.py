@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from fairseq.data.dataset import Sample
+from fairseq.evaluation.report import table
 from fairseq.models.base import BaseFairseqModel
 from fairseq.notes.blocks import DISTANCES
 from fairseq.notes.dictionary import NoteDictionary
@@ -81,12 +82,10 @@ def control_figures(
 
 def distance_table(figures: Mapping[str, float]) -> list[str]:
     """Lines of a table of *figures*, controls' under their prefixes: bits a predicted token."""
-    lines = [f"{'bits, by words to a note':<25}{'all':>8}{'1':>8}{'2-3':>8}{'4-8':>8}{'farther':>9}"]
+    rows = [["bits, by words to a note", "all", "1", "2-3", "4-8", "farther"]]
     names = columns(figures)
     first = "with notes" if f"dropped_{names[0]}" in figures else "as it is"
     for prefix, title in {"": first, **{f"{name}_": title for name, title in CONTROLS.items()}}.items():
-        if prefix + names[0] not in figures:
-            continue
-        values = [figures[prefix + name] for name in names]
-        lines.append(f"{title:<25}" + "".join(f"{v:>{8 + (n == 4)}.3f}" for n, v in enumerate(values)))
-    return lines
+        if prefix + names[0] in figures:
+            rows.append([title, *(f"{figures[prefix + name]:.3f}" for name in names)])
+    return table(rows, left=1, terminal=True)

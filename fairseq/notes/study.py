@@ -16,6 +16,7 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.notes.dictionary import NoteDictionary
 from fairseq.notes.words import NOTES, NoteWords
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers.tokenizer import readable_symbols
 
 CHUNK = 1 << 14  # vectors compared at once
 
@@ -69,7 +70,7 @@ class NoteStudy:
         if notes.table.size(0) != len(words):
             raise UserError(f"{source}: has {notes.table.size(0)} notes, but {NOTES} has {len(words)} words")
         self.words = words
-        self.dictionary = dictionary
+        self.symbols = readable_symbols(dictionary)
         self.updates = int(notes.updates)
         self.written = notes.written.numpy().astype(np.int64)
         self.taken = notes.taken.numpy()
@@ -123,11 +124,11 @@ class NoteStudy:
     def nearest_tokens(self, numbers: Sequence[int], count: int) -> list[list[Neighbour]]:
         """For each of the notes *numbers*, the *count* tokens with the nearest embeddings."""
         queries = self._project(self._centred[list(numbers)])
-        size = len(self.dictionary)
+        size = len(self.symbols)
         # In pieces: all embeddings at once, of adaptive inputs, take more memory than the model.
         mean = sum((self._embed(rows).sum(0) for rows in torch.arange(size).split(CHUNK)), torch.zeros(())) / size
         neighbours = nearest(queries, lambda rows: self._embed(rows) - mean, size, count)
-        return [[Neighbour(self.dictionary[index], cosine) for index, cosine in row] for row in neighbours]
+        return [[Neighbour(self.symbols[index], cosine) for index, cosine in row] for row in neighbours]
 
     def plane(self, numbers: Sequence[int]) -> np.ndarray:
         """Coordinates of the notes *numbers* on their first two principal components: float64 [n, 2]."""

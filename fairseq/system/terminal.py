@@ -39,16 +39,21 @@ def printable(text: str) -> str:
 
 
 class PrintableOutput(io.RawIOBase):
-    """Text in UTF-8 for a terminal: written to *file* without control characters; a write ends with a character."""
+    """Symbols in UTF-8 for a terminal: written to *file* as *readable* makes them, without control characters.
 
-    def __init__(self, file: BinaryIO) -> None:
+    A write ends with a symbol.
+    """
+
+    def __init__(self, file: BinaryIO, readable: Callable[[str], str]) -> None:
         self._file = file
+        self._readable = readable
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        self._file.write(printable(bytes(data).decode()).encode())
+        text = re.sub(r"[^ \n]+", lambda match: self._readable(match[0]), bytes(data).decode())
+        self._file.write(printable(text).encode())
         return len(data)
 
 

@@ -107,7 +107,8 @@ def test_the_map_keeps_what_varies_most():
 ENCODER = """
 from fairseq.models import register_model
 from fairseq.models.bert import BertConfig, BertModel
-from fairseq.notes.tnf import TNFBert, TNFBertConfig
+from fairseq.notes.settings import TNFBertConfig
+from fairseq.notes.tnf import TNFBert
 
 @register_model("encoder_of_notes", dataclass=BertConfig)
 class Encoder(BertModel):

@@ -11,11 +11,14 @@ import pytest
 from subword_encodings import encodings
 
 from fairseq.errors import UserError
+from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.base import Space
 from fairseq.text.tokenizers.moses import Moses
+from fairseq.text.tokenizers.rules import readable
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
+from fairseq.text.tokenizers.tokenizer import readable_symbols
 
 TEXT = "the lower the wider the newest lowest river , the low new river"
 COUNTS = Counter(TEXT.split())
@@ -120,3 +123,28 @@ def test_a_changed_content_is_another_tokenizer(tmp_path: Path) -> None:
     values = stored(tmp_path)
     assert values["bpe"] == {"name": "subword_nmt", "text": CODES.decode()}
     assert Tokenizer(None, SubwordNMT(CODES)) != Tokenizer(None, SubwordNMT(CODES + b"x y\n"))
+
+
+SHOWN = {
+    "Ġthe": "␣the",
+    "Ċ": "\\n",
+    "cafÃ©": "café",
+    "Ă": "\\x02",
+    "Ãĥ": "Ã",
+    "Ã": "\\xc3",
+    "</s>": "</s>",
+    "<unk>": "<unk>",
+}
+
+
+def test_byte_level_symbols_are_readable(tmp_path: Path) -> None:
+    for symbol, text in SHOWN.items():
+        assert readable(symbol) == text
+    dictionary = Dictionary()
+    for symbol in SHOWN:
+        dictionary.add_symbol(symbol)
+    dictionary.save(tmp_path / "dict.txt")
+    assert readable_symbols(Dictionary.load(tmp_path / "dict.txt")) == dictionary.symbols, "without a tokenizer"
+    Tokenizer(None, encodings()["gpt2"]).save(tmp_path, dictionary.symbols)
+    loaded = Dictionary.load(tmp_path / "dict.txt")
+    assert [readable_symbols(loaded)[loaded.index(symbol)] for symbol in SHOWN] == list(SHOWN.values())

@@ -122,7 +122,17 @@ class ByteLevelWords(BeginMarks):
         return "".join(text.split()) or SPACE
 
 
-def bytes_text(symbols: str) -> str:
-    """Return the text of byte-level *symbols*; other characters stand for themselves, invalid bytes become U+FFFD."""
+def bytes_text(symbols: str, errors: str = "replace") -> str:
+    """Return the text of byte-level *symbols*; other characters stand for themselves.
+
+    Args:
+        errors: how invalid bytes are decoded (default: as U+FFFD).
+    """
     data = b"".join(bytes([BYTES[letter]]) if letter in BYTES else letter.encode() for letter in symbols)
-    return data.decode("utf-8", "replace")
+    return data.decode("utf-8", errors)
+
+
+def readable(symbol: str) -> str:
+    """Return a byte-level *symbol* as people read it: ``␣`` for a space, escapes for line ends and single bytes."""
+    text = bytes_text(symbol, "backslashreplace").replace(" ", "␣")
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -7,7 +7,7 @@ import binascii
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,10 @@ from fairseq.system.files import atomic_file
 from fairseq.system.json_files import parse_json
 from fairseq.system.lookup import is_folder
 from fairseq.system.opening import read_named, read_text
+from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.base import UNKNOWN, Span, Subwords, Value, WordTokenizer, composed
 from fairseq.text.tokenizers.moses import Moses
-from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
+from fairseq.text.tokenizers.rules import SubwordMarks, WordRule, readable
 
 TOKENIZATION = "tokenization.json"
 ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
@@ -105,6 +106,11 @@ class Steps(Value):
 @dataclass(frozen=True)
 class Tokenizer(Steps):
     """Text to symbols and back, with its file; it has words, subwords or both."""
+
+    @property
+    def readable(self) -> Callable[[str], str]:
+        """The function that shows a symbol to people, in tables, plots and on a terminal."""
+        return readable if getattr(self.subwords, "byte_level", False) else str
 
     @property
     def rule(self) -> WordRule:
@@ -258,3 +264,11 @@ def chosen_subwords(config: TextConfig) -> Subwords | None:
     subwords = kind(content, source)
     subwords.check()
     return subwords
+
+
+def readable_symbols(dictionary: Dictionary) -> list[str]:
+    """The symbols of *dictionary* as people read them."""
+    tokenizer = find_tokenizer(dictionary.path, dictionary.symbols) if dictionary.path is not None else None
+    return (
+        [tokenizer.readable(symbol) for symbol in dictionary.symbols] if tokenizer is not None else dictionary.symbols
+    )
