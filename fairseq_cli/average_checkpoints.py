@@ -19,7 +19,7 @@ def get_average_parser() -> Parser:
     for kind in ("epoch", "update", "best"):
         text = f"number of newest {kind} checkpoints of a folder" if kind != "best" else "number of best checkpoints"
         parser.add_argument(f"--num-{kind}-checkpoints", metavar="N", type=_count, help=text)
-    parser.add_argument("--checkpoint-upper-bound", metavar="N", type=_count, help="highest epoch or update to take")
+    parser.add_argument("--checkpoint-upper-bound", metavar="N", type=_count, help="highest epoch or update to include")
     return parser
 
 

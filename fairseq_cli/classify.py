@@ -13,9 +13,9 @@ from fairseq_cli import command, program
 class ClassifyConfig(Config):
     """Classification: settings of ``fairseq-classify``."""
 
-    data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")
+    data: str | None = flag(None, "data folder or dict.txt (default: next to the checkpoint)", metavar="DATA")
     format: str = flag("json", "output: JSON lines, or a table with a column for each class", choices=("json", "tsv"))
-    batch_size: int = flag(32, "texts at once", low=1, high=1_000_000)
+    batch_size: int = flag(32, "texts per batch", low=1, high=1_000_000)
     cpu: bool = flag(False, "use the CPU even if a GPU is available")
 
 
@@ -27,7 +27,7 @@ def get_classify_parser() -> Parser:
     parser = Parser("Classify text with a fine-tuned encoder.", [ClassifyConfig], examples=examples)
     parser.add_user_dir()
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of fairseq-finetune")
-    text = "a text per line, a pair with a tab between, or a table (default: -, stdin)"
+    text = "one text per line, two texts separated by a tab, or a table (default: -, stdin)"
     parser.add_argument("text", metavar="TEXT", nargs="?", default="-", help=text)
     return parser
 

@@ -1,8 +1,8 @@
-"""Train and evaluate a small Shortformer in a few minutes on two cores (``fairseq-demo``).
+"""Train and evaluate a small Shortformer in a few minutes on two cores.
 
 Prepares a corpus, preprocesses it, trains in two stages, evaluates non-overlapping and token by token, prints a table
-and a sample of generated text, and plots the loss. All output is written to ``demo/``. After an interruption the same
-command goes on where it stopped.
+and a sample of generated text, and plots the loss. All output is written to --output. After an interruption the same
+command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -285,12 +285,12 @@ def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: 
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser(__doc__ or "", settings_file=False)
+    parser = Parser(" ".join((__doc__ or "").split()), settings_file=False)
     parser.add_argument(
         "--output", "--out", type=folder_path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
     )
     parser.add_argument("--updates", type=int, nargs=2, default=(220, 560), metavar="N", help="ends of the two stages")
-    parser.add_argument("--max-words", type=int, metavar="N", help="most words of text")
+    parser.add_argument("--max-words", type=int, metavar="N", help="maximum words of text")
     parser.add_argument("--cutoffs", default="1000,4000", help="bands of the vocabulary")
     args = parser.parse_args(argv)
     check_words(args.max_words)

@@ -1,10 +1,6 @@
-"""A small corpus of English from installed packages: prose of Python's help topics and of the docstrings of the
-standard library, NumPy and PyTorch, in WikiText's format.
+"""A small corpus of English from installed packages, in WikiText's format.
 
-    fairseq-demo-corpus DIR        # DIR/pydoc.train.tokens, DIR/pydoc.valid.tokens, DIR/pydoc.test.tokens
-    fairseq-demo-corpus DIR --packages numpy,scipy,sympy,torch --rare-words     # larger, for subwords
-
-A topic or a module is an article, a docstring with some prose is a section of it, a paragraph is a line. Sources are
+The text is prose of Python's help topics and of the docstrings of the standard library, NumPy and PyTorch. A topic or a module is an article, a docstring with some prose is a section of it, a paragraph is a line. Sources are
 parsed, never imported. The output is deterministic for one installation.
 """
 
@@ -341,10 +337,11 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser(__doc__ or "", settings_file=False)
+    examples = ["fairseq-demo-corpus DIR --packages numpy,scipy,sympy,torch --rare-words"]
+    parser = Parser(" ".join((__doc__ or "").split()), examples=examples, settings_file=False)
     parser.add_argument("destdir", type=folder_path, metavar="DIR", help="folder for the three files")
     parser.add_argument("--max-words", type=int, metavar="N", help="stop after the article that reaches N words")
-    help = f"packages to read besides the standard library (default: {','.join(PACKAGES)})"
+    help = f"packages to read in addition to the standard library (default: {','.join(PACKAGES)})"
     parser.add_argument("--packages", default=",".join(PACKAGES), metavar="NAMES", help=help)
     parser.add_argument("--rare-words", action="store_true", help="keep rare words, for subwords (default: <unk>)")
     args = parser.parse_args(argv)

@@ -34,7 +34,7 @@ class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkCo
     softmax_batch: int | None = flag(None, "maximum tokens in one softmax, to bound memory", low=1)
     int8: bool = flag(False, "int8 weights, one scale per output; also prints their effect on perplexity")
     sample: str | None = flag(None, "file for a text that the model writes, also printed", metavar="FILE")
-    within_words: bool = flag(False, "encoders mask the rest of a token's word too")
+    within_words: bool = flag(False, "encoders: also mask the rest of a token's word")
     baseline: str | None = flag(None, "checkpoint to compare with in `by_frequency`", metavar="FILE")
 
     def check(self) -> None:

@@ -17,11 +17,13 @@ def get_export_parser() -> Parser:
     parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of a language model or an encoder")
     parser.add_argument("--to", dest="target_format", required=True, choices=("hf", "fairseq"), help="format to write")
     parser.add_argument("--out", metavar="DIR", required=True, help="new output folder; with --to fairseq the file")
-    parser.add_argument("--data", metavar="DATA", help="data folder or dict.txt (default: beside the checkpoint)")
+    parser.add_argument("--data", metavar="DATA", help="data folder or dict.txt (default: next to the checkpoint)")
     parser.add_argument(
         "--half", choices=("discriminator", "generator"), default="discriminator", help="ELECTRA network to write"
     )
-    parser.add_argument("--revisions", action="store_true", help="also checkpoints by words, as subfolders chck_1M, …")
+    parser.add_argument(
+        "--revisions", action="store_true", help="also export checkpoints by words, as subfolders chck_1M, …"
+    )
     parser.add_argument("--results", metavar="FILE", help="results.json of an evaluation, for the model card")
     return parser
 

@@ -1,4 +1,4 @@
-"""Continue passages of a corpus with a language model, and show the continuations beside the original text."""
+"""Continue passages of a corpus with a language model, and show the continuations next to the original text."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def get_generation_parser(default_task: str = "language_modeling") -> Parser:
         "fairseq-generate data-bin --path own/checkpoint_best.pt --sampling --out out",
         "fairseq-generate data-bin --path own --context-tokens 64 --beam 4",
     ]
-    description = "Continue passages of a corpus and show the results beside the original text."
+    description = "Continue passages of a corpus and show the results next to the original text."
     return evaluation_parser(description, examples, [GenerateConfig, DistributedConfig], [], hidden=("compile",))
 
 

@@ -13,15 +13,15 @@ from fairseq_cli import command, program
 class HarnessConfig(Config):
     """Evaluation harness: settings of ``fairseq-harness``."""
 
-    data: str | None = flag(None, "data folder or dict.txt (default: beside the checkpoint)", metavar="DATA")
+    data: str | None = flag(None, "data folder or dict.txt (default: next to the checkpoint)", metavar="DATA")
     tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
-    pairs: str | None = flag(None, "minimal pairs, JSON lines or a folder of them as BLiMP's", metavar="PATH")
-    within_words: bool = flag(False, "encoders mask the rest of a token's word too")
-    include_path: str | None = flag(None, "folder with task files of one's own", metavar="DIR")
+    pairs: str | None = flag(None, "minimal pairs: JSON lines, or a folder of them such as BLiMP", metavar="PATH")
+    within_words: bool = flag(False, "encoders: also mask the rest of a token's word")
+    include_path: str | None = flag(None, "folder with your own task files", metavar="DIR")
     num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)
     limit: int | None = flag(None, "examples per task (default: all)", low=1)
     batch_size: int = flag(8, "rows read at once", low=1)
-    max_gen_toks: int = flag(256, "most generated tokens where the task names none", low=1)
+    max_gen_toks: int = flag(256, "maximum tokens to generate, unless the task names a number", low=1)
     bootstrap_iters: int = flag(1000, "samples for standard errors (0: none)", low=0)
     cpu: bool = flag(False, "use the CPU even if a GPU is available")
     results_path: str | None = flag(None, "folder for results.json", aliases=("--out",), metavar="DIR")

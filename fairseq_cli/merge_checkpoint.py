@@ -11,7 +11,7 @@ def get_merge_parser() -> Parser:
         "fairseq-merge-checkpoint checkpoints/checkpoint_best.pt best.pt",
         "fairseq-merge-checkpoint own/checkpoint_last.pt w.pt --no-save-optimizer-state",
     ]
-    description = "Write a checkpoint of sharded training, a folder, as one file."
+    description = "Merge the folder of a sharded checkpoint into one file."
     parser = Parser(description, examples=examples, settings_file=False)
     parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of --ddp-backend fully_sharded")
     parser.add_argument("target", metavar="FILE", help="file to write")

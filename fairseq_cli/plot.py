@@ -13,10 +13,10 @@ from fairseq_cli import command, program
 class PlotConfig(Config):
     """Curves: settings of ``fairseq-plot``."""
 
-    figure: str = flag("loss", "figure of the log to draw", metavar="NAME")
+    figure: str = flag("loss", "metric of the log to draw", metavar="NAME")
     split: str = flag("valid", "validation splits, train_inner or train; of one run also train_inner", metavar="NAME,…")
     over: str = flag("updates", "horizontal axis", choices=("updates", "tokens", "hours"))
-    reach: float | None = flag(None, "report when each run reaches this value of the figure")
+    reach: float | None = flag(None, "report when each run reaches this value of the metric")
     results_path: str | None = flag(
         None,
         "picture: .png, .svg or .pdf (default: curves.png in RUN, a folder)",
@@ -31,7 +31,7 @@ def get_plot_parser() -> Parser:
         "fairseq-plot BERT=bert1,bert2 notes=tnf1,tnf2 --over hours --reach 7.5",
     ]
     parser = Parser(
-        "Draw figures of training runs and compare them.", [PlotConfig], examples=examples, settings_file=False
+        "Draw the curves of training runs and compare them.", [PlotConfig], examples=examples, settings_file=False
     )
     parser.add_argument(
         "runs",

@@ -17,8 +17,8 @@ from fairseq_cli.common import evaluation_parser
 class ValidateConfig(ShardConfig, FrequencyConfig):
     """Model: settings of ``fairseq-validate``."""
 
-    keep_notes: bool = flag(False, "read notes of rare words; losses by distance, and of two controls")
-    rare_words: bool = flag(False, "losses over rare words of notes.txt, by distance to them, and with them hidden")
+    keep_notes: bool = flag(False, "read notes of rare words; print losses by distance and two controls")
+    rare_words: bool = flag(False, "losses of rare words in notes.txt, by distance, and with the words hidden")
     results_path: str | None = flag(
         None, "folder for results.json, and plots of `by_frequency`", aliases=("--out",), metavar="DIR"
     )

@@ -21,7 +21,7 @@ class ModelPathConfig(Config):
     """Model: the checkpoints to evaluate."""
 
     path: str | None = flag(None, "checkpoint or its folder, or several of an ensemble", metavar="FILE[:FILE…]")
-    model_overrides: str = flag("{}", "checkpoint settings to change, a Python dict", metavar="DICT")
+    model_overrides: str = flag("{}", "checkpoint settings to change, as a Python dict", metavar="DICT")
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -108,13 +108,15 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
         "text, or fairseq's S- H- P- lines (default: fairseq with one of the flags below)",
         choices=("text", "fairseq"),
     )
-    prefix_size: int | None = flag(None, "tokens of a line that hypotheses begin with (0: all)", low=0)
+    prefix_size: int | None = flag(None, "number of tokens of a line to force at the start (0: all)", low=0)
     nbest: int | None = flag(None, "hypotheses to print, of `beam`", low=1)
     max_len_a: float | None = flag(None, "maximum tokens of a hypothesis per token of its line", low=0, high=1000)
-    max_len_b: int | None = flag(None, "maximum tokens of a hypothesis, added to that (200)", low=1, high=10_000_000)
+    max_len_b: int | None = flag(
+        None, "maximum tokens of a hypothesis, added to `max_len_a` (200)", low=1, high=10_000_000
+    )
     min_len: int | None = flag(None, "minimum tokens of a hypothesis (1)", low=0)
     lenpen: float | None = flag(None, "length penalty: exponent of the length in scores (1)", low=-10, high=10)
-    no_repeat_ngram_size: int | None = flag(None, "length of n-grams that are not repeated (0: any are)", low=0)
+    no_repeat_ngram_size: int | None = flag(None, "length of n-grams that may not repeat (0: all may)", low=0)
 
     @property
     def finds_hypotheses(self) -> bool:

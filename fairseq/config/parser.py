@@ -128,7 +128,7 @@ class Parser(argparse.ArgumentParser):
         formatter.add_text(self.description)
         formatter.add_text(self.epilog)
         by_name = {action.dest: action for action in self._actions}
-        first = [by_name[name] for name in self.first if name in by_name]
+        first = [by_name[name] for name in dict.fromkeys(self.first) if name in by_name]
         groups = [(group.title, group._group_actions) for group in self._action_groups]
         if first and not all:
             count = sum(bool(action.option_strings) and action.help != argparse.SUPPRESS for action in self._actions)

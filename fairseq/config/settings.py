@@ -72,7 +72,7 @@ class StreamConfig(Config):
     max_tokens: int | None = flag(None, "maximum tokens in a batch, per process", low=1)
     batch_size: int | None = flag(
         None,
-        f"maximum rows in a batch, per process (in training {DEFAULT_BATCH_SIZE} without `max_tokens`)",
+        f"maximum rows in a batch, per process (training without `max_tokens`: {DEFAULT_BATCH_SIZE})",
         aliases=("--max-sentences",),
         low=1,
     )
@@ -152,7 +152,7 @@ class RateConfig(Config):
     """Learning rate and number of updates, read by optimizers and schedules too."""
 
     lr: list[float] = flag([0.25], "learning rate, or one for each epoch", aliases=("--learning-rate",), low=0)
-    max_update: int = flag(0, "maximum number of updates (0: no limit)", low=0)
+    max_update: int = flag(0, "maximum number of updates (0: no limit; an epoch if the schedule ends)", low=0)
     min_lr: float = flag(-1.0, "stop training at this rate; minimum of cosine without `max_lr`")
     stop_min_lr: float | None = flag(None, "stop training after an epoch at this rate (default: `min_lr`)")
 
@@ -211,15 +211,17 @@ class CheckpointConfig(Config):
     reset_lr_scheduler: bool = flag(False, "ignore the checkpoint's learning-rate schedule state")
     reset_dataloader: bool = flag(False, "start at the beginning of the data")
     reset_meters: bool = flag(False, "ignore the checkpoint's best score and times")
-    optimizer_overrides: str = flag("{}", "optimizer settings to change when resuming, a Python dict", metavar="DICT")
+    optimizer_overrides: str = flag(
+        "{}", "optimizer settings to change when resuming, as a Python dict", metavar="DICT"
+    )
     save_interval: int = flag(1, "epochs between checkpoints", low=1)
-    save_interval_minutes: float = flag(30.0, "minutes between saves of checkpoint_last.pt (0: no limit)", low=0)
+    save_interval_minutes: float = flag(30.0, "minutes between saves of checkpoint_last.pt (0: never by time)", low=0)
     save_interval_updates: int = flag(0, "updates between checkpoints (0: only after epochs)", low=0)
     save_interval_words: str | None = flag(
-        None, "words of raw text between checkpoints, as in 1M:10,10M", metavar="EVERY[:TIMES],…"
+        None, "words of raw text between checkpoints, e.g. 1M:10,10M", metavar="EVERY[:TIMES],…"
     )
     save_interval_tokens: str | None = flag(
-        None, "tokens between checkpoints, as in 1M:10,10M", metavar="EVERY[:TIMES],…"
+        None, "tokens between checkpoints, e.g. 1M:10,10M", metavar="EVERY[:TIMES],…"
     )
     keep_interval_updates: int = flag(-1, "number of `save_interval_updates` checkpoints to keep (-1: all)", low=-1)
     keep_interval_updates_pattern: int = flag(
@@ -234,12 +236,12 @@ class CheckpointConfig(Config):
     no_save_optimizer_state: bool = flag(False, "save checkpoints without optimizer state")
     validate_interval: int = flag(1, "epochs between validations", low=1)
     validate_interval_updates: int | None = flag(
-        None, "updates between validations (0: only after epochs; default: ten in a long run)", low=0
+        None, "updates between validations (0: only after epochs; default: ten times in a long run)", low=0
     )
     validate_after_updates: int = flag(0, "updates before the first validation", low=0)
     disable_validation: bool = flag(False, "no validation")
-    best_checkpoint_metric: str = flag("loss", "validation figure that selects the best checkpoint")
-    maximize_best_checkpoint_metric: bool = flag(False, "largest figure is best")
+    best_checkpoint_metric: str = flag("loss", "validation metric that selects the best checkpoint")
+    maximize_best_checkpoint_metric: bool = flag(False, "larger is better")
     patience: int = flag(-1, "validations without improvement before training stops (-1: no limit)", low=-1)
 
 
@@ -248,7 +250,7 @@ class ProfileConfig(Config):
     """Profiling: the updates of a run that are traced."""
 
     profile: str | None = flag(
-        None, "updates after FROM, up to TO, to profile (without a value: 10:20)", metavar="FROM:TO", const="10:20"
+        None, "updates to profile, FROM exclusive (without a value: 10:20)", metavar="FROM:TO", const="10:20"
     )
 
 

@@ -69,7 +69,7 @@ class AdaptiveCriterionConfig(MeanConfig):
 
 @dataclass(frozen=True)
 class LanguageModelingTaskConfig(BlockConfig):
-    """Settings of language modelling, some of which evaluations have."""
+    """Settings of language modelling."""
 
     sample_break_mode: str = flag(
         "none",

@@ -27,16 +27,14 @@ class DecoderLayerConfig(BlockModelConfig):
     decoder_attention_heads: int = flag(8, "attention heads of each layer", low=1)
     decoder_kv_heads: int | None = flag(None, "heads of keys and values (default: `decoder_attention_heads`)", low=1)
     decoder_normalize_before: bool = flag(True, "pre-norm: layer norm before each part of a layer", negative=True)
-    decoder_norm: str = flag("layer", "kind of the norms", choices=NORMS)
+    decoder_norm: str = flag("layer", "kind of norm", choices=NORMS)
     decoder_norm_eps: float = flag(1e-5, "number added to the variance in norms", above=0, below=1)
     decoder_gated_ffn: bool = flag(False, "gated feed-forward networks: SwiGLU with silu, GEGLU with gelu")
     decoder_biases: str = flag("all", "biases of the layers", choices=("all", "qkv", "none"))
-    decoder_parallel_residual: bool = flag(False, "attention and feed-forward network side by side")
+    decoder_parallel_residual: bool = flag(False, "attention and feed-forward network in parallel")
     qk_norm: bool = flag(False, "RMS norm of each head's queries and keys")
-    zero_init_residual: bool = flag(
-        False, "initial weights of zero for the last projection of attention and feed-forward"
-    )
-    rotary_fraction: float = flag(0.0, "rotary positions: share of each head's channels that turn", low=0, high=1)
+    zero_init_residual: bool = flag(False, "start the last projections of attention and feed-forward at zero")
+    rotary_fraction: float = flag(0.0, "rotary positions: share of each head's channels that rotate", low=0, high=1)
     rotary_base: float = flag(10000.0, "rotary positions: base of the frequencies", above=1)
     rotary_scaling: float = flag(1.0, "rotary positions: number by which positions are divided", low=1)
     rotary_trained_positions: int = flag(
@@ -111,7 +109,7 @@ class TransformerLMConfig(DecoderLayerConfig):
     )
     layernorm_embedding: bool = flag(False, "layer norm after the embeddings")
     character_embeddings: bool = flag(False, "character-built word embeddings (not supported)")
-    token_shift: int = flag(0, "earlier tokens whose embeddings each token's input holds too", low=0, high=16)
+    token_shift: int = flag(0, "previous tokens whose embeddings are added to each input", low=0, high=16)
 
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
         """The cache has the length of a block; a table of learned positions is made for the longest one."""

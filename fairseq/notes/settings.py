@@ -51,7 +51,7 @@ class EncoderNoteConfig(NoteConfig):
 class CausalNoteConfig(NoteConfig):
     """Settings of notes in causal models."""
 
-    note_half_window: int = flag(16, "tokens before a word that its note averages, besides the word", low=0)
+    note_half_window: int = flag(16, "previous tokens that a note averages, in addition to its word", low=0)
     notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
     @staticmethod

@@ -56,7 +56,7 @@ class SentencePredictionTaskConfig(Config):
         "truncate", "rows longer than `tokens_per_sample`: cut, or left as they are", choices=("none", "truncate")
     )
     data_bin: str | None = flag(
-        None, "data folder of pre-training (default: DATA, else beside the checkpoint)", metavar="DIR"
+        None, "data folder of pre-training (default: DATA, else next to the checkpoint)", metavar="DIR"
     )
     bpe_codes: str | None = flag(None, "subword-nmt codes of pre-training after `tokenizer` moses", metavar="FILE")
     tokens_per_sample: int = flag(512, "maximum tokens per row; longer rows are truncated", low=4)

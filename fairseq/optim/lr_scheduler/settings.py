@@ -20,7 +20,9 @@ class WarmupConfig(RateConfig):
     """Warmup of a schedule, whose length is a number of updates or a share of training."""
 
     warmup_updates: int = flag(0, "warmup updates until `lr`", low=0)
-    warmup_ratio: float | None = flag(None, "warmup as a share of `max_update`, not `warmup_updates`", low=0, high=1)
+    warmup_ratio: float | None = flag(
+        None, "warmup as a share of `max_update`; replaces `warmup_updates`", low=0, high=1
+    )
 
     @property
     def warmup(self) -> int:
@@ -143,7 +145,9 @@ class WSDConfig(WarmupConfig):
 
     total_num_update: int | None = flag(None, "updates until the rate is 0 (default: `max_update`)", low=1)
     decay_updates: int | None = flag(None, "updates of the final decay (default: 20% of all)", low=0)
-    decay_ratio: float | None = flag(None, "final decay as a share of all updates, not `decay_updates`", low=0, high=1)
+    decay_ratio: float | None = flag(
+        None, "final decay as a share of all updates; replaces `decay_updates`", low=0, high=1
+    )
     decay_shape: str = flag("1-sqrt", "form of the final decay to 0", choices=("1-sqrt", "linear"))
 
     @property
@@ -180,9 +184,9 @@ class ReduceLROnPlateauConfig(WarmupConfig):
     """Reduction on a plateau."""
 
     lr_shrink: float = flag(0.1, "factor of the rate after each plateau", above=0, below=1)
-    lr_threshold: float = flag(1e-4, "minimum relative improvement of the validation figure", low=0)
+    lr_threshold: float = flag(1e-4, "minimum relative improvement of the validation metric", low=0)
     lr_patience: int = flag(0, "epochs without improvement before the rate shrinks", low=0)
-    maximize_best_checkpoint_metric: bool = flag(False, "largest validation figure is best")
+    maximize_best_checkpoint_metric: bool = flag(False, "larger is better")
     warmup_init_lr: float = flag(-1.0, "initial rate of the warmup (default: 0)")
 
     def check(self) -> None:
@@ -246,7 +250,7 @@ class TriangularConfig(RateConfig):
     max_lr: float | None = flag(None, "maximum learning rate, greater than `lr`", above=0)
     lr_period_updates: float = flag(5000.0, "updates per cycle", low=2)
     lr_shrink: float = flag(0.1, "factor of the maximum after each cycle", above=0)
-    shrink_min: bool = flag(False, "apply `lr_shrink` to the minimum, too")
+    shrink_min: bool = flag(False, "also shrink the minimum by `lr_shrink`")
 
     @property
     def highest(self) -> float:
