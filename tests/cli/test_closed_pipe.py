@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,14 @@ CODE = 128 + signal.SIGPIPE
 MODEL = ["--path", runs.GOLDEN / "baseline.pt", "--cpu"]
 TRAINING = [runs.BASELINE, "--max-update 40 --no-epoch-checkpoints --disable-validation"]
 TWO = "--distributed-world-size 2 --max-tokens 32"
+
+
+@pytest.fixture(autouse=True)
+def without_nohup() -> Iterator[None]:
+    """Under nohup, as this suite may be, training goes on without its pipe."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def headed(script: str, *flags: Any, lines: int = 1, **settings: Any) -> tuple[int, str]:

@@ -208,7 +208,7 @@ def fault(case: Case, ended: Ended) -> str:
         return ""
     if case.closed and 2 in case.closed and ended.code == 2:
         return ""
-    if case.stdout == "|" and ended.code in (0, 1) and "error" not in ended.stderr:
+    if case.stdout == "|" and ended.code in (0, 128 + signal.SIGPIPE) and "error" not in ended.stderr:
         return ""
     if ended.code != 2:
         return f"exit code {ended.code}: {tail}"
