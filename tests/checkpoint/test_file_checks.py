@@ -6,6 +6,7 @@ import io
 import pickle
 import shutil
 import struct
+import threading
 import warnings
 import zipfile
 import zlib
@@ -83,6 +84,14 @@ def test_damage_in_any_record_is_reported_with_its_name(tmp_path: Path, record: 
     )
     path.write_bytes(archive(*records))
     check(path)
+
+
+def test_damage_is_found_where_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    test_damage_in_any_record_is_reported_with_its_name(tmp_path, 0)
 
 
 def test_the_reason_is_one_line_of_at_most_120_characters() -> None:
