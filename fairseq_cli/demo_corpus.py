@@ -1,7 +1,8 @@
 """A small corpus of English from installed packages, in WikiText's format.
 
-The text is prose of Python's help topics and of the docstrings of the standard library, NumPy and PyTorch. A topic or a module is an article, a docstring with some prose is a section of it, a paragraph is a line. Sources are
-parsed, never imported. The output is deterministic for one installation.
+The text is prose of Python's help topics and of the docstrings of the standard library, NumPy and PyTorch. A topic or
+a module is an article, a docstring with some prose is a section of it, a paragraph is a line. Sources are parsed, never
+imported. The output is deterministic for one installation.
 """
 
 from __future__ import annotations
