@@ -1,7 +1,7 @@
-"""Write docs/commands.md: every command with its flags, and the flags of every part, from the parsers themselves.
+"""Write docs/commands.md, and the tables of flags in docs/compatibility.md, from the parsers themselves.
 
-python -m scripts.reference_pages          # writes the page
-python -m scripts.reference_pages --check  # exits with 1 if the page in the repository is another
+python -m scripts.reference_pages          # writes the pages
+python -m scripts.reference_pages --check  # exits with 1 if a page in the repository is another
 """
 
 from __future__ import annotations
@@ -10,14 +10,21 @@ import argparse
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
-from fairseq.config import fields
+import yaml
+
+from fairseq.config import fields, options
 from fairseq.config.parser import Parser
 from fairseq.config.registry import ARCHITECTURES, CHOICES, MODELS, chosen_part, is_outside
+from fairseq.config.unused_flags import Refused, Unread, advice_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
+DOCS = Path(__file__).parents[1] / "docs"
+# Flags of fairseq, and what is different here; the rest of their page is written by hand.
+OF_FAIRSEQ, HEADING = Path(__file__).parent / "compatibility.yaml", "## Flags\n"
+NEEDED = {"cosine": "--max-lr 0.5", "triangular": "--max-lr 0.5", "tri_stage": "--phase-ratio 1,0,0 --max-update 9"}
 # The module of each command, and the function that makes its parser.
 COMMANDS = {
     "fairseq-preprocess": ("preprocess", "get_preprocessing_parser"),
@@ -97,12 +104,58 @@ def _part(setting: str, part: str) -> Iterator[str]:
         yield "\n".join(rows) + "\n"
 
 
+def compatibility() -> str:
+    """docs/compatibility.md, with the tables of what commands do with the flags of fairseq."""
+    written = (DOCS / "compatibility.md").read_text(encoding="utf-8").partition(HEADING)[0]
+    sections = yaml.safe_load(OF_FAIRSEQ.read_text(encoding="utf-8"))
+    return "\n".join([written + HEADING, *(block for section in sections for block in _section(**section))])
+
+
+def _section(
+    title: str, command: str, flags: str, text: str = "", remarks: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
+    yield f"### {title}\n"
+    if text:
+        yield f"{text.strip()}\n"
+    treated = _treatment(command, flags.split())
+    rows: dict[tuple[str, str], list[str]] = {}
+    for flag, (status, advice) in treated.items():
+        status = "different" if status == "same" and flag in remarks else status
+        rows.setdefault((status, advice or remarks.get(flag, "")), []).append(flag)
+    yield "| flag | here | remark |\n| --- | --- | --- |"
+    for row in sorted(rows, key=lambda row: ("same", "no effect", "refused", "different").index(row[0])):
+        names = ", ".join(f"`{flag}`" for flag in rows[row])
+        yield f"| {names} | {' | '.join(row)} |".replace("  ", " ")
+    yield ""
+
+
+def _treatment(command: str, flags: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Whether each of *flags* is read, has no effect or is refused by *command*, and what to do instead."""
+    name, *words = command.split()
+    module, function = COMMANDS[f"fairseq-{name}"]
+    parser: Parser = getattr(importlib.import_module(f"fairseq_cli.{module}"), function)()
+    needed = ["--lr", "0.1", *NEEDED.get(words[1], "").split()] if "--lr-scheduler" in words else []
+    options.parse_args_and_arch(parser, [*(["data"] if name != "preprocess" else []), *words, *needed])
+    found = {}
+    for flag in flags:
+        action = parser._option_string_actions[flag]
+        if isinstance(action, Refused):
+            found[flag] = "refused", advice_of(flag)
+        else:
+            found[flag] = ("no effect" if isinstance(action, Unread) or flag in parser.unread else "same"), ""
+    return found
+
+
+PAGES: dict[str, Callable[[], str]] = {"commands.md": page, "compatibility.md": compatibility}
+
+
 def main() -> int:
-    """Write or check the page."""
-    text = page()
+    """Write or check the pages."""
+    texts = {DOCS / name: make() for name, make in PAGES.items()}
     if sys.argv[1:] == ["--check"]:
-        return int(not PAGE.exists() or PAGE.read_text(encoding="utf-8") != text)
-    PAGE.write_text(text, encoding="utf-8")
+        return int(any(not path.exists() or path.read_text(encoding="utf-8") != text for path, text in texts.items()))
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -154,6 +154,11 @@ class Refused(argparse.Action):
             raise UserError(f"{option_string}{value}: {advice}")
 
 
+def advice_of(flag: str) -> str:
+    """What to do instead of *flag*, which is refused."""
+    return _INSTEAD[flag.lstrip("-")][1]
+
+
 def add_unread(parser: argparse.ArgumentParser, switches: str, values: str) -> None:
     """Let *parser* take flags that nothing reads, without showing them; those that it has already stay."""
     for nargs, names in ((0, switches), (None, values)):
