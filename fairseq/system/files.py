@@ -162,22 +162,22 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
     with removing_empty_folders(), _system_errors(flag, folder):
         make_folder(folder)
         remove_leftovers(folder)
-        whole = names is None and _can_be_replaced(folder)
-        if whole:
+        replaces = names is None and _can_be_replaced(folder)
+        if replaces:
             remove_leftovers(folder.parent)
-        with _temporary_folder(folder.parent if whole else folder) as temporary:
+        with _temporary_folder(folder.parent if replaces else folder) as temporary:
             try:
                 yield temporary
             except UserError as error:
                 # The user knows the folder by the name that it will have.
                 raise type(error)(error.args[0].replace(str(temporary), str(folder))) from None
-            if whole:
+            if replaces:
                 temporary.chmod(stat.S_IMODE(folder.stat().st_mode))
                 sync_folder(temporary)
                 os.rename(temporary, folder)
             else:
                 _move_files(temporary, folder, names, flag)
-        sync_folder(folder.parent if whole else folder)
+        sync_folder(folder.parent if replaces else folder)
     if is_new:
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()

@@ -81,7 +81,7 @@ def in_another_process(task: Callable[..., R], items: Iterable[Any], *arguments:
     For libraries that do not look for signals while they compute. Everything is picklable.
 
     Raises:
-        UserError: that of *task*, or the process died.
+        UserError: *task* failed, or the process died.
     """
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
