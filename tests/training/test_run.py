@@ -151,7 +151,10 @@ def test_a_validation_that_a_long_run_makes_by_default_is_saved(
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_a_long_validation_follows_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+@pytest.mark.parametrize("interval", ["--save-interval-updates 2", "--validate-interval-updates 2"])
+def test_a_long_validation_follows_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interval: str, long: bool
+) -> None:
     before: list[Any] = []
 
     def validate(self: Validation, run: TrainingState) -> float:
@@ -161,7 +164,7 @@ def test_a_long_validation_follows_a_checkpoint(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Validation, "measure", validate)
     monkeypatch.setattr(checkpoints, "LONG", 0.0 if long else 1e9)
-    runs.train(tmp_path, FIVE, "--max-update 4 --save-interval-updates 2")
+    runs.train(tmp_path, FIVE, "--max-update 4", interval)
     assert before == ([2, 4] if long else [None, 2])
     assert "due" not in runs.content(tmp_path / "checkpoint_last.pt")["extra_state"]
 

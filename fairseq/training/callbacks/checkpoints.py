@@ -46,7 +46,7 @@ class Checkpoints(Callback):
 
     def validate(self, state: TrainingState) -> None:
         # Before the validation: time is short where a signal waits, and a long one may not end.
-        if state.due.validate and (state.interrupted or (state.due.save and self.is_long(state))):
+        if state.due.validate and (state.interrupted or self.is_long(state)):
             self.save(state)
 
     def complete(self, state: TrainingState) -> None:
