@@ -49,7 +49,7 @@ class ListArchitectures(argparse.Action):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         for row in rows:
             print("  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-        print("\nin layers: parameters but for words, which add about dictionary x width")
+        print("\nin layers: parameters without embeddings, which add about dictionary x width")
         sys.exit(0)
 
 
