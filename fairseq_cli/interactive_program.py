@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import itertools
 import json
 import logging
@@ -35,6 +36,8 @@ def main(args: argparse.Namespace) -> None:
     Each line is a prompt; an empty line starts a new text. A sample depends on ``--seed`` and the number of its prompt,
     not on how prompts are read. Texts are separated by a line of dashes.
     """
+    if getattr(args, "batch_size", 1) is None:  # as scripts written for fairseq leave it
+        args = argparse.Namespace(**{**vars(args), "batch_size": 1})
     cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
     is_session = cfg.input == STDIN and sys.stdin.isatty()
     if is_session and not (cfg.sampling or cfg.finds_hypotheses or cfg.json or cfg.beam > 1):
@@ -148,7 +151,9 @@ def _read_file(path: Path) -> list[str]:
 def _stdin_lines() -> Iterator[str]:
     """The lines of stdin as they arrive, with a prompt sign on a terminal; bytes that are not UTF-8 become U+FFFD."""
     asked = sys.stdin.isatty()
-    lines = lines_as_they_arrive("stdin", sys.stdin.buffer)
+    # A script may have put a text in its place.
+    stdin = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())
+    lines = lines_as_they_arrive("stdin", stdin)
     for number in itertools.count(1):
         if asked:
             print("> ", end="", file=sys.stderr, flush=True)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fairseq_cli.average_checkpoints import cli_main
+
+
+def average_checkpoints(inputs: Sequence[str]) -> dict[str, Any]:
+    """See :func:`fairseq.interop.fairseq.checkpoint_utils.average_checkpoints`."""
+    from fairseq.interop.fairseq import checkpoint_utils
+
+    return checkpoint_utils.average_checkpoints(inputs)
+
 
 if __name__ == "__main__":
     cli_main()

@@ -33,7 +33,8 @@ BINARIES = ("TestLanguageModeling", "TestMaskedLanguageModel", "TestOptimizers",
 def run(checkout: Path, names: list[str]) -> list[tuple[str, str, str]]:
     """Name, outcome and reason of each test in *names*, files of the folder ``tests`` of *checkout*."""
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(checkout / "tests", Path(folder, "tests"))
+        for part in ("tests", "examples"):
+            shutil.copytree(checkout / part, Path(folder, part), symlinks=True)
         report = Path(folder, "report.xml")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(ROOT)])}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]

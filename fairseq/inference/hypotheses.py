@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fairseq.errors import SettingError
 from fairseq.inference.decoding import Decoding, best_continuations, choose
 from fairseq.inference.predictor import Model, Predictor
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,13 +68,11 @@ def hypotheses(
         forbidden: tokens that are never chosen.
         generator: random generator of sampled tokens.
 
-    Raises:
-        UserError: the prefix is as long as a text may be.
+    A longer prefix is cut at the length of a text, as in fairseq.
     """
     if len(prefix) >= search.max_len:
-        raise SettingError(
-            f"`max_len_b`: texts of {search.max_len} tokens have no room after {len(prefix)} of a prefix"
-        )
+        logger.warning("`max_len_b` %d: a prefix of %d tokens fills the text", search.max_len, len(prefix))
+        prefix = prefix[: search.max_len]
     predictor = Predictor(models, 1, forbidden, search.max_len + 2)
     texts, ended = [Hypothesis([], [], search.lenpen)], list[Hypothesis]()
     following = [[eos] if start is None else list(start)]

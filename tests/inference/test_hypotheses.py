@@ -20,7 +20,6 @@ from mistakes import user_error
 from fairseq.config import options
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
-from fairseq.errors import UserError
 from fairseq.inference.decoding import Decoding
 from fairseq.inference.engine import Reader
 from fairseq.inference.hypotheses import Hypothesis, Search, hypotheses
@@ -87,9 +86,14 @@ def test_sampled_texts_are_as_many_as_the_beam_and_have_their_own_scores(pair: t
         assert hypothesis.lprobs == pytest.approx(lprobs_of(pair[1], tuple(hypothesis.tokens)), rel=1e-3, abs=1e-4)
 
 
-def test_a_prefix_without_room_is_a_user_error(pair: tuple[Any, Any]) -> None:
-    with pytest.raises(UserError, match="max_len_b: texts of 2 tokens have no room after 2 of a prefix"):
-        find(pair, [4, 5], max_len=2)
+def test_a_prefix_without_room_is_the_text_up_to_its_length(
+    pair: tuple[Any, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    for prefix in ([4, 5], [4, 5, 6, 7]):
+        [hypothesis] = find(pair, prefix, max_len=2)
+        assert hypothesis.tokens == [4, 5, EOS]
+        assert hypothesis.lprobs == pytest.approx(lprobs_of(pair[1], (4, 5, EOS)), rel=1e-3, abs=1e-4)
+    assert caplog.messages[0] == "`max_len_b` 2: a prefix of 2 tokens fills the text"
 
 
 def test_texts_end_with_a_dictionary_without_padding_whose_last_symbol_is_the_end(pair: tuple[Any, Any]) -> None:

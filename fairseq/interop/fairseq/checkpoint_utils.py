@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fairseq import checkpoint
 from fairseq.config.fields import parse_dict
+from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
 from fairseq.interop.fairseq.decoders import FairseqDecoder
@@ -74,3 +76,28 @@ def checkpoint_paths(path: str, pattern: str = r"checkpoint(\d+)\.pt") -> list[s
     matches = [(match, file) for file in entries(Path(path)) if (match := re.fullmatch(pattern, file.name))]
     numbered = [(float(match[1]) if match.groups() else 0.0, str(file)) for match, file in matches]
     return [file for _, file in sorted(numbered, reverse=True)]
+
+
+def average_checkpoints(inputs: Sequence[str]) -> dict[str, Any]:
+    """The first of *inputs*, files with a ``model``, with the mean of all their tensors.
+
+    Sums are in the tensors' own type, of float16 in float32; means of whole numbers are rounded down.
+
+    Raises:
+        UserError: a file cannot be read, or has other tensors than the first.
+    """
+    first = checkpoint.read(inputs[0])
+    sums = {name: _summed(value) for name, value in first["model"].items()}
+    for path in inputs[1:]:
+        model = checkpoint.read(path)["model"]
+        if model.keys() != sums.keys():
+            raise UserError(f"{path}: has other parameters than {inputs[0]}; give checkpoints of one run")
+        for name, value in model.items():
+            sums[name] += _summed(value)
+    count = len(inputs)
+    means = {name: value / count if value.is_floating_point() else value // count for name, value in sums.items()}
+    return {**first, "model": means}
+
+
+def _summed(value: Tensor) -> Tensor:
+    return value.float() if value.dtype == torch.float16 else value.clone()

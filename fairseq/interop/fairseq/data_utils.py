@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -137,3 +139,19 @@ def filter_by_size(indices: np.ndarray, dataset: Any, max_positions: Any, raise_
         first = int(indices[~fits][0])
         raise UserError(f"example {first} has {size_of(first)} tokens, more than {max_positions}")
     return indices[fits]
+
+
+def raise_if_valid_subsets_unintentionally_ignored(train_cfg: Any) -> None:
+    """Raise ValueError if the data folder has shards of ``valid`` that no setting names or ignores."""
+    dataset = train_cfg.dataset
+    data = getattr(train_cfg.task, "data", None)
+    if data is None or dataset.ignore_unused_valid_subsets or dataset.combine_valid_subsets:
+        return
+    if dataset.disable_validation:
+        return
+    there = {path.stem for path in Path(data.split(os.pathsep)[0]).glob("valid*.bin")} - {"valid"}
+    if unread := sorted(there - set(dataset.valid_subset.split(","))):
+        raise ValueError(
+            f"valid_subset: {', '.join(unread)} in {data} would not be read; name them, combine them by "
+            "combine_valid_subsets, or set ignore_unused_valid_subsets"
+        )

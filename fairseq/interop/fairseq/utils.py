@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import functools
 import importlib
 import os
 import pkgutil
 import re
-import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -258,17 +256,3 @@ def call_main(cfg: Any, main: Callable[..., Any], **options: Any) -> None:
     """Call *main*; a command of this package starts as many processes as it needs, and takes flat settings."""
     is_command = str(main.__module__).startswith("fairseq_cli.")
     main(cfg.flattened() if is_command and hasattr(cfg, "flattened") else cfg, **options)
-
-
-def cached_path(path: Any, *unused: Any) -> str:
-    """*path*: nothing is downloaded."""
-    return str(path)
-
-
-class PathManager:
-    """Files of this machine, under the names of iopath's functions."""
-
-    open, copy, rm = staticmethod(open), staticmethod(shutil.copyfile), staticmethod(os.remove)
-    exists, isfile, isdir = staticmethod(os.path.exists), staticmethod(os.path.isfile), staticmethod(os.path.isdir)
-    ls, get_local_path = staticmethod(os.listdir), staticmethod(cached_path)
-    mkdirs = staticmethod(functools.partial(os.makedirs, exist_ok=True))
