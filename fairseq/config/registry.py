@@ -26,6 +26,7 @@ Complete = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 # Imported for the first plug-in, as homes are for the first lookup.
 _ADAPTER, _PROTOCOL = "fairseq.interop.fairseq.adapter", "fairseq.interop.fairseq.protocol"
+RANKING = "fairseq.interop.fairseq.sentence_ranking"  # a task and criterion for plug-ins
 # Names of parts that fairseq 0.12.2 does not have: plug-ins written for it may have parts of these names.
 _ADDED = re.compile(
     r"bert|electra|tnf_|shortformer|transformer_xl|truncated_bptt_lm|muon|wsd|transformer_lm_(demo|fast|tiny)|lstm_lm_tiny"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairseq.config.fields import Config, flag
-from fairseq.config.registry import CRITERIONS
+from fairseq.config.registry import CRITERIONS, RANKING
 from fairseq.config.shared import AdaptiveCriterionConfig, MeanConfig
 
 HEAD = "sentence_classification_head"  # of an encoder
@@ -47,4 +47,4 @@ CRITERIONS.declare(
 CRITERIONS.declare("fairseq.criterions.electra", electra=ElectraLossConfig)
 CRITERIONS.declare("fairseq.criterions.masked_lm", masked_lm=None)
 CRITERIONS.declare("fairseq.criterions.sentence_prediction", sentence_prediction=None)
-CRITERIONS.declare("fairseq.interop.fairseq.sentence_ranking", sentence_ranking=SentenceRankingCriterionConfig)
+CRITERIONS.declare(RANKING, sentence_ranking=SentenceRankingCriterionConfig)

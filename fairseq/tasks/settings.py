@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.config.fields import Config, flag
-from fairseq.config.registry import TASKS
+from fairseq.config.registry import RANKING, TASKS
 from fairseq.config.shared import BREAK_MODES, LanguageModelingTaskConfig
 from fairseq.criterions.settings import HEAD
 from fairseq.data.glue import Layout, labels_of, layout_of, split_file
@@ -138,4 +138,4 @@ TASKS.declare(
 )
 TASKS.declare("fairseq.tasks.masked_lm", masked_lm=MaskedLMTaskConfig)
 TASKS.declare("fairseq.tasks.sentence_prediction", sentence_prediction=SentencePredictionTaskConfig)
-TASKS.declare("fairseq.interop.fairseq.sentence_ranking", sentence_ranking=SentenceRankingTaskConfig)
+TASKS.declare(RANKING, sentence_ranking=SentenceRankingTaskConfig)

@@ -86,6 +86,7 @@ def test_another_process_reads_what_it_is_given_and_its_errors_are_ours() -> Non
 
 @pytest.mark.parametrize("where", ["another process", "workers"])
 def test_an_interrupt_does_not_wait_for_what_processes_compute(where: str) -> None:
+    others = set(multiprocessing.active_children())
     begin, before = time.monotonic(), signal.signal(signal.SIGALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_REAL, 1)
     try:
@@ -97,5 +98,5 @@ def test_an_interrupt_does_not_wait_for_what_processes_compute(where: str) -> No
                 in_another_process(_endless, range(5))
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
     assert time.monotonic() - begin < 300

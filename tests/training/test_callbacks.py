@@ -87,7 +87,7 @@ def test_a_callback_of_a_plug_in_ends_a_run_which_is_validated_and_saved(
     (plugin / "__init__.py").write_text(PLUGIN)
     log = runs.train(tmp_path / "run", FIVE, "--max-update 9 --seed 4 --no-epoch-checkpoints --user-dir", plugin)
     assert len(runs.updates(log)) == 4 and len(runs.summaries(log, "test")) == 1
-    assert "; enough is reached after 4 updates; best validation loss " in logged(caplog)[-1]
+    assert "enough is reached after 4 updates" in logged(caplog)
     assert runs.content(tmp_path / "run" / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 4
 
 

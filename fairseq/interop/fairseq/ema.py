@@ -19,7 +19,7 @@ class EMA:
 
     Args:
         config: with ``ema_decay``, ``ema_start_update`` and ``ema_fp32``.
-        device: of the copy; by default that of *model*.
+        device: of the copy; by default the one of *model*.
         skip_keys: names that are copied, not averaged.
     """
 

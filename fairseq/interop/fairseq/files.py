@@ -51,7 +51,7 @@ def find_offsets(filename: str | os.PathLike[str], num_chunks: int) -> list[int]
 class Chunker:
     """In a ``with`` statement, the lines of a file that begin from *start_offset* on and before *end_offset*.
 
-    An *end_offset* below one is that of the file.
+    An *end_offset* below one is the end of the file.
     """
 
     def __init__(self, path: str | os.PathLike[str], start_offset: int, end_offset: int) -> None:
