@@ -36,8 +36,6 @@ def main(args: argparse.Namespace) -> None:
     Each line is a prompt; an empty line starts a new text. A sample depends on ``--seed`` and the number of its prompt,
     not on how prompts are read. Texts are separated by a line of dashes.
     """
-    if getattr(args, "batch_size", 1) is None:  # as scripts written for fairseq leave it
-        args = argparse.Namespace(**{**vars(args), "batch_size": 1})
     cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
     is_session = cfg.input == STDIN and sys.stdin.isatty()
     if is_session and not (cfg.sampling or cfg.finds_hypotheses or cfg.json or cfg.beam > 1):

@@ -22,7 +22,7 @@ from fairseq.config.settings import (
 )
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
-from fairseq.logging import Progress, no_progress, progress_bar
+from fairseq.logging.progress import Progress, no_progress, progress_bar
 from fairseq.system.files import prepare_folder, removing_empty_folders
 from fairseq.system.lookup import exists
 from fairseq.system.terminal import log_to_stderr

@@ -32,8 +32,8 @@ from fairseq.evaluation.by_frequency import (
 )
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
 from fairseq.inference.loading import load_models
-from fairseq.logging import progress_bar
 from fairseq.logging.figures import Meter
+from fairseq.logging.progress import progress_bar
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision

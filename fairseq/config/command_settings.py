@@ -101,7 +101,9 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
         1.0, "with `sampling`: only the most probable tokens with this total probability", above=0, high=1, metavar="P"
     )
     temperature: float = flag(1.0, "with `sampling`: softmax temperature", above=0)
-    batch_size: int = flag(16, "maximum texts generated at once; each beam counts", aliases=("--max-sentences",), low=1)
+    batch_size: int | None = flag(  # scripts written for fairseq leave it None
+        None, "maximum texts generated at once; each beam counts (default: 16)", aliases=("--max-sentences",), low=1
+    )
     int8: bool = flag(False, "int8 weights, one scale per output")
     results_format: str | None = flag(
         None,

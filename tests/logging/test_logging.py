@@ -12,7 +12,7 @@ import runs
 import torch
 
 from fairseq.errors import UserError
-from fairseq.logging import progress_bar
+from fairseq.logging.progress import progress_bar
 
 STATS = {"loss": 7.123456789012345, "ppl": 139.43, "wps": 3812.7, "num_updates": 4, "lr": 1e-07, "gnorm": 1.5}
 
