@@ -22,6 +22,8 @@ LARGEST_TUPLE = 1 << 20
 """Values in a tuple, nested ones included, each as often as it is repeated."""
 MARKS = 1000
 """Marks, each of a value that has begun, on the stack at once; values are nested :data:`DEPTH` levels at most."""
+STEPS = 4_000_000
+"""Opcodes of a pickle, of which a checkpoint has some thousands; reading a million takes up to two seconds."""
 _REFERENCE = 6  # values of the tuple that refers to a storage
 _GETS = ("GET", "BINGET", "LONG_BINGET")
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
@@ -126,7 +128,8 @@ def check_tuples(pickled: IO[bytes]) -> int:
         The elements of all storages that the pickle refers to, for which the older format's reader makes room unread.
 
     Raises:
-        UnboundedPickle: a tuple has more than :data:`LARGEST_TUPLE` values, or more than :data:`MARKS` are unfinished.
+        UnboundedPickle: a tuple has more than :data:`LARGEST_TUPLE` values, more than :data:`MARKS` are unfinished, or
+            there are more than :data:`STEPS` opcodes.
         ValueError: this is no pickle.
     """
     stack: list[Item] = []
@@ -134,9 +137,11 @@ def check_tuples(pickled: IO[bytes]) -> int:
     storages: dict[str, int] = {}
     marks = 0
     try:
-        for opcode, argument, _ in pickletools.genops(pickled):
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
             name = opcode.name
-            if name in _VALUES:  # most are, and 10 MB have ten million
+            if count >= STEPS:
+                raise UnboundedPickle(f"it takes more than {STEPS:,} steps")
+            if name in _VALUES:  # most are
                 stack.append((1, argument))
             elif name == "MARK":
                 marks += 1

@@ -51,8 +51,8 @@ class ModelLimit:
         return cls(
             available // 4,
             1 << 20,
-            f"the model's parameters do not fit into {available / 2**30:.0f} GiB of memory; lower the layers, widths "
-            "or positions",
+            f"the model's parameters do not fit into {available / 2**30:.0f} GiB of memory; choose a smaller `arch` "
+            "or lower its layers, widths or positions",
         )
 
     @classmethod

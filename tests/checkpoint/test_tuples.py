@@ -121,6 +121,15 @@ def test_tuples_made_by_a_call_are_counted() -> None:
     check_tuples(io.BytesIO(pickle.dumps({size: 2, frozenset({1, 2}): OrderedDict(a=size)})))
 
 
+def test_a_pickle_that_does_and_undoes_without_end_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "STEPS", 1000)
+    check_tuples(io.BytesIO(b"\x80\x02" + b"N0" * 498 + b"N."))
+    file = io.BytesIO(b"\x80\x02" + b"N0" * 10**6 + b"N.")
+    with pytest.raises(UnboundedPickle, match="it takes more than 1,000 steps"):
+        check_tuples(file)
+    assert file.tell() < 1010
+
+
 def test_marks_without_end_are_rejected_after_a_thousand() -> None:
     for content in (b"(" * 10**7, b"(" * 10**6 + b"1" * 10**6 + b"N."):
         file = io.BytesIO(b"\x80\x02" + content)

@@ -1,24 +1,26 @@
 """A table of the figures that several commands print of one checkpoint and one text: equal to the printed digit.
 
-Not in it is `fairseq-finetune`: it prints the accuracy of a classifier, which no other command measures.
+A second one has the accuracy of a classifier.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import preprocessing
 import pytest
 import runs
+from sentences import write_dictionary, write_pretrained, write_task
 from subword_encodings import TEXT
 
 from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.hub import LanguageModel
 from fairseq.interop.harness.requests import Requests
-from fairseq_cli import eval_lm, plot, validate
+from fairseq_cli import classify, eval_lm, finetune, plot, validate
 
 LINES = "the lower river\nthe newest riverbed isn't wide\n" * 3
 RUN = """--cpu --arch transformer_lm --decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48
@@ -114,3 +116,30 @@ def test_commands_agree_to_the_printed_digit(figure: str, figures: Any) -> None:
     values = figures[figure]
     shown = {source: f"{value:.{DIGITS[figure]}f}" for source, value in values.items()}
     assert len(set(shown.values())) == 1, shown
+
+
+def test_commands_agree_on_the_accuracy_of_a_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_dictionary(tmp_path / "bin")
+    write_task(tmp_path / "MR")
+    write_pretrained(tmp_path / "bert.pt", tmp_path / "bin")
+    of_task = ["--glue-task MR --cpu --data-bin", tmp_path / "bin"]
+    words = [tmp_path / "MR", of_task, "--log-format none --seeds 1 --lrs 0.01 --max-epoch 2 --batch-size 8"]
+    words = runs.words(*words, "--path", tmp_path / "bert.pt", "--save-dir", tmp_path / "out")
+    report = finetune.main(options.parse_args_and_arch(finetune.get_finetune_parser(), words))
+    path = tmp_path / "out" / "lr0.01-seed1" / "checkpoint_best.pt"
+    words = runs.words(tmp_path / "MR", "--path", path, "--valid-subset valid --cpu")
+    validated = validate.main(options.parse_args_and_arch(validate.get_validation_parser(), words))[str(path)]["valid"]
+    rows = [line.split("\t") for line in (tmp_path / "MR" / "dev.tsv").read_text().splitlines()[1:]]
+    (tmp_path / "texts").write_text("".join(f"{row[0]}\n" for row in rows))
+    words = runs.words(path, tmp_path / "texts", "--cpu")
+    capsys.readouterr()
+    classify.main(options.parse_args_and_arch(classify.get_classify_parser(), words))
+    labels = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
+    right = sum(label == row[1] for label, row in zip(labels, rows, strict=True))
+    found = {
+        "finetune": report["score"],
+        "checkpoint": checkpoint.load(path)["extra_state"]["val_loss"],
+        "validate": validated["accuracy"],
+        "classify": 100 * right / len(rows),
+    }
+    assert len({f"{value:.1f}" for value in found.values()}) == 1 and 50 < found["classify"] < 100, found

@@ -163,6 +163,7 @@ def _cases(command: str, words: list[str], flag: str | int, kinds: dict[str, Mak
             (is_output and kind in ("null", "zeros", "folder", "file"))
             or (not is_output and kind in ("null", "empty") and flag == "--config")
             or (command == "symbols" and kind in ("binary", "utf16"))
+            or (flag == "--include-path" and kind == "folder")
         )
         flags = (str(flag), target, "DIR", *FIRST.get(command, ()))
         # A folder that is there is added to; a file of the kind that is written is replaced.
@@ -178,7 +179,7 @@ def _odd_names(command: str, words: list[str], flag: str | int) -> Iterator[Case
         yield Case(
             f"paths {command} {flag} {kind}",
             (command, *replaced(words, flag, target)),
-            (str(flag), value[:20] or "an empty value", "bad", *FIRST.get(command, ())),
+            (str(flag), value[:20] or "an empty value", "bad", "FILE", *FIRST.get(command, ())),
             lambda folder: (folder / "file").write_bytes(b"mine\n"),
             is_valid=kind == "surrogate" or (kind == "nothing" and flag in ("--tensorboard-logdir", "--metrics-file")),
         )
