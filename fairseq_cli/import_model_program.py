@@ -76,7 +76,12 @@ def main(args: argparse.Namespace) -> None:
         if imported.tokenizer is not None:
             imported.tokenizer.save(folder, dictionary.symbols)
         # Inside, so that a model that cannot be built leaves no folder.
-        load_models([folder / CHECKPOINT], folder / DICTIONARY)
+        try:
+            load_models([folder / CHECKPOINT], folder / DICTIONARY)
+        except UserError as error:
+            # The user knows the settings by the file that they come from.
+            origin = source / model_folder.CONFIG if is_folder(source) else source
+            raise type(error)(error.args[0].replace(str(folder / CHECKPOINT), str(origin))) from None
     kind = "its own words" if imported.words is not None else "placeholder words"
     # Tied parameters share their memory and count once.
     parameters = sum({value.data_ptr(): value.numel() for value in imported.model.values()}.values())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 
 import pytest
 import torch
+from exports import MODELS, exported, imported, made, saved
+from mistakes import user_error
 
 from fairseq.errors import UserError
 from fuzz.readers import SEEDS, read_checkpoint, read_tokenizer, resume
@@ -89,3 +92,14 @@ def test_settings_that_contain_themselves_are_read_once(tmp_path):
     torch.save(state, tmp_path / "c.pt")
     with pytest.raises(UserError):
         read_checkpoint(tmp_path / "c.pt")
+
+
+def test_a_setting_of_an_export_that_is_no_number_is_named_with_its_file(tmp_path):
+    source = saved(made("baseline"), tmp_path / "in", MODELS["baseline"])
+    folder = exported(source, tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    config["settings"]["tokens_per_sample"] = True
+    (folder / "config.json").write_text(json.dumps(config))
+    with user_error(rf"^{folder}/config\.json: its setting tokens_per_sample is True, not a count"):
+        imported(folder, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
