@@ -53,6 +53,7 @@ class Case:
         call: what it runs in place of a command.
         meanwhile: what another process does again and again while the command runs; it is given a count.
         has_little: a limit is lowered: that there is no memory, no descriptor or no thread may be the error.
+        shrinks: another process shortens a file that this one may have mapped into its memory, which ends it by SIGBUS.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Case:
     call: Callable[[], Any] | None = None
     meanwhile: Callable[[int], Any] | None = None
     has_little: bool = False
+    shrinks: bool = False
 
 
 @dataclass
@@ -204,7 +206,7 @@ def fault(case: Case, ended: Ended) -> str:
         return f"traceback: {_origin(ended.stderr)} {tail}"
     if re.search(r"out of (host )?memory", ended.stderr) and not case.has_little:
         return f"memory: {tail}"
-    if ended.code == 0 and case.is_valid:
+    if ended.code == 0 and case.is_valid or ended.code == -signal.SIGBUS and case.shrinks:
         return ""
     if case.closed and 2 in case.closed and ended.code == 2:
         return ""

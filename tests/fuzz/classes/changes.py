@@ -78,7 +78,7 @@ def _changing(base: Path) -> Iterator[Case]:
                 functools.partial(_link_apart, source=source),
                 meanwhile=functools.partial(_act, action, source),
                 is_valid=True,
-                output="",
+                shrinks=kind == "shrinks",
             )
     data = f"{base}/data/train.bin"
     for kind, action in ACTIONS.items():
@@ -89,6 +89,7 @@ def _changing(base: Path) -> Iterator[Case]:
             functools.partial(_link_corpus, data=base / "data"),
             meanwhile=functools.partial(_act, action, data),
             is_valid=True,
+            shrinks=kind == "shrinks",
         )
 
 
