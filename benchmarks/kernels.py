@@ -24,7 +24,7 @@ import torch
 from benchmarks import language_model, machine, transformer_xl
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
-from fairseq.modules import fused
+from fairseq.kernels import build
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.training.state import TrainingState
@@ -56,7 +56,7 @@ def speeds(args: argparse.Namespace, rounds: int, updates: int) -> dict[bool, li
     samples = itertools.cycle(task.iterator("train", model, criterion, training=True, device=CPU))
     measured: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
     for turn, kernels in itertools.product(range(rounds + 1), measured):
-        with contextlib.nullcontext() if kernels else mock.patch.object(fused, "library", lambda *arguments: None):
+        with contextlib.nullcontext() if kernels else mock.patch.object(build, "library", lambda *arguments: None):
             found = _speed(trainer, samples, updates if turn else 2)
         if turn:  # the first warms up
             measured[kernels].append(found)

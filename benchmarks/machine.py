@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from fairseq.modules import fused_attention
+from fairseq.kernels import attention as fused_attention
 from fairseq.modules.linear import linear
 from fairseq.system import provenance
 

@@ -1,4 +1,4 @@
-"""Models for inference: weights cast once, single tokens computed by the kernels of ``fairseq.inference.kernels``.
+"""Models for inference: weights cast once, single tokens computed by kernels in C.
 
 At one token a step, calling a hundred small operators costs several times what reading the weights does: on CPUs
 kernels in C read one token through the whole model in one call. They are compiled at first use and cached; without a
@@ -18,9 +18,9 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fairseq.inference.kernels.packed import dequantized
-from fairseq.inference.kernels.stack import PackedStack, decoding_kernels, packable, packable_norm
-from fairseq.inference.kernels.words import PackedEmbedding, PackedOutput, packable_embedding, packable_output
+from fairseq.inference.packed import dequantized
+from fairseq.inference.stack import PackedStack, decoding_kernels, packable, packable_norm
+from fairseq.inference.words import PackedEmbedding, PackedOutput, packable_embedding, packable_output
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.decoder import DecoderModel
 from fairseq.models.language_model import language_model

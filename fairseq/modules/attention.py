@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,14 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.dropout import dropout, fused
+from fairseq.modules.dropout import dropout, kernels, on_cpu
 from fairseq.modules.linear import Linear
-from fairseq.modules.memory import LayerCache
+from fairseq.modules.memory import LayerCache, Pieces, joined
 from fairseq.modules.positions import cached_tensor, rotated
 
-Pieces = Sequence[Tensor]
-"""Keys or values [B, H, ·, D] that follow one another in time, a memory's and a segment's: S in all."""
-_FEW = 8  # queries: without gradients the kernel in C, which arranges all keys, is for no fewer
+_FEW = 8  # queries: without gradients the kernel, which arranges all keys, is for no fewer
 
 
 class Visibility(ABC):
@@ -342,54 +339,60 @@ class RotaryAttention(SelfAttention):
         return query, *keys
 
 
-def joined(pieces: Pieces) -> Tensor:
-    """Keys or values as one tensor, [B, H, S, D]."""
-    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim=2)
-
-
-def kernels_for(query: Tensor, dropout_p: float) -> Any:
-    """The module of the kernels in C that may compute attention of *query* [B, H, T, D]; None: torch computes it."""
-    if not on_cpu(query) or dropout_p >= 1.0 or not (torch.is_grad_enabled() or query.size(2) >= _FEW):
+def kernels_for(query: Tensor, keys: Pieces, values: Pieces, p: float, *by_distance: Tensor) -> Any:
+    """The kernels in C if they compute this attention, by its other query and its table where those are; else None."""
+    if not on_cpu(query) or p >= 1.0 or not (torch.is_grad_enabled() or query.size(2) >= _FEW):
         return None
-    return fused("fused_attention")
+    compiled = kernels("attention")
+    return compiled if compiled is not None and compiled.computes(query, keys, values, p, *by_distance) else None
 
 
 def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:
-    """softmax(Q Kᵀ / √D) V over the visible keys: query [B, H, T, D] → [B, H, T, D].
+    """softmax(Q Kᵀ / √D) V over the visible keys: query [B, H, T, D] → [B, H, T, D]."""
+    return _attention_for(query, keys, values, visible, dropout_p)(query, keys, values, visible, dropout_p)
 
-    On CPUs a kernel in C computes it where there is a compiler, without gradients for more than a few queries;
-    elsewhere torch's, and on CPUs with dropout, which torch's kernel lacks, three operations.
-    """
-    queries, count = query.size(2), sum(key.size(2) for key in keys)
-    kernels = kernels_for(query, dropout_p)
-    if kernels is not None:
-        # It knows which keys are ahead of a query, and does not compute them.
-        causal = visible == CAUSAL  # not what a subclass hides
-        bias = None if causal else visible.bias(queries, count, query.device, query.dtype)
-        attended = kernels.attention(query, keys, values, bias, dropout_p, causal)
-        if attended is not None:
-            return attended
-    key, value = joined(keys), joined(values)
+
+def _attention_for(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Any:
+    """The function that computes :func:`attend`."""
+    if isinstance(visible, Causal | Bidirectional) and kernels_for(query, keys, values, dropout_p) is not None:
+        return _by_kernel
     if on_cpu(query) and dropout_p > 0.0:
-        q, k = query.flatten(0, 1), key.flatten(0, 1)
-        bias = visible.bias(queries, count, query.device, query.dtype)
-        bias = query.new_zeros(()) if bias is None else bias
-        bias = bias.expand(*query.shape[:2], -1, -1).flatten(0, 1) if bias.dim() == 4 else bias
-        scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=1 / math.sqrt(query.size(-1)))
-        return dropout(scores.softmax(-1), dropout_p).view(*query.shape[:2], queries, count) @ value
-    if isinstance(visible, Causal) and visible.window is None and queries > 1:
-        # is_causal aligns the first query with the first key, which is the last with the last only without memory.
-        if queries == count:
-            return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
-        if has_flash(query):
-            # The kernel has this alignment. `F.scaled_dot_product_attention` has it as a mask only, which flash
-            # rejects, or as a `CausalBias`, which torch.compile cannot trace.
-            dim = query.size(-1)
-            attended = torch.ops.aten._scaled_dot_product_flash_attention(
-                *pad_heads(query, key, value), dropout_p, True, scale=1 / math.sqrt(dim)
-            )[0]
-            return attended[..., :dim]
-    mask = visible.mask(queries, count, query.device)
+        return _by_products  # torch's kernel has no dropout on CPUs
+    has_past = 1 < query.size(2) != sum(key.size(2) for key in keys)
+    causal = isinstance(visible, Causal) and visible.window is None
+    return _by_flash if has_past and causal and has_flash(query) else _by_torch
+
+
+def _by_kernel(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
+    # The kernel knows which keys are ahead of a query, and does not compute them; a subclass may hide others.
+    causal = visible == CAUSAL
+    bias = None if causal else visible.bias(query.size(2), sum(key.size(2) for key in keys), query.device, query.dtype)
+    return kernels("attention").attention(query, keys, values, bias, dropout_p, causal)
+
+
+def _by_products(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
+    key, value = joined(keys), joined(values)
+    bias = visible.bias(query.size(2), key.size(2), query.device, query.dtype)
+    bias = query.new_zeros(()) if bias is None else bias
+    bias = bias.expand(*query.shape[:2], -1, -1).flatten(0, 1) if bias.dim() == 4 else bias
+    q, k = query.flatten(0, 1), key.flatten(0, 1)
+    scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=1 / math.sqrt(query.size(-1)))  # (B·H, T, S)
+    return dropout(scores.softmax(-1), dropout_p).view(*query.shape[:3], -1) @ value
+
+
+def _by_flash(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
+    # It aligns the last query with the last key, `F.scaled_dot_product_attention` by a mask, which flash rejects.
+    dim = query.size(-1)
+    padded, scale = pad_heads(query, joined(keys), joined(values)), 1 / math.sqrt(dim)
+    return torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, True, scale=scale)[0][..., :dim]
+
+
+def _by_torch(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
+    queries, key, value = query.size(2), joined(keys), joined(values)
+    # `is_causal` aligns the first query with the first key.
+    if isinstance(visible, Causal) and visible.window is None and 1 < queries == key.size(2):
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout_p, is_causal=True)
+    mask = visible.mask(queries, key.size(2), query.device)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout_p)
 
 
@@ -414,9 +417,8 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 
 def has_flash(query: Tensor) -> bool:
     """Return True where torch's flash kernel computes attention of *query*: in half precision, on Ampere and later."""
-    if query.device.type != "cuda" or query.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    return query.size(-1) <= _flash_channels(query.device)
+    is_half = query.device.type == "cuda" and query.dtype in (torch.float16, torch.bfloat16)
+    return is_half and query.size(-1) <= _flash_channels(query.device)
 
 
 def _flash_channels(device: torch.device) -> int:
@@ -438,13 +440,3 @@ def pad_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
     """*tensors* [..., D] with D a multiple of 8, as fused kernels want it; zeros in more channels change nothing."""
     missing = -tensors[0].size(-1) % 8
     return tuple(F.pad(x, (0, missing)) for x in tensors) if missing else tensors
-
-
-def is_cpu(x: Tensor) -> bool:
-    """Return True for a tensor on a CPU."""
-    return x.device.type == "cpu"
-
-
-def on_cpu(x: Tensor) -> bool:
-    """Return True where *x* is computed by the steps written out for CPUs; torch.compile has kernels of its own."""
-    return is_cpu(x) and not torch.compiler.is_compiling()

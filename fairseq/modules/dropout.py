@@ -1,4 +1,4 @@
-"""Dropout by :mod:`fairseq.modules.fused` where that saves passes over memory; torch's under ``torch.compile``."""
+"""Dropout by kernels in C where that saves passes over memory; torch's under ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """
     if not training or p == 0.0:
         return x
-    return fused().dropout(x, p) if _is_fused(x, p) else F.dropout(x, p)
+    return kernels("training").dropout(x, p) if is_cpu(x) and _has_kernels(p) else F.dropout(x, p)
 
 
 def add_dropout(residual: Tensor, x: Tensor, p: float, training: bool = True) -> Tensor:
     """``residual + dropout(x, p)``."""
     # The kernel adds element by element: it neither broadcasts nor promotes types.
     if training and p > 0.0 and _has_kernels(p) and (residual.shape, residual.dtype) == (x.shape, x.dtype):
-        return fused().dropout(x, p, residual)
+        return kernels("training").dropout(x, p, residual)
     return residual + dropout(x, p, training)
 
 
@@ -33,7 +33,7 @@ def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """``dropout(relu(x), p)``; the backward pass needs only the result, so no mask is stored."""
     if not training or p == 0.0:
         return F.relu(x)
-    return fused().relu_dropout(x, p) if _has_kernels(p) else F.dropout(F.relu(x), p)
+    return kernels("training").relu_dropout(x, p) if _has_kernels(p) else F.dropout(F.relu(x), p)
 
 
 def variational_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -57,23 +57,29 @@ class Dropout(nn.Module):
         return f"p={self.p}"
 
 
-def _is_fused(x: Tensor, p: float) -> bool:
-    return x.device.type == "cpu" and _has_kernels(p)
-
-
 def _has_kernels(p: float) -> bool:
     # Sixteen bits decide about an element, which cannot drop all of them.
-    return p < 1.0 and not torch.compiler.is_compiling() and fused() is not None
+    return p < 1.0 and not torch.compiler.is_compiling() and kernels("training") is not None
 
 
 @functools.cache
-def fused(module: str = "fused") -> Any:
-    """The kernels of a *module* for CPUs, loaded when one is used; None in exports, which leave them out."""
-    name = f"{__package__}.{module}"
+def kernels(part: str) -> Any:
+    """The module *part* of ``fairseq.kernels``, loaded when one is used; None in exports, which leave them out."""
+    # Relative to this package, so that an export never takes the kernels of an installed package.
+    name = f"{__package__.rpartition('.')[0]}.kernels.{part}"
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        # The file may be left out; a module that is missing inside it is a mistake.
-        if error.name != name:
-            raise
-        return None
+        # A module that is missing inside of it is a mistake.
+        if f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise
+
+
+def is_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Return True where *x* is computed by the steps written out for CPUs; torch.compile has kernels of its own."""
+    return is_cpu(x) and not torch.compiler.is_compiling()

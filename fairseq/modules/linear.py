@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.dropout import fused
+from fairseq.modules.dropout import kernels
 
 _ROWS = 64  # fewer make a product that is bound by reading the weight
 
@@ -47,8 +47,8 @@ def outer(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def transposed(x: Tensor) -> tuple[Tensor, Tensor | None]:
     """*x* [m, n] as [n, m], contiguous, faster than torch copies; and its sums [n], where they come with it."""
-    kernels = None if torch.is_grad_enabled() and x.requires_grad else fused()
-    by_kernel = None if kernels is None else kernels.transposed(x)
+    compiled = None if torch.is_grad_enabled() and x.requires_grad else kernels("training")
+    by_kernel = None if compiled is None else compiled.transposed(x)
     return (x.t().contiguous(), None) if by_kernel is None else by_kernel
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,9 @@ from fairseq.modules.positions import rotated
 
 Memory = list[Tensor]
 """For each layer, the input of its keys and values in earlier segments: [B, M, C], detached."""
+
+Pieces = Sequence[Tensor]
+"""Keys or values [B, H, ·, D] that follow one another in time, a memory's and a segment's: S in all."""
 
 
 def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
@@ -166,3 +170,8 @@ class TokenCache(KeyValueCache):
     def clear(self) -> None:
         super().clear()
         self.tokens = None
+
+
+def joined(pieces: Pieces) -> Tensor:
+    """Keys or values as one tensor, [B, H, S, D]."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces), dim=2)

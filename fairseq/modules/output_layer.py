@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.attention import on_cpu
-from fairseq.modules.dropout import fused
+from fairseq.modules.dropout import kernels, on_cpu
 from fairseq.modules.linear import is_by_onednn, linear, lowered, outer
 
 # Logits of a chunk: 4 MiB in float32, which stay in a CPU's cache; on a GPU enough to fill it.
@@ -207,9 +206,9 @@ class _Gradients:
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
     """The loss of one chunk; its logits become the gradient of the logits, and go into *grads*."""
     gradient = grads is not None
-    kernels = None if torch.compiler.is_compiling() else fused()
+    compiled = None if torch.compiler.is_compiling() else kernels("training")
     some, spare = logits.tensor_split([len(target)])
-    losses = None if kernels is None else kernels.cross_entropy(some, target, gradient)
+    losses = None if compiled is None else compiled.cross_entropy(some, target, gradient)
     if losses is None:
         loss, probabilities = _cross_entropy(some, target, gradient)
         if len(spare):
@@ -218,8 +217,8 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
         loss, probabilities = losses.sum(), logits
         spare.zero_()
     if grads is not None:
-        if grads.bias is not None and kernels is not None:
-            kernels.add_column_sums_(grads.bias, probabilities)
+        if grads.bias is not None and compiled is not None:
+            compiled.add_column_sums_(grads.bias, probabilities)
         elif grads.bias is not None:
             grads.bias.add_(probabilities.sum(0, dtype=torch.float32))
         if w.dtype == torch.float32 and grads.weight is not None and not is_by_onednn(probabilities, w):

@@ -24,10 +24,9 @@ from fairseq.modules.attention import (
     Visibility,
     joined,
     kernels_for,
-    on_cpu,
     pad_heads,
 )
-from fairseq.modules.dropout import dropout
+from fairseq.modules.dropout import dropout, on_cpu
 from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache, RelativeLayerCache
 
@@ -80,13 +79,15 @@ class DistanceAttention(SelfAttention):
             distances = self._distances(positions, count, query.dtype)
         dropout_p = self.dropout if self.training else 0.0
         content, distance = self._content_query(query, positions), self._distance_query(query, positions)
-        kernels = kernels_for(query, dropout_p) if distances.scores is None else None
-        if kernels is not None:
+        operands = (content, keys, values, dropout_p, distance, distances.keys)
+        compiled = kernels_for(*operands) if distances.scores is None else None
+        if compiled is not None:
             # A subclass of what is causal may hide more.
             hidden = None if visible == CAUSAL else visible.bias(queries, count, query.device, query.dtype)
-            attended = kernels.relative_attention(content, distance, keys, values, distances.keys, hidden, dropout_p)
-            if attended is not None:
-                return attended
+            attended: Tensor = compiled.relative_attention(
+                content, distance, keys, values, distances.keys, hidden, dropout_p
+            )
+            return attended
         bias = visible.bias(queries, count, query.device, query.dtype)
         return attend_by_distance(content, distance, joined(keys), joined(values), distances, bias, dropout_p)
 

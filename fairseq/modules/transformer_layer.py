@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError, nearest
 from fairseq.modules import ACTIVATIONS
-from fairseq.modules.attention import CAUSAL, Visibility, is_cpu
-from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, variational_dropout
+from fairseq.modules.attention import CAUSAL, Visibility
+from fairseq.modules.dropout import add_dropout, dropout, is_cpu, relu_dropout, variational_dropout
 from fairseq.modules.linear import Linear, lowered
 from fairseq.modules.memory import LayerCache
 

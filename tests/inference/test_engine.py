@@ -14,14 +14,14 @@ import pytest
 import runs
 import torch
 
+from fairseq.inference import stack
 from fairseq.inference.engine import Reader, inference_copy
-from fairseq.inference.kernels import stack
-from fairseq.inference.kernels.packed import dequantized, quantize
-from fairseq.inference.kernels.stack import decoding_kernels
 from fairseq.inference.loading import load_language_models
+from fairseq.inference.packed import dequantized, quantize
+from fairseq.inference.stack import decoding_kernels
+from fairseq.kernels import build as native
 from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
-from fairseq.modules import native
 from fairseq.text.dictionary import Dictionary
 
 VOCABULARY, LENGTH = 40, 8
@@ -278,7 +278,7 @@ def test_rows_may_leave_and_part(load):
 @needs_compiler
 @torch.inference_mode()
 def test_results_do_not_depend_on_the_number_of_threads(load, monkeypatch):
-    monkeypatch.setattr("fairseq.inference.kernels.stack.LEAST_WORK", 1)
+    monkeypatch.setattr("fairseq.inference.stack.LEAST_WORK", 1)
     model, tokens, threads = load("xl, bands"), random_tokens(3), torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -350,7 +350,7 @@ def test_the_address_sanitizer_finds_nothing_in_the_kernels(tmp_path, machine):
     command += ["-fsanitize=address,undefined", "-w", tmp_path / "main.c", "-o", tmp_path / "main", "-lm"]
     if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("the compiler has no address sanitizer")
-    (tmp_path / "main.c").write_text(ADDRESSES.replace("STEP", str(Path(stack.__file__).with_name("step.c"))))
+    (tmp_path / "main.c").write_text(ADDRESSES.replace("STEP", str(stack.SOURCE)))
     subprocess.run(command, check=True)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, env=environment)

@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import runs
 
 from fairseq.hub import LanguageModel
-from fairseq.inference.kernels import stack
-from fairseq.modules import fused, fused_attention
+from fairseq.inference import stack
+from fairseq.kernels import attention as fused_attention
+from fairseq.kernels import training as fused
 
 Call = Callable[[], list[Tensor]]
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import runs
 
-from fairseq.modules import native
-from fairseq.modules.native import library
+from fairseq.kernels import build as native
+from fairseq.kernels.build import library
 
 CALLS = Path(__file__).with_name("calls.py")
-SOURCE = Path(native.__file__).with_name("fused.c")
+SOURCE = Path(native.__file__).with_name("training.c")
 pytestmark = pytest.mark.skipif(library("training", SOURCE) is None, reason="no C compiler")
 
 
@@ -55,7 +55,7 @@ def test_the_address_sanitizer_finds_nothing_where_threads_share_a_model(tmp_pat
 
 CHILD = """
     import os, signal, torch
-    from fairseq.modules import fused
+    from fairseq.kernels import training as fused
 
     def computed():
         x = torch.arange(1 << 18).float().view(512, 512).requires_grad_()
@@ -79,7 +79,7 @@ def test_a_process_that_is_forked_after_use_computes() -> None:
 LOAD = """
     import sys
     from pathlib import Path
-    from fairseq.modules import native
+    from fairseq.kernels import build as native
 
     folder = Path(sys.argv[1])
     (folder / "number.c").write_text("int number(void) { return 7; }")

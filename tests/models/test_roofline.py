@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks import roofline
 from benchmarks.launches import Kernel, Launches
-from fairseq.modules import fused
+from fairseq.kernels import training as fused
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.dropout import add_dropout, relu_dropout
 from fairseq.modules.output_layer import linear_cross_entropy

@@ -1,29 +1,3 @@
-"""Processors and compilers for which kernels of training are tested."""
+"""Machines for which kernels of training are tested."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
-from fairseq.modules import native
-
-SOURCES = [Path(native.__file__).with_name(name) for name in ("fused.c", "attention.c")]
-COMPILED = native.library("training", SOURCES[0]) is not None
-
-
-@pytest.fixture(params=["compiled", "compiled without AVX-512", "no compiler"])
-def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What this machine is taken for."""
-    if request.param == "no compiler":
-        monkeypatch.setenv("CC", "false")
-    elif not COMPILED:
-        pytest.skip("no C compiler")
-    elif "without" in request.param:
-        monkeypatch.setenv("CFLAGS", "-mno-avx512f")  # nothing of AVX-512, bfloat16 included
-    native.library.cache_clear()  # of all sources
-    yield request.param
-    for source in SOURCES:
-        assert (native.library("training", source) is None) == (request.param == "no compiler")
-    native.library.cache_clear()
+from machines import machine  # noqa: F401 - a fixture

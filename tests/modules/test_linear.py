@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fairseq.modules import fused
+from fairseq.kernels import training as fused
 from fairseq.modules import linear as linear_module
 from fairseq.modules.linear import Linear, is_by_onednn, linear, outer, transposed
 

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.inference.kernels.packed import NOTHING, TYPES, Matrix, floats, longs, pack, pointer, pointers
+from fairseq.inference.packed import NOTHING, TYPES, Matrix, floats, longs, pack, pointer, pointers
+from fairseq.kernels import build
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.memory import KeyValueCache, RelativeLayerCache
-from fairseq.modules.native import library
 from fairseq.modules.relative_attention import RelativeAttention, ShawAttention
 from fairseq.modules.transformer_layer import LayerNorm, TransformerLayer
 
+SOURCE = Path(build.__file__).with_name("decoding.c")
 ATTENTION = (SelfAttention, PositionInfusedAttention, RelativeAttention, ShawAttention)
 LEAST_WORK = 1 << 17  # multiplications per thread; less work takes no longer than synchronising threads
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2, "tanh": 3, "linear": 4, "relu_squared": 5}
@@ -24,7 +25,7 @@ ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2, "tanh":
 
 def decoding_kernels() -> ctypes.CDLL | None:
     """The compiled kernels; None, with a warning, if they cannot be compiled."""
-    return library("decoding", Path(__file__).with_name("step.c"), _declare)
+    return build.library("decoding", SOURCE, _declare)
 
 
 def _declare(compiled: ctypes.CDLL) -> None:
@@ -44,7 +45,7 @@ def threads_for(work: int) -> int:
     return max(1, min(torch.get_num_threads(), work // LEAST_WORK))
 
 
-# As in step.c.
+# As in decoding.c.
 class _Layer(ctypes.Structure):
     _fields_ = [
         *((name, Matrix) for name in ("qkv", "out", "fc1", "fc2")),

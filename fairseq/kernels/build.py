@@ -42,7 +42,7 @@ def library(
 
     Args:
         work: what the kernels are for, in the warning.
-        source: a file in C; its folder and this one hold the headers.
+        source: a file in C, with its headers in the same folder.
         declare: sets the types of the functions' arguments and results, before any thread calls one.
     """
     # Masks are drawn as words of 64 bits and read as bytes, in the order of little-endian machines.
@@ -73,7 +73,7 @@ def _compiled(source: Path) -> Iterator[str]:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT).stdout
     # Machines may share a home directory: a library belongs to one source, compiler and processor.
     key = hashlib.sha256()
-    headers = sorted({*source.parent.glob("*.h"), *Path(__file__).parent.glob("*.h")})
+    headers = sorted(source.parent.glob("*.h"))
     texts = [path.read_bytes() for path in (source, *headers)]
     for part in (*texts, version, _processor(), repr((compiler, FLAGS, _more_flags())).encode()):
         key.update(hashlib.sha256(part).digest())

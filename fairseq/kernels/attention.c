@@ -1,5 +1,5 @@
 /* Attention on a CPU, one head of one row of the batch at a time: its scores stay in the cache, and keys
- * that are hidden from all of a few queries are not computed. Structures match fused_attention.py.
+ * that are hidden from all of a few queries are not computed. Structures match attention.py.
  */
 #include "products.h"
 

@@ -1,4 +1,4 @@
-"""What training computes between matrix products on CPUs, in one pass over memory each: kernels in C (``fused.c``).
+"""What training computes between matrix products on CPUs, in one pass over memory each: kernels in C (``training.c``).
 
 They are compiled at first use; without them torch's operators give the same numbers to rounding, and the same masks. On
 GPUs torch's kernels take fewer passes for dropout after a ReLU, and for the residual that dropout is added to.
@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fairseq.modules.native import library
-from fairseq.modules.noise import draw_seed, dropped_values, pick, scale_of, words_of
+from fairseq.kernels import build
+from fairseq.kernels.noise import draw_seed, dropped_values, pick, scale_of, words_of
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
-_MODES = {"plain": 0, "add": 1, "relu": 2, "relu gradient": 3}  # as in fused.c
+_MODES = {"plain": 0, "add": 1, "relu": 2, "relu gradient": 3}  # as in training.c
 _LEAST_WORK = 1 << 15  # elements per thread; fewer take no longer than it takes to start a thread
-_SOURCE = Path(__file__).with_name("fused.c")
+_SOURCE = Path(__file__).with_name("training.c")
 
 
 def kernels(x: Tensor) -> ctypes.CDLL | None:
@@ -185,7 +185,7 @@ def _drop(mode: str, x: Tensor, other: Tensor | None, mask: Tensor | None, p: fl
 
 
 def _compiled() -> Any:
-    return library("training", _SOURCE)
+    return build.library("training", _SOURCE)
 
 
 def _type(x: Tensor) -> ctypes.c_long:

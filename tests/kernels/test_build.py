@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fairseq.modules import native
+from fairseq.kernels import build as native
 
-SOURCE = Path(native.__file__).with_name("fused.c")
+SOURCE = Path(native.__file__).with_name("training.c")
 
 
 @pytest.fixture

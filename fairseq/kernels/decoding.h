@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-#include "../../modules/numbers.h"
+#include "numbers.h"
 
 typedef int8_t bytes __attribute__((vector_size(16), aligned(1)));
 

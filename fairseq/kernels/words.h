@@ -1,5 +1,5 @@
 /* Words in and out: embeddings, output layers, and the most probable words. Structures match words.py. */
-#include "kernels.h"
+#include "decoding.h"
 
 typedef struct {
     long bands, width, widest, table_type;

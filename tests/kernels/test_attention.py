@@ -12,7 +12,8 @@ import torch
 from dropout_masks import mask_of
 from torch import Tensor
 
-from fairseq.modules import fused, fused_attention
+from fairseq.kernels import attention as kernel
+from fairseq.kernels import training as fused
 from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility, attend, joined
 from fairseq.modules.relative_attention import (
     Distances,
@@ -22,7 +23,7 @@ from fairseq.modules.relative_attention import (
     shift,
 )
 
-SOURCE = Path(fused_attention.__file__).with_name("attention.c")
+SOURCE = Path(kernel.__file__).with_name("attention.c")
 TYPES = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
 DTYPES = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
@@ -60,9 +61,8 @@ def attend_relative(
     p: float = 0.0,
 ) -> Tensor:
     """Relative attention as modules compute it, by kernels where there are any."""
-    attended = fused_attention.relative_attention(content, distance, keys, values, table, bias, p)
-    if attended is not None:
-        return attended
+    if kernel.computes(content, keys, values, p, distance, table):
+        return kernel.relative_attention(content, distance, keys, values, table, bias, p)
     assert fused.kernels(content) is None
     hidden = CAUSAL.bias(content.size(2), table.size(1), content.device, content.dtype) if bias is None else bias
     return attend_by_distance(content, distance, joined(keys), joined(values), Distances(table), hidden, p)
@@ -289,7 +289,7 @@ def test_attention_is_dropped_as_a_whole_at_probability_one() -> None:
 def test_queries_before_all_keys_attend_to_nothing(p: float) -> None:
     """The kernel would write before the rows of such queries."""
     query, key = torch.randn(2, 3, 60, 8, requires_grad=True), torch.randn(2, 3, 5, 8)
-    assert fused_attention.attention(query, [key], [key], None, p, causal=True) is None
+    assert not kernel.computes(query, [key], [key], p)
     attended = attend(query, [key], [key], CAUSAL, p)
     nothing = (attended.isnan() | (attended == 0)).all(-1)
     assert nothing[:, :, :55].all() and not nothing[:, :, 55:].any()
@@ -301,7 +301,7 @@ def test_queries_before_all_keys_attend_to_nothing(p: float) -> None:
 def test_relative_attention_has_a_distance_for_each_key_and_a_key_for_each_query(keys: int, distances: int) -> None:
     content, key, table = torch.randn(2, 3, 60, 8), torch.randn(2, 3, keys, 8), torch.randn(3, distances, 8)
     for parts in ([key], [key[:, :, :3], key[:, :, 3:]]):
-        assert fused_attention.relative_attention(content, content, parts, parts, table, None, 0.0) is None
+        assert not kernel.computes(content, parts, parts, 0.0, content, table)
 
 
 @pytest.mark.parametrize("power", [1, 2])
@@ -357,8 +357,7 @@ def test_threads_change_no_number_but_of_the_sum_over_rows(p: float, dtype: torc
         torch.set_num_threads(count)
         torch.manual_seed(1)
         plain = attend(content, [key], [value], CAUSAL, p)
-        relative = fused_attention.relative_attention(content, distance, [key], [value], table, None, p)
-        assert relative is not None
+        relative = kernel.relative_attention(content, distance, [key], [value], table, None, p)
         inputs = (content, distance, key, value)
         gradients = torch.autograd.grad(relative.square().sum() + plain.square().sum(), (*inputs, table))
         results.append([plain, relative, *gradients])
@@ -432,7 +431,7 @@ def test_a_query_that_reads_no_key_is_zero_as_torch_has_it(dtype: torch.dtype) -
 
 
 def test_long_attention_without_dropout_saves_no_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_attention, "_MOST_SAVED", 2 * 3 * 64 * 64 - 1)
+    monkeypatch.setattr(kernel, "_MOST_SAVED", 2 * 3 * 64 * 64 - 1)
     query = torch.randn(2, 3, 64, 8, requires_grad=True)
     saved: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):

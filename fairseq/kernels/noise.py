@@ -25,7 +25,7 @@ def draw_seed() -> int:
 def words_of(size: int, seed: int) -> np.ndarray:
     """Noise for *size* elements, four to a word: uint64."""
     count = max(1, (size + 3) // 4)
-    # As in fused.c.
+    # As in training.c.
     z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     z = (z ^ z >> 30) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ z >> 27) * np.uint64(0x94D049BB133111EB)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from dropout_masks import mask_of
 from torch import Tensor
 
-from fairseq.modules import fused
+from fairseq.kernels import build
+from fairseq.kernels import training as fused
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout
 from fairseq.modules.output_layer import linear_cross_entropy
 
@@ -105,7 +106,7 @@ def test_a_run_without_kernels_is_the_same_run(tmp_path: Path, machine: str, mon
     flags = [runs.SHORTFORMER, runs.DROPOUT, "--max-update 6 --disable-validation"]
     logs = [runs.updates(runs.train(tmp_path / "with", *flags))]
     with monkeypatch.context() as patch:
-        patch.setattr(fused, "library", lambda *arguments: None)
+        patch.setattr(build, "library", lambda *arguments: None)
         logs.append(runs.updates(runs.train(tmp_path / "without", *flags)))
     assert len(logs[0]) == 6
     for line, other in zip(*logs, strict=True):

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.inference.kernels.packed import NOTHING, TYPES, Matrix, dequantized, floats, longs, pack, pointer, pointers
-from fairseq.inference.kernels.stack import linear, threads_for
+from fairseq.inference.packed import NOTHING, TYPES, Matrix, dequantized, floats, longs, pack, pointer, pointers
+from fairseq.inference.stack import linear, threads_for
 from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax, TiedLinear
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax

@@ -25,7 +25,7 @@ def pointers(*names: str) -> list[tuple[str, Any]]:
 
 
 class Matrix(ctypes.Structure):
-    """A linear map x Wᵀ + b, ``Matrix`` of kernels.h.
+    """A linear map x Wᵀ + b, ``Matrix`` of decoding.h.
 
     Attributes:
         tensors: packed weight, scale and bias, kept alive: the structure holds their addresses.

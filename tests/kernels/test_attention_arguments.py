@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fairseq.modules import fused_attention
-from fairseq.modules.attention import attend
-from fairseq.modules.native import library
+from fairseq.kernels import attention as kernel
+from fairseq.kernels.build import library
+from fairseq.modules.attention import Visibility, attend
 
-SOURCE = Path(fused_attention.__file__).with_name("attention.c")
+SOURCE = Path(kernel.__file__).with_name("attention.c")
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("machine")
 def test_there_are_two_pieces_at_most() -> None:
     x = torch.randn(2, 3, 6, 8, requires_grad=True)
     three = [x[:, :, :1], x[:, :, 1:4], x[:, :, 4:]]
-    assert fused_attention.attention(x, three, three, None, 0.0, causal=True) is None
+    assert not kernel.computes(x, three, three, 0.0)
     torch.testing.assert_close(attend(x, three, three), attend(x, [x], [x]))
 
 
@@ -39,22 +39,22 @@ def test_attention_of_any_tensor_without_a_kernel_is_left_to_torch(
     tensors = [torch.randn(2, 3, length, 8) for length in (6, 6, 4, 6, 4, 6)] + [torch.randn(3, 10, 8)]
     tensors[number] = change(tensors[number])
     content, distance, *parts, table = tensors
-    assert fused_attention.relative_attention(content, distance, parts[:2], parts[2:], table, None, 0.1) is None
+    assert not kernel.computes(content, parts[:2], parts[2:], 0.1, distance, table)
     tensors = [torch.randn(2, 3, length, 8) for length in (6, 4, 6, 4, 6)]
     tensors[number % 5] = change(tensors[number % 5])
     query, *parts = tensors
-    assert fused_attention.attention(query, parts[:2], parts[2:], None, 0.1) is None
+    assert not kernel.computes(query, parts[:2], parts[2:], 0.1)
 
 
 def test_the_structure_of_a_problem_is_the_kernels_own() -> None:
     compiled = library("training", SOURCE)
     if compiled is not None:
-        assert compiled.attention_size() == ctypes.sizeof(fused_attention.Problem)
+        assert compiled.attention_size() == ctypes.sizeof(kernel.Problem)
     described = re.search(r"typedef struct \{([^{}]*)\} Attention;", SOURCE.read_text())
     assert described is not None
     members = re.sub(r"/\*.*?\*/", "", described[1])
     names = [re.sub(r"\[\d+\]", "", part).split()[-1].lstrip("*") for part in re.split("[,;]", members) if part.strip()]
-    assert names == [name for name, _ in fused_attention.Problem._fields_]
+    assert names == [name for name, _ in kernel.Problem._fields_]
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -64,10 +64,10 @@ def test_shapes_that_do_not_agree_are_left_to_torch(number: int, change: Callabl
     tensors = [torch.randn(2, 3, 6, 8) for _ in range(4)]
     tensors[number] = change(tensors[number])
     query, distance, key, value = tensors
-    assert fused_attention.relative_attention(query, distance, [key], [value], torch.randn(3, 6, 8), None, 0.0) is None
+    assert not kernel.computes(query, [key], [value], 0.0, distance, torch.randn(3, 6, 8))
     if number != 1:
-        assert fused_attention.attention(query, [key], [value], None, 0.0) is None
-    assert fused_attention.attention(torch.randn(2, 3, 6, 8), [key], [value[:, :, :5]], None, 0.0) is None
+        assert not kernel.computes(query, [key], [value], 0.0)
+    assert not kernel.computes(torch.randn(2, 3, 6, 8), [key], [value[:, :, :5]], 0.0)
 
 
 def test_another_default_device_does_not_hold_what_kernels_write() -> None:
@@ -79,17 +79,30 @@ def test_another_default_device_does_not_hold_what_kernels_write() -> None:
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_probabilities_are_written_where_something_is_trained(trains: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    query, call, written = torch.randn(2, 3, 64, 8, requires_grad=trains), fused_attention.call, []
+    query, call, written = torch.randn(2, 3, 64, 8, requires_grad=trains), kernel.call, []
 
-    def record(kernel: str, problem: fused_attention.Problem) -> None:
+    def record(kernel: str, problem: kernel.Problem) -> None:
         written.append(problem.probabilities is not None)
         call(kernel, problem)
 
-    monkeypatch.setattr(fused_attention, "call", record)
-    attended = fused_attention.attention(query, [query], [query], None, 0.0)
-    assert written == ([] if attended is None else [trains])
+    monkeypatch.setattr(kernel, "call", record)
+    attend(query, [query], [query])
+    assert written == ([trains] if kernel.computes(query, [query], [query], 0.0) else [])
+
+
+class Learned(Visibility):
+    """A bias that is trained."""
+
+    def __init__(self) -> None:
+        self.weight = torch.zeros(6, 6, requires_grad=True)
+
+    def mask(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        return self.weight
 
 
 def test_a_bias_that_is_trained_is_left_to_torch() -> None:
-    query = torch.randn(2, 3, 6, 8)
-    assert fused_attention.attention(query, [query], [query], torch.zeros(6, 6, requires_grad=True), 0.0) is None
+    query, visible = torch.randn(2, 3, 6, 8), Learned()
+    attend(query, [query], [query], visible).square().sum().backward()
+    assert visible.weight.grad is not None and visible.weight.grad.any()
+    with pytest.raises(ValueError, match="no gradient of a bias"):
+        kernel.attention(query, [query], [query], visible.weight, 0.0)

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fairseq.modules import fused
-from fairseq.modules.fused import TYPES, draw_mask, is_plain
-from fairseq.modules.noise import scale_of
+from fairseq.kernels import build
+from fairseq.kernels.noise import scale_of
+from fairseq.kernels.training import TYPES, draw_mask, is_plain
+from fairseq.kernels.training import kernels as training_kernels
 
 _SOURCE = Path(__file__).with_name("attention.c")
 # Probabilities that are saved for the backward pass where torch's kernel would save none: 64 MiB a layer.
@@ -50,6 +51,30 @@ class _Options(NamedTuple):
     trains: bool = False  # the probabilities are saved for the backward pass
 
 
+def computes(
+    query: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    p: float,
+    distance: Tensor | None = None,
+    table: Tensor | None = None,
+) -> bool:
+    """Return whether the kernel computes attention of these tensors: without *table* absolute, with it by distance."""
+    tensors = [x for x in (query, distance, table, *keys, *values) if x is not None]
+    if any(not is_plain(x) or x.dtype != query.dtype for x in tensors):
+        return False
+    if len(keys) > 2 or not _is_regular(query, distance, table, keys, values):
+        return False
+    # The kernel has no rows without keys.
+    if query.size(2) > sum(key.size(2) for key in keys):
+        return False
+    # torch's kernel of absolute attention computes the probabilities anew.
+    saves_none = not p and table is None and query.dtype == torch.float32
+    if saves_none and _trains(tensors) and _scores(query, keys) > _MOST_SAVED:
+        return False
+    return _compiled() is not None and (not p or training_kernels(query) is not None)
+
+
 def attention(
     query: Tensor,
     keys: Sequence[Tensor],
@@ -57,13 +82,13 @@ def attention(
     bias: Tensor | None,
     p: float,
     causal: bool = False,
-) -> Tensor | None:
-    """dropout(softmax(Q Kᵀ / √D + bias)) V; None if no kernel computes it.
+) -> Tensor:
+    """dropout(softmax(Q Kᵀ / √D + bias)) V, for tensors that the kernel :func:`computes`.
 
     Args:
         query: [B, H, T, D].
         keys: one or two pieces that follow one another, [B, H, ·, D], of S in all; *values* also.
-        bias: broadcastable to [B, H, T, S].
+        bias: broadcastable to [B, H, T, S]; it has no gradient.
         p: rate of dropout.
         causal: hide the keys after each query, of which the last stands at the last key.
 
@@ -81,8 +106,8 @@ def relative_attention(
     table: Tensor,
     bias: Tensor | None,
     p: float,
-) -> Tensor | None:
-    """dropout(softmax(Q⁺ Kᵀ + shift(Q* Rᵀ) + bias)) V over the keys up to each query; None if no kernel computes it.
+) -> Tensor:
+    """dropout(softmax(Q⁺ Kᵀ + shift(Q* Rᵀ) + bias)) V over the keys up to each query.
 
     Shape: as of :func:`attention`, with content and distance for query; table, of the distances S − 1, …, 0, [H, S, D].
     """
@@ -97,28 +122,23 @@ def _attention(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     bias: Tensor | None,
-) -> Tensor | None:
-    tensors = [x for x in (query, distance, table, *keys, *values) if x is not None]
-    if any(not is_plain(x) or x.dtype != query.dtype for x in tensors) or (bias is not None and bias.requires_grad):
-        return None
-    if len(keys) > 2 or not _is_regular(query, distance, table, keys, values):
-        return None
-    rows, heads, queries, _ = query.shape
-    count = sum(key.size(2) for key in keys)
-    scores, trains = rows * heads * queries * count, torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    # The kernel has no rows without keys.
-    if options.causal and queries > count:
-        return None
-    # torch's kernel of absolute attention computes the probabilities anew.
-    if trains and scores > _MOST_SAVED and not options.p and table is None and query.dtype == torch.float32:
-        return None
-    if _compiled() is None or (options.p and fused.kernels(query) is None):
-        return None
-    mask = draw_mask(scores, options.p) if options.p else None
+) -> Tensor:
+    if bias is not None and bias.requires_grad:
+        raise ValueError("the kernels of attention have no gradient of a bias")
     past = (None, None) if len(keys) == 1 else (keys[0], values[0])
     inputs = (query, distance, table, *past, keys[-1], values[-1])
+    options = options._replace(trains=_trains([x for x in inputs if x is not None]))
+    mask = draw_mask(_scores(query, keys), options.p) if options.p else None
     readable = (None if x is None else _readable(x) for x in inputs)
-    return _Attention.apply(options._replace(trains=trains), bias, mask, *readable).transpose(1, 2)
+    return _Attention.apply(options, bias, mask, *readable).transpose(1, 2)
+
+
+def _scores(query: Tensor, keys: Sequence[Tensor]) -> int:
+    return query.size(0) * query.size(1) * query.size(2) * sum(key.size(2) for key in keys)
+
+
+def _trains(tensors: Sequence[Tensor]) -> bool:
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _is_regular(
@@ -251,7 +271,7 @@ def _room(words: int) -> Tensor:
 
 
 def _compiled() -> Any:
-    return fused.library("attention", _SOURCE, _declare)
+    return build.library("attention", _SOURCE, _declare)
 
 
 def _declare(compiled: ctypes.CDLL) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq.modules import native
+from fairseq.kernels import build as native
 
 FOLDER = Path(native.__file__).parent
 TAKE = "#define TAKE(WORDS) "
@@ -29,7 +29,7 @@ def test_the_sanitizers_of_addresses_and_undefined_behaviour_find_nothing(tmp_pa
     assert source.count(TAKE) == 1
     attention.write_text(source.replace(TAKE, f"{TAKE}exact(&scratch, WORDS) // "))
     text = Path(__file__).with_name("addresses.c").read_text()
-    main.write_text(text.replace('"FUSED"', f'"{FOLDER / "fused.c"}"').replace('"ATTENTION"', f'"{attention}"'))
+    main.write_text(text.replace('"FUSED"', f'"{FOLDER / "training.c"}"').replace('"ATTENTION"', f'"{attention}"'))
     subprocess.run(command, check=True)
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr

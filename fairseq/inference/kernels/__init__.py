@@ -1,1 +1,0 @@
-"""Decoding kernels in C for CPUs, compiled at first use; without a compiler inference uses torch."""
