@@ -87,8 +87,7 @@ def saved(model: Any, folder: Path, *flags: str) -> Path:
 def theirs(model: Any) -> Any:
     """*model* in the code that exported folders have."""
     pytest.importorskip("transformers")
-    from fairseq.interop.hugging_face.exported.configuration_fairseq import FairseqConfig
-    from fairseq.interop.hugging_face.exported.modeling_fairseq import FairseqForCausalLM
+    from fairseq.interop.hugging_face.exported.modeling_fairseq import FairseqConfig, FairseqForCausalLM
 
     config = FairseqConfig(**decoders.configuration(model, Dictionary.load(DATA / "dict.txt"), "model"))
     return FairseqForCausalLM.from_pretrained(None, config=config, state_dict=decoders.tensors(model)).eval()

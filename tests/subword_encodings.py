@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
 
-from fairseq.text.tokenizers import Subwords
+from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenizers import Subwords, Tokenizer
 from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
@@ -52,3 +54,11 @@ def encodings() -> dict[str, Subwords]:
         "byte": HuggingFace(hugging_face("byte")),
         "metaspace": HuggingFace(hugging_face("metaspace")),
     }
+
+
+def complete(tokenizer: Tokenizer) -> Dictionary:
+    """A dictionary with every symbol of a byte-level encoding, not in its order."""
+    dictionary = Dictionary()
+    for symbol in sorted(json.loads(tokenizer.subwords.library_json())["model"]["vocab"]):  # type: ignore[union-attr]
+        dictionary.add_symbol(symbol)
+    return dictionary

@@ -66,7 +66,7 @@ def _has_kernels(p: float) -> bool:
 def kernels(part: str) -> Any:
     """The module *part* of ``fairseq.kernels``, loaded when one is used; None in exports, which leave them out."""
     # Relative to this package, so that an export never takes the kernels of an installed package.
-    name = f"{__package__.rpartition('.')[0]}.kernels.{part}"
+    name = f"{(__package__ or '').rpartition('.')[0] or 'exported'}.kernels.{part}"
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

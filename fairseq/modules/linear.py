@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fairseq.modules.dropout import kernels
 
-_ROWS = 64  # fewer make a product that is bound by reading the weight
+_FEWEST_ROWS = 64  # fewer make a product that is bound by reading the weight
 
 
 class Linear(nn.Linear):
@@ -91,7 +91,7 @@ def is_by_onednn(x: Tensor, weight: Tensor) -> bool:
     plain = type(x) is Tensor and type(weight) in (Tensor, nn.Parameter)
     if not plain or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    return x.numel() >= _ROWS * x.size(-1) > 0 and bool(torch.backends.mkldnn.enabled) and _is_faster()
+    return x.numel() >= _FEWEST_ROWS * x.size(-1) > 0 and bool(torch.backends.mkldnn.enabled) and _is_faster()
 
 
 @functools.cache

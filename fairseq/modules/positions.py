@@ -16,10 +16,10 @@ from fairseq.errors import UserError
 # Tables are made a little longer than asked for, so that a row that grows by a token finds its table again.
 _TABLE_STEP = 256
 
-F = TypeVar("F", bound=Callable[..., Tensor])
+Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
-def cached_tensor(function: F) -> F:
+def cached_tensor(function: Function) -> Function:
     """Decorator that caches tensors, which callers must not modify, of as many calls as there are lengths in training.
 
     A compiled graph computes the tensor where it is read; tracing a cache would tie it to what is in there.
@@ -34,7 +34,7 @@ def cached_tensor(function: F) -> F:
         with torch.inference_mode(False):  # a later caller may need gradients
             return remember(*args, **kwargs)
 
-    return cast(F, call)
+    return cast(Function, call)
 
 
 @cached_tensor

@@ -19,16 +19,14 @@ from torch import Tensor, nn
 from fairseq.modules.attention import (
     CAUSAL,
     Causal,
-    Pieces,
     SelfAttention,
     Visibility,
-    joined,
     kernels_for,
     pad_heads,
 )
 from fairseq.modules.dropout import dropout, on_cpu
 from fairseq.modules.linear import Linear
-from fairseq.modules.memory import LayerCache, RelativeLayerCache
+from fairseq.modules.memory import LayerCache, Pieces, RelativeLayerCache, joined
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dis
 import importlib
+import re
 import shutil
 import types
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import torch
 from exports import MODELS, exported, keep_code_in, made, saved, theirs, tokens
 from safetensors import torch as safetensors
 
+from fairseq.interop.hugging_face import decoders
 from fairseq.interop.hugging_face.export import write_texts
 from fairseq.interop.hugging_face.sources import sources
 
@@ -126,16 +128,93 @@ def test_the_configuration_asks_for_hidden_states_and_tuples_as_arguments_do(fol
         assert isinstance(model(tokens(2, 8)), tuple)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", KINDS)
+def test_what_is_asked_for_does_not_depend_on_padding_or_the_way_of_asking(name: str) -> None:
+    other = theirs(made(name))
+    rows, mask = ragged()
+    found = other(rows, attention_mask=mask, output_hidden_states=True, output_attentions=True)
+    cached = other(rows, attention_mask=mask, output_hidden_states=True, use_cache=True)
+    embedded = other.get_input_embeddings()(rows)
+    given = other(inputs_embeds=embedded, attention_mask=mask)
+    torch.testing.assert_close(given.logits, found.logits, atol=1e-5, rtol=1e-6)
+    for row, real in enumerate(mask.bool()):
+        want = other(rows[row, real][None], output_hidden_states=True, output_attentions=True)
+        for ours, theirs_, from_cache in zip(
+            want.hidden_states, found.hidden_states, cached.hidden_states, strict=True
+        ):
+            torch.testing.assert_close(theirs_[row, real], ours[0], atol=1e-5, rtol=1e-6)
+            torch.testing.assert_close(from_cache[row, real], ours[0], atol=1e-5, rtol=1e-6)
+        for ours, theirs_ in zip(want.attentions, found.attentions, strict=True):
+            at = real.nonzero()[:, 0]
+            memory = theirs_.size(-1) - 8  # of zeros
+            columns = torch.cat([torch.arange(memory), memory + at])
+            torch.testing.assert_close(theirs_[row][:, at][..., columns], ours[0], atol=1e-5, rtol=1e-6)
+            torch.testing.assert_close(ours.sum(-1), torch.ones(ours.shape[:-1]), atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_generation_returns_hidden_states(folder: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    settings: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 1}
+    asked = {"return_dict_in_generate": True, "output_hidden_states": True}
+    found = model.generate(tokens(2, 5), **settings, **asked)
+    assert [len(step) for step in found.hidden_states] == [3, 3, 3]
+    whole = model(found.sequences, output_hidden_states=True).hidden_states
+    for number, step in enumerate(found.hidden_states[1:]):
+        torch.testing.assert_close(step[-1][:, 0], whole[-1][:, 5 + number], atol=1e-5, rtol=1e-6)
+    empty = transformers.DynamicCache()
+    cache = model(tokens(2, 5), past_key_values=empty).past_key_values
+    again = model(tokens(2, 1), past_key_values=cache).logits
+    assert torch.equal(
+        again, model(tokens(2, 1), past_key_values=model(tokens(2, 5), use_cache=True).past_key_values).logits
+    )
+
+
+@pytest.mark.parametrize("name", ["baseline", "shortformer", "transformer-xl"])
+def test_gradients_are_those_without_checkpointing_and_of_either_attention(name: str) -> None:
+    other, text = theirs(made(name)), tokens(2, 8)
+    mask = torch.ones_like(text)
+    mask[0, :3] = 0
+
+    def gradients() -> list[torch.Tensor]:
+        other.zero_grad()
+        other(text, attention_mask=mask, labels=text).loss.backward()
+        return [parameter.grad.clone() for parameter in other.parameters() if parameter.grad is not None]
+
+    want = gradients()
+    other.gradient_checkpointing_enable()
+    assert other.is_gradient_checkpointing
+    again = gradients()
+    other.gradient_checkpointing_disable()
+    other.config._attn_implementation = "eager"
+    for found in (again, gradients()):
+        for ours, theirs_ in zip(want, found, strict=True):
+            torch.testing.assert_close(theirs_, ours, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["baseline", "shortformer", "transformer-xl"])
+def test_the_model_is_one_graph_with_and_without_a_mask(name: str) -> None:
+    other, (rows, mask) = theirs(made(name)), ragged()
+    for given in ({}, {"attention_mask": mask}):
+        want = other(rows, **given).logits
+        graph = torch.export.export(other, (rows,), given, strict=False).module()
+        torch.testing.assert_close(graph(rows, **given).logits, want, atol=1e-5, rtol=1e-6)
+
+
 def test_what_the_exported_code_lacks_is_an_error(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     for name, value in (("output_attentions", True), ("inputs_embeds", torch.zeros(2, 8, 32))):
-        with pytest.raises(ValueError, match=f"{name}: not available"):
-            model(tokens(2, 8), **{name: value})
-    model.config.output_attentions = True
-    with pytest.raises(ValueError, match="output_attentions: not available"):
-        model(tokens(2, 8))
+        ids = None if name == "inputs_embeds" else tokens(2, 8)
+        with pytest.raises(ValueError, match=f"{name}: not with a cache"):
+            model(ids, use_cache=True, **{name: value})
+    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+        model()
+    with pytest.raises(ValueError, match=r"attention_mask \[2, 1, 8, 8\]: expected rows and columns"):
+        model(tokens(2, 8), attention_mask=torch.ones(2, 1, 8, 8))
     with pytest.raises(NotImplementedError, match="vocabulary of their training"):
         model.resize_token_embeddings(9)
     shutil.copytree(folder, tmp_path / "part")
@@ -145,8 +224,8 @@ def test_what_the_exported_code_lacks_is_an_error(
     with pytest.raises(ValueError, match="the file of weights lacks decoder.layers.1.fc1.weight"):
         transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "part", trust_remote_code=True)
     # Its own module of that name: another test may have imported the library anew.
-    monkeypatch.setattr(type(model).__init__.__globals__["transformers"], "__version__", "4.57.1")
-    with pytest.raises(ImportError, match="transformers 4.57.1 is too old; install 5 or later"):
+    monkeypatch.setattr(type(model).__init__.__globals__["transformers"], "__version__", "4.50.3")
+    with pytest.raises(ImportError, match="transformers 4.50.3 is too old; install 4.51 or later"):
         type(model)(model.config)
 
 
@@ -199,22 +278,29 @@ def functions(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from functions(inner)
 
 
-def test_exported_files_define_every_name_that_they_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = sources(("configuration_fairseq", "modeling_fairseq", "tokenization_fairseq"), {})
-    (tmp_path / "all_parts").mkdir()
-    write_texts(tmp_path / "all_parts", files)
+@pytest.mark.parametrize("name", ["baseline", "transformer-xl"])
+def test_exported_files_define_every_name_that_they_use(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sources(("modeling_fairseq", "tokenization_fairseq"), {"decoder_parts": decoders.parts(made(name))})
+    folder = f"parts_{name.replace('-', '_')}"
+    (tmp_path / folder).mkdir()
+    write_texts(tmp_path / folder, files)
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert {"models_transformer_xl.py", "text_tokenizers_moses.py", "modules_attention.py"} < files.keys()
-    for name, text in files.items():
-        assert "from fairseq" not in text and "import fairseq" not in text and "MIT License" in text.splitlines()[0]
-        module = importlib.import_module(f"all_parts.{name.removesuffix('.py')}")
-        for code in functions(compile(text, name, "exec")):
+    assert files.keys() == {"modeling_fairseq.py", "tokenization_fairseq.py"}
+    assert "class Moses(" in files["tokenization_fairseq.py"], "all tokenizers of the package"
+    for file, text in files.items():
+        assert not re.search(r"^\s*(from|import) (fairseq|\.)", text, re.M)
+        assert "MIT License" in text.splitlines()[0]
+        module = importlib.import_module(f"{folder}.{file.removesuffix('.py')}")
+        for code in functions(compile(text, file, "exec")):
             names = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
-            assert names <= {*vars(module), *vars(builtins)}, name
+            assert names <= {*vars(module), *vars(builtins)}, file
 
 
-def test_an_export_has_the_code_of_its_own_parts_only(folder: Path) -> None:
-    files = {file.name: len(file.read_text().splitlines()) for file in folder.glob("*.py")}
-    assert "models_transformer_lm.py" in files
-    assert not {"models_transformer_xl.py", "text_tokenizers_moses.py", "config_registry.py"} & files.keys()
-    assert len(files) <= 30 and sum(files.values()) <= 3700, files
+def test_an_export_has_the_code_of_its_own_parts_only_in_two_files(folder: Path) -> None:
+    files = {file.name: file.read_text() for file in folder.glob("*.py")}
+    assert files.keys() == {"modeling_fairseq.py", "tokenization_fairseq.py"}
+    assert "class TransformerDecoder(" in files["modeling_fairseq.py"]
+    for text, lines in zip((files["modeling_fairseq.py"], files["tokenization_fairseq.py"]), (3200, 500), strict=True):
+        assert not re.search("class (TransformerXLDecoder|Moses|Registry)", text) and text.count("\n") < lines

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,42 +110,6 @@ def test_what_is_exported_comes_back_exactly(name: str, tmp_path: Path) -> None:
     again = exported(tmp_path / "back" / "checkpoint.pt", tmp_path / "again")
     for file in ("config.json", "model.safetensors", "modeling_fairseq.py"):
         assert (again / file).read_bytes() == (folder / file).read_bytes()
-
-
-OUTSIDE = """
-import json, sys
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-folder = sys.argv[1]
-model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-prompt = tokenizer(sys.argv[2], return_tensors="pt")
-text = model.generate(**prompt, max_new_tokens=20, do_sample=False)[0]
-model.save_pretrained(folder + "2")
-tokenizer.save_pretrained(folder + "2")
-again = AutoModelForCausalLM.from_pretrained(folder + "2", trust_remote_code=True)
-assert torch.equal(again(prompt.input_ids).logits, model(prompt.input_ids).logits)
-same = AutoTokenizer.from_pretrained(folder + "2", trust_remote_code=True)
-assert same(sys.argv[2])["input_ids"] == prompt.input_ids[0].tolist()
-ours = [name for name in sys.modules if name.split(".")[0] in ("fairseq", "fairseq_cli")]
-print(json.dumps([text.tolist(), tokenizer.decode(text, skip_special_tokens=True), ours]))
-"""
-
-
-def test_transformers_loads_the_folder_outside_the_repository_without_this_package(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    model = made("shortformer")
-    folder = exported(saved(model, tmp_path / "in", MODELS["shortformer"]), tmp_path / "hf")
-    dictionary = Dictionary.load(DATA / "dict.txt")
-    words = f"{dictionary[10]} {dictionary[20]}\n{dictionary[30]} nowhere"
-    env = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-I", "-c", OUTSIDE, str(folder), words]
-    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    ids, text, modules = json.loads(run.stdout.splitlines()[-1])
-    prompt = [10, 20, 2, 30, 3]
-    assert ids == [*prompt, *sample(Reader(model), prompt, 20, top_k=1)]
-    assert text.startswith(words.removesuffix("nowhere")) and not modules
 
 
 def test_the_card_has_the_measured_figures(tmp_path: Path) -> None:

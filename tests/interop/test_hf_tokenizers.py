@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import unicodedata
 from pathlib import Path
@@ -14,7 +13,7 @@ from exports import MODELS, exported, keep_code_in, made, saved
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from runs import DATA, arguments, model_of
-from subword_encodings import COUNTS, encodings
+from subword_encodings import COUNTS, complete, encodings
 from tokenizers.models import BPE
 from tokenizers.normalizers import Precompiled
 
@@ -70,14 +69,6 @@ def test_offsets_are_those_of_the_symbols_in_the_text(tmp_path: Path) -> None:
         assert {TEXT[slice(*ends)] for ends, symbol in symbols.items() if symbol == "</s>"} == {"\n", "</s>"}, name
         covered = set().union(*(range(*ends) for ends in offsets))
         assert all(place in covered for place, letter in enumerate(TEXT) if not letter.isspace()), name
-
-
-def complete(tokenizer: Tokenizer) -> Dictionary:
-    """A dictionary with every symbol of a byte-level encoding, not in its order."""
-    dictionary = Dictionary()
-    for symbol in sorted(json.loads(tokenizer.subwords.library_json())["model"]["vocab"]):  # type: ignore[union-attr]
-        dictionary.add_symbol(symbol)
-    return dictionary
 
 
 PARTS = [

@@ -39,11 +39,11 @@ def test_a_few_lines_agree_with_untouched_sacremoses() -> None:
 
 
 def test_words_do_not_depend_on_what_the_cache_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moses, "CACHED", 3)
+    monkeypatch.setattr(moses, "CACHED_CHUNKS", 3)
     small, text = Moses(), lines(300, seed=2)
     found = [small.split(line) for line in text]
     assert len(small._chunks._words) <= 3 and len(small._chunks._in_context) <= 3
-    monkeypatch.setattr(moses, "CACHED", 1 << 18)
+    monkeypatch.setattr(moses, "CACHED_CHUNKS", 1 << 18)
     whole = Moses()
     assert [whole.split(line) for line in reversed(text)] == found[::-1]
 

@@ -20,7 +20,7 @@ from fairseq.errors import UserError
 from fairseq.system.json_files import read_json
 from fairseq.system.opening import read_text
 from fairseq.text.tokenizers.hf import GPT2
-from fairseq.text.tokenizers.sentencepiece import SPACE
+from fairseq.text.tokenizers.sentencepiece import WORD_BEGINS
 from fairseq.text.tokenizers.tokenizer import Steps, chosen_subwords, chosen_words
 
 FILES = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
@@ -94,10 +94,10 @@ class Characters:
     """Characters as symbols; ``▁`` stands for a space."""
 
     def encode(self, x: str) -> str:
-        return " ".join(x.replace(" ", SPACE))
+        return " ".join(x.replace(" ", WORD_BEGINS))
 
     def decode(self, x: str) -> str:
-        return x.replace(" ", "").replace(SPACE, " ")
+        return x.replace(" ", "").replace(WORD_BEGINS, " ")
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:

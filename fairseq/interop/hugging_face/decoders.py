@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -55,7 +55,16 @@ def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) 
         "intermediate_size": layer.fc1.out_features,
         "max_position_embeddings": reach(model),
         "settings": {name: value for name, value in settings.items() if value is not None},
+        "tied": {f"decoder.{name}": f"decoder.{first}" for name, first in _tied(decoder)},
     }
+
+
+def _tied(decoder: nn.Module) -> Iterator[tuple[str, str]]:
+    """Names of the parameters of *decoder* that have another name before, and that one."""
+    first: dict[int, str] = {}
+    for name, parameter in decoder.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            yield name, first[id(parameter)]
 
 
 def parts(model: BaseFairseqModel) -> dict[str, tuple[type, type]]:

@@ -30,7 +30,7 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import find_tokenizer
 
-CODE = ("configuration_fairseq", "modeling_fairseq")
+CODE = ("modeling_fairseq",)
 CARD = "README.md"
 MODEL_CLASS = "FairseqForCausalLM"
 AUTO_CLASSES = {
@@ -110,7 +110,7 @@ def _custom(model: BaseFairseqModel, config: Mapping[str, Any]) -> Written:
     header = {
         "architectures": [MODEL_CLASS],
         "model_type": decoders.MODEL_TYPE,
-        "auto_map": {"AutoConfig": "configuration_fairseq.FairseqConfig", **auto},
+        "auto_map": {"AutoConfig": "modeling_fairseq.FairseqConfig", **auto},
         "dtype": "float32",
     }
     return decoders.tensors(model), {**header, **config}, CODE

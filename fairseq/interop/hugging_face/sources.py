@@ -1,7 +1,6 @@
-"""Source files of an export: the definitions of this package that its code reaches, in one folder of flat files.
+"""Source files of an export: an adapter to transformers, and before it the definitions of this package that it reaches.
 
-transformers copies the files that a module imports with ``from .name import …`` and finds them beside it. A module
-``fairseq.modules.attention`` becomes ``modules_attention.py``, without the definitions that the export does not reach.
+One file for models and one for tokenizers: transformers 4 finds no file that another one imports in a local folder.
 Annotations reach nothing, since they are never evaluated, and what registers a part is left out.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import functools
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,17 +56,14 @@ class Module:
 
 
 def sources(adapters: Iterable[str], parts: Parts) -> dict[str, str]:
-    """Return file names and texts of the modules *adapters* of the folder ``exported``, and of all that they use.
+    """Return file names and texts of the modules *adapters* of the folder ``exported``, each with all that it uses.
 
     *parts* are modules of that folder whose table ``PARTS`` is to have these entries only, of one class or several.
     """
-    texts = {f"{ADAPTERS}{name}": _table(entries) for name, entries in parts.items()}
-    adapters = list(adapters)
-    files = dict(_sources(adapters, lambda name: _module(name, texts.get(name))))
-    # transformers keeps one copy of the code by the name of the folder and the hash of the adapter alone: two models
-    # in folders of one name, such as revisions, would share the first one's parts.
-    digest = hashlib.sha256("".join(files.values()).encode()).hexdigest()[:16]
-    return {name: text + f"# {digest}\n" * (Path(name).stem in adapters) for name, text in files.items()}
+    tables = {f"{ADAPTERS}{name}": _table(entries) for name, entries in parts.items()}
+    # transformers keeps one copy of the code by the name of the folder and the hash of its file: since a file has its
+    # parts in it, models in folders of one name, such as revisions, do not share the first one's.
+    return {f"{name}.py": _merged(ADAPTERS + name, lambda name: _module(name, tables.get(name))) for name in adapters}
 
 
 def _table(entries: Mapping[str, Sequence[type]]) -> str:
@@ -80,66 +75,93 @@ def _table(entries: Mapping[str, Sequence[type]]) -> str:
     return "\n".join([f'"""{PARTS}"""', *imports, "", "PARTS = {", *rows, "}", ""])
 
 
-def _sources(adapters: Iterable[str], load: Callable[[str], Module]) -> Iterator[tuple[str, str]]:
-    needed: dict[str, set[str]] = {}
-    todo = [
-        (name, {d for s in _module(name).statements for d in s.defines}) for name in map(ADAPTERS.__add__, adapters)
-    ]
-    while todo:
-        name, needs = todo.pop()
-        # A module can be reached several times with other names; it is read again only for new ones, which also ends
-        # cycles.
-        if needs <= needed.setdefault(name, set()):
-            continue
-        needed[name] |= needs
+Load = Callable[[str], Module]
+
+
+def _merged(adapter: str, load: Load) -> str:
+    """The text of the file *adapter* with the definitions of this package that it reaches, before their first use."""
+    needed = _needed(adapter, load)
+    plain: set[str] = set()
+    imported: dict[str, dict[str, str]] = {}  # module → line of each name
+    owners: dict[str, str] = {}
+    body = []
+    for name in _in_order(adapter, needed, load):
         module = load(name)
-        for used in {used for statement in module.reached(needed[name]) for used in statement.evaluated}:
-            origin, original = module.imports.get(used, ("", None))
-            if _is_ours(origin) and original is not None:
-                todo.append((origin, {original}))
-    for name, needs in sorted(needed.items()):
-        yield f"{_flat(name)}.py", _text(name, load(name), needs)
+        statements = module.reached(needed[name])
+        origins = {defined: f"{name}.{defined}" for statement in statements for defined in statement.defines}
+        for origin, original, alias in _imports(module, statements):
+            origins[alias] = f"{origin}.{original}"
+            if original is None:
+                plain.add(f"import {origin}" if origin.split(".")[0] == alias else f"import {origin} as {alias}")
+            elif not _is_ours(origin):
+                imported.setdefault(origin, {})[alias] = original if original == alias else f"{original} as {alias}"
+        # Two definitions of one name would replace each other silently.
+        clashes = [each for each in origins.keys() & owners.keys() if origins[each] != owners[each]]
+        assert not clashes, f"{name}: {clashes} are names of another module, too"
+        owners |= origins
+        body.append(f"# {name}: {module.docstring.strip().splitlines()[0]}")
+        body += [line for statement in statements for line in statement.lines]
+    head = f"# From fairseq-short {__version__}. MIT License, Copyright (c) the fairseq-short authors."
+    imports = [*sorted(plain), *(_import(origin, names.values()) for origin, names in sorted(imported.items()))]
+    text = [head, f'"""{load(adapter).docstring}"""', "", "from __future__ import annotations", "", *imports, "", *body]
+    return "\n".join(text).rstrip() + "\n"
 
 
-def _flat(module: str) -> str:
-    return module.removeprefix(ADAPTERS).removeprefix("fairseq.").replace(".", "_")
+def _needed(adapter: str, load: Load) -> dict[str, set[str]]:
+    """The modules that *adapter* reaches, and the names of each."""
+    needed: dict[str, set[str]] = {}
+    todo = [(adapter, {defined for statement in load(adapter).statements for defined in statement.defines})]
+    while todo:
+        name, names = todo.pop()
+        # A module can be reached several times with other names; it is read again only for new ones.
+        if names <= needed.setdefault(name, set()):
+            continue
+        needed[name] |= names
+        todo += [(origin, {original}) for origin, original in _origins(load(name), needed[name])]
+    return needed
+
+
+def _in_order(name: str, needed: Mapping[str, set[str]], load: Load, done: dict[str, None] | None = None) -> list[str]:
+    """The modules that *name* reaches, each after those that it imports."""
+    done = {} if done is None else done
+    for origin, _ in sorted(_origins(load(name), needed[name])):
+        if origin not in done:
+            _in_order(origin, needed, load, done)
+    done[name] = None
+    return list(done)
+
+
+def _origins(module: Module, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Modules of this package, and a name of each, that the definitions of *names* use."""
+    for used in {used for statement in module.reached(names) for used in statement.evaluated}:
+        origin, original = module.imports.get(used, ("", None))
+        if _is_ours(origin):
+            # In one file, what is imported has the name that it has where it is defined.
+            assert original == used, f"{origin}: import names by their own names, {used!r} is another"
+            yield origin, original
 
 
 def _is_ours(module: str) -> bool:
     return module.split(".")[0] == "fairseq"
 
 
-def _text(name: str, module: Module, needs: Iterable[str]) -> str:
-    statements = module.reached(needs)
-    origin = f"# From {name} of fairseq-short {__version__}. MIT License, Copyright (c) the fairseq-short authors."
-    head = [origin, f'"""{module.docstring}"""', ""]
-    imports = "\n".join(_imports(module, statements))
-    body = "\n".join(line for statement in statements for line in statement.lines)
-    return "\n".join([*head, "from __future__ import annotations", "", imports, body.rstrip()]).rstrip() + "\n"
-
-
-def _imports(module: Module, statements: Iterable[Statement]) -> Iterator[str]:
-    """The imports that *statements* need; for annotations, imports of other packages only."""
+def _imports(module: Module, statements: Iterable[Statement]) -> Iterator[tuple[str, str | None, str]]:
+    """Module, name and name here of the imports that *statements* need, for annotations of other packages only."""
     statements = list(statements)
     used = {name for statement in statements for name in statement.uses}
     evaluated = {name for statement in statements for name in statement.evaluated}
-    plain: list[str] = []
-    imports: dict[str, list[str]] = {}
     for name, (origin, original) in module.imports.items():
-        # A name of this package that only annotations use is not copied and cannot be imported there, nor need it be,
-        # since they are never evaluated; other packages are installed anyway.
-        if name not in (evaluated if _is_ours(origin) else used):
-            continue
-        if original is None:
-            plain.append(f"import {origin}" if origin.split(".")[0] == name else f"import {origin} as {name}")
-        else:
-            imports.setdefault(origin, []).append(original if original == name else f"{original} as {name}")
-    yield from sorted(plain)
-    for origin in sorted(imports, key=lambda origin: (_is_ours(origin), origin)):
-        names = sorted(imports[origin])
-        line = f"from {'.' + _flat(origin) if _is_ours(origin) else origin} import "
-        one = line + ", ".join(names)
-        yield one if len(one) <= WIDTH else line + "(\n" + "".join(f"    {each},\n" for each in names) + ")"
+        # A name of this package that only annotations use is not copied and need not be there, since they are never
+        # evaluated; other packages are installed anyway.
+        if name in (evaluated if _is_ours(origin) else used):
+            yield origin, original, name
+
+
+def _import(origin: str, names: Iterable[str]) -> str:
+    one = f"from {origin} import {', '.join(sorted(names))}"
+    return (
+        one if len(one) <= WIDTH else f"from {origin} import (\n" + "".join(f"    {n},\n" for n in sorted(names)) + ")"
+    )
 
 
 @functools.cache

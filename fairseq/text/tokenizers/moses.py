@@ -12,7 +12,7 @@ from fairseq.config.registry import register_tokenizer
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.base import Span, WordTokenizer, aligned
 
-CACHED = 1 << 18  # chunks, at most
+CACHED_CHUNKS = 1 << 18  # chunks, at most
 JUNK = dict.fromkeys(range(32))  # sacremoses deletes control characters
 # A word with punctuation that sacremoses splits off wherever it stands; it marks runs of full stops with MULTI.
 SIMPLE = re.compile(r"""(["(\[]*)((?!\w*MULTI)[A-Za-z0-9]+)([;:!?")\]]*,?[;:!?")\]]*)(\.?)""")
@@ -101,7 +101,7 @@ class _Chunks:
             return self._of(chunk, False, self._kind(after))
         words = self._of(chunk, False, OTHER)
         # Emptied at once: frequent chunks are back soon, and an order of use would cost more than it saves.
-        if len(self._words) >= CACHED:
+        if len(self._words) >= CACHED_CHUNKS:
             self._words.clear()
         self._words[chunk] = words
         return words
@@ -126,7 +126,7 @@ class _Chunks:
             text = ("" if is_first else f"{OTHER} ") + chunk + (f" {after}" if after else "")
             words = self._tokenize(text)
             tokens = words[0 if is_first else 1 : len(words) - 1 if after else len(words)]
-            if len(self._in_context) >= CACHED:
+            if len(self._in_context) >= CACHED_CHUNKS:
                 self._in_context.clear()
             self._in_context[key] = tokens
         return tokens

@@ -15,7 +15,7 @@ from fairseq.errors import UserError
 from fairseq.text.tokenizers.base import EXTRA, Span, Subwords, Vocabulary, import_package
 from fairseq.text.tokenizers.rules import BeginMarks, WordRule
 
-SPACE = "▁"
+WORD_BEGINS = "▁"
 
 
 @register_bpe("sentencepiece")
@@ -23,7 +23,7 @@ SPACE = "▁"
 class SentencePiece(Subwords):
     """Pieces of a SentencePiece model; ``▁`` stands for a space."""
 
-    rule: ClassVar[WordRule] = BeginMarks(SPACE)
+    rule: ClassVar[WordRule] = BeginMarks(WORD_BEGINS)
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], size: int) -> bytes:
@@ -63,7 +63,7 @@ class SentencePiece(Subwords):
             byte += 1 if self._model.is_byte(index) else len(piece.encode())
             start, end = origin[at[first]], origin[at[byte - 1] + 1]
             # Several letters of one, as the f and the i of a ligature: all of them stand for it.
-            if start == end and piece != SPACE:
+            if start == end and piece != WORD_BEGINS:
                 end = next((position for position in origin[at[byte - 1] :] if position > start), start)
             offsets.append((start, end))
         return self._vocabulary.spans(ids, offsets)

@@ -16,7 +16,7 @@ from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.base import Span, Subwords, aligned
 
-CACHED = 1 << 19  # words, at most
+CACHED_WORDS = 1 << 19  # words, at most
 MARK = "@@"
 FEWEST_MERGES = 100  # that show the alphabet they were learned on
 
@@ -81,7 +81,7 @@ class SubwordNMT(Subwords):
         return sum(n for letter, n in letters.items() if _script(letter) in scripts) / max(1, letters.total())
 
     def _encode(self, word: str) -> str:
-        if len(self._cache) >= CACHED:
+        if len(self._cache) >= CACHED_WORDS:
             self._cache.clear()
             # The cache of subword-nmt has no bound.
             self._bpe.cache.clear()

@@ -7,14 +7,17 @@ again. Padding is not read at all, on whichever side of a row it stands.
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
     BaseModelOutputWithPast,
@@ -22,9 +25,36 @@ from transformers.modeling_outputs import (
     SequenceClassifierOutputWithPast,
 )
 
-from fairseq.inference.rows import Rows
-from fairseq.interop.hugging_face.exported.configuration_fairseq import FairseqConfig
 from fairseq.interop.hugging_face.exported.decoder_parts import PARTS
+from fairseq.interop.hugging_face.exported.reading import DecoderReader, FairseqCache, noted
+
+OLDEST = (4, 51)  # transformers that this code is tested with
+
+
+class FairseqConfig(PretrainedConfig):
+    """Settings of a model; ``config.json`` also has the usual names of a few sizes, for other programs.
+
+    Attributes:
+        settings: the model's settings in fairseq-short, with its architecture as ``arch``.
+        vocab_size: number of words.
+        padding_idx: id of the padding symbol, from which positions are numbered; -1: there is none.
+        tied: names of parameters that are another one, and its name.
+    """
+
+    model_type = "fairseq_lm"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    def __init__(
+        self,
+        settings: dict[str, Any] | None = None,
+        vocab_size: int = 0,
+        padding_idx: int = -1,
+        tied: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # transformers loads shared parameters (`tied`) once only where this is set.
+        super().__init__(**{**kwargs, "tie_word_embeddings": True})
+        self.settings, self.vocab_size, self.padding_idx, self.tied = settings, vocab_size, padding_idx, tied or {}
 
 
 def decoder_of(config: FairseqConfig) -> Any:
@@ -38,97 +68,14 @@ def decoder_of(config: FairseqConfig) -> Any:
     return decoder(kind(**{**settings, "no_apex": True}), config.vocab_size, **padding)
 
 
-class DecoderReader:
-    """What :class:`Rows` needs of a decoder."""
+class Projection(nn.Module):
+    """A linear map that is no ``nn.Linear``."""
 
-    begin = None
+    weight: Tensor
+    bias: Tensor | None
 
-    def __init__(self, decoder: Any) -> None:
-        self.model, self.device = decoder, next(decoder.parameters()).device
-
-    def __deepcopy__(self, memo: Any) -> DecoderReader:
-        # A copy of a cache reads with the same model.
-        return self
-
-    def new_cache(self, rows: int, longest: int | None) -> Any:
-        return self.model.new_cache(rows, longest)
-
-    def read(self, tokens: Tensor, cache: Any) -> Tensor:
-        hidden: Tensor = self.model(tokens, cache=cache)[0]
-        return hidden
-
-
-class FairseqCache(Cache):
-    """What has been read of the rows of a batch, those with equally many tokens together."""
-
-    def __init__(self) -> None:
-        # transformers' cache holds keys and values by layer; here they are in the decoder's own cache, with its memory.
-        super().__init__(layers=[])
-        self.groups: list[tuple[Tensor, Rows]] = []  # positions of rows in the batch [rows], and their tokens
-        self.tokens_read = 0  # columns of the batch, with padding
-
-    def __len__(self) -> int:
-        return len(self.groups)
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.tokens_read
-
-    @property
-    def is_croppable(self) -> bool:
-        return False
-
-    def crop(self, *args: Any, **kwargs: Any) -> None:
-        raise ValueError("a cache with memory cannot be cropped; use greedy search, sampling or beam search")
-
-    def read(self, decoder: Any, tokens: Tensor, real: Tensor) -> Tensor:
-        """Hidden states [B, T, C] of *tokens* [B, T], which continue what was read; zeros where *real* is False."""
-        # Rows of a batch differ in their padding, but the decoder's cache has one length for all of its rows: rows with
-        # equally many tokens share one.
-        parts, groups = [], []
-        for positions, rows in self._continued(DecoderReader(decoder), real.sum(1)):
-            count = int(real[positions[0]].sum())
-            if count:
-                parts.append((positions, rows.read(tokens[positions][real[positions]].view(len(positions), count))))
-            groups.append((positions, rows))
-        self.groups, self.tokens_read = groups, self.tokens_read + tokens.size(1)
-        hidden = parts[0][1].new_zeros(*tokens.shape, parts[0][1].size(-1))
-        for positions, states in parts:
-            hidden[positions[:, None], real[positions].nonzero()[:, 1].view(len(positions), -1)] = states
-        return hidden
-
-    def _continued(self, reader: DecoderReader, counts: Tensor) -> Iterator[tuple[Tensor, Rows]]:
-        """The groups, divided where their rows go on with different *counts* [B] of tokens."""
-        groups: list[tuple[Tensor, Rows | None]] = [*self.groups]
-        for positions, rows in groups or [(torch.arange(len(counts), device=counts.device), None)]:
-            for count in counts[positions].unique():
-                some = (counts[positions] == count).nonzero()[:, 0]
-                if rows is None:
-                    part = Rows(reader, len(some))
-                else:
-                    part = rows
-                    if len(some) < len(positions):
-                        # The group divides: each part goes on with a cache of its own, cut from the same one.
-                        part = copy.deepcopy(rows)
-                        part.select_rows(some)
-                yield positions[some], part
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Make row *indices[i]* the new row i."""
-        groups = []
-        for positions, rows in self.groups:
-            # Which new rows come from which old ones: beam search repeats some and drops others.
-            new, old = (indices.to(positions.device)[:, None] == positions).nonzero(as_tuple=True)
-            if len(new):
-                rows.select_rows(old)
-                groups.append((new, rows))
-        self.groups = groups
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        self.batch_select_indices(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        rows = sum(len(positions) for positions, _ in self.groups)
-        self.batch_select_indices(torch.arange(rows).repeat_interleave(repeats))
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
 
 
 class FairseqPreTrainedModel(PreTrainedModel):
@@ -136,15 +83,16 @@ class FairseqPreTrainedModel(PreTrainedModel):
 
     config_class = FairseqConfig
     _no_split_modules = ["TransformerLayer"]
+    _supports_sdpa = True
+    supports_gradient_checkpointing = True
     # A cache cannot be cropped, so that there is no assisted generation.
     _is_stateful = True
 
     def __init__(self, config: FairseqConfig) -> None:
-        # Up to 4.57 shared weights are left without values, and every probability is NaN.
-        if int(transformers.__version__.split(".")[0]) < 5:
-            raise ImportError(
-                f"{config.model_type}: transformers {transformers.__version__} is too old; install 5 or later"
-            )
+        version = transformers.__version__
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
+            raise ImportError(f"{config.model_type}: transformers {version} is too old; install {oldest} or later")
         super().__init__(config)
         self.decoder = decoder_of(config)
         for module in self.decoder.modules():
@@ -152,9 +100,32 @@ class FairseqPreTrainedModel(PreTrainedModel):
             # of its module.
             module._state_dict_hooks.clear()
             module._load_state_dict_pre_hooks.clear()
-        first: dict[int, str] = {}
-        names = [(name, id(value)) for name, value in self.named_parameters(remove_duplicate=False)]
-        self._tied_weights_keys = {name: first[key] for name, key in names if first.setdefault(key, name) != name}
+        # Weights around the layers are shared, and read without a call of their module: tools that replace linear maps,
+        # such as adapters and quantization, leave these alone.
+        for name, module in self.decoder.named_modules():
+            if isinstance(module, nn.Linear) and not name.startswith("layers."):
+                module.__class__ = Projection  # type: ignore[assignment]
+        # A table since transformers 5, names before it.
+        self._tied_weights_keys: Any = dict(config.tied) if self.ties_itself() else list(config.tied)
+
+    @staticmethod
+    def ties_itself() -> bool:
+        """Whether transformers shares parameters by a table of their names."""
+        return int(transformers.__version__.split(".")[0]) >= 5
+
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Share parameters again: a model that is made without memory for its weights has lost what it shared."""
+        if self.ties_itself():
+            return super().tie_weights(*args, **kwargs)
+        for name, first in self.config.tied.items():
+            module, _, parameter = name.rpartition(".")
+            setattr(self.get_submodule(module), parameter, self.get_parameter(first))
+        return None
+
+    def _init_weights(self, module: nn.Module) -> None:
+        # A decoder has its initial weights from the beginning.
+        if module is getattr(self, "score", None):
+            nn.init.normal_(module.weight, std=0.02)
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
@@ -170,61 +141,121 @@ class FairseqPreTrainedModel(PreTrainedModel):
         """Return False: ``generate`` then takes the cache that ``forward`` returns."""
         return False
 
+    def _set_gradient_checkpointing(
+        self, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1
+    ) -> None:
+        """Let layers keep their inputs alone for the backward pass, and compute the rest again."""
+        recompute = gradient_checkpointing_func
+        # The older variant, transformers' default before 5, takes no arguments by name.
+        if recompute is None or getattr(recompute, "keywords", {}).get("use_reentrant"):
+            recompute = functools.partial(checkpoint, use_reentrant=False)
+        for number, layer in enumerate(self.decoder.layers):
+            layer.__dict__.pop("forward", None)
+            if enable and number % every_n_layers == 0:
+                layer.forward = functools.partial(recompute, layer.forward)
+        self.gradient_checkpointing = enable
+
+    @property
+    def is_gradient_checkpointing(self) -> bool:
+        return getattr(self, "gradient_checkpointing", False)
+
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed_tokens
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("resize_token_embeddings: output layers here have the vocabulary of their training")
 
-    def outputs(self, states: bool | None, as_object: bool | None, others: dict[str, Any]) -> tuple[bool, bool]:
-        """Whether hidden states are returned, and an object, by the arguments of ``forward`` or the configuration.
+    def read(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        past_key_values: Any = None,
+        use_cache: bool | None = None,
+        inputs_embeds: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Hidden states for the arguments of :meth:`FairseqForCausalLM.forward`, and what else they ask for.
 
         Raises:
             ValueError: what is asked for does not exist here.
         """
-        if others.get("output_attentions") or (self.config.output_attentions and "output_attentions" not in others):
-            raise ValueError("output_attentions: not available, attention is fused; see fairseq-attention")
-        if others.get("inputs_embeds") is not None:
-            raise ValueError("inputs_embeds: not available; give input_ids")
-        with_states = self.config.output_hidden_states if states is None else states
-        return bool(with_states), bool(self.config.return_dict if as_object is None else as_object)
+        tokens = input_ids
+        if inputs_embeds is not None and input_ids is None:
+            tokens = inputs_embeds.new_zeros(inputs_embeds.shape[:2], dtype=torch.long)
+        elif tokens is None or inputs_embeds is not None:
+            raise ValueError("give either input_ids or inputs_embeds")
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(
+                f"attention_mask {list(attention_mask.shape)}: expected rows and columns; attention is causal"
+            )
+        with_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        with_weights = self.config.output_attentions if output_attentions is None else output_attentions
+        cache = self._cache(past_key_values, use_cache)
+        if cache is not None and (with_weights or inputs_embeds is not None):
+            name = "output_attentions" if with_weights else "inputs_embeds"
+            raise ValueError(f"{name}: not with a cache; give use_cache=False")
+        reader = DecoderReader(self.decoder, bool(with_states))
+        weights: list[Tensor] = []
+        with self._attention():
+            if cache is not None:
+                real = torch.ones_like(tokens) if attention_mask is None else attention_mask[:, -tokens.size(1) :]
+                read = cache.read(reader, tokens, real.bool())
+            else:
+                read = self._uncached(reader, tokens, attention_mask, inputs_embeds, weights if with_weights else None)
+        parts = reader.parts(read)
+        return BaseModelOutputWithPast(
+            parts[-1], cache, parts if with_states else None, tuple(weights) if with_weights else None
+        )
 
-    def read(
+    def _uncached(
         self,
+        reader: DecoderReader,
         tokens: Tensor,
-        attention_mask: Tensor | None = None,
-        cache: FairseqCache | None = None,
-        states: list[Tensor] | None = None,
+        attention_mask: Tensor | None,
+        embeddings: Tensor | None,
+        weights: list[Tensor] | None,
     ) -> Tensor:
-        """Hidden states of *tokens* [B, T], the inputs of layers being added to *states*: [B, T, C].
+        """What *reader* gives for one segment of *tokens* [B, T], or *embeddings* [B, T, E]; attention to *weights*."""
+        order = None if attention_mask is None else _order(attention_mask[:, -tokens.size(1) :])
+        moved = tokens if order is None else tokens.gather(1, order)
+        with contextlib.ExitStack() as hooks:
+            if embeddings is not None:
+                replaced = embeddings if order is None else _gathered(embeddings, order)
+                hooks.callback(self.decoder.embed_tokens.register_forward_hook(lambda *_: replaced).remove)
+            modules = [layer.self_attn for layer in self.decoder.layers]
+            calls = hooks.enter_context(noted(modules)) if weights is not None else []
+            read = reader.read(moved)
+        for module, (x, kwargs) in zip(modules, calls, strict=weights is not None):
+            # Fused attention does not return its weights: they are computed again from what each call was given.
+            of_layer = module.weights(x, *(kwargs[name] for name in ("memory", "positions", "visible")))
+            weights += [of_layer if order is None else _attention_back(of_layer, order, tokens.size(1))]  # type: ignore
+        return read if order is None else _moved_back(read, order, tokens.size(1))
 
-        *attention_mask* is 0 at padding: [B, T] or more columns, of which the last T count.
-        """
-        real = torch.ones_like(tokens, dtype=torch.bool)
-        if attention_mask is not None:
-            real = attention_mask[:, -tokens.size(1) :].bool()
-        if cache is not None:
-            if not isinstance(cache, FairseqCache):
-                raise ValueError(f"past_key_values {type(cache).__name__}: expected what this model returned")
-            if states is not None:
-                raise ValueError("output_hidden_states: not with a cache; give use_cache=False")
-            return cache.read(self.decoder, tokens, real)
-        # Attention is causal: tokens moved to the beginning of their rows do not see the padding after them.
-        # Stable: the tokens keep their order, and only the padding moves.
-        order = real.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
-        order = order[:, : max(1, int(real.sum(1).max()))]
-        hooks = []
-        if states is not None:
-            for layer in self.decoder.layers:
-                hooks.append(layer.register_forward_pre_hook(lambda _, args: states.append(args[0])))
-        try:
-            hidden = self.decoder(tokens.gather(1, order))[0]
-        finally:
-            for hook in hooks:
-                hook.remove()
-        if states is not None:
-            states[:] = [_moved_back(state, order, tokens.size(1)) for state in states]
-        return _moved_back(hidden, order, tokens.size(1))
+    def _cache(self, cache: Any, use_cache: bool | None) -> FairseqCache | None:
+        """The cache to read with: a new one for an empty one of transformers, which has no room for a memory."""
+        if isinstance(cache, FairseqCache):
+            return cache
+        if cache is None:
+            return FairseqCache() if use_cache else None
+        if isinstance(cache, Cache) and cache.get_seq_length() == 0:
+            return FairseqCache()
+        raise ValueError(f"past_key_values {type(cache).__name__}: expected what this model returned")
+
+    @contextlib.contextmanager
+    def _attention(self) -> Iterator[None]:
+        """Attention by plain products where the configuration says ``eager``."""
+        if getattr(self.config, "_attn_implementation", None) == "eager" and not torch.compiler.is_compiling():
+            with sdpa_kernel(SDPBackend.MATH):
+                yield
+        else:
+            yield
+
+    def _returned(self, output: Any, return_dict: bool | None) -> Any:
+        """*output*, or a tuple of its values, by the argument of ``forward`` or the configuration."""
+        as_object = self.config.return_dict if return_dict is None else return_dict
+        return output if as_object else output.to_tuple()
 
 
 class FairseqModel(FairseqPreTrainedModel):
@@ -236,21 +267,19 @@ class FairseqModel(FairseqPreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: FairseqCache | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast | tuple[Any, ...]:
         """Hidden states; see :meth:`FairseqForCausalLM.forward`."""
-        cache = FairseqCache() if use_cache and past_key_values is None else past_key_values
-        with_states, as_object = self.outputs(output_hidden_states, return_dict, kwargs)
-        states: list[Tensor] | None = [] if with_states else None
-        hidden = self.read(input_ids, attention_mask, cache, states)
-        output = BaseModelOutputWithPast(hidden, cache, None if states is None else (*states, hidden))
-        return output if as_object else output.to_tuple()
+        asked = (past_key_values, use_cache, inputs_embeds, output_hidden_states, output_attentions)
+        return self._returned(self.read(input_ids, attention_mask, *asked), return_dict)
 
 
 class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
@@ -262,11 +291,13 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: FairseqCache | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
@@ -278,18 +309,19 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
             input_ids: [B, T]; with *past_key_values*, those that follow what it holds.
             attention_mask: 0 at padding: [B, T] or more columns, of which the last T count.
             past_key_values: what an earlier call returned; it is changed in place.
+            inputs_embeds: [B, T, E], in place of ``input_ids``; not with a cache.
             labels: targets [B, T], aligned with ``input_ids``; -100 is left out of the loss.
             use_cache: return a cache (default: if one is given).
-            output_hidden_states: return the inputs of the layers and what the output layer reads; not with a cache.
+            output_attentions: return the weights of attention [B, H, T, T]; not with a cache.
+            output_hidden_states: return the inputs of the layers and what the output layer reads.
             logits_to_keep: compute logits for the last of so many tokens, or for these positions; 0: for all.
             kwargs: for the loss, such as ``num_items_in_batch``.
         """
-        cache = FairseqCache() if use_cache and past_key_values is None else past_key_values
-        with_states, as_object = self.outputs(output_hidden_states, return_dict, kwargs)
-        states: list[Tensor] | None = [] if with_states else None
-        hidden = self.read(input_ids, attention_mask, cache, states)
+        asked = (past_key_values, use_cache, inputs_embeds, output_hidden_states, output_attentions)
+        read = self.read(input_ids, attention_mask, *asked)
         last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         # Log-probabilities are logits, too (their softmax is itself), and an adaptive softmax has no others.
+        hidden: Any = read.last_hidden_state
         logits = self.decoder.output_distribution.log_probs(hidden[:, last])
         loss = None
         if labels is not None:
@@ -298,8 +330,8 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
                 padding = attention_mask[:, -labels.size(1) :] == 0
                 labels = labels.clone().masked_fill_(padding.roll(1, dims=1), -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        output = CausalLMOutputWithPast(loss, logits, cache, None if states is None else (*states, hidden))
-        return output if as_object else output.to_tuple()
+        output = CausalLMOutputWithPast(loss, logits, read.past_key_values, read.hidden_states, read.attentions)
+        return self._returned(output, return_dict)
 
 
 class FairseqForSequenceClassification(FairseqPreTrainedModel):
@@ -314,31 +346,57 @@ class FairseqForSequenceClassification(FairseqPreTrainedModel):
 
     def forward(
         self,
-        input_ids: Tensor,
+        input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
+        output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
         """Scores of the classes [B, N]; without *attention_mask* the padding is what ``config.pad_token_id`` says."""
-        if attention_mask is None and self.config.pad_token_id is not None:
-            attention_mask = input_ids != self.config.pad_token_id
-        with_states, as_object = self.outputs(output_hidden_states, return_dict, kwargs)
-        states: list[Tensor] | None = [] if with_states else None
-        hidden = self.read(input_ids, attention_mask, None, states)
-        real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
+            attention_mask = (input_ids != self.config.pad_token_id).long()
+        read = self.read(input_ids, attention_mask, None, False, inputs_embeds, output_hidden_states, output_attentions)
+        hidden: Any = read.last_hidden_state
+        real = hidden.new_ones(hidden.shape[:2]) if attention_mask is None else attention_mask
         # The last real token, on whichever side the padding is.
         last = (real.long() * torch.arange(real.size(1), device=real.device)).argmax(1)
         logits = self.score(hidden[torch.arange(len(hidden), device=last.device), last])
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, logits=logits)
-        output = SequenceClassifierOutputWithPast(loss, logits, None, None if states is None else (*states, hidden))
-        return output if as_object else output.to_tuple()
+        output = SequenceClassifierOutputWithPast(loss, logits, None, read.hidden_states, read.attentions)
+        return self._returned(output, return_dict)
+
+
+def _order(real: Tensor) -> Tensor:
+    """Columns [B, S] that move the tokens of rows to their beginning, by *real* [B, T], 0 at padding.
+
+    Attention is causal: tokens there do not see the padding after them.
+    """
+    # Stable: the tokens keep their order, and only the padding moves.
+    order = (real == 0).to(torch.uint8).argsort(dim=1, stable=True)
+    # How many columns are needed depends on the data, which a graph does not.
+    return order if torch.compiler.is_compiling() else order[:, : max(1, int(real.bool().sum(1).max()))]
+
+
+def _gathered(states: Tensor, order: Tensor) -> Tensor:
+    return states.gather(1, order[..., None].expand(*order.shape, states.size(2)))
 
 
 def _moved_back(states: Tensor, order: Tensor, columns: int) -> Tensor:
     """*states* [B, S, C] of the columns *order* [B, S] at these columns of [B, T, C]; zeros elsewhere."""
     result = states.new_zeros(states.size(0), columns, states.size(2))
     return result.scatter(1, order[..., None].expand_as(states), states)
+
+
+def _attention_back(weights: Tensor, order: Tensor, columns: int) -> Tensor:
+    """Attention [B, H, S, M + S] of columns *order* [B, S] at these columns of [B, H, T, M + T]; zeros elsewhere."""
+    # Of a memory that begins with zeros.
+    memory, weights = weights.tensor_split([weights.size(-1) - order.size(1)], dim=-1)
+    rows = weights.new_zeros(*weights.shape[:3], columns)
+    rows = torch.cat([memory, rows.scatter(3, order[:, None, None].expand_as(weights), weights)], dim=-1)
+    result = weights.new_zeros(*weights.shape[:2], columns, rows.size(-1))
+    return result.scatter(2, order[:, None, :, None].expand_as(rows), rows)

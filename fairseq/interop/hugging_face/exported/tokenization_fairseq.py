@@ -185,6 +185,11 @@ class FairseqTokenizer(PreTrainedTokenizer):
         ]
         return super().convert_ids_to_tokens(visible)
 
+    def _decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:  # type: ignore[override]
+        # Up to transformers 4, special symbols inside of a text would be left out, and with them the ends of lines.
+        ids = [token_ids] if isinstance(token_ids, int) else token_ids
+        return self.convert_tokens_to_string(self.convert_ids_to_tokens(ids, skip_special_tokens))
+
     def convert_tokens_to_string(self, tokens: Sequence[str]) -> str:
         lines: list[list[str]] = [[]]
         for token in tokens:
