@@ -376,8 +376,13 @@ def _order(real: Tensor) -> Tensor:
 
     Attention is causal: tokens there do not see the padding after them.
     """
-    # Stable: the tokens keep their order, and only the padding moves.
-    order = (real == 0).to(torch.uint8).argsort(dim=1, stable=True)
+    # The tokens keep their order, and only the padding moves. Without a sort, for which ONNX has no stable one.
+    kept = (real != 0).long()
+    padding = 1 - kept
+    column = torch.where(kept == 1, kept.cumsum(1) - 1, kept.sum(1, keepdim=True) + padding.cumsum(1) - 1)  # new ones
+    order = torch.zeros_like(column).scatter(
+        1, column, torch.arange(real.size(1), device=real.device).expand_as(column)
+    )
     # How many columns are needed depends on the data, which a graph does not.
     return order if torch.compiler.is_compiling() else order[:, : max(1, int(real.bool().sum(1).max()))]
 
