@@ -154,6 +154,17 @@ def test_what_is_asked_for_does_not_depend_on_padding_or_the_way_of_asking(name:
 
 
 @torch.no_grad()
+def test_masks_of_rows_and_columns_say_what_is_padding() -> None:
+    other, (rows, mask) = theirs(made("baseline")), ragged()
+    want = other(rows, attention_mask=mask).logits[mask.bool()]
+    whole = (mask[:, None] * torch.ones(8, 8, dtype=torch.long)).tril()
+    additive = torch.zeros(whole.shape).masked_fill(whole == 0, float("-inf"))
+    # Padding may see what it likes: nothing reads it.
+    for given in (whole, whole.bool()[:, None], additive, additive[:, None]):
+        assert torch.equal(other(rows, attention_mask=given).logits[mask.bool()], want)
+
+
+@torch.no_grad()
 def test_generation_returns_hidden_states(folder: Path) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
     settings: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 1}
@@ -213,7 +224,7 @@ def test_what_the_exported_code_lacks_is_an_error(
             model(ids, use_cache=True, **{name: value})
     with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
         model()
-    with pytest.raises(ValueError, match=r"attention_mask \[2, 1, 8, 8\]: expected rows and columns"):
+    with pytest.raises(ValueError, match=r"attention_mask \[2, 1, 8, 8\]: must be causal"):
         model(tokens(2, 8), attention_mask=torch.ones(2, 1, 8, 8))
     with pytest.raises(NotImplementedError, match="vocabulary of their training"):
         model.resize_token_embeddings(9)

@@ -186,10 +186,8 @@ class FairseqPreTrainedModel(PreTrainedModel):
             tokens = inputs_embeds.new_zeros(inputs_embeds.shape[:2], dtype=torch.long)
         elif tokens is None or inputs_embeds is not None:
             raise ValueError("give either input_ids or inputs_embeds")
-        if attention_mask is not None and attention_mask.dim() != 2:
-            raise ValueError(
-                f"attention_mask {list(attention_mask.shape)}: expected rows and columns; attention is causal"
-            )
+        if attention_mask is not None and attention_mask.dim() > 2:
+            attention_mask = _padding_of(attention_mask)
         with_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         with_weights = self.config.output_attentions if output_attentions is None else output_attentions
         cache = self._cache(past_key_values, use_cache)
@@ -307,7 +305,7 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: [B, T]; with *past_key_values*, those that follow what it holds.
-            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count.
+            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count; or a causal [B, T, T].
             past_key_values: what an earlier call returned; it is changed in place.
             inputs_embeds: [B, T, E], in place of ``input_ids``; not with a cache.
             labels: targets [B, T], aligned with ``input_ids``; -100 is left out of the loss.
@@ -369,6 +367,22 @@ class FairseqForSequenceClassification(FairseqPreTrainedModel):
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, logits=logits)
         output = SequenceClassifierOutputWithPast(loss, logits, None, read.hidden_states, read.attentions)
         return self._returned(output, return_dict)
+
+
+def _padding_of(mask: Tensor) -> Tensor:
+    """The padding mask [B, T] that a causal *mask* [B, T, T] or [B, 1, T, T] says; -inf or False at hidden keys.
+
+    Raises:
+        ValueError: it hides other keys than padding and later ones.
+    """
+    visible = mask[:, 0] if mask.dim() == 4 else mask
+    if visible.is_floating_point() and bool((visible < 0).any()):
+        visible = visible == 0
+    real = visible.bool().diagonal(dim1=-2, dim2=-1)
+    causal = (real[:, None] & real[:, :, None]).tril()
+    if mask.size(-1) != mask.size(-2) or not torch.equal(visible.bool() & real[:, :, None], causal):
+        raise ValueError(f"attention_mask {list(mask.shape)}: must be causal; a mask [B, T] of the padding is enough")
+    return real.long()
 
 
 def _order(real: Tensor) -> Tensor:
