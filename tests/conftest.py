@@ -18,6 +18,8 @@ from fairseq.system import plugins
 
 torch.set_num_threads(1)  # the models are tiny: more threads would only wait for one another
 
+os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported: no test asks the network
+
 # An example takes as long as it takes: a loaded machine is no failure.
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")

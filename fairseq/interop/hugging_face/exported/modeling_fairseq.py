@@ -391,9 +391,10 @@ def _order(real: Tensor) -> Tensor:
     Attention is causal: tokens there do not see the padding after them.
     """
     # The tokens keep their order, and only the padding moves. Without a sort, for which ONNX has no stable one.
-    kept = (real != 0).long()
-    padding = 1 - kept
-    column = torch.where(kept == 1, kept.cumsum(1) - 1, kept.sum(1, keepdim=True) + padding.cumsum(1) - 1)  # new ones
+    tokens = (real != 0).long()
+    padding = 1 - tokens
+    after = tokens.sum(1, keepdim=True) + padding.cumsum(1) - 1
+    column = torch.where(tokens == 1, tokens.cumsum(1) - 1, after)  # the new one of each
     order = torch.zeros_like(column).scatter(
         1, column, torch.arange(real.size(1), device=real.device).expand_as(column)
     )
