@@ -136,7 +136,7 @@ class TransformerLMConfig(DecoderLayerConfig):
                 raise SettingError("`tie_adaptive_weights`: needs `adaptive_input` and `adaptive_softmax_cutoff`")
             if self.adaptive_input_cutoff != self.adaptive_softmax_cutoff:
                 raise SettingError(
-                    "`tie_adaptive_weights`: `adaptive_input_cutoff` and `adaptive_softmax_cutoff` differ"
+                    "`tie_adaptive_weights`: `adaptive_input_cutoff` and `adaptive_softmax_cutoff` differ; make them equal"
                 )
             if self.adaptive_input_factor != self.adaptive_softmax_factor:
                 raise SettingError(
@@ -162,8 +162,9 @@ class TransformerLMConfig(DecoderLayerConfig):
                 ("softmax", self.adaptive_softmax_cutoff, self.decoder_output_dim, self.adaptive_softmax_factor)
             )
         if self.adaptive_input:
-            cutoffs = self.adaptive_input_cutoff or []
-            bands.append(("input", cutoffs, self.decoder_input_dim, self.adaptive_input_factor))
+            if self.adaptive_input_cutoff is None:
+                raise SettingError("`adaptive_input`: needs `adaptive_input_cutoff`")
+            bands.append(("input", self.adaptive_input_cutoff, self.decoder_input_dim, self.adaptive_input_factor))
         for part, cutoffs, dim, factor in bands:
             check_cutoffs(f"adaptive_{part}_cutoff", cutoffs, vocabulary)
             tails, width = len(cutoffs), dim or self.decoder_embed_dim

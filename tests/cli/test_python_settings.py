@@ -120,6 +120,7 @@ def test_values_out_of_range_are_refused_in_the_name_of_the_field_and_of_the_fla
         ({"tokens_from_prev": "5"}, "tokens_from_prev: expected a whole number, got '5'"),
         ({"decoder_embed_dim": 10, "decoder_attention_heads": 3}, "decoder_attention_heads 3: must divide decoder_emb"),
         ({"tie_adaptive_weights": True}, "tie_adaptive_weights: needs adaptive_input and adaptive_softmax_cutoff"),
+        ({"adaptive_input": True}, "adaptive_input: needs adaptive_input_cutoff"),
         ({"adaptive_softmax_cutoff": [9, 4]}, "adaptive_softmax_cutoff 9,4: cutoffs must be positive and ascending"),
     ],
 )
