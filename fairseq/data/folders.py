@@ -68,10 +68,15 @@ def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[st
     return [prefix, *itertools.takewhile(lambda path: exists(f"{path}.idx"), further)]
 
 
+def _splits(folder: str | Path) -> list[str]:
+    """The splits of a folder; ``train.notes.idx`` belongs to ``train``."""
+    return sorted(path.stem for path in Path(folder).glob("*.idx") if not path.stem.endswith(".notes"))
+
+
 def check_split(folder: str | Path, split: str) -> None:
     """Raise UserError if a folder has no such split or its index is not one; the tokens are not read."""
-    there = sorted(path.stem for path in Path(folder).glob("*.idx"))
-    if there and split not in there:
+    there = _splits(folder)
+    if there and not exists(Path(folder, f"{split}.idx")):
         raise UserError(f"{folder}/{split}.idx: file not found; the splits in this folder are {', '.join(there)}")
     token_count(os.path.join(folder, split))
 
@@ -82,7 +87,7 @@ def check_validation(data: str | Path, valid_subset: str) -> None:
     Folders in which splits are not at the top, as tables of sentences, are left to their tasks.
     """
     folder = data_folders(data)[0]
-    there = sorted(path.stem for path in folder.glob("*.idx"))
+    there = _splits(folder)
     missing = [split for name in valid_subset.split(",") if (split := name.strip()) and split not in there]
     if there and missing:
         raise UserError(

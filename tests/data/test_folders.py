@@ -11,7 +11,7 @@ import pytest
 import runs
 
 from fairseq.config import options
-from fairseq.data.folders import corpus_prefixes, data_folders, load_dictionary, open_corpus
+from fairseq.data.folders import check_split, corpus_prefixes, data_folders, load_dictionary, open_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -30,6 +30,12 @@ def folder(path: Path, **splits: str) -> Path:
         for kind in ("bin", "idx"):
             shutil.copy(runs.DATA / f"{source}.{kind}", path / f"{split}.{kind}")
     return path
+
+
+def test_a_split_that_is_missing_names_the_splits_and_not_the_notes_of_their_words(tmp_path: Path) -> None:
+    data = folder(tmp_path / "data", **{"train": "valid", "train.notes": "valid", "valid": "valid"})
+    with pytest.raises(UserError, match="test.idx: file not found; the splits in this folder are train, valid$"):
+        check_split(data, "test")
 
 
 def test_train_train1_and_so_on_are_one_corpus_as_far_as_numbers_go(tmp_path: Path) -> None:
