@@ -136,7 +136,8 @@ class TransformerLMConfig(DecoderLayerConfig):
                 raise SettingError("`tie_adaptive_weights`: needs `adaptive_input` and `adaptive_softmax_cutoff`")
             if self.adaptive_input_cutoff != self.adaptive_softmax_cutoff:
                 raise SettingError(
-                    "`tie_adaptive_weights`: `adaptive_input_cutoff` and `adaptive_softmax_cutoff` differ; make them equal"
+                    "`tie_adaptive_weights`: `adaptive_input_cutoff` and `adaptive_softmax_cutoff` differ; "
+                    "make them equal"
                 )
             if self.adaptive_input_factor != self.adaptive_softmax_factor:
                 raise SettingError(
