@@ -22,8 +22,8 @@ commands=$(sed -n '/^## Quick start/,/^## From Python/p' "$root/README.md" | sed
 # shellcheck disable=SC2162,SC2086
 while read -a words; do # without -r a backslash joins lines
   if [[ ${words[0]} == fairseq-train ]]; then
-    timed "${words[@]}" --log-interval 50 --log-format simple ${EXTRA:-} >train.log 2>&1 </dev/null
-    grep -E '^\$ | num_updates=(50|100|200|300|400|550),|\| valid \||done training|processor time' train.log
+    timed "${words[@]}" --log-format simple ${EXTRA:-} >train.log 2>&1 </dev/null
+    grep -E '^\$ | num_updates=(50|100|200|300|400|500),|\| valid \||done training|processor time' train.log
   else
     timed "${words[@]}" </dev/null
   fi

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from fairseq.errors import UserError
 from fairseq.text.raw_text import BLANKS, BLOCK_BYTES, TextFormat, lines_of, read_blocks
 
-SEARCHED = 1 << 20  # bytes behind a cut in which the end of a document is looked for
+SEARCHED = 1 << 20  # bytes behind a cut in which the end of a document is looked for, at most
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,9 @@ class Part:
 def split_text(path: str, form: TextFormat, shares: Mapping[str, float], folder: str | Path) -> dict[str, Part]:
     """Cut the text at *path* into files in *folder*: training text first, then a part for each of *shares*, by name.
 
-    A cut is behind a blank line if there is one nearby, else behind a line: what is held out are whole documents, and
-    no neighbours of training lines. Compressed files are written as plain text, tables as JSON lines.
+    A cut is behind a blank line if there is one in the first half of the part, else behind a line: if documents are
+    shorter than that, whole documents are held out, and no neighbours of training lines. Compressed files are written
+    as plain text, tables as JSON lines.
 
     Raises:
         UserError: the text cannot be read, or is too short to have lines in every part.
@@ -55,17 +56,18 @@ def split_text(path: str, form: TextFormat, shares: Mapping[str, float], folder:
 
 def _cuts(file: BinaryIO, size: int, form: TextFormat, shares: Sequence[float]) -> Iterator[int]:
     """The offsets at which the training text, and each part but the last, end."""
-    for number in range(len(shares)):
-        yield _cut(file, int(size * (1 - sum(shares[number:]))), form)
+    for number, share in enumerate(shares):
+        # With at most half of a part searched, no part is left empty where documents are longer than the part.
+        yield _cut(file, int(size * (1 - sum(shares[number:]))), min(SEARCHED, int(size * share / 2)), form)
 
 
-def _cut(file: BinaryIO, target: int, form: TextFormat) -> int:
-    """The end of a document at or after *target*: of a blank line, or else of the line that is there."""
+def _cut(file: BinaryIO, target: int, searched: int, form: TextFormat) -> int:
+    """The end of a blank line within *searched* bytes of the offset *target*, or else of the line that is there."""
     file.seek(max(target - 1, 0))
     file.readline()
     first = at = file.tell()
     # Rows of JSON lines are documents.
-    while form.field is None and at < first + SEARCHED and (line := file.readline()):
+    while form.field is None and at < first + searched and (line := file.readline()):
         at += len(line)
         if not line.strip(BLANKS):
             return at

@@ -51,6 +51,13 @@ def test_a_cut_is_behind_a_blank_line_where_there_are_some(tmp_path: Path) -> No
     assert 0.7 < len(texts[0]) / len(text) < 0.8
 
 
+def test_documents_longer_than_a_part_are_cut_and_leave_no_part_empty(tmp_path: Path) -> None:
+    text = "".join(f"line {n:03}\n" + "\n" * (n == 96) for n in range(100))
+    (tmp_path / "only.txt").write_text(text)
+    texts, lines = parts(tmp_path / "only.txt", TextFormat(), tmp_path / "parts")
+    assert "".join(texts) == text and lines == [(1, 70), (71, 80), (81, 101)]
+
+
 def test_rows_of_json_lines_are_documents(tmp_path: Path) -> None:
     rows = [json.dumps({"text": f"row {n:03}\n\nsecond"}) + "\n" for n in range(50)]
     (tmp_path / "only.jsonl").write_text("".join(rows))
