@@ -103,7 +103,7 @@ class SentencePredictionTaskConfig(Config):
         """
         inputs = input_folders(folder)
         if self.sentence_pairs and len(inputs) == 1:
-            raise UserError(f"`sentence_pairs`: {inputs[0]} has no input1 in its folder; make one, or leave the flag out")
+            raise UserError(f"`sentence_pairs`: {inputs[0]} no input1 in its folder; make one, or leave the flag out")
         cfg = dataclasses.replace(self, sentence_pairs=len(inputs) == 2) if inputs and self.glue_task is None else self
         if self.labels is not None or self.glue_task is not None or self.regression_target:
             return cfg
