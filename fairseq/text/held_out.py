@@ -26,9 +26,9 @@ class Part:
 def split_text(path: str, form: TextFormat, shares: Mapping[str, float], folder: str | Path) -> dict[str, Part]:
     """Cut the text at *path* into files in *folder*: training text first, then a part for each of *shares*, by name.
 
-    A cut is behind a blank line if there is one in the first half of the part, else behind a line: if documents are
-    shorter than that, whole documents are held out, and no neighbours of training lines. Compressed files are written
-    as plain text, tables as JSON lines.
+    A cut is behind a blank line if there is one in the first half of the part, else behind a line. Documents shorter
+    than that are held out whole, with no neighbours of training lines. Compressed files are written as plain text,
+    tables as JSON lines.
 
     Raises:
         UserError: the text cannot be read, or is too short to have lines in every part.
