@@ -54,3 +54,17 @@ def test_the_callback_of_the_documentation_ends_a_run(
     flags = [RUN, PARTS["focal_loss"].partition("--criterion")[0], "--criterion cross_entropy --user-dir", folder]
     assert len(runs.updates(runs.train(tmp_path / "run", flags))) == 1
     assert "a norm of 1.0 is reached after 1 updates" in logged(caplog)
+
+
+def test_the_callback_of_the_documentation_is_passed_to_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.chdir(tmp_path)
+    (growth,) = [block for block in CODE if "@register_callback" in block]
+    (code,) = [block for block in CODE if "train(settings" in block]
+    flags = [str(runs.DATA), *f"{TINY} {RUN}".split()]
+    given = re.sub(r"flags = \[.*\]", f"flags = {flags}", code)
+    assert given != code
+    exec(growth.replace("@register_callback\n", "").replace("1000.0", "1.0") + given, {})
+    assert "a norm of 1.0 is reached after 1 updates" in logged(caplog)
