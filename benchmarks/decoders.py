@@ -1,4 +1,4 @@
-"""Training of Llama- and GPT-2-shaped decoders, in turns with transformers' own classes under torch.compile.
+"""Training of Llama- and GPT-2-shaped decoders, alternating with transformers' own classes under torch.compile.
 
     python -m benchmarks.decoders [--shape llama gpt2] [--precision fp32 bf16]
 

@@ -225,10 +225,11 @@ class FairseqPreTrainedModel(PreTrainedModel):
             modules = [layer.self_attn for layer in self.decoder.layers]
             calls = hooks.enter_context(noted(modules)) if weights is not None else []
             read = reader.read(moved)
-        for module, (x, kwargs) in zip(modules, calls, strict=weights is not None):
+        if weights is not None:
             # Fused attention does not return its weights: they are computed again from what each call was given.
-            of_layer = module.weights(x, *(kwargs[name] for name in ("memory", "positions", "visible")))
-            weights += [of_layer if order is None else _attention_back(of_layer, order, tokens.size(1))]  # type: ignore
+            for module, (x, kwargs) in zip(modules, calls, strict=True):
+                of_layer = module.weights(x, *(kwargs[name] for name in ("memory", "positions", "visible")))
+                weights.append(of_layer if order is None else _attention_back(of_layer, order, tokens.size(1)))
         return read if order is None else _moved_back(read, order, tokens.size(1))
 
     def _cache(self, cache: Any, use_cache: bool | None) -> FairseqCache | None:
@@ -305,7 +306,7 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: [B, T]; with *past_key_values*, those that follow what it holds.
-            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count; or a causal [B, T, T].
+            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count; or a causal mask [B, T, T].
             past_key_values: what an earlier call returned; it is changed in place.
             inputs_embeds: [B, T, E], in place of ``input_ids``; not with a cache.
             labels: targets [B, T], aligned with ``input_ids``; -100 is left out of the loss.

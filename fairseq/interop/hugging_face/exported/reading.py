@@ -165,7 +165,7 @@ class FairseqCache(Cache):
                 else:
                     part = rows
                     if len(some) < len(positions):
-                        # The group divides: each part goes on with a cache of its own, cut from the same one.
+                        # The group divides: each part continues with its own cache, cut from the same one.
                         part = copy.deepcopy(rows)
                         part.select_rows(some)
                 yield positions[some], part
