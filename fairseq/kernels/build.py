@@ -194,12 +194,13 @@ def _folder() -> Path | None:
 def _processor() -> bytes:
     """Identification of the processor that -march=native compiles for."""
     # torch's version, because the library uses the OpenMP runtime that torch brings.
-    about = f"{platform.machine()} {platform.processor()} {torch.__version__}"
+    about = f"{platform.machine()} {torch.__version__}"
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         about += "".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
     except OSError:
-        pass
+        # Asked only here: on Linux it starts a program, which may fail, and the library would have another name.
+        about += platform.processor()
     return about.encode()
 
 
