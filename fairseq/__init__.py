@@ -1,9 +1,21 @@
 """Efficient transformer language models, with fairseq's command lines, formats and plug-in points."""
 
+from types import ModuleType
+
 from fairseq.interop.fairseq import names
+from fairseq.system import deferred
 from fairseq.system.version import __version__, warn_of_neighbour
 
 __all__ = ["__version__"]
 
+
+def _parts() -> ModuleType:
+    # At the first lookup: most modules need no part but themselves.
+    from fairseq import parts
+
+    return parts
+
+
 names.install()
+deferred.connect(_parts, names)
 warn_of_neighbour()

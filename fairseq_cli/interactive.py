@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.config.fields import flag
 from fairseq.config.parser import Parser
-from fairseq_cli import command, program
+from fairseq_cli import command, generate, program
 from fairseq_cli.common import evaluation_parser
 
 
@@ -27,6 +27,12 @@ def get_interactive_generation_parser(default_task: str = "language_modeling") -
     ]
     description = "Continue prompts from a terminal, a pipe or a file."
     return evaluation_parser(description, examples, [InteractiveConfig], [], hidden=("compile",))
+
+
+def get_generation_parser(interactive: bool = False, default_task: str = "language_modeling") -> Parser:
+    """The parser of this command or of ``fairseq-generate``, with fairseq's arguments."""
+    of_command = get_interactive_generation_parser if interactive else generate.get_generation_parser
+    return of_command(default_task)
 
 
 main = program("interactive")

@@ -1,6 +1,6 @@
 """Registries of named parts: models, architectures, tasks, criterions, optimizers, schedules and tokenizers.
 
-They stand below the packages of the parts, so that a part imports its registry and never its own package.
+They are below the packages of the parts and name none: :mod:`fairseq.parts` declares the built-in ones.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fairseq.errors import UserError, nearest
+from fairseq.system import deferred
 
 logger = logging.getLogger(__name__)
 
@@ -24,9 +25,6 @@ C = TypeVar("C", bound=type)
 Fill = Callable[[argparse.Namespace], None]
 Complete = Callable[[Mapping[str, Any]], dict[str, Any]]
 
-# Imported for the first plug-in, as homes are for the first lookup.
-_ADAPTER, _PROTOCOL = "fairseq.interop.fairseq.adapter", "fairseq.interop.fairseq.protocol"
-RANKING = "fairseq.interop.fairseq.sentence_ranking"  # a task and criterion for plug-ins
 # Names of parts that fairseq 0.12.2 does not have: plug-ins written for it may have parts of these names.
 _ADDED = re.compile(
     r"bert|electra|tnf_|shortformer|transformer_xl|truncated_bptt_lm|muon|wsd|transformer_lm_(demo|fast|tiny)|lstm_lm_tiny"
@@ -35,10 +33,25 @@ _ADDED = re.compile(
 
 @dataclass(frozen=True)
 class Declaration:
-    """A part whose *module* need not be imported yet, and the dataclass of its settings."""
+    """A built-in part, imported when it is used.
 
-    module: str
-    config_class: Any
+    Attributes:
+        target: its class, as ``module:name``.
+        settings: the dataclass of its settings; None: the class names it.
+    """
+
+    target: str
+    settings: Any = None
+
+    def load(self) -> Any:
+        """Import the part."""
+        module, _, name = self.target.partition(":")
+        return getattr(importlib.import_module(module), name)
+
+    @property
+    def config_class(self) -> Any:
+        """The dataclass of its settings."""
+        return self.settings or self.load().config_class
 
 
 @dataclass(eq=False)
@@ -48,8 +61,6 @@ class Registry(Generic[T]):
     Attributes:
         kind: what a part is called in messages, e.g. ``"criterion"``.
         flag: the flag that chooses one, e.g. ``"--criterion"``.
-        homes: modules of this package that declare its parts, imported at the first lookup: whoever looks a part up
-            need not know where it is defined.
         default: the part that is chosen without the flag.
         help: what ``--help`` says of the flag, where that is not *kind*.
         aliases: further names of the flag.
@@ -58,7 +69,6 @@ class Registry(Generic[T]):
 
     kind: str
     flag: str
-    homes: Sequence[str] = ()
     default: str = ""
     help: str = ""
     aliases: Sequence[str] = ()
@@ -66,12 +76,12 @@ class Registry(Generic[T]):
     _parts: dict[str, T] = field(default_factory=dict)
     _declared: dict[str, Declaration] = field(default_factory=dict)
 
-    def declare(self, module: str, **settings: type | None) -> None:
-        """Name parts that *module* registers, with their dataclasses of *settings*.
+    def declare(self, name: str, target: str, settings: type | None = None) -> None:
+        """Declare the built-in part *name*: its class as ``module:name``, and the dataclass of its *settings*.
 
-        Command lines are parsed without importing *module*, and with it torch.
+        Command lines are parsed without importing that module, and with it torch, if *settings* are given.
         """
-        self._declared.update({name: Declaration(module, config) for name, config in settings.items()})
+        self._declared[name] = Declaration(target, settings)
 
     def extend(self, base: C) -> C:
         """Class decorator: every part must be a subclass of *base*."""
@@ -99,17 +109,14 @@ class Registry(Generic[T]):
             if dataclass is not None:
                 translate = getattr(dataclass, "as_config", lambda: dataclass)
                 part.config_class = translate()  # type: ignore[attr-defined]
-            elif name in self._declared and not is_outside(part):
-                part.config_class = self._declared[name].config_class  # type: ignore[attr-defined]
-            # Names of this package's parts are taken.
-            known = self._find(name) if is_outside(part) else self._parts.get(name)
+            known = self._find(name)
             if known is not None and is_replaceable(known, part, name):
                 logger.warning("%s %s: the plug-in's replaces the built-in one", self.kind, name)
             elif known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already; leave yours out or give it another name")
             self._parts[name] = part  # type: ignore[assignment]
             if is_outside(part):
-                importlib.import_module(_ADAPTER).adapt(self.kind, part)
+                deferred.plugins().adapt(self.kind, part)
             return part
 
         return keep
@@ -126,7 +133,7 @@ class Registry(Generic[T]):
 
     def declaration(self, name: str) -> T | Declaration:
         """The declaration of the part called *name*, or a plug-in's part; UserError if there is neither."""
-        self._find_homes()
+        deferred.declare_parts()
         if name in self._declared and (name not in self._parts or not is_outside(self._parts[name])):
             return self._declared[name]
         return self[name]
@@ -139,23 +146,17 @@ class Registry(Generic[T]):
         return part
 
     def __contains__(self, name: str) -> bool:
-        self._find_homes()
+        deferred.declare_parts()
         return name in self._declared or name in self._parts
 
     def __iter__(self) -> Iterator[str]:
-        self._find_homes()
+        deferred.declare_parts()
         return iter(sorted({*self._parts, *self._declared}))
 
-    def _find_homes(self) -> None:
-        # Taken first: homes look parts up while they are imported.
-        homes, self.homes = self.homes, ()
-        for home in homes:
-            importlib.import_module(home)
-
     def _find(self, name: str) -> T | None:
-        self._find_homes()
+        deferred.declare_parts()
         if name not in self._parts and name in self._declared:
-            importlib.import_module(self._declared[name].module)
+            self._parts[name] = self._declared[name].load()
         return self._parts.get(name)
 
 
@@ -173,7 +174,7 @@ def is_plugin(chosen: Mapping[str, str]) -> bool:
 def set_up(task: Any, settings: Any) -> Any:
     """The *task* of *settings*; with a plug-in's part under fairseq's protocol, which plug-ins are written for."""
     if is_plugin(vars(settings.chosen)):
-        return importlib.import_module(_PROTOCOL).set_up(task, settings)
+        return deferred.plugins().set_up(task, settings)
     return task.setup_task(settings)
 
 
@@ -221,27 +222,15 @@ def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[
     return {**{name: value(known) for name, value in defaults.items() if callable(value)}, **known}
 
 
-_NOTES = "fairseq.notes.settings"
-_MODELS = [f"fairseq.models.{family}_settings" for family in ("encoder", "lstm_lm", "transformer_lm", "transformer_xl")]
-MODELS: Registry[Any] = Registry("model", "--arch", (*_MODELS, _NOTES))
-ARCHITECTURES: Registry[Architecture] = Registry(
-    "architecture", "--arch", ("fairseq.models.architectures", _NOTES), default="transformer_lm", aliases=("-a",)
-)
-TASKS: Registry[Any] = Registry("task", "--task", ("fairseq.tasks.settings", _NOTES), default="language_modeling")
-CRITERIONS: Registry[Any] = Registry(
-    "criterion",
-    "--criterion",
-    ("fairseq.criterions.settings",),
-    default="cross_entropy",
-    help="loss function",
-)
-OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", ("fairseq.optim.settings",), default="nag")
-LR_SCHEDULERS: Registry[Any] = Registry(
-    "learning-rate schedule", "--lr-scheduler", ("fairseq.optim.lr_scheduler.settings",), default="fixed"
-)
-EXTENSIONS: Registry[Any] = Registry("extension", "a switch", (_NOTES,))
-TOKENIZERS: Registry[Any] = Registry("word tokenizer", "--tokenizer", ("fairseq.text.tokenizers",))
-BPES: Registry[Any] = Registry("subword encoding", "--bpe", ("fairseq.text.tokenizers",))
+MODELS: Registry[Any] = Registry("model", "--arch")
+ARCHITECTURES: Registry[Architecture] = Registry("architecture", "--arch", default="transformer_lm", aliases=("-a",))
+TASKS: Registry[Any] = Registry("task", "--task", default="language_modeling")
+CRITERIONS: Registry[Any] = Registry("criterion", "--criterion", default="cross_entropy", help="loss function")
+OPTIMIZERS: Registry[Any] = Registry("optimizer", "--optimizer", default="nag")
+LR_SCHEDULERS: Registry[Any] = Registry("learning-rate schedule", "--lr-scheduler", default="fixed")
+EXTENSIONS: Registry[Any] = Registry("extension", "a switch")
+TOKENIZERS: Registry[Any] = Registry("word tokenizer", "--tokenizer")
+BPES: Registry[Any] = Registry("subword encoding", "--bpe")
 
 CHOICES: dict[str, Registry[Any]] = {  # by the name of the setting that chooses a part
     "task": TASKS,
@@ -298,22 +287,19 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
     return keep
 
 
-def register_architectures(model: str, architectures: Mapping[str, Mapping[str, Any]]) -> None:
-    """Register *architectures* of *model*: defaults by name, completed as :func:`completed` says."""
-    for name, defaults in architectures.items():
-        ARCHITECTURES.register(name)(Architecture(model, functools.partial(completed, defaults)))
+def declare_model(
+    name: str,
+    target: str,
+    settings: type | None = None,
+    architectures: Mapping[str, Mapping[str, Any] | Complete] | None = None,
+) -> None:
+    """Declare a built-in model, see :meth:`Registry.declare`, with its architectures.
 
-
-def names_of(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
-    """``__getattr__`` and ``__all__`` of *package*, whose public *names* are in these modules, separated by spaces.
-
-    They are imported when they are first used: settings can be imported without torch.
+    Args:
+        architectures: by name, their defaults, completed as :func:`completed` says, or a function that completes
+            settings. Default: one called *name*, with the defaults of *settings*.
     """
-    homes = {name: module for module, listed in names.items() for name in listed.split()}
-
-    def find(name: str) -> Any:
-        if name not in homes:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(homes[name]), name)
-
-    return find, list(homes)
+    MODELS.declare(name, target, settings)
+    for arch, defaults in (architectures or {name: {}}).items():
+        complete = defaults if callable(defaults) else functools.partial(completed, defaults)
+        ARCHITECTURES.replace(arch, Architecture(name, complete))

@@ -1,6 +1,6 @@
 """Criterions: loss functions and their metrics."""
 
-from fairseq.config.registry import names_of
+from fairseq.system.deferred import names_of
 
 __getattr__, __all__ = names_of(
     __name__,

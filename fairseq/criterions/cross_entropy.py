@@ -9,19 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.config.fields import typed
-from fairseq.config.registry import register_criterion
 from fairseq.config.shared import AdaptiveCriterionConfig
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output, subset_sums
+from fairseq.criterions.settings import CrossEntropyConfig, LabelSmoothedCrossEntropyConfig
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.adaptive_softmax import BandedSoftmax
 from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partition
 
 
-@register_criterion("cross_entropy")
 class CrossEntropyCriterion(FairseqCriterion):
     """Summed negative log-likelihood of the targets, computed by the output layer of the model."""
 
+    config_class: type | None = CrossEntropyConfig
     band_padding = False
 
     def __init__(self, task: Any, sentence_avg: bool) -> None:
@@ -76,12 +76,13 @@ class CrossEntropyCriterion(FairseqCriterion):
         return move_partition(partition, device)
 
 
-@register_criterion("label_smoothed_cross_entropy")
 class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
     """Cross entropy against (1 − ε) · target + ε · uniform over the V words (Szegedy et al. 2016, section 7).
 
     ``nll_loss`` is the plain cross entropy.
     """
+
+    config_class = LabelSmoothedCrossEntropyConfig
 
     def __init__(self, task: Any, sentence_avg: bool, label_smoothing: float) -> None:
         super().__init__(task, sentence_avg)
@@ -126,9 +127,10 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         return (1 - self.eps) * nll + self.eps / lprobs.size(-1) * smooth, nll
 
 
-@register_criterion("adaptive_loss")
 class AdaptiveLoss(CrossEntropyCriterion):
     """Negative log-likelihood through an adaptive softmax (Grave et al. 2017), each band over its own words."""
+
+    config_class = AdaptiveCriterionConfig
 
     def __init__(self, task: Any, sentence_avg: bool, cfg: Any = None) -> None:
         super().__init__(task, sentence_avg)

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import (
     FairseqCriterion,
     Loss,
@@ -24,7 +23,6 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.output_layer import move_partition
 
 
-@register_criterion("electra")
 class ElectraCriterion(FairseqCriterion):
     """Mean loss of the generator plus λ times the discriminator's (Clark et al. 2020, §2).
 
@@ -32,6 +30,8 @@ class ElectraCriterion(FairseqCriterion):
     ``--mask-prob`` times their number, the expected number of chosen tokens: with one divisor for both, the sum over
     processes equals the result of one process.
     """
+
+    config_class = ElectraLossConfig
 
     def __init__(self, task: Any, cfg: ElectraLossConfig) -> None:
         super().__init__(task)

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from fairseq.config import fields
 from fairseq.config.registry import CRITERIONS
 from fairseq.config.settings import Settings, typed_settings
-from fairseq.criterions import settings as _declared  # noqa: F401 - before criterions register
 from fairseq.data.dataset import Sample
 from fairseq.logging.figures import Figure, Gathered, language_model_figures, ratio
 from fairseq.models.base import BaseFairseqModel

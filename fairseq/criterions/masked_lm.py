@@ -8,7 +8,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, is_padded, logging_output, subset_sums
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
@@ -16,7 +15,6 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 
-@register_criterion("masked_lm")
 class MaskedLMCriterion(FairseqCriterion):
     """Negative log-likelihood of the chosen tokens (Devlin et al. 2019, §3.1), averaged over them.
 

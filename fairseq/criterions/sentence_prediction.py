@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq.config.registry import register_criterion
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, Gathered, Values, ratio
@@ -21,7 +20,6 @@ PREDICTIONS = "predictions"
 LIBRARIES = {"f1": "sklearn.metrics", "mcc": "sklearn.metrics", "pearson": "scipy.stats", "spearman": "scipy.stats"}
 
 
-@register_criterion("sentence_prediction")
 class SentencePredictionCriterion(FairseqCriterion):
     """Cross-entropy of a row's class, or the squared error of its score; averaged over rows.
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairseq.config.fields import Config, flag
-from fairseq.config.registry import CRITERIONS, RANKING
-from fairseq.config.shared import AdaptiveCriterionConfig, MeanConfig
+from fairseq.config.shared import MeanConfig
 
 HEAD = "sentence_classification_head"  # of an encoder
+
+
+@dataclass(frozen=True)
+class NoSettings(Config):
+    """Settings of a criterion that has none."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +40,3 @@ class SentenceRankingCriterionConfig(Config):
 
     ranking_head_name: str = flag(HEAD, "name of the head that scores a sentence", metavar="NAME")
     save_predictions: str | None = flag(None, "file for the choices of validation", metavar="FILE")
-
-
-CRITERIONS.declare(
-    "fairseq.criterions.cross_entropy",
-    cross_entropy=CrossEntropyConfig,
-    label_smoothed_cross_entropy=LabelSmoothedCrossEntropyConfig,
-    adaptive_loss=AdaptiveCriterionConfig,
-)
-CRITERIONS.declare("fairseq.criterions.electra", electra=ElectraLossConfig)
-CRITERIONS.declare("fairseq.criterions.masked_lm", masked_lm=None)
-CRITERIONS.declare("fairseq.criterions.sentence_prediction", sentence_prediction=None)
-CRITERIONS.declare(RANKING, sentence_ranking=SentenceRankingCriterionConfig)

@@ -3,7 +3,7 @@
 The names below are imported when first used: worker processes that only binarise need not load torch.
 """
 
-from fairseq.config.registry import names_of
+from fairseq.system.deferred import names_of
 
 __getattr__, __all__ = names_of(
     __name__,

@@ -1,11 +1,10 @@
 """Models and their architectures: named sets of defaults.
 
-A model is registered with :func:`register_model`, its architectures with
-:func:`~fairseq.config.registry.register_architectures`; plug-ins register theirs with
-:func:`register_model_architecture`, on a function that sets defaults on a namespace.
+Built-in models are declared in :mod:`fairseq.parts`. Plug-ins register theirs with :func:`register_model` and
+:func:`register_model_architecture`.
 """
 
-from fairseq.config.registry import names_of
+from fairseq.system.deferred import names_of
 
 __getattr__, __all__ = names_of(
     __name__,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -113,12 +112,6 @@ class FairseqLanguageModel(BaseFairseqModel):
         """The decoder's distribution over words; None for a plug-in's decoder, which returns logits."""
         layer = getattr(self.decoder, "output_distribution", None)
         return layer if isinstance(layer, OutputLayer) else None
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """The model in a folder, in the interface of fairseq's hub: see ``fairseq.hub_utils.from_pretrained``."""
-        # Imported by name when it is called: that module is in interop/, above this one.
-        return importlib.import_module("fairseq.hub_utils").from_pretrained(*args, **kwargs)
 
     def forward(self, src_tokens: Tensor, memory: Memory | None = None, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
         """Pass everything to the decoder; a decoder without memory is not given any."""

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from fairseq.checkpoint.former_layouts import BUFFERS
 from fairseq.config.fields import typed
-from fairseq.config.registry import register_model
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.encoder import TransformerEncoder, initialize
@@ -90,10 +89,10 @@ class EncoderModel(BaseFairseqModel):
         return self.cfg.max_positions
 
 
-@register_model("bert")
 class BertModel(EncoderModel):
     """A masked language model (Devlin et al. 2019; Liu et al. 2019), with the parameter names of fairseq's RoBERTa."""
 
+    config_class = BertConfig
     decisive_settings = (
         *("encoder_attention_heads", "activation_fn", "head_activation_fn", "layer_norm_eps"),
         "untie_weights_roberta",  # a checkpoint has tied parameters under each of their names

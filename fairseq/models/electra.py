@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config.fields import typed
-from fairseq.config.registry import register_model
 from fairseq.data.masking import special_symbols
 from fairseq.errors import SettingError
 from fairseq.models.bert import (
@@ -41,7 +40,6 @@ class Discriminator(nn.Module):
         )
 
 
-@register_model("electra")
 class ElectraModel(EncoderModel):
     """Generator and discriminator, which share their embeddings (Clark et al. 2020, §3.2).
 
@@ -52,6 +50,7 @@ class ElectraModel(EncoderModel):
         special: ids of the symbols that are no text, which the generator never writes.
     """
 
+    config_class = ElectraConfig
     decisive_settings = (*BertModel.decisive_settings, "generator_size")
     cfg: ElectraConfig
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from fairseq.config.fields import flag
-from fairseq.config.registry import MODELS
 from fairseq.config.shared import MOST_LAYERS, ModelConfig
 from fairseq.errors import SettingError
 from fairseq.modules import ACTIVATIONS
@@ -91,7 +90,3 @@ class ElectraConfig(BertConfig):
             encoder_ffn_embed_dim=round(self.encoder_ffn_embed_dim * self.generator_size),
             generator_size=0.0,
         )
-
-
-MODELS.declare("fairseq.models.bert", bert=BertConfig)
-MODELS.declare("fairseq.models.electra", electra=ElectraConfig)

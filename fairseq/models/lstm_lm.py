@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config.fields import typed
-from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
 from fairseq.models.base import FairseqLanguageModel
 from fairseq.models.lstm_lm_settings import LSTMLMConfig
@@ -112,10 +111,10 @@ class LSTMDecoder(nn.Module):
         return hidden, previous, (last[0], last_memory[0])
 
 
-@register_model("lstm_lm")
 class LSTMLanguageModel(FairseqLanguageModel):
     """An LSTM language model; every block begins with a state of zeros, as in fairseq."""
 
+    config_class = LSTMLMConfig
     decisive_settings = ("residuals",)
 
     def __init__(self, decoder: LSTMDecoder) -> None:

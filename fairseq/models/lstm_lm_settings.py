@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairseq.config.fields import flag
-from fairseq.config.registry import MODELS
 from fairseq.config.shared import BlockModelConfig, check_cutoffs
 from fairseq.errors import SettingError
 
@@ -45,6 +44,3 @@ class LSTMLMConfig(BlockModelConfig):
         """Raise SettingError if a band, where the number of words is known, has none."""
         if self.adaptive_softmax_cutoff is not None:
             check_cutoffs("adaptive_softmax_cutoff", self.adaptive_softmax_cutoff, vocabulary)
-
-
-MODELS.declare("fairseq.models.lstm_lm", lstm_lm=LSTMLMConfig)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config.fields import typed
-from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
 from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
@@ -201,10 +200,10 @@ def _attention_class(cfg: TransformerLMConfig) -> type[SelfAttention]:
     return PositionInfusedAttention if cfg.position_infused_attention else SelfAttention
 
 
-@register_model("transformer_lm")
 class TransformerLanguageModel(DecoderModel):
     """A transformer language model; see :class:`TransformerDecoder`."""
 
+    config_class = TransformerLMConfig
     decisive_settings = (
         "decoder_normalize_before",
         "decoder_attention_heads",

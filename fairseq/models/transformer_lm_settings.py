@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairseq.config.fields import flag
-from fairseq.config.registry import MODELS
 from fairseq.config.shared import MOST_LAYERS, BlockModelConfig, check_cutoffs
 from fairseq.errors import SettingError
 from fairseq.modules import ACTIVATIONS, NORMS
@@ -173,6 +172,3 @@ class TransformerLMConfig(DecoderLayerConfig):
                 raise SettingError(
                     f"`adaptive_{part}_factor` {factor}: band {tails} of width {width} / {factor}^{tails} is empty"
                 )
-
-
-MODELS.declare("fairseq.models.transformer_lm", transformer_lm=TransformerLMConfig)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config.fields import typed
-from fairseq.config.registry import register_model
 from fairseq.errors import SettingError
 from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.models.transformer_xl_settings import BY_DISTANCE, TransformerXLConfig
@@ -132,10 +131,10 @@ class TransformerXLDecoder(Decoder):
         return distance_sinusoids(count, self.cfg.d_model, self._device(), clamp)
 
 
-@register_model("transformer_xl")
 class TransformerXL(DecoderModel):
     """A Transformer-XL; see :class:`TransformerXLDecoder`."""
 
+    config_class = TransformerXLConfig
     decisive_settings = (
         *("pre_lnorm", "n_head", "position_encoding"),
         *("untie_r", "tie_weight", "tie_projs"),  # a checkpoint has tied parameters under each of their names

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairseq.config.fields import flag
-from fairseq.config.registry import MODELS
 from fairseq.config.settings import MemoryConfig
 from fairseq.config.shared import MOST_LAYERS, BlockConfig, ModelConfig, check_cutoffs
 from fairseq.errors import SettingError
@@ -118,6 +117,3 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
             )
         if encoding in ("relative", "absolute") and self.d_model % 2:
             raise SettingError(f"`d_model` {self.d_model}: sinusoids come in pairs; use an even number")
-
-
-MODELS.declare("fairseq.models.transformer_xl", transformer_xl=TransformerXLConfig)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config import fields
-from fairseq.config.registry import EXTENSIONS, register_task
 from fairseq.config.settings import Settings
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import corpus_prefixes, data_folders
@@ -22,7 +21,7 @@ from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
 from fairseq.notes.dictionary import CausalNoteDictionary, NoteDictionary
-from fairseq.notes.settings import NAME, CausalNoteConfig, NoteConfig
+from fairseq.notes.settings import NAME, CausalNoteConfig, NoteConfig, TNFMaskedLMConfig
 from fairseq.notes.spans import reopen_spans
 from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
@@ -159,7 +158,6 @@ def give_notes(
     model.readers, model.padding_idx = dict(readers), padding_idx
 
 
-@EXTENSIONS.register(NAME, CausalNoteConfig)
 class Notes:
     """The rare words in the data of a task, and the notes that its updates write.
 
@@ -173,6 +171,7 @@ class Notes:
         UserError: ``notes.txt`` cannot be read, or rows begin with a symbol that is not in the corpus.
     """
 
+    config_class = CausalNoteConfig
     decisive_settings: ClassVar[tuple[str, ...]] = ("note_lambda", "note_form")
     loading_settings: ClassVar[tuple[str, ...]] = (KEEP, "rare_words")
     kinds: ClassVar[tuple[CarriedState, ...]] = (NoteState(),)
@@ -275,13 +274,14 @@ def words_of(task: Any, flag: str) -> NoteWords:
     return notes.words
 
 
-@register_task("tnf_masked_lm")
 class TNFMaskedLMTask(MaskedLMTask):
     """Prediction of chosen tokens by an encoder that reads notes of rare words, and takes new ones.
 
     The data folder was made with ``fairseq-preprocess --notes``. Batches and chosen tokens are as in
     ``masked_lm``; models without notes can be trained and validated on this task, too.
     """
+
+    config_class = TNFMaskedLMConfig
 
     def __init__(self, args: Settings, dictionary: Dictionary) -> None:
         super().__init__(args, dictionary)

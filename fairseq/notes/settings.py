@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairseq.config.fields import Config, flag
-from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, Architecture
 from fairseq.config.shared import LanguageModelingTaskConfig
 from fairseq.errors import SettingError
+from fairseq.models.architectures.bert import BERT, ELECTRA
 from fairseq.models.encoder_settings import BertConfig, ElectraConfig
 from fairseq.models.recipes import OBJECTIVES, RECIPES
 from fairseq.tasks.settings import MaskedLMTaskConfig
@@ -19,6 +19,11 @@ FORMS = ("literal", "centred")
 PREFIX = "tnf_"
 """Prefix of architectures and tasks with notes; the rest is the name without notes."""
 SIZES = ("bert", "bert_base", "bert_small", "bert_tiny", "electra", "electra_base", "electra_small", "electra_tiny")
+# Encoders with notes have the sizes, recipes and objectives of encoders without.
+TNF_BERT = {PREFIX + name: BERT[name] for name in SIZES if name in BERT}
+TNF_ELECTRA = {PREFIX + name: ELECTRA[name] for name in SIZES if name in ELECTRA}
+TNF_RECIPES = {PREFIX + name: RECIPES[name] for name in ("bert", "electra")}
+TNF_OBJECTIVES = {PREFIX + name: (PREFIX + OBJECTIVES[name][0], OBJECTIVES[name][1]) for name in ("bert", "electra")}
 
 
 @dataclass(frozen=True)
@@ -80,17 +85,3 @@ class TNFElectraConfig(EncoderNoteConfig, ElectraConfig):
         "networks that read notes; a note shows the discriminator that its word is original",
         choices=("both", "generator"),
     )
-
-
-TASKS.declare("fairseq.notes.extension", tnf_masked_lm=TNFMaskedLMConfig)
-EXTENSIONS.declare("fairseq.notes.extension", notes=CausalNoteConfig)
-MODELS.declare("fairseq.notes.tnf", tnf_bert=TNFBertConfig, tnf_electra=TNFElectraConfig)
-
-# The architectures of encoders with notes, with the recipes of encoders without.
-for _name in SIZES:
-    _model = f"{PREFIX}{_name.split('_')[0]}"
-    ARCHITECTURES.register(PREFIX + _name)(Architecture(_model, ARCHITECTURES[_name].complete))
-
-for _name in ("bert", "electra"):
-    RECIPES[PREFIX + _name] = RECIPES[_name]
-    OBJECTIVES[PREFIX + _name] = (PREFIX + OBJECTIVES[_name][0], OBJECTIVES[_name][1])

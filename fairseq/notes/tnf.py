@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config.fields import typed
-from fairseq.config.registry import register_model
 from fairseq.errors import UserError
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
@@ -22,7 +21,7 @@ from fairseq.notes.extension import (
     without_notes,
     words_of,
 )
-from fairseq.notes.settings import PREFIX, EncoderNoteConfig, TNFElectraConfig
+from fairseq.notes.settings import PREFIX, EncoderNoteConfig, TNFBertConfig, TNFElectraConfig
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 
@@ -86,15 +85,14 @@ class NotedEncoder(NotedModel):
         return {**args, **changed}, without_notes(parameters)
 
 
-@register_model("tnf_bert")
 class TNFBert(NotedEncoder):
     """BERT with notes."""
 
+    config_class = TNFBertConfig
     encoder_class = BertModel
     decisive_settings = (*BertModel.decisive_settings, *NotedEncoder.decisive_settings)
 
 
-@register_model("tnf_electra")
 class TNFElectra(NotedEncoder):
     """ELECTRA with notes.
 
@@ -102,6 +100,7 @@ class TNFElectra(NotedEncoder):
     are taken from the discriminator, which is the finished model.
     """
 
+    config_class = TNFElectraConfig
     encoder_class = ElectraModel
     decisive_settings = (*ElectraModel.decisive_settings, *NotedEncoder.decisive_settings, "note_readers")
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config.registry import register_optimizer
 from fairseq.optim.elementwise import CountingOptimizer, Group, State, States, Tensors
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.settings import AdafactorConfig
 
 
 class Adafactor(CountingOptimizer):
@@ -94,10 +94,10 @@ def _rms(tensors: Tensors) -> Tensors:
     return norms
 
 
-@register_optimizer("adafactor")
 class FairseqAdafactor(FairseqOptimizer):
     """``--optimizer adafactor``: see :class:`Adafactor`."""
 
+    config_class = AdafactorConfig
     optimizer_class = Adafactor
     group_settings = {
         "eps": "adafactor_eps",

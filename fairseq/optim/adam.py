@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from fairseq.config.fields import typed
-from fairseq.config.registry import register_optimizer
 from fairseq.optim.elementwise import (
     CountingOptimizer,
     Factor,
@@ -23,7 +22,7 @@ from fairseq.optim.elementwise import (
     is_half,
 )
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer, move_step
-from fairseq.optim.settings import AdamConfig
+from fairseq.optim.settings import AdamConfig, LAMBConfig
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +77,6 @@ class Adam(CountingOptimizer):
             )
 
 
-@register_optimizer("adam")
 class FairseqAdam(FairseqOptimizer):
     """``--optimizer adam``: :class:`Adam`, or NVIDIA apex's FusedAdam where it is importable, unless ``--no-apex``.
 
@@ -86,6 +84,7 @@ class FairseqAdam(FairseqOptimizer):
     with the usual values the difference shows in the first updates only. Each restores the other's state.
     """
 
+    config_class = AdamConfig
     optimizer_class = Adam
     updates_parts = True
     group_settings = {
@@ -174,10 +173,10 @@ class LAMB(CountingOptimizer):
         torch._foreach_sub_(params, updates, alpha=group["lr"])
 
 
-@register_optimizer("lamb")
 class FairseqLAMB(FairseqOptimizer):
     """``--optimizer lamb``: see :class:`LAMB`. It also restores states of apex's FusedLAMB, which fairseq uses."""
 
+    config_class = LAMBConfig
     optimizer_class = LAMB
     group_settings = {"betas": "lamb_betas", "eps": "lamb_eps", "weight_decay": "weight_decay"}
 

@@ -14,7 +14,6 @@ from fairseq.config.fields import add_flags, shortened, typed
 from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
 from fairseq.errors import SettingError, UserError, nearest
-from fairseq.optim import settings as _declared  # noqa: F401 - before optimizers register
 from fairseq.optim.elementwise import RESET, ElementwiseOptimizer, check_number, scale_
 from fairseq.optim.groups import NO_DECAY
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from fairseq.config.fields import typed
-from fairseq.config.registry import register_optimizer
 from fairseq.errors import SettingError
 from fairseq.modules.precision import fastest
 from fairseq.optim.adam import Adam, FairseqAdam
@@ -28,7 +27,6 @@ BATCH = 1 << 24
 """Elements of equally shaped matrices that are orthogonalised together: 64 MiB of float32 for each temporary tensor."""
 
 
-@register_optimizer("muon")
 class FairseqMuon(FairseqOptimizer):
     """``--optimizer muon``: :class:`Muon` for the matrices inside the layers, Adam for everything else.
 
@@ -36,6 +34,7 @@ class FairseqMuon(FairseqOptimizer):
     schedule of ``--lr``. With ``--bf16`` the iteration runs in bfloat16, whose error it corrects.
     """
 
+    config_class = MuonConfig
     group_settings = {**FairseqAdam.group_settings, "momentum": "muon_momentum"}
 
     @classmethod

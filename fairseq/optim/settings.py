@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairseq.config.fields import flag
-from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import PrecisionConfig, RateConfig
 from fairseq.config.shared import KernelConfig
 from fairseq.errors import SettingError
@@ -91,9 +90,3 @@ def check_pair(setting: str, numbers: list[float], example: str) -> None:
     """Raise SettingError unless *setting* has two *numbers*."""
     if len(numbers) != 2:
         raise SettingError(f"`{setting}` {','.join(map(str, numbers))}: expected two numbers, e.g. {example}")
-
-
-OPTIMIZERS.declare("fairseq.optim.sgd", sgd=SGDConfig, nag=NAGConfig, adagrad=AdagradConfig)
-OPTIMIZERS.declare("fairseq.optim.adafactor", adafactor=AdafactorConfig)
-OPTIMIZERS.declare("fairseq.optim.adam", adam=AdamConfig, lamb=LAMBConfig)
-OPTIMIZERS.declare("fairseq.optim.muon", muon=MuonConfig)

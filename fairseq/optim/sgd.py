@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config.registry import register_optimizer
 from fairseq.optim.elementwise import ElementwiseOptimizer, Factor, Group, State, States, Tensors, divisor, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
+from fairseq.optim.settings import AdagradConfig, NAGConfig, SGDConfig
 
 # torch rejects factors beyond it, as of 1e-8 raised to 1e38.
 LARGEST = torch.finfo(torch.float32).max
@@ -38,10 +38,10 @@ class MomentumSGD(ElementwiseOptimizer):
         torch._foreach_add_(params, grads, alpha=-group["lr"])
 
 
-@register_optimizer("sgd")
 class SGD(FairseqOptimizer):
     """``--optimizer sgd``: see :class:`MomentumSGD`."""
 
+    config_class = SGDConfig
     optimizer_class = MomentumSGD
     updates_parts = True
     group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
@@ -103,19 +103,19 @@ class NAG(ElementwiseOptimizer):
         group["lr_old"] = group["lr"]
 
 
-@register_optimizer("nag")
 class FairseqNAG(FairseqOptimizer):
     """``--optimizer nag``: see :class:`NAG`."""
 
+    config_class = NAGConfig
     optimizer_class = NAG
     updates_parts = True
     group_settings = {"momentum": "momentum", "weight_decay": "weight_decay"}
 
 
-@register_optimizer("adagrad")
 class Adagrad(FairseqOptimizer):
     """``--optimizer adagrad``: :class:`torch.optim.Adagrad` (Duchi et al. 2011)."""
 
+    config_class = AdagradConfig
     optimizer_class = torch.optim.Adagrad
     supports_half_parameters = False
     updates_parts = True

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from fairseq.errors import UserError
+from fairseq.system import deferred
 from fairseq.system.lookup import is_file, is_folder
 
 
@@ -55,7 +56,6 @@ def imported_folders() -> list[str]:
 
 PARTS = ("models", "tasks", "criterions", "optim", "optim/lr_scheduler", "lr_scheduler")
 """Folders of a plug-in whose modules are imported."""
-_NAMES = "fairseq.interop.fairseq.names"  # what plug-ins find under the names of other software
 _imported: list[str] = []
 
 
@@ -70,7 +70,7 @@ def _import(name: str, path: Path, folder: str) -> None:
     spec = PathFinder.find_spec(name, [str(path.parent)])
     if spec is None:
         raise UserError(f"`user_dir` {folder}: not a Python package; give a folder with an __init__.py")
-    importlib.import_module(_NAMES).stand_in_for_omegaconf()
+    deferred.plugins().before_import()
     module = importlib.util.module_from_spec(spec)
     # Before it runs, since its own modules import it.
     sys.modules[name] = module

@@ -1,6 +1,6 @@
 """Tasks: data, batches, model and criterion of a training objective."""
 
-from fairseq.config.registry import names_of
+from fairseq.system.deferred import names_of
 
 __getattr__, __all__ = names_of(
     __name__,

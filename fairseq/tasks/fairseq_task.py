@@ -26,7 +26,6 @@ from fairseq.errors import UserError
 from fairseq.logging.figures import Figure
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import build_model
-from fairseq.tasks import settings as _declared  # noqa: F401 - before tasks register
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory
 from fairseq.text.dictionary import Dictionary
 

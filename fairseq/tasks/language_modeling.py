@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from fairseq.config.registry import register_task
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.config.shared import LanguageModelingTaskConfig
 from fairseq.data.dataset import Dataset, Sample
@@ -25,7 +24,6 @@ from fairseq.text.dictionary import Dictionary
 logger = logging.getLogger(__name__)
 
 
-@register_task("language_modeling")
 class LanguageModelingTask(FairseqTask):
     """Next-word prediction over binarised text in the data folder.
 
@@ -33,6 +31,7 @@ class LanguageModelingTask(FairseqTask):
     previous batch.
     """
 
+    config_class = LanguageModelingTaskConfig
     evaluated_by = "eval_lm"
 
     def __init__(self, args: Settings, dictionary: Dictionary) -> None:
@@ -103,7 +102,6 @@ class LanguageModelingTask(FairseqTask):
         return {**sample, "target": target, "ntokens": int((lengths - lengths // 2).sum())}
 
 
-@register_task("truncated_bptt_lm")
 class TruncatedBPTTLMTask(LanguageModelingTask):
     """Language modelling over rows that continue from batch to batch, under the name in fairseq's ``truncated_bptt``.
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.config.registry import register_task
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
@@ -21,13 +20,14 @@ from fairseq.tasks.settings import MaskedLMTaskConfig
 from fairseq.text.dictionary import Dictionary
 
 
-@register_task("masked_lm")
 class MaskedLMTask(FairseqTask):
     """Prediction of chosen tokens of binarised text in the data folder.
 
     Rows begin with ``<s>``, and ``<mask>`` is added to the dictionary as its last symbol, both as in fairseq; the data
     folder is unchanged.
     """
+
+    config_class = MaskedLMTaskConfig
 
     def __init__(self, args: Settings, dictionary: Dictionary) -> None:
         super().__init__(args)

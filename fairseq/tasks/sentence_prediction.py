@@ -19,7 +19,6 @@ from torch import nn
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields
 from fairseq.config.command_settings import TextConfig
-from fairseq.config.registry import register_task
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import data_folders, load_dictionary
@@ -42,13 +41,14 @@ UNLABELLED = "test"
 """First part of the names of splits that may lack labels."""
 
 
-@register_task("sentence_prediction")
 class SentencePredictionTask(FairseqTask):
     """Prediction of a class or a score of each row of the TSV files, or of binarised text, in the data folder.
 
     Text of tables is encoded like the pre-training text, with tokenizer and dictionary of ``--data-bin``, to which
     ``<mask>`` is added as in pre-training. Rows are ``<s> a </s>`` or ``<s> a </s> b </s>``.
     """
+
+    config_class = SentencePredictionTaskConfig
 
     def __init__(self, args: Settings, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(args)

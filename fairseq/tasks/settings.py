@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.config.fields import Config, flag
-from fairseq.config.registry import RANKING, TASKS
-from fairseq.config.shared import BREAK_MODES, LanguageModelingTaskConfig
+from fairseq.config.shared import BREAK_MODES
 from fairseq.criterions.settings import HEAD
 from fairseq.data.glue import Layout, labels_of, layout_of, split_file
 from fairseq.data.sentence_folders import check_sentences, classes_of, input_folders
@@ -129,13 +128,3 @@ class SentenceRankingTaskConfig(Config):
     )
     pooler_dropout: float = flag(0.0, "dropout of the head", low=0, below=1)
     pooler_activation_fn: str = flag("tanh", "activation of the head", choices=ACTIVATIONS)
-
-
-TASKS.declare(
-    "fairseq.tasks.language_modeling",
-    language_modeling=LanguageModelingTaskConfig,
-    truncated_bptt_lm=LanguageModelingTaskConfig,
-)
-TASKS.declare("fairseq.tasks.masked_lm", masked_lm=MaskedLMTaskConfig)
-TASKS.declare("fairseq.tasks.sentence_prediction", sentence_prediction=SentencePredictionTaskConfig)
-TASKS.declare(RANKING, sentence_ranking=SentenceRankingTaskConfig)

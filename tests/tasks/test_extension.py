@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import types
 from dataclasses import dataclass
 
 import pytest
@@ -93,22 +92,10 @@ def test_settings_of_an_extension_need_its_switch_and_its_task(shout):
         runs.arguments("--task masked_lm --arch bert_tiny --criterion masked_lm --shout")
 
 
-def test_a_registry_imports_the_homes_of_its_parts_at_the_first_lookup(tmp_path, monkeypatch):
-    (tmp_path / "kitchen_of_a_test.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    registry: Registry[type] = Registry("dish", "--dish", ("kitchen_of_a_test",))
-    assert "kitchen_of_a_test" not in sys.modules
-    assert list(registry) == [] and sys.modules.pop("kitchen_of_a_test")
-    assert "soup" not in registry and "kitchen_of_a_test" not in sys.modules, "once"
-
-
 def test_a_declared_part_is_imported_where_it_is_used(tmp_path, monkeypatch):
     registry: Registry[type] = Registry("dish", "--dish")
-    registry.declare("soup_of_a_test", soup=ShoutConfig)
-    (tmp_path / "soup_of_a_test.py").write_text("from waiter_of_a_test import register\nregister()\n")
-    waiter = types.ModuleType("waiter_of_a_test")
-    waiter.register = lambda: registry.replace("soup", int)
-    monkeypatch.setitem(sys.modules, "waiter_of_a_test", waiter)
+    registry.declare("soup", "soup_of_a_test:Soup", ShoutConfig)
+    (tmp_path / "soup_of_a_test.py").write_text("Soup = int\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert list(registry) == ["soup"] and "stew" not in registry and "soup_of_a_test" not in sys.modules
     assert registry.declaration("soup").config_class is ShoutConfig

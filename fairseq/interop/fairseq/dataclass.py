@@ -19,7 +19,7 @@ from fairseq.models.architectures.transformer_lm import PLAIN
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 
 # At import: a module of settings imports `II` of omegaconf beside this one, before it calls anything here.
-names.stand_in_for_omegaconf()
+names.before_import()
 
 REFERENCE = re.compile(r"\$\{(?:\w+\.)*(\w+)\}")
 _ENCODERS = {"bpe": "bpe", "tokenizer": "tokenizer"}  # groups of settings: the setting that chooses one

@@ -33,7 +33,7 @@ _GROUPS = """
 """
 _PARSERS = """
     preprocess:preprocessing tokenize:tokenize symbols:symbols common:training eval_lm:eval_lm validate:validation
-    recl:recl attention:attention interactive:interactive_generation import_model:import export_model:export
+    recl:recl attention:attention import_model:import export_model:export
     average_checkpoints:average merge_checkpoint:merge finetune:finetune classify:classify notes:notes plot:plot
     harness:harness
 """
@@ -122,9 +122,10 @@ _NAMES: dict[str, dict[str, str]] = {
     "criterions.fairseq_criterion": {"parts": "LegacyFairseqCriterion"},
     "criterions.cross_entropy": {
         "fairseq.criterions.settings": """
-            AdaptiveLossConfig=AdaptiveCriterionConfig CrossEntropyCriterionConfig=CrossEntropyConfig
+            CrossEntropyCriterionConfig=CrossEntropyConfig
             LabelSmoothedCrossEntropyCriterionConfig=LabelSmoothedCrossEntropyConfig
         """,
+        "fairseq.config.shared": "AdaptiveLossConfig=AdaptiveCriterionConfig",
         "criterions": "label_smoothed_nll_loss",
     },
     "criterions.masked_lm": {"criterions": "MaskedLmLoss", "dataclass": "MaskedLmConfig=FairseqDataclass"},
@@ -132,7 +133,8 @@ _NAMES: dict[str, dict[str, str]] = {
         "fairseq.tasks.sentence_prediction": "SentencePredictionConfig=SentencePredictionTaskConfig"
     },
     "config.options": {
-        "utils": "csv_str_list eval_bool eval_str_dict eval_str_list get_generation_parser",
+        "utils": "csv_str_list eval_bool eval_str_dict eval_str_list",
+        "fairseq_cli.interactive": "get_generation_parser get_interactive_generation_parser",
         **{f"fairseq_cli.{c}": f"get_{p}_parser" for c, p in (pair.split(":") for pair in _PARSERS.split())},
     },
     "data": {

@@ -20,7 +20,7 @@ from fairseq.data.dataset import Sample
 from fairseq.data.folders import data_folders
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
-from fairseq.interop.fairseq import datasets, encoders, hooks
+from fairseq.interop.fairseq import datasets, encoders, hooks, hub_utils
 from fairseq.interop.fairseq.block_datasets import collate
 from fairseq.interop.fairseq.criterions import log_aggregated, log_figures
 from fairseq.interop.fairseq.data_utils import batch_by_size, filter_by_size, numpy_seed
@@ -376,3 +376,8 @@ def build_bpe(self: Any, args: Any) -> Any:
 def build_tokenizer(self: Any, args: Any) -> Any:
     """The word tokenizer that *args* name; see :func:`fairseq.interop.fairseq.encoders.build_tokenizer`."""
     return encoders.build_tokenizer(args)
+
+
+def from_pretrained(cls: Any, *args: Any, **options: Any) -> Any:
+    """The model in a folder, in the interface of fairseq's hub: see :func:`hub_utils.from_pretrained`."""
+    return hub_utils.from_pretrained(*args, **options)

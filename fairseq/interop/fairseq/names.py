@@ -22,6 +22,7 @@ _ITEMS = "__getitem__ collater num_tokens size ordered_indices"
 METHODS = {  # module: class, names of functions in the module `methods`
     "fairseq.data.masking": ("MaskedBlocks", _ITEMS),
     "fairseq.data.token_blocks": ("TokenBlocks", _ITEMS),
+    "fairseq.models.base": ("FairseqLanguageModel", "from_pretrained"),
     "fairseq.models.bert": ("EncoderModel", "register_classification_head"),
     "fairseq.tasks.fairseq_task": (
         "FairseqTask",
@@ -51,7 +52,8 @@ class _FormerNames(SourceFileLoader):
         cls, names = METHODS.get(module.__name__, ("", ""))
         for name in names.split():
             part = getattr(module, cls)
-            setattr(part, name, _method(name, getattr(part, name, None)))
+            method = _method(name, getattr(part, name, None))
+            setattr(part, name, classmethod(method) if name == "from_pretrained" else method)
         _find_names(module)
 
 
@@ -133,7 +135,21 @@ def install() -> None:
         _find_names(sys.modules["fairseq"])
 
 
-def stand_in_for_omegaconf() -> None:
+def before_import() -> None:
     """Let plug-ins import the few names of omegaconf that settings of fairseq are written with, if it is missing."""
     if importlib.util.find_spec("omegaconf") is None:
         sys.modules["omegaconf"] = importlib.import_module("fairseq.interop.fairseq.omegaconf")
+
+
+def adapt(kind: str, part: Any) -> None:
+    """See :mod:`fairseq.interop.fairseq.adapter`, which is imported for the first plug-in, and with it torch."""
+    from fairseq.interop.fairseq import adapter
+
+    adapter.adapt(kind, part)
+
+
+def set_up(task: Any, settings: Any) -> Any:
+    """See :mod:`fairseq.interop.fairseq.protocol`."""
+    from fairseq.interop.fairseq import protocol
+
+    return protocol.set_up(task, settings)

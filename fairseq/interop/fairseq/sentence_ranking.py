@@ -10,10 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fairseq.config.registry import register_criterion, register_task
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output
-from fairseq.criterions.settings import HEAD
+from fairseq.criterions.settings import HEAD, SentenceRankingCriterionConfig
 from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.data.glue import Layout, label_of, read_lines
 from fairseq.errors import UserError
@@ -30,7 +29,6 @@ from fairseq.tasks.settings import SentenceRankingTaskConfig
 from fairseq.text.dictionary import Dictionary
 
 
-@register_criterion("sentence_ranking")
 class SentenceRankingCriterion(FairseqCriterion):
     """Cross-entropy of the right one among the candidates ``net_input1``, ``net_input2``, … of each row.
 
@@ -40,6 +38,7 @@ class SentenceRankingCriterion(FairseqCriterion):
         UserError: the file cannot be written.
     """
 
+    config_class = SentenceRankingCriterionConfig
     carries_state = False
 
     def __init__(self, task: Any, ranking_head_name: str = HEAD, save_predictions: str | None = None) -> None:
@@ -80,12 +79,13 @@ class SentenceRankingCriterion(FairseqCriterion):
         return {"loss": ratio("loss", SIZE, 1 / math.log(2)), "accuracy": ratio("ncorrect", SIZE, 100)}
 
 
-@register_task("sentence_ranking")
 class SentenceRankingTask(FairseqTask):
     """Rows of binarised folders ``input1`` … ``inputN``, each before ``input0`` where there is one.
 
     ``label/SPLIT.label`` has the number of the right input, from 0, of each row.
     """
+
+    config_class = SentenceRankingTaskConfig
 
     def __init__(self, args: Settings, dictionary: Dictionary) -> None:
         super().__init__(args)

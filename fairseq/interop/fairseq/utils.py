@@ -225,13 +225,6 @@ def safe_hasattr(obj: Any, k: str) -> bool:
     return getattr(obj, k, None) is not None
 
 
-def get_generation_parser(interactive: bool = False, default_task: str = "language_modeling") -> Any:
-    """The parser of ``fairseq-generate`` or ``fairseq-interactive``, as ``fairseq.config.options`` has it."""
-    if interactive:
-        return importlib.import_module("fairseq_cli.interactive").get_interactive_generation_parser(default_task)
-    return importlib.import_module("fairseq_cli.generate").get_generation_parser(default_task)
-
-
 def resolve_max_positions(*limits: Any) -> Any:
     """The smallest of *limits*, numbers, tuples of them or None; None without any."""
     known = [limit for limit in limits if limit is not None]

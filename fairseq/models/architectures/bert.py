@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from fairseq.config.registry import register_architectures
+Defaults = Mapping[str, Any]
 
 
 def encoder_sizes(layers: int, dim: int, heads: int) -> dict[str, Any]:
@@ -24,29 +25,23 @@ ROBERTA_BASE = encoder_sizes(12, 768, 12)  # Liu et al. 2019: the sizes of BERT-
 ELECTRA_BASE = {**BERT_BASE, "generator_size": 1 / 3}
 ELECTRA_SMALL = {**DEVLIN, **encoder_sizes(12, 256, 4)}
 
-register_architectures(
-    "bert",
-    {
-        "bert": BERT_BASE,
-        "bert_base": BERT_BASE,
-        "bert_small": {**DEVLIN, **encoder_sizes(4, 512, 8)},  # BERT-Small of Turc et al. 2019
-        "bert_tiny": {**DEVLIN, **encoder_sizes(2, 128, 2)},  # BERT-Tiny of Turc et al. 2019
-        "roberta": ROBERTA_BASE,
-        "roberta_base": ROBERTA_BASE,
-        "roberta_large": encoder_sizes(24, 1024, 16),
-        "xlm": encoder_sizes(16, 1280, 16),  # Conneau & Lample 2019, in fairseq a size of RoBERTa
-        # A generator alone: an encoder with a masked language model's output layer.
-        "electra_generator": {**ELECTRA_SMALL, "encoder_input_dim": 768},
-    },
-)
-register_architectures(
-    "electra",
-    {
-        "electra": ELECTRA_BASE,
-        "electra_base": ELECTRA_BASE,
-        "electra_discriminator": {**ELECTRA_BASE, "generator_size": 0.0},  # a finished one, without generator
-        # Clark et al. 2020, table 6: 14 M parameters, embeddings of width 128, a generator of a quarter of its width.
-        "electra_small": {**ELECTRA_SMALL, "encoder_input_dim": 128, "generator_size": 0.25},
-        "electra_tiny": {**DEVLIN, **encoder_sizes(2, 128, 2), "generator_size": 0.5},
-    },
-)
+BERT: dict[str, Defaults] = {
+    "bert": BERT_BASE,
+    "bert_base": BERT_BASE,
+    "bert_small": {**DEVLIN, **encoder_sizes(4, 512, 8)},  # BERT-Small of Turc et al. 2019
+    "bert_tiny": {**DEVLIN, **encoder_sizes(2, 128, 2)},  # BERT-Tiny of Turc et al. 2019
+    "roberta": ROBERTA_BASE,
+    "roberta_base": ROBERTA_BASE,
+    "roberta_large": encoder_sizes(24, 1024, 16),
+    "xlm": encoder_sizes(16, 1280, 16),  # Conneau & Lample 2019, in fairseq a size of RoBERTa
+    # A generator alone: an encoder with a masked language model's output layer.
+    "electra_generator": {**ELECTRA_SMALL, "encoder_input_dim": 768},
+}
+ELECTRA: dict[str, Defaults] = {
+    "electra": ELECTRA_BASE,
+    "electra_base": ELECTRA_BASE,
+    "electra_discriminator": {**ELECTRA_BASE, "generator_size": 0.0},  # a finished one, without generator
+    # Clark et al. 2020, table 6: 14 M parameters, embeddings of width 128, a generator of a quarter of its width.
+    "electra_small": {**ELECTRA_SMALL, "encoder_input_dim": 128, "generator_size": 0.25},
+    "electra_tiny": {**DEVLIN, **encoder_sizes(2, 128, 2), "generator_size": 0.5},
+}

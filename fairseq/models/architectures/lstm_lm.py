@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq.config.registry import ARCHITECTURES, Architecture, Complete, completed
+from fairseq.config.registry import Complete, completed
 
 
 def _complete(defaults: Mapping[str, Any], cutoffs: list[int]) -> Complete:
@@ -22,5 +22,7 @@ def _complete(defaults: Mapping[str, Any], cutoffs: list[int]) -> Complete:
 
 TINY = {"decoder_embed_dim": 32, "decoder_out_embed_dim": 32, "decoder_layers": 2}  # for tests
 
-ARCHITECTURES.register("lstm_lm")(Architecture("lstm_lm", _complete({}, [10000, 50000, 200000])))
-ARCHITECTURES.register("lstm_lm_tiny")(Architecture("lstm_lm", _complete(TINY, [200, 600])))
+LSTM_LM: dict[str, Complete] = {
+    "lstm_lm": _complete({}, [10000, 50000, 200000]),
+    "lstm_lm_tiny": _complete(TINY, [200, 600]),
+}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq.config.registry import register_architectures
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 
 Defaults = Mapping[str, Any]
@@ -154,56 +153,53 @@ FAST: Defaults = {  # docs/results.md, "Time to a perplexity"
 DEMO = _small(4, 256, [1000, 4000])  # for a corpus of a million words and a CPU
 TINY = _small(2, 64, [200, 600])  # for tests
 
-register_architectures(
-    "transformer_lm",
-    {
-        "transformer_lm": PLAIN,
-        "transformer_lm_big": BIG,
-        "transformer_lm_wiki103": WIKI103,
-        "transformer_lm_baevski_wiki103": WIKI103,
-        "transformer_lm_gbw": GBW,
-        "transformer_lm_baevski_gbw": GBW,
-        "transformer_lm_gpt": _gpt(12, 768, 12),
-        "transformer_lm_gpt2_small": _gpt(24, 1024, 16),  # fairseq's of this name: GPT-2's shape with 24 layers
-        "transformer_lm_gpt2_tiny": _gpt(2, 64, 1, ffn=64),
-        "transformer_lm_gpt2_medium": _gpt(36, 1280, 20),
-        "transformer_lm_gpt2_big": _gpt(48, 1600, 25),
-        "transformer_lm_gpt2_big_wide": _gpt(24, 2048, 32),
-        "transformer_lm_gpt2_bigger": _gpt(48, 2048, 32),
-        "gpt2_tiny": _gpt2(2, 64, 4),
-        "gpt2_small": _gpt2(12, 768, 12),
-        "gpt2_medium": _gpt2(24, 1024, 16),
-        "gpt2_large": _gpt2(36, 1280, 20),
-        "gpt2_xl": _gpt2(48, 1600, 25),
-        "llama_tiny": _llama(2, 64, 4, 2, 128),
-        "llama_demo": _llama(4, 256, 4, 2, 704),
-        "llama_135m": _llama(30, 576, 9, 3, 1536),  # SmolLM's sizes (Allal et al. 2024), with 49,152 words
-        "llama_360m": _llama(32, 960, 15, 5, 2560),
-        "llama_1b": _llama(22, 2048, 32, 4, 5632, tied=False),  # TinyLlama's (Zhang et al. 2024)
-        "llama_7b": _llama(32, 4096, 32, 32, 11008, tied=False),
-        "pythia_tiny": _pythia(2, 64, 4),
-        "pythia_14m": _pythia(6, 128, 4),
-        "pythia_70m": _pythia(6, 512, 8),
-        "pythia_160m": _pythia(12, 768, 12),
-        "pythia_410m": _pythia(24, 1024, 16),
-        "pythia_1b": _pythia(16, 2048, 8),
-        "pythia_1.4b": _pythia(24, 2048, 16),
-        "transformer_lm_gpt3_small": _gpt3(12, 768, 12),
-        "transformer_lm_gpt3_medium": _gpt3(24, 1024, 16),
-        "transformer_lm_gpt3_large": _gpt3(24, 1536, 16),
-        "transformer_lm_gpt3_xl": _gpt3(24, 2048, 32),
-        "transformer_lm_gpt3_2_7": _gpt3(32, 2560, 32),
-        "transformer_lm_gpt3_6_7": _gpt3(32, 4096, 32),
-        "transformer_lm_gpt3_13": _gpt3(40, 5120, 40),
-        "transformer_lm_gpt3_175": _gpt3(96, 12288, 96),
-        "transformer_lm_demo": DEMO,
-        "transformer_lm_tiny": TINY,
-        "transformer_lm_fast_wiki103": {**WIKI103, **FAST},
-        "transformer_lm_fast_demo": {**DEMO, **FAST},
-        "transformer_lm_fast_tiny": {**TINY, **FAST},
-        "shortformer": {**BASE, **SHORTFORMER},
-        "shortformer_wiki103": {**WIKI103, **SHORTFORMER},
-        "shortformer_demo": {**DEMO, **SHORTFORMER},
-        "shortformer_tiny": {**TINY, **SHORTFORMER},
-    },
-)
+TRANSFORMER_LM: dict[str, Defaults] = {
+    "transformer_lm": PLAIN,
+    "transformer_lm_big": BIG,
+    "transformer_lm_wiki103": WIKI103,
+    "transformer_lm_baevski_wiki103": WIKI103,
+    "transformer_lm_gbw": GBW,
+    "transformer_lm_baevski_gbw": GBW,
+    "transformer_lm_gpt": _gpt(12, 768, 12),
+    "transformer_lm_gpt2_small": _gpt(24, 1024, 16),  # fairseq's of this name: GPT-2's shape with 24 layers
+    "transformer_lm_gpt2_tiny": _gpt(2, 64, 1, ffn=64),
+    "transformer_lm_gpt2_medium": _gpt(36, 1280, 20),
+    "transformer_lm_gpt2_big": _gpt(48, 1600, 25),
+    "transformer_lm_gpt2_big_wide": _gpt(24, 2048, 32),
+    "transformer_lm_gpt2_bigger": _gpt(48, 2048, 32),
+    "gpt2_tiny": _gpt2(2, 64, 4),
+    "gpt2_small": _gpt2(12, 768, 12),
+    "gpt2_medium": _gpt2(24, 1024, 16),
+    "gpt2_large": _gpt2(36, 1280, 20),
+    "gpt2_xl": _gpt2(48, 1600, 25),
+    "llama_tiny": _llama(2, 64, 4, 2, 128),
+    "llama_demo": _llama(4, 256, 4, 2, 704),
+    "llama_135m": _llama(30, 576, 9, 3, 1536),  # SmolLM's sizes (Allal et al. 2024), with 49,152 words
+    "llama_360m": _llama(32, 960, 15, 5, 2560),
+    "llama_1b": _llama(22, 2048, 32, 4, 5632, tied=False),  # TinyLlama's (Zhang et al. 2024)
+    "llama_7b": _llama(32, 4096, 32, 32, 11008, tied=False),
+    "pythia_tiny": _pythia(2, 64, 4),
+    "pythia_14m": _pythia(6, 128, 4),
+    "pythia_70m": _pythia(6, 512, 8),
+    "pythia_160m": _pythia(12, 768, 12),
+    "pythia_410m": _pythia(24, 1024, 16),
+    "pythia_1b": _pythia(16, 2048, 8),
+    "pythia_1.4b": _pythia(24, 2048, 16),
+    "transformer_lm_gpt3_small": _gpt3(12, 768, 12),
+    "transformer_lm_gpt3_medium": _gpt3(24, 1024, 16),
+    "transformer_lm_gpt3_large": _gpt3(24, 1536, 16),
+    "transformer_lm_gpt3_xl": _gpt3(24, 2048, 32),
+    "transformer_lm_gpt3_2_7": _gpt3(32, 2560, 32),
+    "transformer_lm_gpt3_6_7": _gpt3(32, 4096, 32),
+    "transformer_lm_gpt3_13": _gpt3(40, 5120, 40),
+    "transformer_lm_gpt3_175": _gpt3(96, 12288, 96),
+    "transformer_lm_demo": DEMO,
+    "transformer_lm_tiny": TINY,
+    "transformer_lm_fast_wiki103": {**WIKI103, **FAST},
+    "transformer_lm_fast_demo": {**DEMO, **FAST},
+    "transformer_lm_fast_tiny": {**TINY, **FAST},
+    "shortformer": {**BASE, **SHORTFORMER},
+    "shortformer_wiki103": {**WIKI103, **SHORTFORMER},
+    "shortformer_demo": {**DEMO, **SHORTFORMER},
+    "shortformer_tiny": {**TINY, **SHORTFORMER},
+}

@@ -7,14 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq.config.registry import register_lr_scheduler
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import Schedule, warmed_up
 from fairseq.optim.lr_scheduler.settings import CosineConfig, TriangularConfig
 
 logger = logging.getLogger(__name__)
 
 
-@register_lr_scheduler("cosine")
 class CosineSchedule(Schedule):
     """A linear warmup, then half cosines from a maximum to a minimum, each longer and lower than the one before.
 
@@ -24,6 +22,7 @@ class CosineSchedule(Schedule):
     Source: Loshchilov & Hutter 2017, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
     """
 
+    config_class = CosineConfig
     config: CosineConfig
 
     def rate(self, updates: int) -> float:
@@ -65,13 +64,13 @@ class CosineSchedule(Schedule):
         return -1.0 if stop is None else stop
 
 
-@register_lr_scheduler("triangular")
 class TriangularSchedule(Schedule):
     """From ``--lr`` to ``--max-lr`` in half a period and back in the other, the maximum shrinking by the period.
 
     Source: Smith 2017, "Cyclical learning rates for training neural networks", section 3.1.
     """
 
+    config_class = TriangularConfig
     config: TriangularConfig
 
     def rate(self, updates: int) -> float:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq.config.registry import register_lr_scheduler
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import (
     Schedule,
     rate_of_epoch,
@@ -22,10 +21,10 @@ from fairseq.optim.lr_scheduler.settings import (
 )
 
 
-@register_lr_scheduler("fixed")
 class FixedSchedule(Schedule):
     """The rate that ``--lr`` lists for the epoch; in the warmup of w updates, (n + 1) / w of it after n updates."""
 
+    config_class = FixedConfig
     config: FixedConfig
 
     def step_begin_epoch(self, epoch: int) -> float:
@@ -42,13 +41,13 @@ class FixedSchedule(Schedule):
         return self.lr * min(1.0, (updates + 1) / max(self.config.warmup, 1))
 
 
-@register_lr_scheduler("inverse_sqrt")
 class InverseSqrtSchedule(Schedule):
     """A linear warmup of w updates to ``--lr``, then lr · √(w / n) after n updates (w = 1 without a warmup).
 
     Source: Vaswani et al. 2017, "Attention is all you need", eq. 3.
     """
 
+    config_class = InverseSqrtConfig
     config: InverseSqrtConfig
 
     def rate(self, updates: int) -> float:
@@ -59,10 +58,10 @@ class InverseSqrtSchedule(Schedule):
         return self.lr * (max(warmup, 1) / max(updates, 1)) ** 0.5
 
 
-@register_lr_scheduler("polynomial_decay")
 class PolynomialDecaySchedule(Schedule):
     """A linear warmup from 0, then end + (lr − end) · (share of the updates that are left)^power."""
 
+    config_class = PolynomialDecayConfig
     config: PolynomialDecayConfig
 
     def step_begin_epoch(self, epoch: int) -> float:
@@ -78,13 +77,13 @@ class PolynomialDecaySchedule(Schedule):
         return end + (self.lr - end) * remaining**self.config.power
 
 
-@register_lr_scheduler("tri_stage")
 class TriStageSchedule(Schedule):
     """A linear warmup to ``--lr``, a constant rate, and an exponential decay to ``--lr`` · ``--final-lr-scale``.
 
     Source: Park et al. 2019, "SpecAugment", section 3.2.
     """
 
+    config_class = TriStageConfig
     config: TriStageConfig
 
     def rate(self, updates: int) -> float:
@@ -98,7 +97,6 @@ class TriStageSchedule(Schedule):
         return self.lr * self.config.final_lr_scale**share
 
 
-@register_lr_scheduler("wsd")
 class WSDSchedule(Schedule):
     """A linear warmup to ``--lr``, a constant rate, and a decay to 0 over the last updates.
 
@@ -109,6 +107,7 @@ class WSDSchedule(Schedule):
     fixed training durations", section 3, for the form of the decay and its length.
     """
 
+    config_class = WSDConfig
     config: WSDConfig
 
     def rate(self, updates: int) -> float:
@@ -123,13 +122,13 @@ class WSDSchedule(Schedule):
         return self.lr * (1 - (math.sqrt(share) if self.config.decay_shape == "1-sqrt" else share))
 
 
-@register_lr_scheduler("reduce_lr_on_plateau")
 class ReduceLROnPlateau(Schedule):
     """A linear warmup to ``--lr``, then ``--lr-shrink`` times less after each plateau of the validation figure.
 
     A plateau is more than ``--lr-patience`` epochs in a row of which none is better than the best by the threshold.
     """
 
+    config_class = ReduceLROnPlateauConfig
     config: ReduceLROnPlateauConfig
     restored_settings = ("lr",)
     bad_epochs = 0

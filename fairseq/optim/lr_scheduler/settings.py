@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fairseq.config.fields import flag
-from fairseq.config.registry import LR_SCHEDULERS
 from fairseq.config.settings import RateConfig, whole_share
 from fairseq.errors import SettingError
 
@@ -281,15 +280,3 @@ def check_warmup(config: Any, schedule: str) -> None:
     lr, initial = single_rate(config, schedule), max(config.warmup_init_lr, 0.0)
     if initial > lr:
         raise SettingError(f"`warmup_init_lr` {initial}: must not be greater than `lr` {lr}; change one")
-
-
-LR_SCHEDULERS.declare(
-    "fairseq.optim.lr_scheduler.decays",
-    fixed=FixedConfig,
-    inverse_sqrt=InverseSqrtConfig,
-    polynomial_decay=PolynomialDecayConfig,
-    tri_stage=TriStageConfig,
-    wsd=WSDConfig,
-    reduce_lr_on_plateau=ReduceLROnPlateauConfig,
-)
-LR_SCHEDULERS.declare("fairseq.optim.lr_scheduler.cycles", cosine=CosineConfig, triangular=TriangularConfig)

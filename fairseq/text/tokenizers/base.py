@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from fairseq.config.registry import register_tokenizer
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
 
@@ -108,7 +107,6 @@ class WordTokenizer(Value):
         """Raise UserError, whose message begins with its name, if a setting is invalid."""
 
 
-@register_tokenizer("space")
 @dataclass(frozen=True)
 class Space(WordTokenizer):
     """Words that white space separates, unchanged."""

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.system.json_files import parse_json
 from fairseq.system.terminal import silent_stderr
@@ -82,7 +81,6 @@ class LibrarySubwords(Subwords):
             return Vocabulary({index: symbol for symbol, index in ids.items()}, unknown, self.source)
 
 
-@register_bpe("hf")
 @dataclass(frozen=True)
 class HuggingFace(LibrarySubwords):
     """Symbols of a ``tokenizer.json``, without those that its post-processor adds; its unknown one is ``<unk>``."""
@@ -168,7 +166,6 @@ class HuggingFace(LibrarySubwords):
             return tokenizer
 
 
-@register_bpe("gpt2")
 @dataclass(frozen=True)
 class GPT2(LibrarySubwords):
     """GPT-2's byte-level merges (``vocab.bpe`` or ``merges.txt``; Radford et al. 2019). ``Ġ`` stands for a space."""

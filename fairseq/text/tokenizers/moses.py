@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.registry import register_tokenizer
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.base import Span, WordTokenizer, aligned
 
@@ -20,7 +19,6 @@ HYPHEN = "@-@"  # a hyphen inside a word
 LOWER, DIGIT, OTHER = "a0A"  # kinds of the chunk after a full stop, each with a chunk of that kind
 
 
-@register_tokenizer("moses")
 @dataclass(frozen=True)
 class Moses(WordTokenizer):
     """Words and punctuation of sacremoses for *language*; hyphens inside words as ``@-@``, no XML escapes."""

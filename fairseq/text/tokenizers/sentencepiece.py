@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.base import EXTRA, Span, Subwords, Vocabulary, import_package
 from fairseq.text.tokenizers.rules import BeginMarks, WordRule
@@ -18,7 +17,6 @@ from fairseq.text.tokenizers.rules import BeginMarks, WordRule
 WORD_BEGINS = "▁"
 
 
-@register_bpe("sentencepiece")
 @dataclass(frozen=True)
 class SentencePiece(Subwords):
     """Pieces of a SentencePiece model; ``▁`` stands for a space."""

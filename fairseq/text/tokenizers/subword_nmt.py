@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.config.registry import register_bpe
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.base import Span, Subwords, aligned
 
@@ -21,7 +20,6 @@ MARK = "@@"
 FEWEST_MERGES = 100  # that show the alphabet they were learned on
 
 
-@register_bpe("subword_nmt")
 @dataclass(frozen=True)
 class SubwordNMT(Subwords):
     """Merges learned by subword-nmt; subwords that the next one continues end in ``@@``."""

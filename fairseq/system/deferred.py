@@ -1,0 +1,63 @@
+"""Imports at first use: names of packages, built-in parts, and what adapts plug-ins.
+
+The last two are in layers above their callers. ``fairseq/__init__.py`` connects them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Plugins(Protocol):
+    """Adapts parts from outside this package; implemented for plug-ins of fairseq in :mod:`fairseq.interop`."""
+
+    def before_import(self) -> None:
+        """Prepare for the import of a plug-in."""
+
+    def adapt(self, kind: str, part: Any) -> None:
+        """Change *part*, a plug-in's part of the registry for *kind*, so that this package can call it."""
+
+    def set_up(self, task: Any, settings: Any) -> Any:
+        """Return the task of the class *task* for *settings* that choose a plug-in's part."""
+
+
+@dataclass(frozen=True)
+class _Connected:
+    declare_parts: Callable[[], object]
+    plugins: Plugins
+
+
+_connected: list[_Connected] = []
+
+
+def connect(declare_parts: Callable[[], object], plugins: Plugins) -> None:
+    """Set what declares the built-in parts and what adapts plug-ins."""
+    _connected[:] = [_Connected(declare_parts, plugins)]
+
+
+def declare_parts() -> None:
+    """Declare the built-in parts; repeated calls have no effect."""
+    _connected[0].declare_parts()
+
+
+def plugins() -> Plugins:
+    """Return what adapts plug-ins."""
+    return _connected[0].plugins
+
+
+def names_of(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], list[str]]:
+    """``__getattr__`` and ``__all__`` of *package*, whose public *names* are in these modules, separated by spaces.
+
+    They are imported when they are first used: settings can be imported without torch.
+    """
+    homes = {name: module for module, listed in names.items() for name in listed.split()}
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(homes[name]), name)
+
+    return find, list(homes)
