@@ -1,7 +1,6 @@
 """Settings of the commands, one dataclass a concern, and :class:`Settings`, which holds all of a run's.
 
-A command types its flat namespace once, at its entrance, and hands the parts down. Below, only plug-ins read the
-namespace.
+A command types its flat namespace once, at its entrance, and hands the parts down.
 
 What a command line leaves open comes from ``--config FILE.yaml``, the architecture, the dataclass, in that order; no
 default lives below.
@@ -287,19 +286,10 @@ class Settings:
     model: Any
     criterion: Any
     extensions: Mapping[str, Any]  # typed settings of the task's extensions that are switched on, by name
-    namespace: argparse.Namespace  # everything in fairseq's flat form, for plug-ins; :attr:`flat` for others
-
-    @property
-    def flat(self) -> Mapping[str, Any]:
-        """All settings by name, plug-ins' too: what a checkpoint stores."""
-        return vars(self.namespace)
-
-    def read_by(self, part: Any, typed: Any) -> Any:
-        """What the class *part* is made from: *typed*, its settings, or for one that may read any the namespace."""
-        return self.namespace if getattr(part, "reads_all_settings", False) else typed
+    flat: dict[str, Any]  # all settings by name, plug-ins' too: what a checkpoint stores
 
     def changed(self: S, **values: Any) -> S:
-        """A copy in which the fields called as *values* have these values, in every part and in the namespace."""
+        """A copy in which the fields called as *values* have these values, in every part and in :attr:`flat`."""
 
         def changed(part: Any) -> Any:
             names = {field.name for field in dataclasses.fields(part)} & values.keys()
@@ -309,7 +299,7 @@ class Settings:
         # A setting may be in several parts, such as `tokens_per_sample` in task and model: all of them change together.
         parts = {name: changed(part) for name, part in current.items() if dataclasses.is_dataclass(part)}
         parts["extensions"] = {name: changed(cfg) for name, cfg in self.extensions.items()}
-        return dataclasses.replace(self, **parts, namespace=argparse.Namespace(**{**self.flat, **values}))
+        return dataclasses.replace(self, **parts, flat={**self.flat, **values})
 
 
 @dataclass(frozen=True)
@@ -334,7 +324,7 @@ def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings) -> S
     """
     if isinstance(args, Settings):
         return args
-    return Settings(**_parts(argparse.Namespace(**args) if isinstance(args, Mapping) else args))
+    return Settings(**_parts(dict(args) if isinstance(args, Mapping) else vars(args)))
 
 
 def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSettings:
@@ -342,44 +332,43 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
     if isinstance(args, TrainingSettings):
         return args
     # Scripts written for fairseq have settings in groups.
-    args = args.flattened() if hasattr(args, "flattened") else args
+    flat = vars(args.flattened() if hasattr(args, "flattened") else args)
     settings = TrainingSettings(
-        **_parts(args),
-        distributed=fields.typed(DistributedConfig, args),
-        optimization=fields.typed(OptimizationConfig, args),
-        checkpoint=fields.typed(CheckpointConfig, args),
-        profiling=fields.typed(ProfileConfig, args),
-        optimizer=_typed_part("optimizer", args),
-        lr_scheduler=_typed_part("lr_scheduler", args),
+        **_parts(flat),
+        distributed=fields.typed(DistributedConfig, flat),
+        optimization=fields.typed(OptimizationConfig, flat),
+        checkpoint=fields.typed(CheckpointConfig, flat),
+        profiling=fields.typed(ProfileConfig, flat),
+        optimizer=_typed_part("optimizer", flat),
+        lr_scheduler=_typed_part("lr_scheduler", flat),
     )
-    if 0 in settings.optimization.lr and not vars(args).get("max_lr"):
+    if 0 in settings.optimization.lr and not flat.get("max_lr"):
         raise UserError("--lr 0: must be greater than 0, unless --max-lr is given and --lr is the minimum")
     return settings
 
 
-def _parts(args: argparse.Namespace) -> dict[str, Any]:
-    settings = vars(args)
+def _parts(settings: dict[str, Any]) -> dict[str, Any]:
     names = {name: str(settings.get(name) or "") for name in CHOICES}
     task = chosen_part("task", names["task"]) if names["task"] in TASKS else None
     extensions = [name for name in extensions_of(task) if settings.get(name)]
     return {
-        "common": fields.typed(CommonConfig, args),
-        "data": fields.typed(DataConfig, args),
+        "common": fields.typed(CommonConfig, settings),
+        "data": fields.typed(DataConfig, settings),
         "data_path": str(settings.get("data", "")),
         "chosen": ChosenParts(**names),
-        "task": _typed_part("task", args),
-        "model": _typed_part("arch", args),
-        "criterion": _typed_part("criterion", args),
-        "extensions": {name: fields.typed(EXTENSIONS.declaration(name).config_class, args) for name in extensions},
-        "namespace": args,
+        "task": _typed_part("task", settings),
+        "model": _typed_part("arch", settings),
+        "criterion": _typed_part("criterion", settings),
+        "extensions": {name: fields.typed(EXTENSIONS.declaration(name).config_class, settings) for name in extensions},
+        "flat": settings,
     }
 
 
-def _typed_part(choice: str, args: argparse.Namespace) -> Any:
-    """The settings of the part that *args* choose as *choice*; None without one, or where it has no dataclass."""
-    name = str(vars(args).get(choice) or "")
+def _typed_part(choice: str, settings: Mapping[str, Any]) -> Any:
+    """The settings of the part that *settings* choose as *choice*; None without one, or where it has no dataclass."""
+    name = str(settings.get(choice) or "")
     # Of parts a checkpoint may name ones that are not here; without its architecture there is no model.
     if not name or (choice != "arch" and name not in CHOICES[choice]):
         return None
     cls = getattr(chosen_part(choice, name), "config_class", None)
-    return None if cls is None else fields.typed(cls, args)
+    return None if cls is None else fields.typed(cls, settings)

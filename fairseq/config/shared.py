@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fairseq.config.fields import Config, flag
 from fairseq.errors import SettingError
@@ -11,6 +12,25 @@ from fairseq.errors import SettingError
 # Beyond any published model; a mistyped number would otherwise build modules until memory ends.
 MOST_LAYERS = 2000
 BREAK_MODES = ("none", "complete", "complete_doc", "eos")
+
+
+class Part:
+    """Base of registered parts: what they read of a run's settings."""
+
+    config_class: type | None = None
+    """The dataclass of its settings."""
+    settings_name: ClassVar[str]
+    """The name of its settings in :class:`~fairseq.config.settings.Settings`."""
+
+    @classmethod
+    def settings_of(cls, settings: Any) -> Any:
+        """Return what it is made from, of all *settings* of a run: its own."""
+        return getattr(settings, cls.settings_name)
+
+    @classmethod
+    def unread(cls, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the settings *stored* in a checkpoint that it reads only if they are in its dataclass."""
+        return stored
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ each target in the corpus, int64 [B, T], −1 for none.
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import math
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from fairseq.config import fields
 from fairseq.config.registry import CRITERIONS
 from fairseq.config.settings import Settings, typed_settings
+from fairseq.config.shared import Part
 from fairseq.data.dataset import Sample
 from fairseq.logging.figures import Figure, Gathered, language_model_figures, ratio
 from fairseq.models.base import BaseFairseqModel
@@ -31,14 +31,14 @@ TOKEN_LOSSES = "token losses"
 """Name of gathered rows (position in the corpus, loss in nats), float64 [n, 2]."""
 
 
-class FairseqCriterion(nn.Module):
+class FairseqCriterion(Part, nn.Module):
     """A loss function over a model's output and a sample.
 
     A criterion of this package defines :meth:`compute_loss`. A plug-in written for fairseq may override
     :meth:`forward` instead, which trains without memory.
     """
 
-    config_class: type | None = None
+    settings_name = "criterion"
     carries_state = True
     """False if the loss hands the model no state of earlier steps, such as its memory."""
 
@@ -51,10 +51,6 @@ class FairseqCriterion(nn.Module):
         dictionary = getattr(task, "target_dictionary", None)
         # -100 is torch's number of targets that do not count, for tasks without a dictionary.
         self.padding_idx = dictionary.pad() if dictionary is not None else -100
-
-    @staticmethod
-    def add_args(parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the criterion; not needed with a dataclass of settings."""
 
     @classmethod
     def build_criterion(cls, args: Any, task: Any) -> FairseqCriterion:
@@ -116,7 +112,7 @@ def build_criterion(settings: Settings, task: Any) -> FairseqCriterion:
     """Return the criterion that *settings* select."""
     settings = typed_settings(settings)
     cls = CRITERIONS[settings.chosen.criterion]
-    return cls.build_criterion(settings.read_by(cls, settings.criterion), task)
+    return cls.build_criterion(cls.settings_of(settings), task)
 
 
 def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, Any]:

@@ -49,9 +49,7 @@ class SentencePredictionCriterion(FairseqCriterion):
             )
 
     def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
-        """Name the head to a plug-in's model, which has others, too."""
-        if not model.reads_all_settings:
-            return sample
+        """Name the head: a model may have several."""
         head = {"features_only": True, "classification_head_name": self.task.cfg.classification_head_name}
         return {**sample, "net_input": {**sample["net_input"], **head}}
 

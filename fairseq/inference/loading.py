@@ -157,8 +157,7 @@ def _arguments(
     model = MODELS[ARCHITECTURES[arch].model]
     args = dict(args)
     _check_overrides(overrides, stored, args, flags)
-    if not model.reads_all_settings:
-        check_supported(args, path)
+    check_supported(model.unread(args), path)
     args = ARCHITECTURES[arch].complete(args)
     _check_memory_settings(arch, flags)
     if not model.predicts_next_token and "task" in stored:
@@ -177,12 +176,13 @@ def _check_overrides(
     names = {"task": str(args.get("task", "language_modeling")), "criterion": str(criterion)}
     parts = [MODELS[ARCHITECTURES[args["arch"]].model]]
     parts += [registry[names[kind]] for kind, registry in CHOICES.items() if names[kind] in registry]
-    parts += [EXTENSIONS[name] for part in parts for name in extensions_of(part)]
     read = {"arch", "task", "criterion", *NEUTRAL}
     read |= {setting for name in EXTENSIONS for setting in EXTENSIONS[name].loading_settings}
+    extensions = [EXTENSIONS[name] for part in parts for name in extensions_of(part)]
+    for reader in (*parts, *extensions):
+        read |= set(fields.defaults(reader.config_class)) if reader.config_class else set()
     for part in parts:
-        read |= set(fields.defaults(part.config_class)) if part.config_class else set()
-        read |= stored.keys() if getattr(part, "reads_all_settings", False) else set()
+        read |= stored.keys() - part.unread(stored).keys()
     read -= OF_THE_COMMAND
     for name in map(str, overrides):
         if name in OF_DATA:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from fairseq.config.shared import Part
 from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
 
 
-class BaseFairseqModel(nn.Module):
+class BaseFairseqModel(Part, nn.Module):
     """A registered model.
 
-    Subclasses define ``build_model`` and ``forward``; ``add_args(parser)`` if they have no dataclass of settings.
+    Subclasses define ``build_model`` and ``forward``.
     """
 
-    config_class: type | None = None
-    reads_all_settings = False
-    """True if the model may read any setting of a checkpoint, not its dataclass's alone."""
+    settings_name = "model"
     output_layer: OutputLayer | None = None
     decisive_settings: tuple[str, ...] = ()
     """Settings that change what the model computes or trains, but not the names and shapes of its parameters.
@@ -40,10 +38,6 @@ class BaseFairseqModel(nn.Module):
     def can_generate(self) -> bool:
         """Whether the model reads token by token: it has ``new_cache`` and an output layer."""
         return hasattr(type(self), "new_cache") and isinstance(self.output_layer, OutputLayer)
-
-    @staticmethod
-    def add_args(parser: argparse.ArgumentParser) -> None:
-        """Add the model's flags; models with a dataclass of settings need not."""
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> BaseFairseqModel:

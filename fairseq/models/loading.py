@@ -67,7 +67,7 @@ def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     # Before memory is allocated: a mistyped size should end in a message, not in the kernel's out-of-memory killer.
     with limited_models(ModelLimit.of_machine()):
         cls = task.model_class(settings.chosen.arch)
-        model = cls.build_model(settings.read_by(cls, settings.model), task)
+        model = cls.build_model(cls.settings_of(settings), task)
         for name, cfg in settings.extensions.items():
             EXTENSIONS[name].extend_model(model, cfg, task)
     return model
@@ -171,8 +171,7 @@ def check_settings(
         UserError: a setting that changes the meaning of the parameters differs, or a stored one is not implemented;
             the message names the flag.
     """
-    if not model.reads_all_settings:
-        check_supported(stored, source)
+    check_supported(model.unread(stored), source)
     for part, cfg in [(model, settings), *((EXTENSIONS[name], cfg) for name, cfg in extensions.items())]:
         if part.config_class is not None:
             _check_decisive(part, stored, cfg, source)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,22 +9,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fairseq.config.fields import add_flags, shortened, typed
+from fairseq.config.fields import shortened, typed
 from fairseq.config.registry import OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
+from fairseq.config.shared import Part
 from fairseq.errors import SettingError, UserError, nearest
 from fairseq.optim.elementwise import RESET, ElementwiseOptimizer, check_number, scale_
 from fairseq.optim.groups import NO_DECAY
 
 
 @OPTIMIZERS.extend
-class FairseqOptimizer:
+class FairseqOptimizer(Part):
     """An optimizer of *params*, or of groups of them as dicts, with its settings.
 
     A subclass without :attr:`optimizer_class` sets ``self._optimizer`` itself.
     """
 
-    config_class: type | None = None
+    settings_name = "optimizer"
     config: RateConfig | None = None
     optimizer_class: type[torch.optim.Optimizer] | None = None
     """The torch optimizer inside, made with :attr:`optimizer_config`."""
@@ -56,12 +56,6 @@ class FairseqOptimizer:
             role: one of :mod:`fairseq.optim.groups`: ``HIDDEN``, ``NO_DECAY`` (norms and biases) or ``OUTER``.
         """
         return {}
-
-    @classmethod
-    def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the optimizer's flags to *parser*."""
-        if cls.config_class is not None:
-            add_flags(parser, cls.config_class)
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -172,7 +166,7 @@ def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> Fairse
     settings = training_settings(settings)
     cls = OPTIMIZERS[settings.chosen.optimizer]
     trained = [p for p in params if isinstance(p, dict) or p.requires_grad]
-    return cls(settings.read_by(cls, settings.optimizer), trained)
+    return cls(cls.settings_of(settings), trained)
 
 
 def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import logging
 from collections.abc import Mapping
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, set_up
 from fairseq.config.settings import DataConfig, Settings, typed_settings
+from fairseq.config.shared import Part
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, build_criterion, subset_figures
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
@@ -90,7 +90,7 @@ class Extension(Protocol):
         """The examples of *split* in *folder*, selected, with what *model* reads of them in addition."""
 
 
-class FairseqTask:
+class FairseqTask(Part):
     """A registered task: data, batches, model and criterion, and the state that training steps carry along.
 
     Args:
@@ -98,8 +98,7 @@ class FairseqTask:
 
     Attributes:
         settings: all settings, typed.
-        args: the flat namespace, for plug-ins.
-        datasets: the datasets from ``load_dataset``, by split.
+        cfg: the settings of the task.
         evaluated_by: module of :mod:`fairseq_cli` that evaluates a checkpoint, which the log of training names.
         extensions: what changes data and models of the task from outside, by name.
         kinds: the kinds of state that a step hands to the next.
@@ -108,7 +107,8 @@ class FairseqTask:
         carried: their values in training. Only :meth:`commit`, :meth:`restart` and :meth:`load_carried` set it.
     """
 
-    config_class: type | None = None
+    settings_name = "task"
+    cfg: Any
     evaluated_by = "validate"
     kinds: tuple[CarriedState, ...] = (RowMemory(),)
     subsets: tuple[str, ...] = ()
@@ -116,9 +116,6 @@ class FairseqTask:
 
     def __init__(self, args: Settings) -> None:
         self.settings = typed_settings(args)
-        self.args = self.settings.namespace
-        self.cfg: Any = self.args
-        self.datasets: dict[str, Any] = {}
         self.carried: Carried = {}
         self.extensions: dict[str, Extension] = {}
         for name in self.settings.extensions:
@@ -129,10 +126,6 @@ class FairseqTask:
         self.extensions[name] = extension
         self.kinds, self.subsets = (*self.kinds, *extension.kinds), (*self.subsets, *extension.subsets)
 
-    @staticmethod
-    def add_args(parser: argparse.ArgumentParser) -> None:
-        """Add the flags of the task; not needed with a dataclass of settings."""
-
     @classmethod
     def setup_task(cls, args: Settings, **kwargs: Any) -> FairseqTask:
         """Load what the task needs, such as the dictionary, and build the task."""
@@ -141,7 +134,7 @@ class FairseqTask:
     def typed(self, cls: type[C]) -> C:
         """The settings of the task as *cls*."""
         cfg = self.settings.task
-        return cfg if isinstance(cfg, cls) else fields.typed(cls, self.args)
+        return cfg if isinstance(cfg, cls) else fields.typed(cls, self.settings.flat)
 
     @property
     def source_dictionary(self) -> Dictionary:

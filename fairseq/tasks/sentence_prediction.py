@@ -103,8 +103,8 @@ class SentencePredictionTask(FairseqTask):
     def build_model(self, args: Settings) -> BaseFairseqModel:
         """The encoder of the chosen architecture, with a classification head instead of the pre-training head."""
         cfg, model = self.cfg, cast(Any, super().build_model(args))
-        if model.reads_all_settings and isinstance(getattr(model, "classification_heads", None), nn.ModuleDict):
-            # A plug-in's, which has heads beside its output layer.
+        if isinstance(getattr(model, "classification_heads", None), nn.ModuleDict):
+            # It has heads beside its output layer.
             model.register_classification_head(cfg.classification_head_name, num_classes=self.layout.outputs)
             return model
         return SentenceModel(

@@ -19,6 +19,7 @@ from fairseq.config import options, registry
 from fairseq.config.fields import typed
 from fairseq.config.settings import TrainingSettings, training_settings, typed_settings
 from fairseq.criterions import FairseqCriterion
+from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.optim.adam import FairseqAdam
@@ -104,12 +105,12 @@ def test_fairseqs_names_of_the_subword_mark_are_the_mark(words: list[str]) -> No
     assert typed(EvalLMConfig, args).remove_bpe == "@@ "
 
 
-def test_a_change_reaches_every_part_and_the_namespace_of_a_copy() -> None:
+def test_a_change_reaches_every_part_and_the_flat_settings_of_a_copy() -> None:
     before = settings(runs.BASELINE)
     after = before.changed(tokens_per_sample=8, lr=[1.0])
-    assert after.task.tokens_per_sample == after.model.tokens_per_sample == after.namespace.tokens_per_sample == 8
-    assert after.optimization.lr == after.optimizer.lr == after.lr_scheduler.lr == after.namespace.lr == [1.0]
-    assert (before.task.tokens_per_sample, before.namespace.tokens_per_sample) == (16, 16)
+    assert after.task.tokens_per_sample == after.model.tokens_per_sample == after.flat["tokens_per_sample"] == 8
+    assert after.optimization.lr == after.optimizer.lr == after.lr_scheduler.lr == after.flat["lr"] == [1.0]
+    assert (before.task.tokens_per_sample, before.flat["tokens_per_sample"]) == (16, 16)
 
 
 def test_a_stage_derives_its_settings() -> None:
@@ -170,7 +171,7 @@ def test_a_plugin_is_given_the_flat_namespace(
         monkeypatch.setattr(parts, known, {key: part for key, part in getattr(parts, known).items() if key != name})
     parts.register(name)(outside(base, method))
     call = {"build_model": task.build_model, "build_criterion": task.build_criterion, "setup_task": setup_task}[method]
-    assert given_to(call, value) is value.namespace
+    assert vars(given_to(call, value)) is value.flat
 
 
 def test_our_parts_take_their_settings_and_a_plugins_namespace_alike() -> None:
@@ -178,9 +179,10 @@ def test_our_parts_take_their_settings_and_a_plugins_namespace_alike() -> None:
 
     value = settings(runs.BASELINE, "--optimizer adam --adam-eps 0.125")
     task = setup_task(value)
-    for given in (value.model, value.namespace):
+    namespace = namespace_of(value)
+    for given in (value.model, namespace):
         model = TransformerLanguageModel.build_model(given, task)
         assert model.cfg == value.model
-        assert FairseqAdam(given if given is value.namespace else value.optimizer, model.parameters()).config.adam_eps
-    flat = LanguageModelingTask.setup_task(value.namespace)
-    assert isinstance(flat, LanguageModelingTask) and flat.cfg == task.cfg and flat.args is value.namespace  # type: ignore[attr-defined]
+        assert FairseqAdam(given if given is namespace else value.optimizer, model.parameters()).config.adam_eps
+    flat: Any = LanguageModelingTask.setup_task(namespace)  # type: ignore[arg-type]
+    assert isinstance(flat, LanguageModelingTask) and flat.cfg == task.cfg and vars(flat.args) is value.flat

@@ -45,9 +45,9 @@ def test_a_model_is_built_from_the_namespace_and_its_settings_are_typed_all_the_
     settings = training_settings(runs.arguments("--arch given_lm --tokens-per-sample 16 --max-tokens 64"))
     task = setup_task(settings)
     model = task.build_model(settings)
-    assert given == [settings.namespace] and isinstance(model, Given)
+    assert [vars(each) for each in given] == [settings.flat] and isinstance(model, Given)
     assert isinstance(settings.model, TransformerLMConfig) and settings.model == model.cfg
-    assert not TransformerLanguageModel.reads_all_settings, "the base class stays as it was"
+    assert TransformerLanguageModel.settings_of(settings) is settings.model, "the base class stays as it was"
 
 
 def test_an_optimizer_that_extends_ours_may_lack_settings_of_ours() -> None:
@@ -88,9 +88,9 @@ def test_a_task_registered_under_two_names_is_given_the_namespace_and_reads_all_
         registry.register_task(name)(Both)
     settings = training_settings(runs.arguments(runs.BASELINE, "--task other"))
     task: Any = setup_task(settings)
-    assert task.given is settings.namespace and task.args is settings.namespace
-    assert Both(settings, task.dictionary).given is settings.namespace, "as models are loaded with a dictionary file"
-    assert task.cfg.sample_break_mode == "none" and task.cfg.clip_norm == settings.namespace.clip_norm
+    assert vars(task.given) is settings.flat and vars(task.args) is settings.flat
+    assert vars(Both(settings, task.dictionary).given) is settings.flat, "as models are loaded with a dictionary file"
+    assert task.cfg.sample_break_mode == "none" and task.cfg.clip_norm == settings.flat["clip_norm"]
 
 
 def test_an_architecture_with_the_name_of_one_of_ours_is_refused() -> None:

@@ -65,7 +65,7 @@ def test_the_last_of_three_stages_ends_the_run() -> None:
     assert stage_at(stages, 12) == stages[2]
     of_each = [settings_at(settings, stages, stage) for stage in stages]
     assert [each.optimization.max_update for each in of_each] == [12] * 3
-    assert [vars(each.namespace)["max_target_positions"] for each in of_each] == [32] * 3, "one table for all"
+    assert [each.flat["max_target_positions"] for each in of_each] == [32] * 3, "one table for all"
     with user_error("^--max-update 9"):
         planned("--max-tokens 64 --stages 8:5,32:9,16:12 --max-update 9")
 
@@ -118,7 +118,7 @@ def test_validation_batches_follow_the_stage_or_are_longer_ones_of_their_own(lim
     settings, stages = planned(f"--max-tokens 64 --stages 8:5,32:9 --max-tokens-valid {limit}")
     of_each = [settings_at(settings, stages, stage) for stage in stages]
     assert [each.data.max_tokens_valid for each in of_each] == lengths
-    assert [vars(each.namespace)["tokens_per_sample"] for each in of_each] == [8, 32]
+    assert [each.flat["tokens_per_sample"] for each in of_each] == [8, 32]
     assert [each.optimization.max_update for each in of_each] == [9, 9], "schedules see the whole run"
 
 

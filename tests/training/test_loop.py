@@ -113,7 +113,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def lengths(made: list[Any]) -> list[int]:
-    return [vars(settings.namespace)["tokens_per_sample"] for settings in made]
+    return [settings.flat["tokens_per_sample"] for settings in made]
 
 
 def test_stages_follow_one_another_and_are_told(
@@ -232,7 +232,7 @@ def test_the_architecture_is_that_of_the_checkpoints_fairseq(tmp_path: Path, cap
         settings = training_settings(runs.arguments(QUICK, "--arch", arch))
         found = resume.at_version(settings, stored)
         assert found.model.decoder_normalize_before is expected
-        assert vars(found.namespace)["decoder_normalize_before"] is expected
+        assert found.flat["decoder_normalize_before"] is expected
     widths = {"decoder_input_dim": None, "decoder_output_dim": None}
     named = training_settings(runs.arguments(QUICK, "--decoder-input-dim 512 --decoder-output-dim 512"))
     assert resume.at_version(named, widths).model.decoder_input_dim == 512, "of another architecture"
@@ -280,9 +280,7 @@ def test_settings_are_written_once_and_with_what_a_checkpoint_put_in_force(
     runs.train(tmp_path, SHORTFORMER, runs.ADAM, "--max-tokens 64 --stages 8:2,16:4 --save-interval-updates 1")
     (tmp_path / "checkpoint_1_1.pt").rename(tmp_path / "checkpoint_last.pt")
     written: list[Any] = []
-    monkeypatch.setattr(
-        effective, "write_settings", lambda settings, path: written.append((vars(settings.namespace), path))
-    )
+    monkeypatch.setattr(effective, "write_settings", lambda settings, path: written.append((settings.flat, path)))
     flags = "--max-tokens 64 --stages 8:2,16:4 --adam-eps 0.5"
     runs.train(tmp_path, SHORTFORMER, runs.ADAM, flags)
     ((values, path),) = written

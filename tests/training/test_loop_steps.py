@@ -149,7 +149,7 @@ def steps(script: Script, *names: str) -> list[Any]:
 
 
 def lengths(script: Script) -> list[int]:
-    return [vars(made.settings.namespace)["tokens_per_sample"] for made in script.made]
+    return [made.settings.flat["tokens_per_sample"] for made in script.made]
 
 
 # --- stages

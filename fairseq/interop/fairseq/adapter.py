@@ -17,8 +17,8 @@ from fairseq.config.settings import Settings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.interop.fairseq import criterions, encoders
 from fairseq.interop.fairseq.decoders import PluginModel
+from fairseq.interop.fairseq.namespaces import ReadsNamespace, namespace_of
 from fairseq.models.base import BaseFairseqModel
-from fairseq.tasks.fairseq_task import FairseqTask
 
 PAD = 1  # the id of padding in every dictionary of fairseq
 
@@ -26,8 +26,8 @@ PAD = 1  # the id of padding in every dictionary of fairseq
 def adapt(kind: str, part: Any) -> None:
     """Change *part*, a plug-in's part of the registry for *kind*, which calls this."""
     if kind in _ADAPTERS:
-        # Which settings a plug-in reads from the namespace cannot be seen: all of them count as read.
-        part.reads_all_settings = True
+        for name in ("settings_of", "unread"):
+            setattr(part, name, vars(ReadsNamespace)[name])
         _ADAPTERS[kind](part)
 
 
@@ -117,13 +117,13 @@ def _give_namespace(part: Any, name: str) -> None:
     @functools.wraps(method.__func__ if bound else method)
     def call(self: Any, settings: Any, *rest: Any, **options: Any) -> Any:
         # A plug-in's own call of `super()` passes the namespace on, which goes through unchanged.
-        flat = settings.namespace if isinstance(settings, Settings) else settings
+        flat = namespace_of(settings) if isinstance(settings, Settings) else settings
         return (method.__get__(None, self) if bound else functools.partial(method, self))(flat, *rest, **options)
 
     setattr(part, name, classmethod(call) if bound else call)
 
 
-def _typed(self: FairseqTask, cls: type) -> Any:
+def _typed(self: Any, cls: type) -> Any:
     """The settings of the task as *cls*; with a dataclass of its own the namespace, which has the settings of *cls*."""
     if isinstance(self.settings.task, cls):
         return self.settings.task

@@ -17,6 +17,7 @@ from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
 from fairseq.interop.fairseq.decoders import FairseqDecoder
+from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.models.base import BaseFairseqModel
 from fairseq.system.lookup import entries
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -53,7 +54,7 @@ def load_model_ensemble_and_task(
     if data is None:
         data = task.settings.data_path if task is not None else checkpoint.load(filenames[0])["args"].get("data", "")
     models, setup, settings = load_models(list(filenames), data, overrides)
-    return models, settings.namespace, setup
+    return models, namespace_of(settings), setup
 
 
 def load_model_ensemble(

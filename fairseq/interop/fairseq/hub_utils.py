@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.inference.loading import load_language_models
+from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.system.lookup import exists, is_file, is_folder
 
 SPLITTERS = {  # settings of fairseq's hub: their values
@@ -113,7 +114,7 @@ def from_pretrained(
     paths, data = located(model_name_or_path, checkpoint_file, data_name_or_path)
     overrides = {name: value for name, value in settings.items() if name not in ("tokenizer", "bpe", "bpe_codes")}
     models, task, used = load_language_models(paths, data, overrides)
-    return GeneratorHubInterface(used.namespace, task, models)
+    return GeneratorHubInterface(namespace_of(used), task, models)
 
 
 def check_splitters(settings: Mapping[str, Any]) -> None:

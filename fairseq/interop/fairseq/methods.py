@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq.config.fields import add_flags
 from fairseq.config.registry import is_outside
 from fairseq.data.dataset import Sample
 from fairseq.data.folders import data_folders
@@ -26,6 +27,7 @@ from fairseq.interop.fairseq.criterions import log_aggregated, log_figures
 from fairseq.interop.fairseq.data_utils import batch_by_size, filter_by_size, numpy_seed
 from fairseq.interop.fairseq.generator import SequenceGenerator
 from fairseq.interop.fairseq.iterators import EpochBatchIterator
+from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.interop.fairseq.utils import tokenize_line
 from fairseq.models.bert import EncoderModel
 from fairseq.models.sentence import ClassificationHead, SentenceModel
@@ -381,3 +383,22 @@ def build_tokenizer(self: Any, args: Any) -> Any:
 def from_pretrained(cls: Any, *args: Any, **options: Any) -> Any:
     """The model in a folder, in the interface of fairseq's hub: see :func:`hub_utils.from_pretrained`."""
     return hub_utils.from_pretrained(*args, **options)
+
+
+def add_args(cls: Any, parser: Any) -> None:
+    """Add the flags of the dataclass of settings that *cls* has."""
+    if cls.config_class is not None:
+        add_flags(parser, cls.config_class)
+
+
+def default_args(self: Any) -> Any:
+    """The flat namespace of a task's settings."""
+    return namespace_of(self.settings)
+
+
+default_cfg = default_args
+
+
+def default_datasets(self: Any) -> dict[str, Any]:
+    """The datasets that ``load_dataset`` stores, by split."""
+    return vars(self).setdefault("datasets", {})

@@ -19,23 +19,31 @@ from types import ModuleType
 from typing import Any
 
 _ITEMS = "__getitem__ collater num_tokens size ordered_indices"
-METHODS = {  # module: class, names of functions in the module `methods`
-    "fairseq.data.masking": ("MaskedBlocks", _ITEMS),
-    "fairseq.data.token_blocks": ("TokenBlocks", _ITEMS),
-    "fairseq.models.base": ("FairseqLanguageModel", "from_pretrained"),
-    "fairseq.models.bert": ("EncoderModel", "register_classification_head"),
-    "fairseq.tasks.fairseq_task": (
+METHODS = (  # module, class, names of functions in the module `methods`
+    ("fairseq.criterions.fairseq_criterion", "FairseqCriterion", "add_args"),
+    ("fairseq.data.masking", "MaskedBlocks", _ITEMS),
+    ("fairseq.data.token_blocks", "TokenBlocks", _ITEMS),
+    ("fairseq.models.base", "BaseFairseqModel", "add_args"),
+    ("fairseq.models.base", "FairseqLanguageModel", "from_pretrained"),
+    ("fairseq.models.bert", "EncoderModel", "register_classification_head"),
+    ("fairseq.optim.fairseq_optimizer", "FairseqOptimizer", "add_args"),
+    ("fairseq.optim.lr_scheduler.fairseq_lr_scheduler", "FairseqLRScheduler", "add_args"),
+    (
+        "fairseq.tasks.fairseq_task",
         "FairseqTask",
-        "load_dataset get_batch_iterator filter_indices_by_size can_reuse_epoch_itr max_positions begin_epoch "
+        "add_args load_dataset get_batch_iterator filter_indices_by_size can_reuse_epoch_itr max_positions begin_epoch "
         "begin_valid_epoch train_step valid_step optimizer_step reduce_metrics aggregate_logging_outputs "
         "logging_outputs_can_be_summed state_dict load_state_dict build_generator inference_step has_sharded_data "
         "build_dataset_for_inference get_interactive_tokens_and_lengths build_bpe build_tokenizer",
     ),
-    "fairseq.text.dictionary": (
+    (
+        "fairseq.text.dictionary",
         "Dictionary",
         "encode_line string add_from_file add_file_to_dictionary dummy_sentence get_count unk_string",
     ),
-}
+)
+OF_CLASSES = ("add_args", "from_pretrained")
+ATTRIBUTES = (("fairseq.tasks.fairseq_task", "FairseqTask", "args cfg datasets"),)
 
 
 def home_of(name: str) -> str:
@@ -49,11 +57,16 @@ class _FormerNames(SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         # After the module's own code: what it defines itself is never replaced by a former name.
         super().exec_module(module)
-        cls, names = METHODS.get(module.__name__, ("", ""))
-        for name in names.split():
-            part = getattr(module, cls)
-            method = _method(name, getattr(part, name, None))
-            setattr(part, name, classmethod(method) if name == "from_pretrained" else method)
+        for home, cls, names in METHODS:
+            if home == module.__name__:
+                part = getattr(module, cls)
+                for name in names.split():
+                    method = _method(name, getattr(part, name, None))
+                    setattr(part, name, classmethod(method) if name in OF_CLASSES else method)
+        for home, cls, names in ATTRIBUTES:
+            if home == module.__name__:
+                for name in names.split():
+                    setattr(getattr(module, cls), name, _Attribute(name))
         _find_names(module)
 
 
@@ -99,6 +112,18 @@ def _method(name: str, present: Callable[..., Any] | None) -> Callable[..., Any]
         return getattr(importlib.import_module(home_of("methods")), name)(self, *args, **options)
 
     return call if present is None else functools.wraps(present)(call)
+
+
+class _Attribute:
+    """An attribute of objects that have not set it: ``default_NAME`` of the module `methods`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            raise AttributeError(f"type object {owner.__name__!r} has no attribute {self.name!r}")
+        return getattr(importlib.import_module(home_of("methods")), f"default_{self.name}")(instance)
 
 
 class FormerNames(MetaPathFinder, Loader):

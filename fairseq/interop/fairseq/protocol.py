@@ -24,6 +24,7 @@ from fairseq.interop.fairseq.collated import CollatedDataset
 from fairseq.interop.fairseq.hooks import overrides
 from fairseq.interop.fairseq.iterators import EpochBatchIterator, IteratorSampler
 from fairseq.interop.fairseq.logged import Logged, LoggedFigures, without_outputs
+from fairseq.interop.fairseq.namespaces import namespace_of, reads_namespace
 from fairseq.interop.fairseq.utils import resolve_max_positions
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
@@ -34,7 +35,7 @@ STATE = "task_state"  # name of a task's own state in a checkpoint, beside what 
 
 def set_up(cls: type[FairseqTask], settings: Settings) -> FairseqTask:
     """Return the task *cls* of *settings* under fairseq's protocol."""
-    defaults.complete(settings.namespace)
+    defaults.complete(namespace_of(settings))
     task: Any = cls.setup_task(settings)
     made = type(task)
     task.__class__ = type(made.__name__, (Protocol, made), {"__module__": made.__module__, "plugin": made})
@@ -76,7 +77,7 @@ class Protocol(FairseqTask):
     def prepare(self, sample: Sample, epoch: int, *, model: Any, training: bool) -> Sample:
         sample = super().prepare(sample, epoch, model=model, training=training)
         inputs = sample.get("net_input")
-        if isinstance(inputs, dict) and not getattr(model, "reads_all_settings", False):
+        if isinstance(inputs, dict) and not reads_namespace(model):
             # Models of this package take no lengths.
             sample = {**sample, "net_input": {name: value for name, value in inputs.items() if name != "src_lengths"}}
         return sample
@@ -96,7 +97,8 @@ class Protocol(FairseqTask):
         """The dataset that ``load_dataset`` stores, and the batches that ``get_batch_iterator`` makes of it."""
         load: Any = getattr(self, "load_dataset")  # noqa: B009 - fairseq's, which tasks here do not declare
         load(split, **hooks.accepted(load, epoch=epoch, combine=training))
-        dataset, task = self.datasets.get(split), self.settings.chosen.task
+        task, datasets = self.settings.chosen.task, self.datasets  # type: ignore[attr-defined]
+        dataset = datasets.get(split)
         # An iterator of the task's own may have another function that makes batches.
         methods = ("__getitem__", "__len__", *(() if overrides(self.plugin, "get_batch_iterator") else ("collater",)))
         if not all(hasattr(dataset, name) for name in methods):

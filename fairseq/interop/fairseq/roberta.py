@@ -20,6 +20,7 @@ from fairseq.interop.fairseq.encoders import FILES, Numbered
 from fairseq.interop.fairseq.hub_utils import check_splitters, located
 from fairseq.interop.fairseq.layers import init_bert_params
 from fairseq.interop.fairseq.modules import LayerNorm, quant_noise
+from fairseq.interop.fairseq.namespaces import ReadsNamespace, namespace_of
 from fairseq.interop.fairseq.transformer import TransformerEncoder
 from fairseq.interop.fairseq.utils import get_activation_fn
 from fairseq.models.encoder_settings import BertConfig
@@ -250,10 +251,8 @@ class RobertaEncoder(FairseqEncoder):
         return self.args.max_positions
 
 
-class RobertaModel(FairseqEncoderModel):
+class RobertaModel(ReadsNamespace, FairseqEncoderModel):
     """BERT and RoBERTa, under the name and with the constructor and hooks that scripts and plug-ins know."""
-
-    reads_all_settings = True
 
     def __init__(self, args: Any, encoder: Any) -> None:
         super().__init__(encoder)
@@ -377,7 +376,7 @@ class RobertaModel(FairseqEncoderModel):
             if bpe not in (None, "gpt2"):
                 raise UserError(f"`bpe` {bpe}: no tokenizer beside {dictionary.path}; give None for text of tokens")
             log_tokens(dictionary)
-        roberta = RobertaHubInterface(used.namespace, task, model, tokenizer)
+        roberta = RobertaHubInterface(namespace_of(used), task, model, tokenizer)
         # Heads that the task did not build: their names and sizes are in the checkpoint alone.
         for name in heads.keys() - set(getattr(model, "classification_heads", ())):
             roberta.register_classification_head(name, heads[name])

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from fairseq.config.fields import add_flags, typed
+from fairseq.config.fields import typed
 from fairseq.config.registry import LR_SCHEDULERS
 from fairseq.config.settings import RateConfig, TrainingSettings, training_settings
+from fairseq.config.shared import Part
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
 
 @LR_SCHEDULERS.extend
-class FairseqLRScheduler:
+class FairseqLRScheduler(Part):
     """A schedule: the learning rate after so many updates, which the next update uses.
 
     ``step_update(0)`` gives the rate before the first update. Ours are functions of the number of updates and of
@@ -21,7 +21,7 @@ class FairseqLRScheduler:
     restoring.
     """
 
-    config_class: type | None = None
+    settings_name = "lr_scheduler"
     restored_settings: tuple[str, ...] = ()
     """Settings that a restored state replaces."""
 
@@ -29,12 +29,6 @@ class FairseqLRScheduler:
         self.args = self.cfg = args
         self.optimizer = optimizer
         self.best: float | None = None  # the smallest validation loss
-
-    @classmethod
-    def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """Add the schedule's flags to *parser*."""
-        if cls.config_class is not None:
-            add_flags(parser, cls.config_class)
 
     @property
     def stop_lr(self) -> float:
@@ -99,7 +93,7 @@ def build_lr_scheduler(settings: TrainingSettings, optimizer: FairseqOptimizer) 
     """
     settings = training_settings(settings)
     cls = LR_SCHEDULERS[settings.chosen.lr_scheduler]
-    return cls(settings.read_by(cls, settings.lr_scheduler), optimizer)
+    return cls(cls.settings_of(settings), optimizer)
 
 
 def rate_of_epoch(rates: list[float], epoch: int) -> float:
