@@ -90,6 +90,10 @@ class DataConfig(StreamConfig):
     )
     train_subset: str = flag("train", "training split", metavar="SPLIT")
     valid_subset: str = flag("valid", "validation splits", metavar="SPLIT,…")
+    combine_valid_subsets: bool = flag(
+        False, "validate on valid, valid1, valid2, … as one split", aliases=("--combine-val",)
+    )
+    ignore_unused_valid_subsets: bool = flag(False, "leave out validation splits that `valid_subset` does not name")
     max_tokens_valid: int | None = flag(None, "maximum tokens in a validation batch (default: `max_tokens`)", low=1)
     batch_size_valid: int | None = flag(
         None, "maximum rows in a validation batch (default: `batch_size`)", aliases=("--max-sentences-valid",), low=1
@@ -314,8 +318,8 @@ class TrainingSettings(Settings):
     lr_scheduler: Any
 
 
-def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings) -> Settings:
-    """Return typed settings from *args*, a parsed command line or a checkpoint's; typed *args* are returned unchanged.
+def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings | Any) -> Settings:
+    """Return typed settings from *args*: a parsed command line, a checkpoint's, or one part; typed ones as they are.
 
     Missing settings get their defaults.
 

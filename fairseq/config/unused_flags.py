@@ -19,9 +19,9 @@ aim-repo aim-run-hash all-gather-list-size amp-batch-retries amp-init-scale amp-
 plasma-path scoring
 """
 SWITCHES = f"""{_COMMON_SWITCHES}
-average-sync broadcast-buffers checkpoint-activations combine-val combine-valid-subsets cpu-offload
+average-sync broadcast-buffers checkpoint-activations cpu-offload
 fast-stat-sync fix-batches-to-gpus fp32-reduce-scatter future-target gradient-as-bucket-view
-grouped-shuffling ignore-unused-valid-subsets iter-decode-force-max-iter iter-decode-with-external-reranker
+grouped-shuffling iter-decode-force-max-iter iter-decode-with-external-reranker
 layernorm-embedding lazy-load load-checkpoint-heads load-checkpoint-on-all-dp-ranks no-beamable-mm no-early-stop
 no-reshard-after-forward no-seed-provided no-shuffle not-fsdp-flatten-parameters offload-activations
 pad-to-fixed-bsz pad-to-fixed-length print-step quiet report-accuracy
@@ -51,7 +51,8 @@ valid-subset validate-after-updates validate-interval validate-interval-updates
 """
 # Commands that generate text also take the ones of checkpoints and processes.
 OF_GENERATION_SWITCHES = """
-distributed-no-spawn find-unused-parameters maximize-best-checkpoint-metric no-epoch-checkpoints no-last-checkpoints
+combine-val combine-valid-subsets distributed-no-spawn find-unused-parameters ignore-unused-valid-subsets
+maximize-best-checkpoint-metric no-epoch-checkpoints no-last-checkpoints
 no-save no-save-optimizer-state reset-dataloader reset-lr-scheduler reset-meters reset-optimizer
 """
 OF_GENERATION = """

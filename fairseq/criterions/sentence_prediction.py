@@ -60,11 +60,12 @@ class SentencePredictionCriterion(FairseqCriterion):
         logits = net_output[0][: target.size(0)].float()  # (B, n); a dummy sample has no targets
         predicted = predictions(logits, self.is_regression)
         if self.is_regression:
-            loss = F.mse_loss(logits.squeeze(1), target, reduction="sum")
+            loss = F.mse_loss(predictions(logits, True), target, reduction="sum")
         else:
             loss = F.cross_entropy(logits, target, reduction="sum")
         # float64 holds class numbers and float32 scores alike without loss.
-        rows = torch.stack([predicted.detach().double(), target.double()], dim=1)  # (B, 2)
+        # Of several scores a row, each is a pair of its own.
+        rows = torch.stack([predicted.detach().double().flatten(), target.double().flatten()], dim=1)  # (B, 2)
         size = sample["nsentences"]
         return loss, size, {**logging_output(loss, sample, size), PREDICTIONS: Gathered(rows)}
 
@@ -75,7 +76,7 @@ class SentencePredictionCriterion(FairseqCriterion):
 
 
 def predictions(logits: Tensor, is_regression: bool) -> Tensor:
-    """Predicted classes or scores: logits [B, n] → [B]."""
+    """Predicted classes or scores: logits [B, n] → [B]; several scores stay [B, n]."""
     return logits.squeeze(1) if is_regression else logits.argmax(1)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, reopen, token_count
@@ -81,20 +83,33 @@ def check_split(folder: str | Path, split: str) -> None:
     token_count(os.path.join(folder, split))
 
 
-def check_validation(data: str | Path, valid_subset: str) -> None:
-    """Raise UserError, which says how to make one, if *data* from fairseq-preprocess has no such validation split.
+def check_validation(data: str | Path, valid_subset: str, leaves_out: bool) -> None:
+    """Raise UserError, which says what to do, unless *data* from fairseq-preprocess has the splits of *valid_subset*.
 
-    Folders in which splits are not at the top, as tables of sentences, are left to their tasks.
+    A split such as ``valid1`` that is in the folder must be named as well, unless *leaves_out*. Folders in which splits
+    are not at the top, as tables of sentences, are left to their tasks.
     """
     folder = data_folders(data)[0]
     there = _splits(folder)
-    missing = [split for name in valid_subset.split(",") if (split := name.strip()) and split not in there]
+    splits = [split for name in valid_subset.split(",") if (split := name.strip())]
+    missing = [split for split in splits if split not in there]
     if there and missing:
         raise UserError(
             f"{folder}/{missing[0]}.idx: file not found; the splits in this folder are {', '.join(there)}: hold out a "
             "part with fairseq-preprocess --valid-fraction 0.05, name a split with `valid_subset`, or give "
             "`disable_validation`"
         )
+    if not leaves_out and (unread := unread_splits(folder, splits)):
+        raise UserError(
+            f"`valid_subset` {valid_subset}: leaves out {', '.join(unread)} of {folder}; name them, join them by "
+            "`combine_valid_subsets`, or give `ignore_unused_valid_subsets`"
+        )
+
+
+def unread_splits(folder: str | Path, splits: Sequence[str]) -> list[str]:
+    """The splits ``valid1``, ``valid2``, … of *folder* that are not among *splits*."""
+    numbered = (path.stem for path in Path(folder).glob("valid*.bin") if re.fullmatch(r"valid\d+", path.stem))
+    return sorted(set(numbered) - set(splits))
 
 
 def open_corpus(

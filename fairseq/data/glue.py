@@ -16,8 +16,8 @@ logger = logging.getLogger(__name__)
 
 MOST_CLASSES = 1000  # that are taken from a table
 
-Label = float
-"""The number of a class, or a score."""
+Label = float | tuple[float, ...]
+"""The number of a class, a score, or several scores."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Layout:
     metrics: tuple[str, ...] = ("accuracy",)  # figures that GLUE reports; their mean is the score
     header: tuple[str, ...] = ()  # columns of the files that have no header line; empty where all have one
     dev: str = "dev"  # name of the development file, without ``.tsv``
+    scores: int = 1  # numbers that a label of regression consists of
     ragged: bool = False  # whether the published files have incomplete lines, which are left out
 
     @property
@@ -40,7 +41,7 @@ class Layout:
     @property
     def outputs(self) -> int:
         """Numbers that a model computes for an example."""
-        return len(self.labels) or 1
+        return len(self.labels) or self.scores
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -186,13 +187,15 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
 
 
 def label_of(where: str, text: str, layout: Layout) -> Label:
-    """The number of the class *text*, or the score; UserError, which begins with *where*, if it is neither."""
+    """The number of the class *text*, or the scores; UserError, which begins with *where*, if it is neither."""
     if not layout.is_regression:
         if text not in layout.labels:
             raise UserError(f"{where}: label {text[:80]!r}: not one of {', '.join(layout.labels)}")
         return float(layout.labels.index(text))
     # `float` reads "nan" and "inf", too.
     with contextlib.suppress(ValueError):
-        if math.isfinite(value := float(text)):
-            return value
-    raise UserError(f"{where}: label {text!r}: expected a number")
+        values = tuple(map(float, text.split()))
+        if len(values) == layout.scores and all(map(math.isfinite, values)):
+            return values if layout.scores > 1 else values[0]
+    expected = "a number" if layout.scores == 1 else f"{layout.scores} numbers"
+    raise UserError(f"{where}: label {text[:80]!r}: expected {expected}")

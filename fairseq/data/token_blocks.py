@@ -141,7 +141,9 @@ class TokenBlocks:
         """
         context = _Context(np.asarray(self.starts), np.cumsum(self.sizes, dtype=np.int64) - self.sizes)
         blocks = copy.copy(self)
-        blocks.before = np.minimum(context.first, np.clip(longest - self.sizes.astype(np.int64), 0, window))
+        # With `<s>` a row is longer than its block.
+        room = longest - (self.bos is not None) - self.sizes.astype(np.int64)
+        blocks.before = np.minimum(context.first, np.clip(room, 0, window))
         blocks._context = context if (context.first != context.starts).any() else None
         return blocks
 
@@ -191,7 +193,7 @@ class TokenBlocks:
         if before.any():
             target[column < before[:, None]] = self.pad
         if self.bos is not None:
-            source, target = (np.pad(rows, ((0, 0), (1, 0)), constant_values=self.bos) for rows in (source, target))
+            source, target = _inserted(source, before, self.bos), _inserted(target, before, self.bos)
         return {
             "id": torch.from_numpy(np.asarray(indices, dtype=np.int64)),
             "nsentences": len(indices),
@@ -216,6 +218,14 @@ class TokenBlocks:
             return positions
         inside = (positions >= 0) & (positions < len(self.corpus.tokens))
         return np.where(inside, self._lines.positions(np.where(inside, positions, 0)), positions)
+
+
+def _inserted(rows: np.ndarray, columns: np.ndarray, token: int) -> np.ndarray:
+    """*rows* [B, T] with *token* before column ``columns[r]`` of each row r: [B, T + 1]."""
+    column = np.arange(rows.shape[1] + 1)
+    longer = np.take_along_axis(rows, np.minimum(column - (column > columns[:, None]), rows.shape[1] - 1), axis=1)
+    longer[np.arange(len(rows)), columns] = token
+    return longer
 
 
 @dataclass(frozen=True)

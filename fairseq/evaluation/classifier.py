@@ -98,6 +98,8 @@ class SentenceClassifier:
         [model], task, _ = load_models(
             [path], dictionary.parent, settings={"data_bin": str(dictionary)}, states=[state]
         )
+        if isinstance(task, SentencePredictionTask) and task.layout.scores > 1:
+            raise UserError(f"{path}: predicts {task.layout.scores} scores a text; only one is supported")
         if not isinstance(model, SentenceModel) or not isinstance(task, SentencePredictionTask):
             raise UserError(f"{path}: {type(model).__name__} is not a classifier of this package")
         return cls(model.to(chosen_device(device)), task)

@@ -306,9 +306,13 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
         raise UserError(
             f"`context_window` {window}: the model uses its memory as context; leave it out, or add `sliding_inf` 1"
         )
-    if scoring.add_bos_token and (window or model.memory_length):
-        what = "`context_window`" if window else "a model with memory"
-        raise UserError(f"`add_bos_token`: needs independent blocks and excludes {what}; leave it out")
+    if scoring.add_bos_token and model.memory_length:
+        raise UserError("`add_bos_token`: needs independent blocks and excludes a model with memory; leave it out")
+    if scoring.add_bos_token and window and (scoring.break_mode != "none" or window > length - window):
+        raise UserError(
+            f"`context_window` {window}: with `add_bos_token` needs `sample_break_mode` none, and at most half of "
+            f"`tokens_per_sample` {length}"
+        )
     if scoring.texts and (window or scoring.break_mode != "none"):
         what = f"`context_window` {window}" if window else f"`sample_break_mode` {scoring.break_mode}"
         raise UserError(f"{what}: documents are read in blocks of their own; leave it out")

@@ -5,7 +5,10 @@ Lines of training and validation are fairseq's: ``DATE TIME | INFO | TAG | …``
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +29,19 @@ REFRESH = 1.0  # seconds between two values of the loss in a bar
 # Metrics left out on a terminal, where a line has 80 columns; --metrics-file and the other formats have them.
 OMITTED = {*POSITION, "stage", "tokens_per_sample", "wps", "ups", "wpb", "bsz", "num_updates", "gnorm"}
 OMITTED |= {"clip", "train_wall", "wall"}
+
+
+_to_loggers = contextvars.ContextVar("to_loggers", default=False)
+
+
+@contextlib.contextmanager
+def through_logging() -> Iterator[None]:
+    """Lines of training and validation go to the loggers of their tags, not to stdout, inside a ``with`` statement."""
+    token = _to_loggers.set(True)
+    try:
+        yield
+    finally:
+        _to_loggers.reset(token)
 
 
 def no_progress(items: Iterable[Any], length: int) -> Iterable[Any]:
@@ -166,6 +182,9 @@ class ProgressBar(Generic[T]):
         return ", ".join(texts + ([f"eta={eta}"] if eta else []))
 
     def _write(self, line: str, tag: str | None) -> None:
+        if tag is not None and _to_loggers.get():
+            logging.getLogger(tag).info("%s", line)
+            return
         start = "" if tag is None else f"{time.strftime(LOG_DATES)} | INFO | {tag} | "
         # Flushed: who follows the file sees the line, and a process that is killed has written it.
         print(start + line, file=self.stream or sys.stdout, flush=True)

@@ -235,7 +235,8 @@ class Notes:
         self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool
     ) -> Dataset:
         """*dataset* with its rare words: as subsets of tokens, and as spans if *model* has notes."""
-        spans = reopen_spans(corpus_prefixes(folder, split, combine=training), self.words)
+        combine = self.task.combines(split, training)
+        spans = reopen_spans(corpus_prefixes(folder, split, combine=combine), self.words)
         notes = dictionary_of(model)
         written = self._written(notes) if self.distances else None
         if isinstance(dataset, MaskedBlocks):

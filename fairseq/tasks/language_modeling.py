@@ -69,7 +69,7 @@ class LanguageModelingTask(FairseqTask):
         shuffled = training and self.cfg.shuffle_lines
         folder = folder or data_folders(self.settings.data_path)[0]
         return TokenBlocks(
-            reopen_corpus(folder, split, self.dictionary, combine=training),
+            reopen_corpus(folder, split, self.dictionary, combine=self.combines(split, training)),
             self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
             pad=self.dictionary.pad(),

@@ -50,7 +50,7 @@ class MaskedLMTask(FairseqTask):
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         folder = folder or data_folders(self.settings.data_path)[0]
-        corpus = reopen_corpus(folder, split, self.dictionary, combine=training)
+        corpus = reopen_corpus(folder, split, self.dictionary, combine=self.combines(split, training))
         blocks = TokenBlocks(
             # One less: the begin symbol is put before each block.
             corpus,

@@ -168,7 +168,8 @@ class SentencePredictionTask(FairseqTask):
     def dummy_sample(self, device: torch.device | str) -> Sample:
         tokens = torch.full((2, 2), self.dictionary.eos(), dtype=torch.long, device=device)
         kind = torch.float32 if self.layout.is_regression else torch.long
-        target = torch.empty(0, dtype=kind, device=device)
+        rest = (self.layout.scores,) if self.layout.scores > 1 else ()
+        target = torch.empty(0, *rest, dtype=kind, device=device)
         return {"nsentences": 0, "ntokens": 0, "net_input": {"src_tokens": tokens}, "target": target}
 
 

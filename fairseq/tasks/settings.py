@@ -47,7 +47,7 @@ class SentencePredictionTaskConfig(Config):
     glue_task: str | None = flag(None, "GLUE task; sets columns, labels and metrics", metavar="NAME")
     labels: str | None = flag(None, "without `glue_task`: classes (default: the training table's)", metavar="LABEL,…")
     regression_target: bool = flag(False, "without `glue_task`: the column label holds scores, not classes")
-    num_classes: int = flag(-1, "number of classes, as a check (-1: as in `labels`)", low=-1)
+    num_classes: int = flag(-1, "number of classes, as a check (-1: as in `labels`), or of scores", low=-1)
     sentence_pairs: bool = flag(False, "without `glue_task`: columns sentence1 and sentence2 instead of sentence")
     init_token: int | None = flag(None, "id of the first token of a row (default: <s>)", low=0)
     separator_token: int | None = flag(None, "id of a token between the end of a sentence and the next", low=0)
@@ -84,7 +84,9 @@ class SentencePredictionTaskConfig(Config):
                     )
             return layout_of(self.glue_task)
         if self.regression_target:
-            return Layout(self._sentences(), labels=(), metrics=("pearson", "spearman"))
+            return Layout(
+                self._sentences(), labels=(), metrics=("pearson", "spearman"), scores=max(1, self.num_classes)
+            )
         if self.labels is None and self.num_classes < 2:
             raise UserError("`labels`: not known without training data; give the classes")
         # A checkpoint of fairseq has their number only.

@@ -38,7 +38,9 @@ RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.n
 def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
     """Return the job of a training run, which :func:`fairseq.distributed.run` runs on as many processes as it needs."""
     if not settings.checkpoint.disable_validation:
-        check_validation(settings.data_path, settings.data.valid_subset)
+        data = settings.data
+        leaves_out = data.ignore_unused_valid_subsets or data.combine_valid_subsets
+        check_validation(settings.data_path, data.valid_subset, leaves_out)
     return Job(run_process, settings, settings.common, settings.distributed)
 
 

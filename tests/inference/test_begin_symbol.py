@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import torch
 from mistakes import user_error
 
 from fairseq.config import options
+from fairseq.data.folders import open_corpus
 from fairseq.data.indexed_dataset import IndexedWriter
+from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.hub import LanguageModel
 from fairseq.interop.harness.requests import Requests
 from fairseq.text.dictionary import Dictionary
@@ -144,6 +147,23 @@ def test_windows_of_a_long_likelihood_begin_with_the_symbol(
         want += float(trained[1].last([BOS, *ids[start:place]])[ids[place]])
     [(likelihood, _)] = Requests(model).log_likelihoods([("", words(*ids[1:]))])
     assert likelihood == pytest.approx(want, abs=1e-4)
+
+
+def test_a_context_window_stands_before_the_symbol(trained: tuple[Path, Reference], model: LanguageModel) -> None:
+    corpus = open_corpus(trained[0], "test", model.dictionary)
+    text = [EOS, *map(int, corpus.tokens)]
+    scoring = Scoring(LENGTH, context_window=3, add_bos_token=True, batch_size=2)
+    want = []
+    for block in range(1, len(text), LENGTH - 3):
+        # A row has at most LENGTH tokens: <s> takes the place of one of the context.
+        first = max(0, block - 1 - (LENGTH - 1 - min(LENGTH - 3, len(text) - block)))
+        for end in range(block, min(block + LENGTH - 3, len(text))):
+            row = [*text[max(first, block - 1 - 3) : block - 1], BOS, *text[block - 1 : end]]
+            want.append(float(trained[1].last(row)[text[end]]))
+    found = Scorer([model.model], model.dictionary, scoring).score(corpus).lprobs
+    assert found.tolist() == pytest.approx(want, abs=1e-4)
+    with user_error("--context-window 5: with --add-bos-token needs"):
+        Scorer([model.model], model.dictionary, replace(scoring, context_window=5))
 
 
 def test_the_sample_of_an_evaluation_begins_with_the_symbol(

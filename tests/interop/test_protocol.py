@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import logging
 import sys
 from pathlib import Path
@@ -347,17 +348,22 @@ def test_names_that_differ_between_processes_and_batches_stay_apart() -> None:
     assert report["n_odd"] == pytest.approx(160 / 3)
 
 
-def test_settings_in_groups_train(tmp_path: Path) -> None:
+def test_settings_in_groups_train(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 
     from fairseq import distributed_utils, options
     from fairseq_cli import train
 
     words = [str(runs.DATA), "--save-dir", str(tmp_path), *runs.words(FLAGS, LM, "--max-update 5 --disable-validation")]
-    args = options.parse_args_and_arch(options.get_training_parser(), [*words, "--tokens-per-sample", "16"])
+    words += ["--tokens-per-sample", "16", "--log-format", "json"]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
     cfg: Any = convert_namespace_to_omegaconf(args)
     cfg.optimization.max_update = 2
-    distributed_utils.call_main(cfg, train.main)
+    with caplog.at_level("INFO"):
+        distributed_utils.call_main(cfg, train.main)
+    # A script that has set up logging finds the metrics there.
+    lines = [json.loads(record.message) for record in caplog.records if record.name == "train_inner"]
+    assert [line["num_updates"] for line in lines] == [1, 2]
     assert checkpoint.load(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 2
 
 

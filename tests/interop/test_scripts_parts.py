@@ -6,10 +6,12 @@ import io
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import runs
 import torch
+from fairseq.binarizer import BinarizeSummary, FileBinarizer, VocabularyDatasetBinarizer
 from fairseq.data.data_utils import raise_if_valid_subsets_unintentionally_ignored
 from fairseq.file_chunker_utils import Chunker, find_offsets
 from fairseq.file_io import PathManager
@@ -17,6 +19,10 @@ from fairseq.models.ema import EMA
 from torch import nn
 
 from fairseq.config import options
+from fairseq.data import Dictionary, MonolingualDataset
+from fairseq.data.indexed_dataset import make_dataset
+from fairseq.distributed import ModuleProxyWrapper
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq_cli import interactive
 from scripts.average_checkpoints import average_checkpoints
 
@@ -118,6 +124,61 @@ def test_splits_that_would_not_be_read_are_an_error(
             raise_if_valid_subsets_unintentionally_ignored(config)
     else:
         raise_if_valid_subsets_unintentionally_ignored(config)
+
+
+def test_lines_are_binarised_as_the_command_does(tmp_path: Path) -> None:
+    text = tmp_path / "text"
+    text.write_text("a b a\n\nc zwölf\nb\n")
+    words = Dictionary()
+    for word in ("a", "b", "c"):
+        words.add_symbol(word)
+    binarizer = VocabularyDatasetBinarizer(words)
+    summary = FileBinarizer.multiprocess_dataset(str(text), "mmap", binarizer, str(tmp_path / "out"), len(words), 3)
+    assert (summary.num_seq, summary.num_tok, summary.num_replaced) == (4, 10, 1)
+    assert summary.replaced == {"zwölf": 1} and str(summary) == "4 sents, 10 tokens, 10.0% replaced"
+    rows = make_dataset(str(tmp_path / "out"), "mmap")
+    assert [rows[i].tolist() for i in range(4)] == [[4, 5, 4, 2], [2], [6, 3, 2], [5, 2]]
+    plain = BinarizeSummary()
+    numbers = VocabularyDatasetBinarizer(words, append_eos=False, reverse_order=True, already_numberized=True)
+    assert numbers.binarize_line("7 8 9", plain).tolist() == [9, 8, 7] and plain.num_tok == 3
+    plain.merge(summary)
+    assert (plain.num_seq, plain.num_tok) == (5, 13)
+    with pytest.raises(Exception, match="dataset_impl lazy: only mmap is supported"):
+        FileBinarizer.multiprocess_dataset(str(text), "lazy", binarizer, str(tmp_path / "other"))
+
+
+def test_context_is_what_the_rows_before_held() -> None:
+    words = Dictionary()
+    for word in range(30):
+        words.add_symbol(f"w{word}")
+    rows = [torch.arange(4, 9), torch.arange(9, 14), torch.arange(14, 17)]
+    task = LanguageModelingTask(LanguageModelingConfig(data="unused", tokens_per_sample=5), words)
+    batches = list(task.eval_lm_dataloader(MonolingualDataset(rows, [5, 5, 3], words), batch_size=2, context_window=7))
+    sources = [row[row != 1].tolist() for batch in batches for row in batch["net_input"]["src_tokens"]]
+    targets = [row[row != 1].tolist() for batch in batches for row in batch["target"]]
+    # At most 12 tokens a row, of which up to 7 are context.
+    assert sources == [list(range(4, 9)), list(range(4, 14)), list(range(7, 17))]
+    assert targets == [row.tolist() for row in rows]
+    assert [start for batch in batches for start in batch["start_indices"]] == [0, 5, 7]
+
+
+def test_a_wrapped_module_has_the_names_of_the_module() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.module(x)
+
+    inner: Any = nn.Linear(2, 3)
+    inner.note = "here"
+    outer: Any = ModuleProxyWrapper(Wrapper(inner))
+    assert outer.note == "here" and outer.state_dict().keys() == {"weight", "bias"}
+    outer.load_state_dict({"weight": torch.ones(3, 2), "bias": torch.zeros(3)})
+    assert outer(torch.ones(2)).tolist() == [2, 2, 2]
+    with pytest.raises(AttributeError, match="absent"):
+        outer.absent  # noqa: B018
 
 
 def test_interactive_reads_a_text_that_a_script_puts_in_place_of_stdin(

@@ -113,6 +113,31 @@ def test_scores_are_text_and_a_test_split_needs_no_labels(home: Path) -> None:
     assert "target" not in task.dataset("test").batch(np.arange(2))
 
 
+def test_a_label_of_several_scores_is_learned(home: Path, tmp_path: Path) -> None:
+    pairs = {name: lines for name, lines in PAIRS.items() if name != "label"}
+    for split in ("train", "valid"):
+        data = write_folders(home / "data", split, pairs, home)
+        (data / "label").mkdir(exist_ok=True)
+        (data / "label" / f"{split}.label").write_text("0.25 1 -2\n1e0 0 3\n")
+    flags = [ROBERTA, "--regression-target --num-classes 3"]
+    task = task_on(data, *flags[1:])
+    assert task.dataset("train").batch(np.arange(2))["target"].tolist() == [[0.25, 1.0, -2.0], [1.0, 0.0, 3.0]]
+    model, criterion = task.build_model(task.settings).eval(), task.build_criterion(task.settings)
+    sample = task.dataset("valid").batch(np.arange(2))
+    with torch.no_grad():
+        loss, size, _ = criterion(model, sample)
+        scores = model(**sample["net_input"])[0]
+    assert size == 2 and scores.shape == (2, 3)
+    assert float(loss) == pytest.approx(float((scores - sample["target"]).pow(2).sum()), rel=1e-5)
+    last = runs.summaries(runs.train(tmp_path / "run", *flags, "--max-update 3", data=data), "valid")[-1]
+    assert {"loss", "pearson", "spearman"} <= last.keys()
+    with user_error("predicts 3 scores a text; only one is supported"):
+        SentenceClassifier.from_pretrained(tmp_path / "run", data / "input0")
+    (data / "label" / "train.label").write_text("0.25 1\n1 0 3\n")
+    with user_error("label/train.label: line 1: label '0.25 1': expected 3 numbers"):
+        task_on(data, *flags[1:]).dataset("train")
+
+
 def test_long_rows_are_cut_or_left_out(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     columns = {"input0": ["w1 " * 40, "w2", "w3"], "input1": ["w4 " * 5, "w5 " * 30, "w6"], "label": [0, 1, 0]}
     data = write_folders(home / "data", "train", columns, home)
@@ -189,7 +214,7 @@ def test_folders_that_do_not_fit_together_are_one_line(home: Path) -> None:
     for flags, message in {
         "--num-classes 3": "--num-classes 3: the classes are no, yes; give 2, or leave it out",
         "--num-classes 1 --regression-target": "label/train.label: file not found",
-        "--num-classes 2 --regression-target": "--num-classes 2: a score is one number; give 1",
+        "--num-classes 2 --regression-target": "label/train.label: file not found",
         "--init-token 99": "--init-token 99: the dictionary has ids up to 24",
         "--labels a,b": "label/train: line 1: label 'yes': not one of a, b",
     }.items():

@@ -158,7 +158,7 @@ def collate(samples: Sequence[dict[str, Any]], pad_idx: int, eos_idx: int | None
 
 
 class MonolingualDataset(FairseqDataset):
-    """Blocks of source and next tokens, of a :class:`TokenBlockDataset` with targets, for language models."""
+    """Blocks of source and next tokens: of a :class:`TokenBlockDataset` with *targets*, or of rows without."""
 
     def __init__(
         self,
@@ -175,13 +175,15 @@ class MonolingualDataset(FairseqDataset):
         if targets not in (None, ["future"]):
             raise UserError(f"MonolingualDataset: targets {targets} are not implemented; use ['future']")
         self.dataset, self.sizes, self.vocab, self.shuffle = dataset, np.array(sizes), src_vocab, shuffle
+        self.targets = targets
         self.bos = [src_vocab.bos()] if add_bos_token else []
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        source, target, _ = self.dataset[index]
+        # As in fairseq, rows of a dataset without targets are their own.
+        source, target, _ = (self.dataset[index],) * 3 if self.targets is None else self.dataset[index]
         first = source.new_tensor(self.bos)
         return {"id": index, "source": torch.cat([first, source]), "target": torch.cat([first, target])}
 
@@ -195,10 +197,35 @@ class MonolingualDataset(FairseqDataset):
 
 
 class LMContextWindowDataset(BaseWrapperDataset):
-    """The name of fairseq's blocks with context, which ``--context-window`` makes here."""
+    """Blocks of *tokens_per_sample* tokens after up to *context_window* tokens that were read before them.
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        raise UserError("LMContextWindowDataset: not implemented; use `context_window` of fairseq-eval-lm")
+    It remembers the rows that it collated: batches must be asked for in order. Targets of the context are *pad_idx*.
+    """
+
+    def __init__(self, dataset: Any, tokens_per_sample: int, context_window: int, pad_idx: int) -> None:
+        super().__init__(dataset)
+        self.longest, self.window, self.pad = tokens_per_sample + context_window, context_window, pad_idx
+        self.read = torch.empty(0, dtype=torch.int64)
+
+    def ordered_indices(self) -> np.ndarray:
+        return np.arange(len(self))
+
+    def collater(self, samples: Sequence[Any]) -> Any:
+        batch = self.dataset.collater(samples)
+        inputs = batch["net_input"]
+        shape = (len(inputs["src_tokens"]), inputs["src_tokens"].size(1) + self.window)
+        tokens, targets = (torch.full(shape, self.pad) for _ in range(2))
+        starts = []
+        for row, (source, target) in enumerate(zip(inputs["src_tokens"], batch["target"], strict=True)):
+            source = source[source.ne(self.pad)]
+            context = self.read[-min(self.window, self.longest - len(source)) :] if self.window else self.read[:0]
+            start = len(context)
+            tokens[row, : start + len(source)] = self.read = torch.cat([context, source])
+            targets[row, start : start + len(target)] = target
+            inputs["src_lengths"][row] += start
+            starts.append(start)
+        inputs["src_tokens"] = tokens
+        return {**batch, "target": targets, "start_indices": starts}
 
 
 class MaskTokensDataset(BaseWrapperDataset):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fairseq.data.folders import unread_splits
 from fairseq.errors import UserError
 
 
@@ -149,8 +149,7 @@ def raise_if_valid_subsets_unintentionally_ignored(train_cfg: Any) -> None:
         return
     if dataset.disable_validation:
         return
-    there = {path.stem for path in Path(data.split(os.pathsep)[0]).glob("valid*.bin")} - {"valid"}
-    if unread := sorted(there - set(dataset.valid_subset.split(","))):
+    if unread := unread_splits(data.split(os.pathsep)[0], dataset.valid_subset.split(",")):
         raise ValueError(
             f"valid_subset: {', '.join(unread)} in {data} would not be read; name them, combine them by "
             "combine_valid_subsets, or set ignore_unused_valid_subsets"

@@ -64,7 +64,7 @@ class FairseqDataclass:
             # `data` is the positional argument of every task here, and `_name` is Hydra's.
             field
             for field in dataclasses.fields(cls)
-            if not field.name.startswith("_") and field.name != "data"
+            if not field.name.startswith("_") and field.name not in ("data", "seed")
         ]
         fields = [(field.name, *_translated(hints[field.name], field)) for field in declared]
         return dataclasses.make_dataclass(cls.__name__, fields, frozen=True, namespace={"__doc__": cls.__doc__})
@@ -75,6 +75,10 @@ class FairseqDataclass:
         return cls(**{name: value for name, value in vars(args).items() if name in known})
 
 
+OF_TASKS = ("LanguageModelingConfig", "MaskedLMConfig", "SentencePredictionConfig")
+"""Settings of tasks, which in fairseq also have ``data`` and ``seed``."""
+
+
 @functools.cache
 def extendable(name: str, config: type) -> type:
     """A dataclass called *name* with the fields of *config*, which is frozen and so cannot be extended itself."""
@@ -82,6 +86,8 @@ def extendable(name: str, config: type) -> type:
     # Defaults of fairseq's dataclass that differ.
     defaults = PLAIN if config is TransformerLMConfig else {}
     copies = [(f.name, hints[f.name], _copied(f, **defaults)) for f in dataclasses.fields(config)]
+    if name in OF_TASKS:
+        copies += [("data", str | None, dataclasses.field(default=None)), ("seed", int, dataclasses.field(default=1))]
     return dataclasses.make_dataclass(name, copies, bases=(FairseqDataclass,), namespace={"__doc__": config.__doc__})
 
 

@@ -46,11 +46,9 @@ MISSING: dict[str, Any] = {  # settings that this package has are not here
     "use_sharded_state": False,
     "zero_sharding": "none",
     # dataset
-    "combine_valid_subsets": None,
     "data_buffer_size": 10,
     "fixed_validation_seed": None,
     "grouped_shuffling": False,
-    "ignore_unused_valid_subsets": False,
     "num_shards": 1,
     "required_seq_len_multiple": 1,
     "shard_id": 0,

@@ -49,6 +49,7 @@ def _modules(datasets: str) -> str:
 
 _MODULES = {  # module here (without a dot in interop/fairseq): the names of it in fairseq
     "checkpoint_utils": "checkpoint_utils",
+    "binarizer": "binarizer",
     "fairseq.text.dictionary": "data.dictionary",
     "data_utils": "data.data_utils data.data_utils_fast",
     "dataclass": "dataclass dataclass.configs dataclass.constants dataclass.utils",
@@ -76,7 +77,7 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "modules": """
         modules.fairseq_dropout modules.layer_norm modules.positional_embedding modules.learned_positional_embedding
         modules.sinusoidal_positional_embedding modules.layer_drop modules.checkpoint_activations modules.quant_noise
-        modules.gelu distributed.fully_sharded_data_parallel
+        modules.gelu distributed.fully_sharded_data_parallel distributed.module_proxy_wrapper
     """,
     "parts": "optim.amp_optimizer optim.fused_adam",
     "resampling": "data.resampling_dataset",
@@ -150,7 +151,7 @@ _NAMES: dict[str, dict[str, str]] = {
             IndexedDataset MMapIndexedDataset=IndexedDataset dataset_exists get_available_dataset_impl make_dataset
         """,
     },
-    "distributed": {"modules": "fsdp_wrap"},
+    "distributed": {"modules": "fsdp_wrap ModuleProxyWrapper"},
     "interop.fairseq.checkpoint_utils": {"files": "PathManager"},
     "interop.fairseq.data_utils": {"block_datasets": "load_indexed_dataset"},
     "interop.fairseq.dataclass": {

@@ -134,6 +134,34 @@ def fsdp_wrap(module: nn.Module, min_num_params: int | None = None, **unused: An
     return module
 
 
+class ModuleProxyWrapper(nn.Module):
+    """A module around one with an attribute ``module``, such as a wrapper of DDP, whose attributes and names it has."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            wrapper: Any = super().__getattr__("module")
+            return getattr(wrapper, name) if hasattr(wrapper, name) else getattr(wrapper.module, name)
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return self.module(*args, **options)
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        return self._inner().state_dict(*args, **options)
+
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+        return self._inner().load_state_dict(*args, **options)
+
+    def _inner(self) -> Any:
+        wrapper: Any = self.module
+        return wrapper.module
+
+
 def checkpoint_wrapper(m: nn.Module, offload_to_cpu: bool = False) -> nn.Module:
     """*m*, whose activations are computed again in the backward pass."""
     forward = m.forward

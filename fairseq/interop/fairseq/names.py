@@ -36,6 +36,7 @@ METHODS = (  # module, class, names of functions in the module `methods`
         "logging_outputs_can_be_summed state_dict load_state_dict build_generator inference_step has_sharded_data "
         "build_dataset_for_inference get_interactive_tokens_and_lengths build_bpe build_tokenizer",
     ),
+    ("fairseq.tasks.language_modeling", "LanguageModelingTask", "eval_lm_dataloader"),
     (
         "fairseq.text.dictionary",
         "Dictionary",
@@ -87,7 +88,7 @@ def _find_names(module: ModuleType) -> None:
             if is_module or full in _tables().MODULES:
                 # As an attribute, without an import of it: a package of fairseq imports all its modules.
                 return importlib.import_module(full)
-            former = [old for old, new in _tables().MODULES.items() if new == module.__name__]
+            former = (old for old, new in _tables().MODULES.items() if new == module.__name__)
             if path == [] and any(old.endswith(f".{name}") for old in former):
                 # A package of fairseq that is one module here: its submodules are the module itself.
                 return module
@@ -129,8 +130,7 @@ class _Attribute:
 class FormerNames(MetaPathFinder, Loader):
     """Finds modules of this package, which get their former names, and those that only fairseq has.
 
-    A module that is only in fairseq is imported as the module that it is here: one object under both names.
-    """
+    Those are imported as the modules that they are here: one object under both names."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if not name.startswith("fairseq."):

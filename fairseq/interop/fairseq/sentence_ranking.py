@@ -141,4 +141,5 @@ class SentenceRankingTask(FairseqTask):
         lines, layout = read_lines(path), Layout((), labels=tuple(map(str, range(self.cfg.num_classes))))
         if len(lines) != rows:
             raise UserError(f"{path}: {len(lines)} lines where the inputs have {rows}; give one label for each row")
-        return [int(label_of(f"{path}: line {number}", line.strip(), layout)) for number, line in enumerate(lines, 1)]
+        labels = (label_of(f"{path}: line {number}", line.strip(), layout) for number, line in enumerate(lines, 1))
+        return [int(label) for label in labels if isinstance(label, float)]

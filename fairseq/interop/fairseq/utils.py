@@ -6,6 +6,7 @@ import argparse
 import ast
 import contextlib
 import importlib
+import logging
 import os
 import pkgutil
 import re
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError
 from fairseq.logging.figures import safe_power
+from fairseq.logging.progress import through_logging
 from fairseq.modules.transformer_layer import FUNCTIONS, relu_squared  # noqa: F401 - a name that plug-ins import
 from fairseq.system import plugins
 
@@ -246,6 +248,10 @@ def reset_logging() -> None:
 
 
 def call_main(cfg: Any, main: Callable[..., Any], **options: Any) -> None:
-    """Call *main*; a command of this package starts as many processes as it needs, and takes flat settings."""
+    """Call *main*; a command of this package starts as many processes as it needs, and takes flat settings.
+
+    Where the script has set up :mod:`logging`, lines of the log go there.
+    """
     is_command = str(main.__module__).startswith("fairseq_cli.")
-    main(cfg.flattened() if is_command and hasattr(cfg, "flattened") else cfg, **options)
+    with through_logging() if logging.getLogger().handlers else contextlib.nullcontext():
+        main(cfg.flattened() if is_command and hasattr(cfg, "flattened") else cfg, **options)
