@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
 
@@ -50,13 +49,13 @@ OPTIMIZERS = {
 def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint with current names of parameters and settings; a current checkpoint is unchanged.
 
-    *state* has ``model`` (parameters by name), and ``args`` (a namespace or a dict) or ``cfg`` (a nested dict).
+    *state* has ``model`` (parameters by name), and ``args`` (a dict) or ``cfg`` (a nested dict).
     """
     args = upgrade_args(_settings(state))
     upgraded = {key: value for key, value in state.items() if key != "cfg"}
     upgraded["args"] = args
     if "carried" in (state.get("extra_state") or {}):
-        # Written by this package: the names are the model's, which may be a plug-in's with names like the former ones.
+        # Written by this package: the names are the model's, and may be like the former ones.
         return upgraded
     # Loading is strict, so that parameters which no model has must go.
     superfluous = {name for name in state["model"] if COPIES.fullmatch(name)}
@@ -122,8 +121,6 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settings(state: Mapping[str, Any]) -> dict[str, Any]:
     args = state.get("args")
-    if isinstance(args, Namespace):
-        return dict(vars(args))
     return dict(args) if args is not None else _flatten(state["cfg"])
 
 
@@ -131,8 +128,6 @@ def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
     """The groups of settings of fairseq ≥ 0.11 as one flat dict; the ``_name`` of a group is its choice."""
     flat: dict[str, Any] = {}
     for group, settings in cfg.items():
-        if isinstance(settings, Namespace):
-            settings = vars(settings)
         if not isinstance(settings, Mapping):
             continue
         chosen = settings.get("_name")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_settings(value: Any) -> bool:
-    return isinstance(value, Namespace) or (isinstance(value, Mapping) and all(isinstance(key, str) for key in value))
+    return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
 
 def _is_random_states(value: Any) -> bool:
@@ -109,7 +108,7 @@ def _check_optimizer(state: Any, path: str | Path) -> None:
         return
     _require(isinstance(state, Mapping), path, name, "a dict")
     if "param_groups" not in state and "state" not in state:
-        return  # a plug-in's
+        return  # of an optimizer with a layout of its own
     groups, entries = state.get("param_groups"), state.get("state")
     _require(isinstance(groups, list) and bool(groups), path, f"{name}.param_groups", "a list of groups")
     for group in groups:

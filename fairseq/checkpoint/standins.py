@@ -1,13 +1,12 @@
 """Replacements, holding data only, for the classes named in pickles of foreign checkpoints.
 
 The unpickler resolves names in :data:`SAFE_GLOBALS` only and never imports anything: a numpy scalar becomes a Python
-number, a meter of fairseq 0.8 an object with its attributes.
+number, a meter of fairseq 0.8 an object with its attributes, a namespace a dict.
 """
 
 from __future__ import annotations
 
 import re
-from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +40,13 @@ def scalar(dtype: DType, data: bytes | str) -> bool | int | float:
     return np.frombuffer(raw, dtype=dtype.numpy())[0].item()
 
 
+class Attributes(dict[str, Any]):
+    """The attributes of an object, as a dict: replaces a namespace, the settings of fairseq before 0.11."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.update(state)
+
+
 class Meter:
     """A meter of fairseq 0.8, which pickled the object: attributes only."""
 
@@ -60,7 +66,7 @@ def _known_as(path: str, part: Callable[..., Any]) -> Callable[..., Any]:
 
 
 SAFE_GLOBALS: list[Callable[..., Any]] = [
-    Namespace,  # the settings of fairseq before 0.11, and data only
+    _known_as("argparse.Namespace", Attributes),
     _known_as("numpy.dtype", DType),
     _known_as("numpy.core.multiarray.scalar", scalar),
     _known_as("numpy._core.multiarray.scalar", scalar),

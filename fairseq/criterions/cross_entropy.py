@@ -71,7 +71,7 @@ class CrossEntropyCriterion(FairseqCriterion):
     def _partition(self, layer: OutputLayer, sample: Sample, device: torch.device) -> Any:
         """The targets of *sample* that count, on *device*; :meth:`prepare` has computed them on the host."""
         partition = sample.get("partition")
-        if partition is None:  # a plug-in called the criterion itself
+        if partition is None:  # the criterion was called directly
             partition = layer.partition(sample["target"].reshape(-1), self.padding_idx, self.band_padding)
         return move_partition(partition, device)
 

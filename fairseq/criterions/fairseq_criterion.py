@@ -34,8 +34,7 @@ TOKEN_LOSSES = "token losses"
 class FairseqCriterion(Part, nn.Module):
     """A loss function over a model's output and a sample.
 
-    A criterion of this package defines :meth:`compute_loss`. A plug-in written for fairseq may override
-    :meth:`forward` instead, which trains without memory.
+    A criterion defines :meth:`compute_loss`.
     """
 
     settings_name = "criterion"
@@ -43,7 +42,7 @@ class FairseqCriterion(Part, nn.Module):
     """False if the loss hands the model no state of earlier steps, such as its memory."""
 
     def __init__(self, *parts: Any) -> None:
-        """Store the task; plug-ins for fairseq 0.9 pass their settings first, stored as ``self.args``."""
+        """Store the task, the last of *parts*; settings may come first, stored as ``self.args``."""
         super().__init__()
         self.args = parts[0] if len(parts) > 1 else None
         task = parts[-1]

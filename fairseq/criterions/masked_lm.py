@@ -36,7 +36,7 @@ class MaskedLMCriterion(FairseqCriterion):
     def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
         """Find the chosen tokens on the host, and ask the model for hidden states.
 
-        A plug-in's model without an output layer is asked for the logits of the chosen tokens.
+        A model without an output layer is asked for the logits of the chosen tokens.
         """
         if not isinstance(model.output_layer, OutputLayer):
             chosen = sample["target"].ne(self.padding_idx)

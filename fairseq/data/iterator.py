@@ -112,12 +112,12 @@ class EpochIterator:
 
     def facts(self) -> dict[str, Any]:
         """What must be equal on all processes, by name: the files' checksums, the layout, the position, the batch."""
-        checksums: Mapping[str, int] = getattr(self.dataset, "checksums", dict)()  # a plug-in's dataset has none
+        checksums: Mapping[str, int] = getattr(self.dataset, "checksums", dict)()  # not every dataset has them
         facts: dict[str, Any] = {f"checksum of {name}": f"{crc:08x}" for name, crc in checksums.items()}
         facts["batches an epoch"] = len(self)
         facts |= {f"{name} of the batches": value for name, value in dataclasses.asdict(self.sampler.layout).items()}
         facts |= {"epoch": self.epoch, "units read of the epoch": self.read}
-        if hasattr(self.sampler, "rank"):  # a plug-in's sampler may have none
+        if hasattr(self.sampler, "rank"):  # not every sampler has it
             first: Any = copy.copy(self.sampler)
             # Ranks differ in their batches, but each can compute rank 0's.
             first.rank = 0
@@ -162,7 +162,7 @@ class EpochIterator:
     def load_state_dict(self, state: Mapping[str, Any], saved: position.SavedBy | None = None) -> bool:
         """Go to the position of *state*; a position at or behind the epoch's end is the start of the next epoch.
 
-        A run that fairseq began is continued in fairseq's order.
+        A run without ``read``, such as fairseq's, continues in NumPy's order (:meth:`Sampler.in_numpy_order`).
 
         Args:
             state: of :meth:`state_dict`, or fairseq's ``train_iterator``.
@@ -181,8 +181,8 @@ class EpochIterator:
                 "give `reset_dataloader` to start at the first batch"
             )
         order = (state.get("read") or {}).get("order")
-        if order == position.FAIRSEQ or (order is None and saved is not None):
-            self._turns.in_fairseq_order()
+        if order == position.NUMPY or (order is None and saved is not None):
+            self._turns.in_numpy_order()
         self.epoch, self.read = max(1, epoch), 0
         if iterations == 0:
             return True
@@ -295,7 +295,7 @@ class Turns:
         self._openers = openers
         self._current: tuple[int, Turn] | None = None
         self._next: _Opening | None = None
-        self._fairseq = False
+        self._numpy = False
 
     @classmethod
     def of_one(cls, dataset: Dataset, sampler: Sampler) -> Turns:
@@ -327,9 +327,9 @@ class Turns:
         """Wait for what is being opened and drop it; the openers may refer to a model."""
         self._take(-1)
 
-    def in_fairseq_order(self) -> None:
-        """Read all of them in the order of a run that fairseq began."""
-        self._fairseq = True
+    def in_numpy_order(self) -> None:
+        """Read all of them in NumPy's order."""
+        self._numpy = True
         if self._current is not None:
             self._current = self._current[0], self._ordered(self._current[1])
 
@@ -343,7 +343,7 @@ class Turns:
         return opening.turn if opening.number == number else None
 
     def _ordered(self, turn: Turn) -> Turn:
-        return (turn[0], turn[1].in_fairseq_order()) if self._fairseq else turn
+        return (turn[0], turn[1].in_numpy_order()) if self._numpy else turn
 
 
 class _Opening(threading.Thread):

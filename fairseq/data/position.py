@@ -19,7 +19,7 @@ from typing import Any
 
 from fairseq.errors import UserError
 
-BLOCKS, BATCHES, FAIRSEQ, STREAMS = "blocks", "batches", "fairseq", "streams"
+BLOCKS, BATCHES, NUMPY, STREAMS = "blocks", "batches", "fairseq", "streams"
 RESET = "or give `reset_dataloader` to start at the first batch"
 
 
@@ -27,7 +27,7 @@ RESET = "or give `reset_dataloader` to start at the first batch"
 class Layout:
     """Units of an epoch, and the way processes read them."""
 
-    # ``blocks``: of one size, in a random order; ``batches``: cut by size; ``fairseq``: cut by size, in fairseq's
+    # ``blocks``: of one size, in a random order; ``batches``: cut by size; ``fairseq``: cut by size, in NumPy's
     # order; ``streams``: rows that continue each other.
     order: str
     units: int  # an epoch
@@ -53,7 +53,7 @@ class Layout:
 class SavedBy:
     """Facts about the run that saved a checkpoint."""
 
-    processes: int = 1  # of a run of fairseq, which saves no layout
+    processes: int = 1  # where no layout was saved
     # Whether ``--tokens-per-sample`` was what it is now, and no other stage of ``--stages`` saved it.
     same_length: bool = True
 
@@ -97,7 +97,7 @@ def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved:
         return _convert(ours, theirs, stored["count"], saved is None or saved.same_length)
     if saved is None:
         return Position(min(iterations * ours.step, ours.units), same_rows=True)
-    step = saved.processes if ours.order == FAIRSEQ else ours.step
+    step = saved.processes if ours.order == NUMPY else ours.step
     return Position(min(iterations * step, ours.units), same_rows=False)
 
 
@@ -123,7 +123,7 @@ def _share(ours: Layout, share: float, block_size: int | None = None) -> Positio
     return Position(read - read % ours.step, False, remark)
 
 
-_NAMES = {BLOCKS: "blocks", BATCHES: "batches", FAIRSEQ: "batches", STREAMS: "blocks of each row"}
+_NAMES = {BLOCKS: "blocks", BATCHES: "batches", NUMPY: "batches", STREAMS: "blocks of each row"}
 
 
 def _remark(ours: Layout, theirs: Layout, read: int) -> str:

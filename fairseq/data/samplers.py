@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fairseq.data.position import BATCHES, BLOCKS, FAIRSEQ, STREAMS, Layout
+from fairseq.data.position import BATCHES, BLOCKS, NUMPY, STREAMS, Layout
 from fairseq.errors import UserError
 
 _PIECE = 1 << 20  # blocks sorted together
@@ -43,8 +43,8 @@ class Sampler(Protocol):
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
         """The blocks of each batch of an epoch (numbered from 1), once *read* units of it were read."""
 
-    def in_fairseq_order(self) -> Sampler:
-        """Return the sampler of a run that fairseq began."""
+    def in_numpy_order(self) -> Sampler:
+        """Return the sampler whose order NumPy draws, in which runs continue that saved no layout."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,10 @@ class BlockSampler:
     hold at most *max_tokens* with padding. Each epoch takes the batches in a new order, and rank k every
     *world_size*-th of them, from the k-th on.
 
-    A run that fairseq began continues in *fairseq's order* (:meth:`in_fairseq_order`), so that its next losses are
-    fairseq's: one permutation of all blocks, drawn from the seed; too long ones leave it; sorting by size, ties by the
-    permutation's values; batches are cut once, whether blocks have one size or not, and shuffled with seed + epoch (not
-    up to ``--curriculum``).
+    A run whose checkpoint has no layout continues in *NumPy's order* (:meth:`in_numpy_order`), so that its next losses
+    are fairseq's: one permutation of all blocks, drawn from the seed; too long ones leave it; sorting by size, ties by
+    the permutation's values; batches are cut once, whether blocks have one size or not, and shuffled with seed + epoch
+    (not up to ``--curriculum``).
 
     Args:
         sizes: tokens of each block.
@@ -174,15 +174,15 @@ class BlockSampler:
             first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
             yield self._sorted[first:last].astype(np.int64)
 
-    def in_fairseq_order(self) -> BlockSampler:
-        """Return the same batches' limits with fairseq's order."""
+    def in_numpy_order(self) -> BlockSampler:
+        """Return a sampler with the same limits in NumPy's order."""
         selection = np.ones(len(self._sizes), bool) if self._selection is None else self._selection
         values = np.arange(len(selection))
         if self.shuffle:
             # NumPy's old generator, whose permutations are fairseq's; it takes seeds of 32 bits.
             values = np.random.RandomState(self.batching.seed % 2**32).permutation(len(selection))
         sampler = copy.copy(self)
-        sampler._cut(FAIRSEQ, np.lexsort((values[selection], self._sizes)))
+        sampler._cut(NUMPY, np.lexsort((values[selection], self._sizes)))
         return sampler
 
     def _cut(self, order: str, blocks: np.ndarray) -> None:
@@ -280,8 +280,8 @@ class StreamSampler:
         # Rounded up: the last row may be shorter, but no block is left out.
         return -(-self.num_blocks // (self.rows * self.world_size))
 
-    def in_fairseq_order(self) -> StreamSampler:
-        """Return this sampler: fairseq's forks with memory read the same rows."""
+    def in_numpy_order(self) -> StreamSampler:
+        """Return this sampler: its order is not random."""
         return self
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:

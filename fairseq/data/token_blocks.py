@@ -153,7 +153,7 @@ class TokenBlocks:
         masks = (keep[first : first + _PIECE] for first in range(0, len(self), _PIECE))
         selected._set((starts[mask], sizes[mask]) for mask, (starts, sizes) in zip(masks, self._pieces(), strict=True))
         selected.before = None if self.before is None else self.before[keep]
-        # The order of a run that fairseq began is drawn for all blocks, those left out included.
+        # An order that is drawn once is drawn for all blocks, those left out included.
         selected.selection = np.ones(len(keep), bool) if self.selection is None else self.selection.copy()
         selected.selection[selected.selection] = keep
         return selected

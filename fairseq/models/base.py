@@ -60,7 +60,7 @@ class BaseFairseqModel(Part, nn.Module):
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: dict[str, Any] | None = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [B, T, V], float32."""
-        # A plug-in for fairseq may have a method of that name.
+        # A method of that name is no output layer.
         if isinstance(self.output_layer, OutputLayer):
             lprobs = self.output_layer.log_probs(net_output[0])
         else:
@@ -103,14 +103,14 @@ class FairseqLanguageModel(BaseFairseqModel):
 
     @property
     def output_layer(self) -> OutputLayer | None:  # type: ignore[override]
-        """The decoder's distribution over words; None for a plug-in's decoder, which returns logits."""
+        """The decoder's distribution over words; None for a decoder that returns logits."""
         layer = getattr(self.decoder, "output_distribution", None)
         return layer if isinstance(layer, OutputLayer) else None
 
     def forward(self, src_tokens: Tensor, memory: Memory | None = None, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
         """Pass everything to the decoder; a decoder without memory is not given any."""
         if memory is not None:
-            # A plug-in's decoder without memory need not take the argument.
+            # A decoder without memory need not take the argument.
             kwargs["memory"] = memory
         return self.decoder(src_tokens, **kwargs)
 

@@ -51,7 +51,7 @@ class LogProbabilities(OutputLayer):
 
 
 class NormalizedModel(BaseFairseqModel):
-    """A plug-in's *model* that returns logits, with the log-probabilities that it makes of them as hidden states."""
+    """A *model* that returns logits, with the log-probabilities that it makes of them as hidden states."""
 
     output_layer = LogProbabilities()
 
@@ -65,7 +65,7 @@ class NormalizedModel(BaseFairseqModel):
 
     def forward(self, src_tokens: Tensor, **state: Any) -> tuple[Tensor, dict[str, Any]]:
         net_output = self.model(src_tokens, **state)
-        # Through the plug-in's own method: it may have a softmax of its own.
+        # Through the model's own method: it may have a softmax of its own.
         return self.model.get_normalized_probs(net_output, log_probs=True), net_output[1] or {}
 
 
@@ -84,7 +84,7 @@ def language_model(model: nn.Module, source: str | None = None) -> LanguageModel
             f"{prefix} is an encoder, which does not predict the next token; give a language model (fairseq-validate "
             "computes the loss of encoders)"
         )
-    # None, or a method of that name, as plug-ins for fairseq have.
+    # None, or a method of that name.
     if not isinstance(model.output_layer, OutputLayer):
         model = NormalizedModel(model)
     return cast(LanguageModel, model)

@@ -77,7 +77,7 @@ def compile_model(model: BaseFairseqModel) -> None:
     """Compile the layers of *model*, with one graph for all; its loss and optimizer are not compiled.
 
     Batch rows, tokens and the length of the memory are dynamic. torch.compile specializes on sizes 0 and 1, so
-    training and evaluation have up to four graphs each: empty or filled memory, one or several rows. A plug-in model
+    training and evaluation have up to four graphs each: empty or filled memory, one or several rows. A model
     without a :class:`TransformerLayer` is compiled as a whole. *model* must be on its device already.
     """
     layers = layers_of(model)
@@ -98,7 +98,7 @@ def compile_model(model: BaseFairseqModel) -> None:
 
 
 def layers_of(model: BaseFairseqModel) -> list[TransformerLayer]:
-    """The transformer layers of *model*, in order; none of a plug-in that has layers of its own."""
+    """The transformer layers of *model*, in order; none where its layers are of another class."""
     return [module for module in model.modules() if isinstance(module, TransformerLayer)]
 
 
@@ -108,7 +108,7 @@ def checkpoint_activations(model: BaseFairseqModel) -> None:
     Chen et al. 2016, "Training deep nets with sublinear memory cost". Dropout draws the same masks again.
 
     Raises:
-        UserError: the model, a plug-in, has no :class:`TransformerLayer`.
+        UserError: the model has no :class:`TransformerLayer`.
     """
     layers = layers_of(model)
     if not layers:
@@ -205,7 +205,7 @@ def _check_decisive(part: Any, stored: Mapping[str, Any], settings: Any, source:
 def decisive_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of *stored*, a checkpoint's, that its parameters depend on beside their shapes.
 
-    None are known of a plug-in that has not been imported.
+    None are known of a model that is not registered.
     """
     arch = stored.get("arch")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:

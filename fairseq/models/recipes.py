@@ -149,7 +149,7 @@ def objective_of(arch: str, chosen: Mapping[str, Any]) -> dict[str, str]:
 
 
 def recipe_of(arch: str) -> Recipe:
-    """The recipe of an architecture; empty for a plug-in's."""
+    """The recipe of an architecture; empty where none is known."""
     if arch not in ARCHITECTURES:
         return {}
     model = ARCHITECTURES[arch].model

@@ -59,7 +59,7 @@ class SentenceModel(EncoderModel):
         token_types: Tensor | None = None,
         features_only: bool = False,
         classification_head_name: str | None = None,
-        src_lengths: Tensor | None = None,  # of batches of plug-ins; padding tells it, too
+        src_lengths: Tensor | None = None,  # in batches of fairseq's datasets; padding tells it, too
     ) -> tuple[Tensor, dict[str, Any]]:
         """Logits of each row's classes, or its score.
 

@@ -32,7 +32,7 @@ class TransformerDecoder(Decoder):
 
     Args:
         padding_idx: index of the padding symbol; -1: there is none.
-        embed_tokens: embeddings to use instead of new ones, of a plug-in.
+        embed_tokens: embeddings to use instead of new ones.
     """
 
     cfg: TransformerLMConfig

@@ -66,7 +66,7 @@ class FairseqOptimizer(Part):
     def optimizer_config(self) -> dict[str, Any]:
         """The keyword arguments of the torch optimizer: the rate, and what its groups hold of the settings."""
         if self.config is None:
-            return {}  # of a plug-in, which gives its own
+            return {}  # a subclass with other settings gives its own
         values = {key: getattr(self.config, name) for key, name in self.group_settings.items()}
         return {"lr": self.config.lr[0]} | {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
 
@@ -110,7 +110,7 @@ class FairseqOptimizer(Part):
         if isinstance(self.optimizer, ElementwiseOptimizer) and type(self).step is FairseqOptimizer.step:
             self.optimizer.step(factor=factor)
         else:
-            # A plug-in that overrides step takes no factor.
+            # A subclass that overrides step takes no factor.
             scale_([p.grad for p in self.params if p.grad is not None], factor)
             self.step()
 

@@ -41,7 +41,7 @@ def parameter_groups(
             key = (exempt, "group" not in settings, repr(sorted(settings.items())))
             groups.setdefault(key, {"params": [], **settings})["params"].append(p)
     in_order = [groups[key] for key in sorted(groups)]
-    # A single group without settings is a plain list, which optimizers of plug-ins expect.
+    # A single group without settings is a plain list, as torch's optimizers take it.
     return in_order[0]["params"] if [*map(len, in_order)] == [1] else in_order
 
 

@@ -82,7 +82,7 @@ class RowMemory(CarriedState):
     def inputs(self, value: Memory | None, sample: Sample) -> dict[str, Any]:
         """The memory of the rows that *sample* has; exhausted rows are dropped from the end of the batch."""
         memory = keep_rows(value, sample["nsentences"])
-        # Left out and not passed as None: a plug-in's model without memory has no such argument.
+        # Left out and not passed as None: a model without memory need not have the argument.
         return {} if memory is None else {"memory": memory}
 
     def advance(self, value: Memory | None, extra: Mapping[str, Any], sample: Sample) -> Memory | None:

@@ -17,10 +17,10 @@ ADVICE = "use the data or dict.txt it was trained with"
 
 
 def dictionary_of(task: FairseqTask) -> Dictionary | None:
-    """Return the dictionary of *task*; None if a plug-in has none of its own."""
+    """Return the dictionary of *task*; None if it has none of its own."""
     try:
         dictionary = task.source_dictionary
-    # `source_dictionary` of the base class: a plug-in's task need not have one.
+    # `source_dictionary` of the base class: a task need not have one.
     except NotImplementedError:
         return None
     return dictionary if isinstance(dictionary, Dictionary) else None
@@ -54,7 +54,7 @@ def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
     if dictionary is None or not is_file(path) or not any(Path(folder).glob("checkpoint*.pt")):
         return
     beside = Dictionary.load(path)
-    # A plug-in's task may have added symbols, which are in no file.
+    # The task may have added symbols, which are in no file.
     read = dictionary if dictionary.path is None else Dictionary.load(dictionary.path)
     if beside.digest() not in (dictionary.digest(), read.digest()):
         raise UserError(

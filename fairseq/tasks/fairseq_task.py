@@ -164,11 +164,6 @@ class FairseqTask(Part):
         """The figures of log and validation by name, of criterion and subsets."""
         return {**criterion.figures(), **subset_figures(self.subsets)}
 
-    @classmethod
-    def load_dictionary(cls, filename: str) -> Dictionary:
-        """The dictionary in the file *filename*, for plug-ins."""
-        return Dictionary.load(filename)
-
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         """Return the examples of *split* in *folder* (default: the first data folder).
 

@@ -63,7 +63,7 @@ def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) 
     Its *batches* may be of any number of processes, and of any size unless their number is limited.
     """
     common, data = settings.common, settings.data
-    checksums: Mapping[str, int] = getattr(batches.dataset, "checksums", dict)()  # a plug-in's dataset has none
+    checksums: Mapping[str, int] = getattr(batches.dataset, "checksums", dict)()  # not every dataset has them
     measured = {
         "best_checkpoint_metric": settings.checkpoint.best_checkpoint_metric,
         "valid_subset": split,

@@ -30,7 +30,7 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
     # Here and not at start-up: what other stages drew must not change the initial values of this one.
     torch.manual_seed(settings.common.seed)
     task = setup_task(settings)
-    # What the task changed while it was set up; a plug-in that writes to its namespace changed nothing here.
+    # What the task changed while it was set up; values that it set on the caller's settings are the same objects.
     before = settings.flat
     inferred = {name: value for name, value in task.settings.flat.items() if value is not before.get(name)}
     settings = settings.changed(**inferred) if inferred else settings
@@ -58,7 +58,7 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
     if not settings.checkpoint.disable_validation:
         state.validation = {split: iterator(split, training=False) for split in splits}
     metric, known = settings.checkpoint.best_checkpoint_metric, [*state.figures, "wpb", "bsz"]
-    # What a plug-in logs is known only once it has logged it.
+    # Names of figures may be known only once they were logged.
     if metric not in known and not hasattr(state.figures, "of"):
         raise UserError(f"`best_checkpoint_metric` {metric}: not a figure of validation; {nearest(metric, known)}")
     return state

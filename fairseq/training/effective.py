@@ -27,7 +27,7 @@ EVENTS = "events.out.tfevents.*"  # TensorBoard's names
 def effective(settings: TrainingSettings) -> dict[str, Any]:
     """The settings by flag name with underscores, sorted; without the data folder and what Python objects have."""
     plain = (bool, int, float, str, list, tuple)
-    # A plug-in's namespace and Python callers may hold objects, which no YAML file can.
+    # Python callers may pass objects, which no YAML file can hold.
     values = {name: value for name, value in settings.flat.items() if value is None or isinstance(value, plain)}
     return {name: list(v) if isinstance(v, tuple) else v for name, v in sorted(values.items()) if name != "data"}
 

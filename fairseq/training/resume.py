@@ -173,7 +173,7 @@ def log_differences(state: TrainingState, requested: TrainingSettings, stored: M
     """
     now, restored = state.stored_settings(), state.restored
     names = sorted(now.keys() & stored.keys() - IGNORED_ON_RESUME - _of_stages(requested))
-    # What a plug-in or a damaged file stores as a setting may be of any kind and length.
+    # A stored setting may be of any kind and length.
     names = [name for name in names if _is_flat(now[name]) and _is_flat(stored[name])]
     changed = [name for name in names if differ(now[name], stored[name])]
     retained = [name for name in sorted(restored) if name not in changed]

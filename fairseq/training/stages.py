@@ -127,7 +127,7 @@ def settings_at(settings: TrainingSettings, stages: list[Stage], stage: Stage) -
         changes |= {"max_tokens": stage.max_tokens, "batch_size": None}
     if stage.lr is not None:
         changes["lr"] = [stage.lr]
-    # A plug-in's model has no cache that follows the length of blocks.
+    # Other models have no cache that follows the length of blocks.
     if isinstance(settings.model, ModelConfig):
         changes |= settings.model.at_block_length(stage.tokens_per_sample, max(lengths))
     limit = settings.data.max_tokens_valid

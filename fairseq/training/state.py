@@ -96,7 +96,7 @@ class TrainingState:
         ]
         self.names = ParameterNames(self.model, self.criterion, full)
         self.lr_scheduler = build_lr_scheduler(settings, self.optimizer)
-        # A plug-in's schedule may set its first rate here only.
+        # A schedule need not set its first rate when it is made.
         self.lr_scheduler.step_update(0)
         self.scaler: LossScaler | None = None
         if self.precision.needs_scaling:
@@ -355,7 +355,7 @@ class TrainingState:
         self.optimizer.load_state_dict(
             convert_state(numbered, self.parameters, self.reducer.local_shard),
             parse_dict("`optimizer_overrides`", options.optimizer_overrides),
-            # A plug-in's optimizer may have another signature.
+            # Only an optimizer of this package takes the argument.
             **({"adopt": adopt} if isinstance(self.optimizer.optimizer, ElementwiseOptimizer) else {}),
         )
         names: tuple[str, ...] = ()

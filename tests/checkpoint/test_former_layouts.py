@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +11,11 @@ import torch
 
 from fairseq.checkpoint import standins
 from fairseq.checkpoint.former_layouts import upgrade, upgrade_args, upgrade_model
-from fairseq.checkpoint.standins import SAFE_GLOBALS, DType, scalar
+from fairseq.checkpoint.standins import SAFE_GLOBALS, Attributes, DType, scalar
 
 
 def state(args: Any = None, **more: Any) -> dict[str, Any]:
-    return {"args": Namespace(**(args or {})), "model": {}, **more}
+    return {"args": Attributes(**(args or {})), "model": {}, **more}
 
 
 def test_fused_projections_are_cut_into_queries_keys_and_values() -> None:
@@ -115,7 +114,7 @@ def test_settings_have_todays_names_and_former_defaults(given: dict[str, Any], e
 def test_groups_of_settings_become_flat() -> None:
     cfg = {
         "common": {"seed": 3, "_name": None},
-        "model": Namespace(_name="transformer_lm_gbw", dropout=0.1, seed=9),
+        "model": Attributes(_name="transformer_lm_gbw", dropout=0.1, seed=9),
         "task": {"_name": "language_modeling", "data": "d"},
         "none": None,
     }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
 import torch
 
 from fairseq.checkpoint import schema
+from fairseq.checkpoint.standins import Attributes
 from fairseq.errors import UserError
 
 COUNT, POSITIVE = "a count", "a count of at least 1"
@@ -20,7 +20,7 @@ KINDS: dict[str, tuple[list[Any], list[Any]]] = {  # valid and invalid values
     "text": (["", "adam"], [1, None, b"a", ["a"]]),
     "a number": ([None, 0, -1.5, float("inf"), torch.tensor(2), torch.ones(1, 1)], [True, "1", [1], {}, MATRIX]),
     "a number greater than 0": ([1, 1e-9, torch.ones(1)], [0, -1.0, True, "1", None, MATRIX, float("nan")]),
-    "a dict": ([None, {}, NAMES, Namespace(a=1)], [1, "a", [1], {1: 2}, {"a": 1, None: 2}, False]),
+    "a dict": ([None, {}, NAMES, Attributes(a=1)], [1, "a", [1], {1: 2}, {"a": 1, None: 2}, False]),
     "true or false": ([True, False], [0, 1, None, "true", []]),
     "a milestone's name": (["", "checkpoint_words_10.pt"], ["checkpoint1.pt", "../checkpoint_words_10.pt", 1, None]),
     "a list": ([[], [1]], [(), {}, "a", 1]),
@@ -87,7 +87,7 @@ def line(part: str, wanted: str) -> str:
 def test_each_field_takes_the_values_of_its_type_and_no_others(part: str, kind: str) -> None:
     valid, invalid = KINDS[kind]
     for value in valid:
-        if part in (AVERAGE, SCALER, DUE, f"{ITERATOR}.read") and isinstance(value, Namespace):
+        if part in (AVERAGE, SCALER, DUE, f"{ITERATOR}.read") and isinstance(value, Attributes):
             continue  # whose own fields are looked up by name
         schema.check(state_with(part, value), "c.pt")
     for value in invalid:
@@ -96,11 +96,11 @@ def test_each_field_takes_the_values_of_its_type_and_no_others(part: str, kind: 
 
 @pytest.mark.parametrize("name", ["args", "cfg"])
 def test_settings_are_a_namespace_or_a_dict_with_names_and_hold_no_tensors(name: str) -> None:
-    for value in (None, {}, {"a": [1, {2: 3}]}, Namespace(a=1)):
+    for value in (None, {}, {"a": [1, {2: 3}]}, Attributes(a=1)):
         schema.check({name: value}, "c.pt")
     for value in (1, "a", [1], {1: 2}, False):
         assert rejection({name: value}) == line(name, "a dict with names")
-    for value in ({"a": torch.ones(1)}, {"a": [{2: torch.ones(1)}]}, Namespace(a=torch.ones(1))):
+    for value in ({"a": torch.ones(1)}, {"a": [{2: torch.ones(1)}]}, Attributes(a=torch.ones(1))):
         assert rejection({name: value}) == line(name, "settings without tensors")
 
 

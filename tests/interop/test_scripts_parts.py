@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -95,6 +96,11 @@ def test_the_mean_of_checkpoints_is_rounded_down_for_whole_numbers(tmp_path: Pat
     found = average_checkpoints(paths)
     assert (float(found["model"]["w"]), float(found["model"]["h"]), int(found["model"]["n"])) == (2.5, 1.25, 2)
     assert found["args"] == 1
+    cfg = {"model": Namespace(arch="a"), "task": None}
+    torch.save({"model": values, "args": Namespace(b=2), "cfg": cfg}, tmp_path / "1.pt")
+    found = average_checkpoints(paths)
+    assert (found["args"], found["cfg"]) == (Namespace(b=2), cfg)
+    torch.save(found, tmp_path / "average.pt")
     torch.save({"model": {"other": torch.ones(1)}}, tmp_path / "4.pt")
     with pytest.raises(Exception, match=r"4\.pt: has other parameters than .*1\.pt"):
         average_checkpoints(paths)

@@ -62,7 +62,7 @@ def test_what_fairseq_wrote_comes_back(name: str, tmp_path: Path) -> None:
     last = theirs["optimizer_history"][-1]
     for key in ("criterion_name", "optimizer_name", "num_updates"):
         assert written["optimizer_history"][-1][key] == last[key]
-    settings, theirs_args = vars(written["args"]), vars(theirs["args"])
+    settings, theirs_args = vars(written["args"]), theirs["args"]
     assert None not in settings.values()
     both = (settings.keys() & theirs_args.keys()) - {"data", "max_update", "min_lr", "warmup_init_lr"}
     assert len(both) > 35
@@ -77,7 +77,7 @@ def test_a_roberta_of_fairseq_comes_back(tmp_path: Path) -> None:
     assert list(written["model"]) == list(theirs["model"])
     assert runs.difference(written["model"], dict(theirs["model"])) is None
     assert written["last_optimizer_state"] is None
-    settings, expected = vars(written["args"]), vars(theirs["args"])
+    settings, expected = vars(written["args"]), theirs["args"]
     both = settings.keys() & expected.keys()
     assert len(both) > 35 and settings["task"] == "masked_lm" and "max_positions" in both
     different = {key: (settings[key], expected[key]) for key in both if plain(settings[key]) != plain(expected[key])}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq import checkpoint
+from fairseq.checkpoint.standins import Attributes
 from fairseq.config.fields import parse_dict
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
@@ -97,7 +98,15 @@ def average_checkpoints(inputs: Sequence[str]) -> dict[str, Any]:
             sums[name] += _summed(value)
     count = len(inputs)
     means = {name: value / count if value.is_floating_point() else value // count for name, value in sums.items()}
-    return {**first, "model": means}
+    return _as_stored({**first, "model": means})
+
+
+def _as_stored(value: Any) -> Any:
+    """*value* with the namespaces that were read as dicts as namespaces again, which can be saved."""
+    if not isinstance(value, dict):
+        return value
+    changed = {name: _as_stored(part) for name, part in value.items()}
+    return argparse.Namespace(**changed) if isinstance(value, Attributes) else changed
 
 
 def _summed(value: Tensor) -> Tensor:

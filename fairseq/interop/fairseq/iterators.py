@@ -252,8 +252,8 @@ class IteratorSampler:
     def __len__(self) -> int:
         return self.layout.batches
 
-    def in_fairseq_order(self) -> IteratorSampler:
-        """Return this sampler: its order is fairseq's."""
+    def in_numpy_order(self) -> IteratorSampler:
+        """Return this sampler: NumPy has drawn its order."""
         return self
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:

@@ -31,7 +31,7 @@ from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.interop.fairseq.utils import tokenize_line
 from fairseq.models.bert import EncoderModel
 from fairseq.models.sentence import ClassificationHead, SentenceModel
-from fairseq.text.dictionary import OVERWRITE, decoded, read_dictionary
+from fairseq.text.dictionary import OVERWRITE, Dictionary, decoded, read_dictionary
 
 logger = logging.getLogger(__name__)
 
@@ -431,3 +431,8 @@ default_cfg = default_args
 def default_datasets(self: Any) -> dict[str, Any]:
     """The datasets that ``load_dataset`` stores, by split."""
     return vars(self).setdefault("datasets", {})
+
+
+def load_dictionary(cls: Any, filename: str) -> Dictionary:
+    """The dictionary in the file *filename*."""
+    return Dictionary.load(filename)

@@ -31,9 +31,10 @@ METHODS = (  # module, class, names of functions in the module `methods`
     (
         "fairseq.tasks.fairseq_task",
         "FairseqTask",
-        "add_args load_dataset get_batch_iterator filter_indices_by_size can_reuse_epoch_itr max_positions begin_epoch "
-        "begin_valid_epoch train_step valid_step optimizer_step reduce_metrics aggregate_logging_outputs "
-        "logging_outputs_can_be_summed state_dict load_state_dict build_generator inference_step has_sharded_data "
+        "add_args load_dictionary load_dataset get_batch_iterator filter_indices_by_size "
+        "can_reuse_epoch_itr max_positions begin_epoch begin_valid_epoch train_step valid_step "
+        "optimizer_step reduce_metrics aggregate_logging_outputs logging_outputs_can_be_summed "
+        "state_dict load_state_dict build_generator inference_step has_sharded_data "
         "build_dataset_for_inference get_interactive_tokens_and_lengths build_bpe build_tokenizer",
     ),
     ("fairseq.tasks.language_modeling", "LanguageModelingTask", "eval_lm_dataloader"),
@@ -43,7 +44,7 @@ METHODS = (  # module, class, names of functions in the module `methods`
         "encode_line string add_from_file add_file_to_dictionary dummy_sentence get_count unk_string",
     ),
 )
-OF_CLASSES = ("add_args", "from_pretrained")
+OF_CLASSES = ("add_args", "from_pretrained", "load_dictionary")
 ATTRIBUTES = (("fairseq.tasks.fairseq_task", "FairseqTask", "args cfg datasets"),)
 
 

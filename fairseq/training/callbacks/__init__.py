@@ -39,7 +39,7 @@ def callbacks_of(
     Args:
         manager: the checkpoints; None except on the first process.
         interruption: the signal that asks this process to stop.
-        more: callbacks beside the run's own and the plug-ins'.
+        more: callbacks beside the run's own and the registered ones.
         recorded: the settings of all stages, where they are to be recorded.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The interface of callbacks, and those that plug-ins add."""
+"""The interface of callbacks, and the registry of further ones."""
 
 from __future__ import annotations
 
@@ -50,5 +50,5 @@ def register_callback(factory: F) -> F:
 
 
 def registered_callbacks(settings: TrainingSettings) -> list[Callback]:
-    """Return the callbacks of plug-ins for a run with *settings*."""
+    """Return the registered callbacks of a run with *settings*."""
     return [factory(settings) for factory in _FACTORIES]

@@ -54,7 +54,7 @@ class Validation(Callback):
                     return None
                 report = meter.report(state.figures)
                 if self.metric not in report:
-                    # Of a plug-in's, which are known only once it has logged them.
+                    # Names of figures may be known only once they were logged.
                     near = nearest(self.metric, list(report))
                     raise UserError(f"`best_checkpoint_metric` {self.metric}: not a figure of validation; {near}")
                 # As in fairseq, the first split alone decides which checkpoint is the best.
