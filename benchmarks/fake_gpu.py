@@ -35,13 +35,7 @@ class _Backend(_DummyBackendModule):
 def device() -> torch.device:
     """The fake device; it exists from the first call on."""
     _setup_privateuseone_for_python_backend(NAME, _Backend())
-    library = torch.library.Library("aten", "IMPL")
-    rest = torch.library.Library("_", "IMPL")
-    rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    device.libraries = library, rest  # type: ignore[attr-defined]  # what they register lasts as long as they do
-    for names, target in ((LOWER, _lower), (FLOAT32, lambda tensors: torch.float32), (WIDEST, _widest)):
-        for name in names:
-            _register_autocast(library, name, target)
+    device.libraries = library, _ = register_autocast()  # type: ignore[attr-defined]
     of_cuda = attention.has_flash
     attention.has_flash = lambda query: _is_half(query) if query.device.type == NAME else of_cuda(query)
     library.impl("dropout", _dropout, "AutogradPrivateUse1")
@@ -49,8 +43,18 @@ def device() -> torch.device:
     return torch.device(NAME)
 
 
+def register_autocast() -> tuple[torch.library.Library, torch.library.Library]:
+    """Give torch's private device CUDA's autocast; it lasts as long as what is returned."""
+    library, rest = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+    rest.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for names, target in ((LOWER, _lower), (FLOAT32, lambda tensors: torch.float32), (WIDEST, _widest)):
+        for name in names:
+            _register_autocast(library, name, target)
+    return library, rest
+
+
 def _lower(tensors: list[Tensor]) -> torch.dtype:
-    return torch.get_autocast_dtype(NAME)
+    return torch.get_autocast_dtype(torch._C._get_privateuse1_backend_name())
 
 
 def _widest(tensors: list[Tensor]) -> torch.dtype:
@@ -144,8 +148,13 @@ def shapes_only() -> Iterator[None]:
 @contextlib.contextmanager
 def autocast_cache() -> Iterator[None]:
     """Context of one update, at whose end the cast weights are forgotten."""
-    _CASTS.clear()
+    forget_casts()
     yield
+    forget_casts()
+
+
+def forget_casts() -> None:
+    """Forget the cast weights, as torch does with those of its own devices at the end of autocast."""
     _CASTS.clear()
 
 

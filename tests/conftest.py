@@ -57,7 +57,9 @@ def bfloat16_is_computed_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add ``--device``."""
-    parser.addoption("--device", choices=("cpu", "cuda"), default="cpu", help="where tests train in their own process")
+    parser.addoption(
+        "--device", choices=("cpu", "cuda", "strict"), default="cpu", help="where tests train in their own process"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -65,3 +67,7 @@ def pytest_configure(config: pytest.Config) -> None:
     import runs
 
     runs.DEVICE = config.getoption("--device")
+    if runs.DEVICE == "strict":
+        import strict
+
+        strict.activate()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
+from fairseq.system import devices
 
 logger = logging.getLogger(__name__)
 
@@ -140,21 +141,19 @@ def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
     """
     # "highest" keeps float32 exact: PyTorch's own default may change, and a user's environment does.
     torch.set_float32_matmul_precision("high" if common.tf32 else "highest")
-    if common.cpu or not torch.cuda.is_available():
+    if common.cpu or devices.accelerator() is None:
         if (common.fp16 or common.memory_efficient_fp16) and not _has_float16_arithmetic():
             flag = "`fp16`" if common.fp16 else "`memory_efficient_fp16`"
             logger.warning(f"{flag}: this CPU has no float16 arithmetic, so it is far slower than float32; use `bf16`")
         return torch.device("cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise UserError(f"`device_id` {local_rank}: there are {torch.cuda.device_count()} GPUs, numbered from 0")
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    return device
+    if local_rank >= (count := torch.accelerator.device_count()):
+        raise UserError(f"`device_id` {local_rank}: there are {count} GPUs, numbered from 0")
+    return devices.select(local_rank)
 
 
 def chosen_device(name: torch.device | str) -> torch.device:
     """Return the device called *name*; ``auto`` is a GPU if there is one."""
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    return torch.device((devices.accelerator() or "cpu") if name == "auto" else name)
 
 
 def _has_float16_arithmetic() -> bool:

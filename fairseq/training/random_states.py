@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq.distributed import World
+from fairseq.system import devices
 
 logger = logging.getLogger(__name__)
 
@@ -16,8 +17,8 @@ logger = logging.getLogger(__name__)
 def gather_random_states(world: World) -> list[dict[str, Tensor]]:
     """Return the states of every process, in rank order; to be called on all of them."""
     states = {"cpu": torch.get_rng_state()}
-    if world.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(world.device)
+    if devices.is_accelerator(world.device):
+        states[world.device.type] = devices.random_state(world.device)
     return world.gather(states, everywhere=True)
 
 
@@ -31,5 +32,6 @@ def restore_random_states(states: Sequence[Mapping[str, Tensor]] | None, world: 
     elif states:
         state = states[world.rank]
         torch.set_rng_state(state["cpu"].cpu())
-        if "cuda" in state and world.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"].cpu(), world.device)
+        # A run that continues on another kind of device starts its random numbers from `seed`.
+        if devices.is_accelerator(world.device) and world.device.type in state:
+            devices.set_random_state(state[world.device.type], world.device)

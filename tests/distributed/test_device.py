@@ -18,13 +18,21 @@ from fairseq.distributed import world
 
 
 @pytest.fixture
-def selected(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """torch.cuda with four GPUs that do nothing; the devices that were selected."""
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+def selected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Four GPUs that do nothing; the numbers of those that were selected."""
+    chosen: list[int] = []
+    found(monkeypatch, torch.device("cuda"))
+    for module in (torch.accelerator, torch.cuda):
+        monkeypatch.setattr(module, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
     return chosen
+
+
+def found(monkeypatch: pytest.MonkeyPatch, device: torch.device | None) -> None:
+    """Let torch have the accelerator *device*."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    for module in (torch.accelerator, torch.cuda):
+        monkeypatch.setattr(module, "is_available", lambda: device is not None)
 
 
 @pytest.fixture(autouse=True)
@@ -43,28 +51,28 @@ def worlds(*flags: Any) -> list[distributed.World]:
     return seen
 
 
-def test_one_process_uses_the_gpu_that_it_is_given(selected: list[torch.device]) -> None:
+def test_one_process_uses_the_gpu_that_it_is_given(selected: list[int]) -> None:
     (world,) = worlds("--distributed-world-size 1 --device-id 3")
-    assert world.device == torch.device("cuda", 3) and selected == [world.device]
+    assert world.device == torch.device("cuda", 3) and selected == [3]
     assert worlds("--distributed-world-size 1")[0].device == torch.device("cuda", 0)
     assert worlds("--cpu --distributed-world-size 1")[0].device == torch.device("cpu")
 
 
-def test_a_command_of_one_process_uses_the_first_gpu(selected: list[torch.device]) -> None:
-    assert distributed.device_of(CommonConfig()) == torch.device("cuda", 0) == selected[0]
+def test_a_command_of_one_process_uses_the_first_gpu(selected: list[int]) -> None:
+    assert distributed.device_of(CommonConfig()) == torch.device("cuda", 0) and selected == [0]
 
 
-def test_a_gpu_that_does_not_exist_is_refused(selected: list[torch.device]) -> None:
+def test_a_gpu_that_does_not_exist_is_refused(selected: list[int]) -> None:
     with user_error("--device-id 4: there are 4 GPUs, numbered from 0"):
         worlds("--distributed-world-size 1 --device-id 4")
 
 
-@pytest.mark.parametrize("gpus", [True, False])
+@pytest.mark.parametrize("name", ["cuda", "mps", "xpu", None])
 def test_auto_is_a_gpu_where_there_is_one_and_other_names_are_devices(
-    monkeypatch: pytest.MonkeyPatch, gpus: bool
+    monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
-    assert world.chosen_device("auto") == torch.device("cuda" if gpus else "cpu")
+    found(monkeypatch, None if name is None else torch.device(name))
+    assert world.chosen_device("auto") == torch.device(name or "cpu")
     assert world.chosen_device("cpu") == torch.device("cpu")
     assert world.chosen_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
 

@@ -1,0 +1,286 @@
+"""A device without hardware, as strict as a GPU: it computes on the host and accepts no operand from there.
+
+Its tensors are plain ones of torch's private device. Their memory is the host's, shared through DLPack, so that every
+operator runs as the CPU's. An operand on the host raises an error as CUDA does, except for a scalar of an elementwise
+operator. Random numbers come from a generator of its own, and code in C is given no address of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import runs
+import torch
+from torch import Tensor
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+
+from benchmarks import fake_gpu
+
+NAME = "strict"
+OFFSET = "source_Storage_storage_offset"
+OF_SPARSE = (
+    "_sparse_coo_tensor_with_dims_and_tensors",
+    "_indices",
+    "_values",
+    "indices",
+    "values",
+    "is_coalesced",
+    "_nnz",
+    "sparse_dim",
+    "dense_dim",
+)
+CPU, PRIVATE = 1, 12  # DLPack's numbers of devices
+# The CPU's kernels of these read no memory.
+BY_ANY_KERNEL = ("view", "as_strided", "_reshape_alias", "unfold", "set_.source_Storage", f"set_.{OFFSET}")
+KERNELS = ("fairseq.kernels", "fairseq.inference")  # which hand addresses to code in C
+INDEXED = ("aten::index", "aten::index_put_", "aten::_index_put_impl_")  # their indices may be on the host
+
+_capsule = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule.restype, _capsule.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+
+
+class Backend(_DummyBackendModule):
+    """``torch.strict``: what torch asks of a device, as it asks ``torch.cuda``."""
+
+    def __init__(self) -> None:
+        self.random = torch.Generator().manual_seed(0).get_state()
+
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    def manual_seed_all(self, seed: int) -> None:
+        self.random = torch.Generator().manual_seed(seed).get_state()
+
+    def get_rng_state(self, device: Any = NAME) -> Tensor:
+        return self.random.clone()
+
+    def set_rng_state(self, state: Tensor, device: Any = NAME) -> None:
+        assert state.device.type == "cpu"
+        self.random = state.clone()
+
+    @contextlib.contextmanager
+    def generator(self) -> Iterator[None]:
+        """Context in which the CPU's generator is the device's."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.random)
+        yield
+        self.random = torch.get_rng_state()
+        torch.set_rng_state(before)
+
+
+def _retarget(tensor: Tensor, kind: int) -> Tensor:
+    """The memory of *tensor* as a tensor of another device."""
+    capsule = torch._C._to_dlpack(tensor)  # type: ignore[attr-defined]
+    # The device's number follows the address in DLPack's structure.
+    ctypes.c_int32.from_address(_capsule(capsule, b"dltensor") + 8).value = kind
+    return torch._C._from_dlpack(capsule)  # type: ignore[attr-defined]
+
+
+def is_strict(tensor: Tensor) -> bool:
+    """Return whether *tensor* is on the device."""
+    return tensor.device.type == NAME
+
+
+def _by_cpu(name: str, key: str = "CPU") -> Callable[..., Tensor]:
+    """The CPU's kernel of the operator *name*, whatever the device of its operands."""
+    packet, _, overload = name.partition(".")
+    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    return functools.partial(op._op_dk, getattr(torch._C.DispatchKey, key))  # type: ignore[attr-defined]
+
+
+def _check(op: Any, args: Any, kwargs: Any) -> None:
+    """Refuse operands of *op* on the host."""
+    written = {argument.name for argument in op._schema.arguments if argument.is_write}
+    named = {**dict(zip((a.name for a in op._schema.arguments), args, strict=False)), **kwargs}
+    scalars = torch.Tag.pointwise in op.tags
+    for name, value in named.items():
+        if name == "generator" and value is not None:
+            raise RuntimeError(f"{op}: expected a {NAME!r} generator but found {value.device.type!r}")
+        if name == "indices" and op._schema.name in INDEXED:
+            continue
+        for tensor in value if isinstance(value, list | tuple) else (value,):
+            if (
+                isinstance(tensor, Tensor)
+                and not is_strict(tensor)
+                and not (scalars and tensor.dim() == 0 and name not in written)
+            ):
+                raise RuntimeError(
+                    f"Expected all tensors to be on {NAME}:0, but `{name}` of {op} is on {tensor.device}"
+                )
+
+
+def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """*value* with *function* applied to the tensors in it."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, dict):
+        return {name: _mapped(function, item) for name, item in value.items()}
+    return type(value)(_mapped(function, item) for item in value) if type(value) in (list, tuple) else value
+
+
+def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run *op* on the host."""
+    _check(op, args, kwargs)
+    # torch hands scalars that take a tensor's place over as numbers.
+    tensors = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
+    pairs = zip(args, tensors, strict=False)
+    args = tuple(torch.tensor(x) if tensor and isinstance(x, int | float) else x for x, tensor in pairs)
+    originals: dict[int, Tensor] = {}
+    views: list[Tensor] = []  # alive while their numbers are used
+
+    def on_host(tensor: Tensor) -> Tensor:
+        if not is_strict(tensor):
+            return tensor
+        # Memory from elsewhere cannot grow, as that of empty results does.
+        views.append(_retarget(tensor, CPU) if tensor.numel() else torch.empty(tensor.shape, dtype=tensor.dtype))
+        originals[id(views[-1])] = tensor
+        return views[-1]
+
+    def on_device(result: Tensor) -> Tensor:
+        original = originals.get(id(result))
+        if original is None:
+            return _retarget(result, PRIVATE)
+        if result.shape != original.shape:
+            grown = _retarget(result, PRIVATE)
+            _by_cpu(f"set_.{OFFSET}")(original, grown.untyped_storage(), 0, grown.shape, grown.stride())
+        return original
+
+    args, kwargs = _mapped(on_host, args), _mapped(on_host, kwargs)
+    if "device" in kwargs:
+        kwargs["device"] = torch.device("cpu")
+    is_random = torch.Tag.nondeterministic_seeded in op.tags
+    with backend().generator() if is_random else contextlib.nullcontext():
+        return _mapped(on_device, op(*args, **kwargs))
+
+
+def _empty(
+    size: Any,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Tensor:
+    memory_format = memory_format or torch.contiguous_format
+    return _retarget(torch.empty(size, dtype=dtype, memory_format=memory_format, device="cpu"), PRIVATE)
+
+
+def _empty_strided(
+    size: Any, stride: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Tensor:
+    return _retarget(torch.empty_strided(size, stride, dtype=dtype, device="cpu"), PRIVATE)
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    source, host = (_retarget(x, CPU) if is_strict(x) else x for x in (source, target))
+    host.copy_(source)
+    return target
+
+
+def _lstm_cell(x: Tensor, h: Tensor, c: Tensor, b: Tensor | None = None, d: Tensor | None = None) -> Any:
+    """The step of an LSTM that GPUs fuse and CPUs do not have, from its two products."""
+    gates = x + h + (0 if b is None or d is None else b + d)
+    i, f, g, o = gates.chunk(4, 1)
+    cell = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cell.tanh(), cell, gates.detach()
+
+
+def _pinned(tensor: Tensor, device: Any = None) -> Tensor:
+    assert tensor.device.type == "cpu", "only memory of the host can be pinned"
+    return tensor
+
+
+def _address(tensor: Tensor) -> int:
+    caller = sys._getframe(1).f_globals["__name__"]
+    assert not (is_strict(tensor) and caller.startswith(KERNELS)), f"{caller} reads memory of the device"
+    return _data_ptr(tensor)
+
+
+def _forget_casts() -> None:
+    fake_gpu.forget_casts()
+    _clear_autocast_cache()
+
+
+def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    if not is_strict(tensor):
+        return _deepcopy(tensor, memo)
+    copy = tensor.detach().clone()
+    copy = torch.nn.Parameter(copy) if isinstance(tensor, torch.nn.Parameter) else copy
+    memo[id(tensor)] = copy.requires_grad_(tensor.requires_grad)
+    return copy
+
+
+_deepcopy, _data_ptr, _clear_autocast_cache = Tensor.__deepcopy__, Tensor.data_ptr, torch.clear_autocast_cache
+
+
+@functools.cache
+def backend() -> Backend:
+    """``torch.strict``; the device exists from the first call on."""
+    module = Backend()
+    _setup_privateuseone_for_python_backend(NAME, module)
+    aten, rest = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+    rest.fallback(_fallback, "PrivateUse1")
+    for name in BY_ANY_KERNEL:
+        aten.impl(name, _by_cpu(name), "PrivateUse1")
+    for name in OF_SPARSE:
+        aten.impl(name, _by_cpu(name, "SparseCPU"), "SparsePrivateUse1")
+    aten.impl("empty.memory_format", _empty, "PrivateUse1")
+    aten.impl("empty_strided", _empty_strided, "PrivateUse1")
+    aten.impl("_copy_from", _copy_from, "PrivateUse1")
+    for key in ("PrivateUse1", "AutogradPrivateUse1"):
+        aten.impl("_thnn_fused_lstm_cell", _lstm_cell, key)
+    # What torch has no hooks for in Python: pinned memory, copies of storages, parameters that change their device.
+    Tensor.pin_memory, Tensor.__deepcopy__ = _pinned, _copied  # type: ignore[assignment,method-assign]
+    Tensor.data_ptr = _address  # type: ignore[method-assign]
+    torch.clear_autocast_cache = _forget_casts
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    module.libraries = aten, rest, fake_gpu.register_autocast()  # type: ignore[attr-defined]  # they last as long as these
+    return module
+
+
+class Failed(Exception):
+    """A test failed on the device."""
+
+
+def on_strict_device(test: Callable[..., None]) -> Callable[..., None]:
+    """Decorator of a test that runs on the device: in a fork, because a process cannot give the device back."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        source, sink = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _run(functools.partial(test, *args, **kwargs), sink)
+        os.close(sink)
+        with os.fdopen(source, "rb") as report:
+            message = report.read()
+        os.waitpid(pid, 0)
+        if message != b"passed":
+            raise Failed(message.decode() or "its process died")
+
+    return run
+
+
+def _run(test: Callable[[], None], sink: int) -> None:
+    try:
+        activate()
+        test()
+        message = "passed"
+    except BaseException:
+        message = traceback.format_exc()
+    with os.fdopen(sink, "wb") as report:
+        report.write(message.encode())
+    os._exit(0)
+
+
+def activate() -> None:
+    """Let this process, from now on, compute on the device, as on a GPU that it has found."""
+    backend()
+    runs.DEVICE = NAME
