@@ -163,12 +163,12 @@ class LanguageModel:
         self.model.check_memory_length(memory_length)
         model = self.reader().model
         tokens, scored = tokens.to(next(self.model.parameters()).device), []
-        # The argument is passed only where it differs: a plug-in's model may not take it.
+        # The argument is passed only where it differs: not every model takes it.
         state: dict[str, Any] = {} if memory_length == model.memory_length else {"memory_length": memory_length}
         for start in range(0, tokens.size(1) - 1, segment_length):
             segment = tokens[:, start : start + segment_length + 1]
             hidden, extra = model(segment[:, :-1], **state)
-            # A plug-in without memory need not take the argument.
+            # A model without memory need not take the argument.
             if extra.get("memory") is not None:
                 state["memory"] = extra["memory"]
             lprobs = model.output_layer.target_log_probs(hidden.flatten(0, 1), segment[:, 1:].flatten())

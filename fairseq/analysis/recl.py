@@ -161,7 +161,7 @@ class WindowReader:
             net_output = self.model(part, memory=net_output[1]["memory"])
         last = net_output[0][:, -1]  # (B, C)
         layer = self.model.output_layer
-        # A plug-in's model may have probabilities only.
+        # A model without an output layer has probabilities only.
         if isinstance(layer, OutputLayer):
             return -layer.target_log_probs(last, targets).float()
         lprobs = self.model.get_normalized_probs((last[:, None], *net_output[1:]), log_probs=True)[:, -1]

@@ -178,7 +178,7 @@ def inference_copy(model: M, dtype: torch.dtype | None, int8: bool = False) -> M
 
 def _packable(model: BaseFairseqModel) -> TypeGuard[DecoderModel]:
     """Return whether the kernels cover all of *model*, and no hooks are registered on it."""
-    # A subclass, of a plug-in, may compute something else.
+    # A subclass may compute something else.
     if not isinstance(model, DecoderModel) or type(model) not in (TransformerLanguageModel, TransformerXL):
         return False
     # A hook wants to see its module run, which kernels leave out.

@@ -140,7 +140,7 @@ class BandedSoftmax(OutputLayer):
         return rows, head, tails
 
     def forward(self, hidden: Tensor, target: Tensor) -> tuple[list[Tensor | None], list[Tensor | None]]:
-        """Logits and targets of the head and of each tail band, for plug-ins that compute the loss of them.
+        """Logits and targets of the head and of each tail band, for criterions that compute the loss of them.
 
         Hidden states [..., C] have as many targets; padding is a word of the first band.
         """

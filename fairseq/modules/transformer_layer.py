@@ -233,4 +233,4 @@ def skips_layer(probability: float, training: bool) -> bool:
     return training and probability > 0 and float(torch.rand(())) < probability
 
 
-TransformerDecoderLayer = TransformerLayer  # the name that plug-ins know
+TransformerDecoderLayer = TransformerLayer  # the name in fairseq

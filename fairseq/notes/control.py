@@ -58,7 +58,7 @@ def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
 def without_rare_words(samples: Iterable[Sample | None]) -> Iterator[Sample | None]:
     """*samples* with the mask, or the unknown symbol, in place of the words that :func:`mark_distances` measures to."""
     for sample in samples:
-        # A sample of a plug-in has no such input.
+        # Not every task has such samples.
         if sample is not None and "hidden" in sample:
             sample = {**sample, "net_input": {**sample["net_input"], "src_tokens": sample["hidden"]}}
         yield sample

@@ -243,7 +243,7 @@ class Notes:
             mask = dataset.masking.mask
             return NotedBlocks(dataset, spans, read=notes is not None, written=written, mask=mask)
         if not isinstance(dataset, TokenBlocks):
-            return dataset  # of a plug-in
+            return dataset  # of another kind, which has no notes
         dictionary = self.task.source_dictionary
         rule = note_rule(dictionary)
         joins = word_parts(dictionary, rule)[1]

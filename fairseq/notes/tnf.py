@@ -71,7 +71,7 @@ class NotedEncoder(NotedModel):
         """Return settings and parameters of the encoder without notes, unless *args* keep them.
 
         Raises:
-            UserError: the architecture of a plug-in does not name its encoder's.
+            UserError: the architecture does not name its encoder's.
         """
         if args.get(KEEP):
             return args, parameters
