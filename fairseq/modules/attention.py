@@ -1,4 +1,4 @@
-"""Self-attention, absolute and position-infused: one family, which shares the call of the attention kernel.
+"""Self-attention, absolute and position-infused: one family that shares the attention kernel.
 
 Which keys a query may read is a value that a model hands to its layers, a :class:`Visibility`.
 """
@@ -27,10 +27,10 @@ class Visibility(ABC):
 
     @abstractmethod
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        """True where a query reads a key: bool, broadcastable to [B, H, T, S]; None: every query reads every key."""
+        """True where a query reads a key: bool, broadcastable to [B, H, T, S]; None: everywhere."""
 
     def bias(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        """The mask as an additive bias, 0 or −∞, of the same shape; None: every query reads every key."""
+        """The mask as an additive bias, 0 or −∞, of the same shape; None: no key is masked."""
         mask = self.mask(queries, keys, device)
         return None if mask is None else _as_bias(mask, dtype)
 
@@ -50,7 +50,7 @@ class Causal(Visibility):
         return keys if self.window is None else min(keys, self.window + queries - 1)
 
     def mask(self, queries: int, keys: int, device: torch.device) -> Tensor | None:
-        # Every step of generation comes here: no mask is built or added where the one query reads all keys.
+        # Every step of generation comes here: where the one query reads all keys, no mask is built.
         if queries == 1 and self.reach(1, keys) == keys:
             return None
         return _causal_mask(queries, keys, self.window, device)
@@ -65,7 +65,7 @@ class Causal(Visibility):
 class Bidirectional(Visibility):
     """Each query reads every key of its row that is not padding.
 
-    A row of padding only reads all of itself: its output is unused, and a softmax over no keys would be NaN.
+    A row of padding only reads itself: its output is unused, a softmax over no keys is NaN.
 
     Attributes:
         padding: bool [B, S], True at padding; None: no row has any.
@@ -104,7 +104,7 @@ def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention over inputs that carry their positions already (Vaswani et al. 2017, §3.2).
+    """Multi-head self-attention over inputs that carry positions (Vaswani et al. 2017, §3.2).
 
     Args:
         embed_dim: channels C of the input and the output.
@@ -161,14 +161,14 @@ class SelfAttention(nn.Module):
         cache: LayerCache | None = None,
         past_length: int = 0,
     ) -> Tensor:
-        """Attend from every position of *x* to the visible ones of *x* and of the memory: [B, T, C].
+        """Attend from each position of *x* to the visible ones of *x* and memory: [B, T, C].
 
         Args:
             x: [B, T, C].
             memory: [B, M, C], the same kind of values from earlier positions.
-            positions: unused here; in subclasses the positions of memory and segment, in the subclass's own form.
+            positions: unused here; in subclasses the positions of memory and segment.
             visible: the keys that each query reads; with a cache, or with distances, causal only.
-            cache: in incremental inference, what earlier positions were projected to; *x* is added to it.
+            cache: in incremental inference, earlier keys and values; *x* is added to it.
             past_length: how many positions of *cache* are filled.
 
         Raises:
@@ -187,7 +187,7 @@ class SelfAttention(nn.Module):
         """Weighted sums of values, [B, H, T, D], for what :meth:`_project` or *cache* gave."""
         if cache is not None and not isinstance(visible, Causal):
             raise ValueError("incremental attention is causal")
-        # The cache has keys before their norm: their positions change when the segment becomes memory.
+        # The cache has keys before their norm: their positions change as the segment ages.
         query, *keys = self._normalize(query, *keys)
         if cache is not None and isinstance(visible, Causal) and visible != CAUSAL:
             count = keys[0].size(2)
@@ -200,7 +200,7 @@ class SelfAttention(nn.Module):
     def weights(
         self, x: Tensor, memory: Tensor | None = None, positions: Any = None, visible: Visibility = CAUSAL
     ) -> Tensor:
-        """Attention probabilities for the arguments of :meth:`forward`, for analysis: [B, H, T, M + T]."""
+        """Attention probabilities for the arguments of :meth:`forward`: [B, H, T, M + T]."""
         query, keys, _ = self._project(x, memory, positions)
         query, key = self._normalize(query, joined(keys))
         key = _repeated(key, self.num_heads)
@@ -211,7 +211,7 @@ class SelfAttention(nn.Module):
     def new_cache(self, batch: int, length: int, positions: Any = None) -> LayerCache:
         """Room for *length* positions in *batch* rows; *positions* is for subclasses.
 
-        Under autocast the cache has the lower precision, so that attention need not convert it at every step.
+        Under autocast the cache has the lower precision: attention does not convert it.
         """
         projections = (self.q_proj, self.k_proj, self.v_proj)
         # One matrix for the three: a step of one token costs more in calls than in arithmetic.
@@ -225,7 +225,7 @@ class SelfAttention(nn.Module):
         return LayerCache(weight.new_empty(shape), weight.new_empty(shape), weight, bias.to(weight.dtype))
 
     def fill(self, cache: LayerCache, x: Tensor) -> None:
-        """Let *cache* hold *x* [B, M, C] as its first positions; biases of positions are left out."""
+        """Let *cache* hold *x* [B, M, C] as its first positions, without biases of positions."""
         for room, projection in ((cache.keys, self.k_proj), (cache.values, self.v_proj)):
             room[:, :, : x.size(1)] = self._heads(projection(x.to(projection.weight.dtype)))
 
@@ -241,11 +241,11 @@ class SelfAttention(nn.Module):
         return queries, keys, values
 
     def _infuse(self, x: Tensor, memory: Tensor | None, positions: Any) -> tuple[Tensor, Tensor | None]:
-        """What queries and keys are computed from: the segment [B, T, C] and the memory [B, M, C]."""
+        """The inputs of queries and keys: the segment [B, T, C] and the memory [B, M, C]."""
         return x, memory
 
     def _continue(self, x: Tensor, cache: LayerCache, past_length: int) -> tuple[Tensor, Pieces, Pieces]:
-        """Queries of *x*, whose keys and values are added to *cache*, and all keys and values in it, before norms."""
+        """Queries of *x*, and all keys and values of *cache*, *x*'s included, before norms."""
         batch, tokens, _ = x.shape
         end = past_length + tokens
         # One position has one bias, which the matrix product adds.
@@ -265,7 +265,7 @@ class SelfAttention(nn.Module):
         return query, key
 
     def _normalize(self, query: Tensor, *keys: Tensor) -> tuple[Tensor, ...]:
-        """Queries and keys [B, H, …, D] after their norms, if there are any, which are computed in float32."""
+        """Queries and keys [B, H, …, D] after their norms, if any, computed in float32."""
         if self.q_norm is None or self.k_norm is None:
             return query, *keys
         return tuple(
@@ -279,7 +279,7 @@ class SelfAttention(nn.Module):
 
 
 class PositionInfusedAttention(SelfAttention):
-    """Positions are added to what queries and keys are computed from, not to values (Shortformer, §5).
+    """Positions are added to the inputs of queries and keys, not of values (Shortformer, §5).
 
     ``positions`` is the position table of memory and segment, [M + T, C]; a cache wants the table of all its room. The
     memory takes positions 0 … M − 1, the segment M … M + T − 1, so cached values stay valid as they move back.
@@ -306,7 +306,7 @@ class PositionInfusedAttention(SelfAttention):
 
 
 class RotaryAttention(SelfAttention):
-    """Queries and keys are turned by angles that grow with their position, values are not (Su et al. 2021, "RoFormer").
+    """Queries and keys are turned by angles that grow with position (Su et al. 2021, "RoFormer").
 
     ``positions`` is the table of memory and segment, [M + T, 2, R/2] of :class:`~fairseq.modules.positions.Rotation`; a
     cache wants the table of all its room. As with position-infused attention, the memory takes positions 0 … M − 1.
@@ -340,7 +340,7 @@ class RotaryAttention(SelfAttention):
 
 
 def kernels_for(query: Tensor, keys: Pieces, values: Pieces, p: float, *by_distance: Tensor) -> Any:
-    """The kernels in C if they compute this attention, by its other query and its table where those are; else None."""
+    """The kernels in C if they compute this attention, with its other query and table; else None."""
     if not on_cpu(query) or p >= 1.0 or not (torch.is_grad_enabled() or query.size(2) >= _FEW):
         return None
     compiled = kernels("attention")
@@ -364,7 +364,7 @@ def _attention_for(query: Tensor, keys: Pieces, values: Pieces, visible: Visibil
 
 
 def _by_kernel(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
-    # The kernel knows which keys are ahead of a query, and does not compute them; a subclass may hide others.
+    # The kernel skips the keys that are ahead of a query; a subclass may hide others.
     causal = visible == CAUSAL
     bias = None if causal else visible.bias(query.size(2), sum(key.size(2) for key in keys), query.device, query.dtype)
     return kernels("attention").attention(query, keys, values, bias, dropout_p, causal)
@@ -399,7 +399,7 @@ def _by_torch(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, 
 def attend_in_groups(
     query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CAUSAL, dropout_p: float = 0.0
 ) -> Tensor:
-    """:func:`attend` with keys and values [B, H / G, ·, D], each for G successive heads of queries."""
+    """:func:`attend` with keys and values [B, H / G, ·, D], each for G heads of queries."""
     heads, queries, groups = query.size(1), query.size(2), keys[0].size(1)
     if queries > 1 or visible.mask(1, sum(key.size(2) for key in keys), query.device) is not None:
         # Repeated: kernels differ in whether they share keys, and in which masks they then take.
@@ -416,13 +416,13 @@ def _repeated(x: Tensor, heads: int) -> Tensor:
 
 
 def has_flash(query: Tensor) -> bool:
-    """Return True where torch's flash kernel computes attention of *query*: in half precision, on Ampere and later."""
+    """Return whether torch's flash kernel takes *query*: in half precision, on Ampere and later."""
     is_half = query.device.type == "cuda" and query.dtype in (torch.float16, torch.bfloat16)
     return is_half and query.size(-1) <= _flash_channels(query.device)
 
 
 def _flash_channels(device: torch.device) -> int:
-    """Most channels of a head that the flash kernel takes on *device*; 0 where torch lacks it or it is switched off."""
+    """Most channels of a head that the flash kernel takes on *device*; 0 where there is none."""
     if not (torch.backends.cuda.is_flash_attention_available() and torch.backends.cuda.flash_sdp_enabled()):
         return 0
     capability = torch.cuda.get_device_capability(device)
@@ -432,11 +432,11 @@ def _flash_channels(device: torch.device) -> int:
     return 256 if capability in ((8, 0), (9, 0)) else 192
 
 
-# A constant in compiled graphs, as by torch.compiler.assume_constant_result, which would load the compiler at start-up.
+# A constant in compiled graphs; torch.compiler.assume_constant_result would load the compiler.
 _flash_channels._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def pad_heads(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """*tensors* [..., D] with D a multiple of 8, as fused kernels want it; zeros in more channels change nothing."""
+    """*tensors* [..., D] with zeros up to a multiple of 8 channels, as fused kernels want it."""
     missing = -tensors[0].size(-1) % 8
     return tuple(F.pad(x, (0, missing)) for x in tensors) if missing else tensors

@@ -30,7 +30,7 @@ _NEW_FOLDERS = contextvars.ContextVar[list[str] | None]("_NEW_FOLDERS", default=
 
 @contextlib.contextmanager
 def removing_empty_folders() -> Iterator[None]:
-    """After an exception remove the folders that :func:`make_folder` made in the ``with`` block and that are empty."""
+    """After an exception remove empty folders that :func:`make_folder` made in the block."""
     folders: list[str] = []
     outer = _NEW_FOLDERS.set(folders)
     try:
@@ -48,7 +48,7 @@ def removing_empty_folders() -> Iterator[None]:
 
 
 def make_folder(folder: str | Path) -> None:
-    """Make *folder* and the folders above it where they are missing; see :func:`removing_empty_folders`."""
+    """Make *folder* and missing folders above it; see :func:`removing_empty_folders`."""
     path = Path(os.path.abspath(folder))
     missing = [str(path) for path in (path, *path.parents) if not os.path.lexists(path)]
     if (folders := _NEW_FOLDERS.get()) is not None:
@@ -65,10 +65,10 @@ class FileGroup:
 
     @contextlib.contextmanager
     def file(self, path: str | Path, flag: str = "") -> Iterator[BinaryIO]:
-        """A binary file, readable and writable, for the content of *path*; it is on disk when the ``with`` block ends.
+        """A binary file for the content of *path*, which is on disk when the ``with`` block ends.
 
         Raises:
-            UserError: a system error, such as a full disk; the message names *path*, and *flag*, which named it.
+            UserError: a system error, such as a full disk; the message names *path* and *flag*.
         """
         with _system_errors(flag, path):
             # Written at the end: the writers of archives seek, which pipes cannot.
@@ -104,7 +104,7 @@ class FileGroup:
             undo.pop_all()
 
     def _backup(self, target: Path) -> Path | None:
-        """Give the file or link *target* another name until the group ends; None if there is no such file."""
+        """Give the file or link *target* another name until the group ends; None without one."""
         if not os.path.lexists(target):
             return None
         backup = _temporary_path(target)
@@ -131,7 +131,7 @@ def atomic_files() -> Iterator[FileGroup]:
 
 
 Create = Callable[[str | Path, str], contextlib.AbstractContextManager[BinaryIO]]
-"""Begins a file, given its path and flag: :func:`atomic_file`, or :meth:`FileGroup.file` of a group."""
+"""Begins a file, given its path and flag: :func:`atomic_file` or :meth:`FileGroup.file`."""
 
 
 @contextlib.contextmanager
@@ -143,9 +143,9 @@ def atomic_file(path: str | Path, flag: str = "") -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: str = "") -> Iterator[Path]:
-    """A temporary folder whose files move to *folder* when the ``with`` block ends without an exception.
+    """A temporary folder whose files move to *folder* if the ``with`` block raises nothing.
 
-    *folder* is made if needed, and removed again if it is new and stays empty, as are the folders above it.
+    *folder* is made if needed. If it is new and stays empty, it is removed again.
 
     Args:
         names: every file that a run may write, in the order in which they move; those not written this time are
@@ -155,7 +155,7 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
         flag: the command-line flag that named *folder*, for error messages.
 
     Raises:
-        UserError: a system error, or one of *names* is a folder; the message names *flag* and *folder*.
+        UserError: a system error, or one of *names* is a folder.
     """
     folder = Path(folder)
     is_new = not exists(folder)
@@ -185,7 +185,7 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
 
 @contextlib.contextmanager
 def new_folder(path: str | Path) -> Iterator[Path]:
-    """A temporary folder that becomes *path*, which must not exist, when the ``with`` block ends without an exception.
+    """A temporary folder that becomes *path*, a new one, if the ``with`` block raises nothing.
 
     Raises:
         UserError: a system error; the message names *path*.
@@ -203,13 +203,13 @@ def new_folder(path: str | Path) -> Iterator[Path]:
 
 
 def point_to(path: str | Path, name: str) -> None:
-    """Make *path* a symbolic link to *name* in the same folder, atomically; raise UserError for a system error."""
+    """Make *path* a symbolic link to *name* in the same folder, atomically, or raise UserError."""
     with _system_errors("", path):
         _replace(Path(path), lambda temporary: os.symlink(name, temporary))
 
 
 def link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Make *target* a hard link of *source*, atomically; a copy where the filesystem has no hard links.
+    """Make *target* a hard link of *source*, atomically; a copy on filesystems without them.
 
     Raises:
         UserError: a system error; the message names *target*.
@@ -260,7 +260,7 @@ def _remove(path: Path) -> None:
     if os.path.isdir(path) and not path.is_symlink():  # no error here: this ends other work
         shutil.rmtree(path, ignore_errors=True)
         with contextlib.suppress(OSError):
-            # Without descriptors `rmtree` cannot look into a folder; an empty one goes all the same.
+            # Without descriptors `rmtree` cannot list a folder; an empty one goes all the same.
             path.rmdir()
         return
     with contextlib.suppress(OSError):
@@ -286,14 +286,14 @@ def prepare_folder(flag: str, folder: str | Path) -> None:
 def prepare_file(
     flag: str, path: str | Path, inputs: Mapping[str, str | Path | None] | None = None, begins: bytes = b""
 ) -> None:
-    """Check before any work is done that :func:`atomic_file` can write *path*; make its folder if needed.
+    """Check before any work that :func:`atomic_file` can write *path*; make its folder.
 
     Args:
         inputs: the files that the command reads, by flag: none of them is replaced.
-        begins: the first bytes of every file of the kind that is written: a file of another kind is not replaced.
+        begins: the first bytes of the kind of file: a file of another kind is not replaced.
 
     Raises:
-        UserError: it cannot be written, or is one of *inputs* or of another kind; the message names *flag*.
+        UserError: it cannot be written, or is one of *inputs* or of another kind.
     """
     if is_folder(path):
         raise UserError(f"{flag} {path}: cannot be written (Is a directory); choose another file")
@@ -326,7 +326,7 @@ def sync_folder(folder: str | Path) -> None:
 
 @contextlib.contextmanager
 def _system_errors(flag: str, path: str | Path) -> Iterator[None]:
-    """Turn system errors of writing *path* into a UserError; errors about other files pass unchanged."""
+    """Turn system errors of writing *path* into a UserError; others pass unchanged."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -433,7 +433,7 @@ def _move_files(source: Path, folder: Path, names: Sequence[str] | None, flag: s
         if is_folder(folder / name):
             raise UserError(f"{flag} {folder / name}: cannot be written (Is a directory); remove it".lstrip())
     if names:
-        # A kill between the moves leaves a folder without its last file, which readers take as incomplete.
+        # A kill between the moves leaves a folder without its last file: it is incomplete.
         (folder / names[-1]).unlink(missing_ok=True)
     for name in moving:
         if exists(source / name):

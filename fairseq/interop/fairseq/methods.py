@@ -35,7 +35,7 @@ from fairseq.text.dictionary import OVERWRITE, Dictionary, decoded, read_diction
 
 logger = logging.getLogger(__name__)
 
-# Settings of fairseq's generation, with the arguments of the generator where they are called otherwise.
+# Settings of fairseq's generation, with arguments of the generator that have other names.
 GENERATION = """
     beam=beam_size lenpen=len_penalty max_len_a max_len_b min_len temperature no_repeat_ngram_size sampling
     sampling_topk sampling_topp
@@ -162,7 +162,7 @@ def register_classification_head(
 ) -> None:
     """Add a head over the first token to a model of this package, for a plug-in's ``build_model``.
 
-    The model becomes a :class:`~fairseq.models.sentence.SentenceModel`: its output layer is dropped.
+    The model becomes a :class:`~fairseq.models.sentence.SentenceModel` without output layer.
 
     Raises:
         UserError: the model is of a plug-in's class.
@@ -201,7 +201,7 @@ def get_batch_iterator(
     grouped_shuffling: bool = False,
     update_epoch_batch_itr: bool = False,
 ) -> EpochBatchIterator:
-    """The batches of *dataset*, examples in its order, for training and for loops of the caller's own.
+    """The batches of *dataset*, examples in its order, for training and the caller's loops.
 
     Raises:
         UserError: an example is longer than *max_positions* or *max_tokens*, without *ignore_invalid_inputs*.
@@ -364,7 +364,7 @@ def aggregate_logging_outputs(self: Any, logging_outputs: Any, criterion: Any) -
 
 
 def reduce_metrics(self: Any, logging_outputs: Any, criterion: Any) -> None:
-    """Log the figures of *logging_outputs*, of which *criterion* knows the meaning; plug-ins override it."""
+    """Log the figures of *logging_outputs*, as *criterion* defines them; plug-ins override it."""
     if hooks.overrides(type(self), "aggregate_logging_outputs"):
         log_aggregated(self.aggregate_logging_outputs(logging_outputs, criterion))
     elif hasattr(criterion, "reduce_metrics"):
@@ -410,7 +410,7 @@ def build_tokenizer(self: Any, args: Any) -> Any:
 
 
 def from_pretrained(cls: Any, *args: Any, **options: Any) -> Any:
-    """The model in a folder, in the interface of fairseq's hub: see :func:`hub_utils.from_pretrained`."""
+    """The model in a folder: see :func:`hub_utils.from_pretrained`."""
     return hub_utils.from_pretrained(*args, **options)
 
 
