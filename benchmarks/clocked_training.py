@@ -1,6 +1,7 @@
 """``fairseq-train`` with the processor and wall-clock time of training beside each validation.
 
-    python -m benchmarks.clocked_training CURVE.json DATA --arch … --validate-interval-updates 50 --no-save
+    python -m benchmarks.clocked_training CURVE.json DATA --arch … \
+        --validate-interval-updates 50 --no-save
 
 Takes the flags of ``fairseq-train`` with one validation split. Writes a JSON list with an object for each validation:
 ``updates``, ``cpu`` and ``seconds`` from the first update on, without validations, and the perplexity ``ppl``.

@@ -1,6 +1,7 @@
 """Pre-training speed of encoders, compared with Hugging Face's of equal shape.
 
-    python -m benchmarks.encoders [--arch bert_base] [--layers 12] [--bf16] [--seconds 60] [--profile] [--json FILE]
+    python -m benchmarks.encoders [--arch bert_base] [--layers 12] [--bf16] [--seconds 60] \
+        [--profile] [--json FILE]
 
 Both models train in one process on the same batches, with alternating steps of forward, backward, clipping and Adam.
 The result is the median ratio of pairs of steps. Hugging Face's model (needs transformers) is trained by a plain loop

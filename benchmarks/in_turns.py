@@ -1,6 +1,7 @@
 """Speed of training of two checkouts of this repository on a CPU, some updates each in turns.
 
-    python -m benchmarks.in_turns CHECKOUT [--rounds 11] [--updates 6] [--cases "Shortformer, bf16" …]
+    python -m benchmarks.in_turns CHECKOUT [--rounds 11] [--updates 6] \
+        [--cases "Shortformer, bf16" …]
 
 CHECKOUT is the older one, as ``git worktree add CHECKOUT COMMIT`` makes it. Each of the two has one process, with the
 cases of ``benchmarks.language_model`` and ``benchmarks.transformer_xl``; only one computes at a time. Medians of the

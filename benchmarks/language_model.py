@@ -1,7 +1,7 @@
 """Speed and memory of a Shortformer in training, evaluation and generation, compared with the original on two cores.
 
     python -m benchmarks.language_model [--compile] [--only generation] [--json FILE]
-    python -m benchmarks.language_model --wiki103        # the full-size model, on a GPU if there is one
+    python -m benchmarks.language_model --wiki103  # the full-size model, on a GPU if there is one
 
 Each case runs in a separate process, through the task, the trainer and the scorer that the commands use, on a corpus of
 random words with Zipfian frequencies. Large matrix products are measured in turns with the updates; *products* is the

@@ -1,6 +1,7 @@
 """Prediction of a training step's time on a GPU, kernel by kernel, from shapes: no GPU is needed and none is used.
 
-    python -m benchmarks.roofline [ARCH ...] [--gpu H100 ...] [--precision bf16] [--compile] [--top N] [--json FILE]
+    python -m benchmarks.roofline [ARCH ...] [--gpu H100 ...] [--precision bf16] \
+        [--compile] [--top N] [--json FILE]
 
 One step of each architecture runs on a fake GPU (``benchmarks/fake_gpu.py``). A kernel takes the longest of its
 operations at 70% of the GPU's peak, its bytes at 80% of the bandwidth, and 2.5 µs. What this leaves out: caches between

@@ -1,7 +1,7 @@
 """Cost of an update against its parts, and a model that predicts throughput and memory on more processes.
 
     python -m benchmarks.scaling measure --processes 2        # on this machine, gloo, a small model
-    python -m benchmarks.scaling predict                      # the table of benchmarks/results/scaling.md
+    python -m benchmarks.scaling predict    # the table of benchmarks/results/scaling.md
 
 Measured in one job: every round has an update of each kind (alone, replicated, sharded), so that load from elsewhere
 meets all of them; the ratios of medians are reported.

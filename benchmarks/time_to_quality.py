@@ -1,11 +1,16 @@
 """Time until a language model is as good as a tuned baseline: each lever alone, then one after another.
 
-    python -m benchmarks.time_to_quality OUT                        # all rows, with the corpus that it makes itself
+    # all rows, with the corpus that it makes itself
+    python -m benchmarks.time_to_quality OUT
     python -m benchmarks.time_to_quality OUT --data data-bin/novels --seeds 1,2,3
-    python -m benchmarks.time_to_quality OUT --rows 'muon;+muon' --seeds 4          # these rows only; --list names all
-    python -m benchmarks.time_to_quality OUT --clock 240                            # the time of an update of each row
-    python -m benchmarks.time_to_quality OUT --baseline wsd@5e-3 --rows muon        # without the runs of the grid
-    python -m benchmarks.time_to_quality OUT --row 'wide@0.9: --decoder-ffn-embed-dim 1024'   # a row of your own
+    # these rows only; --list names all
+    python -m benchmarks.time_to_quality OUT --rows 'muon;+muon' --seeds 4
+    # the time of an update of each row
+    python -m benchmarks.time_to_quality OUT --clock 240
+    # without the runs of the grid
+    python -m benchmarks.time_to_quality OUT --baseline wsd@5e-3 --rows muon
+    # a row of your own
+    python -m benchmarks.time_to_quality OUT --row 'wide@0.9: --decoder-ffn-embed-dim 1024'
 
 The baseline is the model of Baevski & Auli (2019) at one length, in fp32, by Adam; its schedule and batch (``GRID``)
 and its rate (``RATES``) are those with the lowest perplexity on the validation split (seed 1), at equal tokens read.

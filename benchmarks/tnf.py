@@ -1,6 +1,7 @@
 """The cost of notes: training steps of an encoder with and without them, at equal shape.
 
-    python -m benchmarks.tnf [--arch bert_base] [--layers 12] [--words 200000] [--seconds 60] [--bf16] [--json FILE]
+    python -m benchmarks.tnf [--arch bert_base] [--layers 12] [--words 200000] [--seconds 60] \
+        [--bf16] [--json FILE]
 
 Both models train in one process on the same batches with alternating steps; the result is the median ratio of pairs of
 steps. Memory is measured in separate processes. With several ranks the end of an update is measured: the exchange of

@@ -1,7 +1,7 @@
 """Speed and memory of training a Transformer-XL, compared with the authors' code on two cores.
 
     python -m benchmarks.transformer_xl [--compile] [--json FILE]
-    python -m benchmarks.transformer_xl --wiki103     # full-size models, eager and compiled on a GPU if there is one
+    python -m benchmarks.transformer_xl --wiki103     # full-size models; compiled, too, on a GPU
 
 Each case runs in a separate process, through the task and the trainer that the commands use, on a corpus of random
 words with Zipfian frequencies. *products* is as of ``benchmarks.language_model``.

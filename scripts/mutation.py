@@ -1,8 +1,11 @@
 """Mutation testing: change the code of one place in small ways and see which changes no test notices.
 
-    python -m scripts.mutation PLACE [MUTANTS …]     run the mutants that have no result yet, or those named (globs)
-    python -m scripts.mutation PLACE --again         run those again that no test killed, after a change of the tests
-    python -m scripts.mutation PLACE --report        count results per file, and list what no test killed
+    # run the mutants that have no result yet, or those named (globs)
+    python -m scripts.mutation PLACE [MUTANTS …]
+    # run those again that no test killed, after a change of the tests
+    python -m scripts.mutation PLACE --again
+    # count results per file, and list what no test killed
+    python -m scripts.mutation PLACE --report
 
 Each place has a working folder, build/mutation/PLACE, with links to the repository and the settings of mutmut, which
 makes the mutants. Its `results.json` keeps outcomes: a second run goes on where the first ended. Remove the folder
