@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fairseq import checkpoint, distributed
@@ -29,6 +28,7 @@ from fairseq.evaluation.classifier import FinetunedRun, as_table, best_rate, pre
 from fairseq.inference.loading import load_models
 from fairseq.models.loading import finished
 from fairseq.models.sentence import SentenceModel
+from fairseq.modules import devices
 from fairseq.modules.precision import Precision
 from fairseq.system.files import atomic_file, prepare_folder
 from fairseq.system.json_files import finite, read_json, write_json
@@ -135,7 +135,7 @@ class Sweep:
 
     @property
     def world_size(self) -> int:
-        default = 1 if self.common.cpu else max(1, torch.cuda.device_count())
+        default = 1 if self.common.cpu else max(1, devices.count())
         return self.processes.distributed_world_size or default
 
     def flags(self, lr: float, seed: int, updates: int) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
 
+import accelerators
 import pytest
 import torch
 import torch.distributed as dist
@@ -37,10 +38,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.cuda with two GPUs that do nothing."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    """Two GPUs that do nothing."""
+    accelerators.found(monkeypatch, "cuda", 2)
 
 
 def free_url() -> str:

@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
+import multiprocessing
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +25,7 @@ from torch import Tensor
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
 from benchmarks import fake_gpu
+from fairseq.modules import precision
 
 NAME = "strict"
 OFFSET = "source_Storage_storage_offset"
@@ -51,6 +55,7 @@ class Backend(_DummyBackendModule):
 
     def __init__(self) -> None:
         self.random = torch.Generator().manual_seed(0).get_state()
+        self.emptied = 0
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
@@ -64,6 +69,15 @@ class Backend(_DummyBackendModule):
     def set_rng_state(self, state: Tensor, device: Any = NAME) -> None:
         assert state.device.type == "cpu"
         self.random = state.clone()
+
+    def get_device_name(self, device: Any = NAME) -> str:
+        return "Strict"
+
+    def max_memory_allocated(self, device: Any = NAME) -> int:
+        return 3 << 20
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
 
     @contextlib.contextmanager
     def generator(self) -> Iterator[None]:
@@ -203,6 +217,19 @@ def _address(tensor: Tensor) -> int:
     return _data_ptr(tensor)
 
 
+class _Event:
+    """An event of a device that computes at once."""
+
+    def __init__(self, device: Any = None) -> None:
+        assert torch.device(device).type == NAME
+
+    def record(self) -> None:
+        """Do nothing."""
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
 def _forget_casts() -> None:
     fake_gpu.forget_casts()
     _clear_autocast_cache()
@@ -236,10 +263,10 @@ def backend() -> Backend:
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("_thnn_fused_lstm_cell", _lstm_cell, key)
-    # What torch has no hooks for in Python: pinned memory, copies of storages, parameters that change their device.
+    # What torch has no hooks for in Python: pinned memory, events, copies of storages, parameters that are moved.
     Tensor.pin_memory, Tensor.__deepcopy__ = _pinned, _copied  # type: ignore[assignment,method-assign]
     Tensor.data_ptr = _address  # type: ignore[method-assign]
-    torch.clear_autocast_cache = _forget_casts
+    torch.clear_autocast_cache, torch.Event = _forget_casts, _Event  # type: ignore[misc,assignment]
     torch.__future__.set_swap_module_params_on_conversion(True)
     module.libraries = aten, rest, fake_gpu.register_autocast()  # type: ignore[attr-defined]  # they last as long as these
     return module
@@ -249,38 +276,50 @@ class Failed(Exception):
     """A test failed on the device."""
 
 
+# A fork of the tests' process would not do: torch counts the devices once, in the first backward pass of a process.
+SERVER = multiprocessing.get_context("forkserver")
+SERVER.set_forkserver_preload(
+    ["pytest", "torch._dynamo", "fairseq.hub", "fairseq.training.loop", "fairseq_cli.train", "fairseq_cli.common"]
+    + [f"fairseq_cli.{name}_program" for name in ("eval_lm", "generate", "export_model", "finetune")]
+)
+
+
 def on_strict_device(test: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of a test that runs on the device: in a fork, because a process cannot give the device back."""
+    """Decorator of a test that runs on the device, in a process of its own, which cannot give the device back."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:
-        source, sink = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            _run(functools.partial(test, *args, **kwargs), sink)
-        os.close(sink)
-        with os.fdopen(source, "rb") as report:
-            message = report.read()
-        os.waitpid(pid, 0)
-        if message != b"passed":
-            raise Failed(message.decode() or "its process died")
+        reader, writer = SERVER.Pipe(duplex=False)
+        process = SERVER.Process(target=_run, args=(test.__module__, test.__name__, args, kwargs, writer))
+        process.start()
+        writer.close()
+        try:
+            message = reader.recv()
+        except EOFError:
+            message = "its process died"
+        process.join()
+        if message:
+            raise Failed(message)
 
     return run
 
 
-def _run(test: Callable[[], None], sink: int) -> None:
-    try:
-        activate()
-        test()
-        message = "passed"
-    except BaseException:
-        message = traceback.format_exc()
-    with os.fdopen(sink, "wb") as report:
-        report.write(message.encode())
-    os._exit(0)
+def _run(module: str, name: str, args: Any, kwargs: Any, writer: Any) -> None:
+    message = ""
+    with tempfile.TemporaryFile() as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+        try:
+            activate()
+            getattr(importlib.import_module(module), name).__wrapped__(*args, **kwargs)
+        except BaseException:
+            message = traceback.format_exc()
+    writer.send(message)
 
 
 def activate() -> None:
     """Let this process, from now on, compute on the device, as on a GPU that it has found."""
     backend()
+    torch.set_num_threads(1)
+    precision.bfloat16_is_slower = lambda: False
     runs.DEVICE = NAME

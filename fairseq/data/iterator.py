@@ -19,6 +19,7 @@ from fairseq.data import position
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.samplers import Sampler
 from fairseq.errors import UserError
+from fairseq.modules import devices
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +144,7 @@ class EpochIterator:
                 yield None
                 continue
             sample = self._sample(dataset, indices, epoch)
-            yield _map_tensors(torch.Tensor.pin_memory, sample) if self.device.type == "cuda" else sample
+            yield _map_tensors(devices.pin, sample) if devices.is_accelerator(self.device) else sample
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in fairseq's layout, and ``read``, by which any number of processes finds it.

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fairseq.distributed.world import World
+from fairseq.modules import devices
 
 
 class DataParallel:
@@ -77,7 +78,7 @@ class GradientReducer(DataParallel):
             no_buffers: dict[str, Any] = {sync_buffers: False}
             self.module = nn.parallel.DistributedDataParallel(
                 module,
-                device_ids=[world.device] if world.device.type == "cuda" else None,
+                device_ids=[world.device] if devices.is_accelerator(world.device) else None,
                 **no_buffers,
                 bucket_cap_mb=bucket_cap_mb,
                 find_unused_parameters=find_unused_parameters,

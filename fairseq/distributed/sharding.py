@@ -29,6 +29,7 @@ from fairseq.distributed.ddp import DataParallel
 from fairseq.distributed.tensor_part import TensorPart, rows_of
 from fairseq.distributed.world import World
 from fairseq.errors import UserError
+from fairseq.modules import devices
 
 BACKEND = "fully_sharded"
 
@@ -65,7 +66,7 @@ class ShardedReducer(DataParallel):
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         self.shard = shard_of(cfg, world)
         mesh = _mesh(world, self.shard[1])
-        pinned = world.device.type == "cuda"
+        pinned = devices.is_accelerator(world.device)
         self.module = module
         self.group = mesh.get_group("shard")
         offload = CPUOffloadPolicy(pin_memory=pinned) if cfg.cpu_offload else OffloadPolicy()

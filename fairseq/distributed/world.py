@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
-from fairseq.system import devices
+from fairseq.modules import devices
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,7 @@ class World:
             return value
         # NCCL sends memory of its device only.
         box = [value]
-        dist.broadcast_object_list(box, device=self.device if self.device.type == "cuda" else None)
+        dist.broadcast_object_list(box, device=self.device if devices.is_accelerator(self.device) else None)
         return box[0]
 
     def barrier(self) -> None:
@@ -146,7 +146,7 @@ def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
             flag = "`fp16`" if common.fp16 else "`memory_efficient_fp16`"
             logger.warning(f"{flag}: this CPU has no float16 arithmetic, so it is far slower than float32; use `bf16`")
         return torch.device("cpu")
-    if local_rank >= (count := torch.accelerator.device_count()):
+    if local_rank >= (count := devices.count()):
         raise UserError(f"`device_id` {local_rank}: there are {count} GPUs, numbered from 0")
     return devices.select(local_rank)
 

@@ -18,6 +18,7 @@ import torch
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
 from fairseq.logging.figures import safe_power
+from fairseq.modules import devices
 from fairseq.text.dictionary import NONE, Dictionary
 from fairseq.text.raw_text import RawCounts
 from fairseq.text.symbols import BYTES
@@ -125,8 +126,8 @@ def peak_memory(device: torch.device) -> dict[str, float]:
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     memory = {"peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
-    if device.type == "cuda":
-        memory["peak_gpu_mb"] = torch.cuda.max_memory_allocated(device) / 2**20
+    if (peak := devices.peak_memory(device)) is not None:
+        memory["peak_gpu_mb"] = peak / 2**20
     return memory
 
 

@@ -28,6 +28,7 @@ from fairseq.inference.engine import Reader
 from fairseq.logging import Progress, no_progress
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import LanguageModel, LogProbabilities
+from fairseq.modules import devices
 from fairseq.modules.memory import KeyValueCache, Memory, keep_rows
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.precision import Precision
@@ -36,7 +37,7 @@ from fairseq.text.dictionary import Dictionary
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_TOKENS = 36000  # fairseq's
-TOGETHER = {"cpu": 512, "cuda": 16384}  # hidden states projected to the vocabulary at once
+TOGETHER, GPU_TOGETHER = 512, 16384  # hidden states projected to the vocabulary at once
 
 
 @dataclass(frozen=True)
@@ -228,10 +229,7 @@ class Scorer:
             collector.add(hidden, sample["target"], *_positions(blocks, indices))
 
     def _to_device(self, tensor: Tensor) -> Tensor:
-        # From pinned memory the copy runs beside the computation of the batch before.
-        if self.device.type == "cuda":
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
+        return devices.move(tensor, self.device)
 
 
 class _Collector:
@@ -241,7 +239,8 @@ class _Collector:
         self.layer = layer
         self.chunk = chunk
         # A row of log-probabilities is V wide: it does not wait for other batches.
-        together = 1 if isinstance(layer, LogProbabilities) else TOGETHER.get(device.type, 512)
+        most = GPU_TOGETHER if devices.is_accelerator(device) else TOGETHER
+        together = 1 if isinstance(layer, LogProbabilities) else most
         self.together = min(together, chunk or together)
         self.lprobs = torch.zeros(size)
         self.waiting: list[tuple[Tensor, Tensor]] = []

@@ -20,14 +20,14 @@ from fairseq.modules.dropout import kernels, on_cpu
 from fairseq.modules.linear import is_by_onednn, linear, lowered, outer
 
 # Logits of a chunk: 4 MiB in float32, which stay in a CPU's cache; on a GPU enough to fill it.
-_CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 26}
+_CHUNK_ELEMENTS, _GPU_CHUNK_ELEMENTS = 1 << 20, 1 << 26
 # Rows of a product by oneDNN are a multiple of it: that compiles kernels for each number of rows, which takes longer
 # than the products of a narrow tail band, whose number of words changes from batch to batch.
 _ROWS = 64
 # With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
 # costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768). C rows of logits
 # take no more memory than that gradient, and with their transpose twice as much.
-_GRADIENT_FACTOR = {"cpu": 8, "cuda": 1}
+_GRADIENT_FACTOR = 8
 _MOST_ELEMENTS = 1 << 26  # of them: 256 MiB
 
 
@@ -91,7 +91,7 @@ class LinearOutput(OutputLayer):
 def move_partition(partition: Any, device: torch.device) -> Any:
     """*partition* with its tensors on *device*, copied without waiting."""
     if isinstance(partition, Tensor):
-        if device.type == "cuda" and not partition.is_cuda:
+        if partition.device.type == "cpu" and device.type not in ("cpu", "meta"):
             # A copy from pinned memory overlaps with computation; from pageable memory it would wait.
             partition = partition.pin_memory()
         return partition.to(device, non_blocking=True)
@@ -144,7 +144,8 @@ def row_chunks(
 ) -> Iterator[slice]:
     """*rows* of *columns* logits, *least* to *most* at a time: few enough for a CPU's cache, enough to fill a GPU."""
     # Fewer than 64 rows make a slow matrix product, however large the vocabulary.
-    limit = max(64, least, _CHUNK_ELEMENTS.get(device.type, 1 << 26) // max(columns, 1))
+    elements = _CHUNK_ELEMENTS if device.type == "cpu" else _GPU_CHUNK_ELEMENTS
+    limit = max(64, least, elements // max(columns, 1))
     step = min(limit, most or limit)
     for start in range(0, rows, step):
         yield slice(start, start + step)
@@ -161,7 +162,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             h, w = hidden.detach().to(dtype), weight.detach().to(dtype)
             b = None if bias is None else bias.detach().to(dtype)
-            columns = w.size(0) // (_GRADIENT_FACTOR.get(h.device.type, 1) if needs_grad else 1)
+            columns = w.size(0) // (_GRADIENT_FACTOR if needs_grad and h.device.type == "cpu" else 1)
             # Kept on the device: reading the loss of each chunk would synchronise.
             loss = torch.zeros((), dtype=torch.float32, device=h.device)
             grads = None

@@ -72,13 +72,13 @@ class RMSNorm(nn.RMSNorm):
 def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5, kind: str = "layer", bias: bool = True) -> nn.Module:
     """Norm of the last *dim* channels, of *kind* layer norm with or without *bias*, or RMS norm, which has none.
 
-    Layer norm with a bias is apex's with CUDA, if *apex* allows it and it can be imported.
+    Layer norm with a bias is apex's on a GPU, if *apex* allows it and it can be imported.
     """
     if kind == "rms":
         return RMSNorm(dim, eps=eps)
     if not bias:
         return LayerNorm(dim, eps=eps, bias=False)
-    fused = _apex_layer_norm() if apex and torch.cuda.is_available() else None
+    fused = _apex_layer_norm() if apex and torch.accelerator.is_available() else None
     return (fused or LayerNorm)(dim, eps=eps)
 
 

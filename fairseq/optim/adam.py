@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fairseq.config.fields import typed
+from fairseq.modules import devices
 from fairseq.optim.elementwise import (
     CountingOptimizer,
     Factor,
@@ -114,8 +115,7 @@ class FairseqAdam(FairseqOptimizer):
 def _apex_adam(params: list[Any]) -> Any:
     """Return apex's FusedAdam if it can be imported and the parameters are on a GPU."""
     first = params[0]["params"][0] if params and isinstance(params[0], dict) else next(iter(params), None)
-    # apex has CUDA kernels only.
-    if first is None or not first.is_cuda:
+    if first is None or not devices.is_cuda(first.device):
         return None
     try:
         from apex.optimizers import FusedAdam

@@ -28,9 +28,17 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """Return the names of the processor and, if this process used one, of the GPU, and the number of threads."""
-    # Asking for the name of a GPU that was not used would take memory on it.
-    gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_initialized() else {}
-    return {"processor": processor(), "threads": torch.get_num_threads(), **gpu}
+    gpu = _gpu()
+    return {"processor": processor(), "threads": torch.get_num_threads(), **({} if gpu is None else {"gpu": gpu})}
+
+
+def _gpu() -> str | None:
+    """The name of the current accelerator; None if this process has not used one."""
+    kind = torch.accelerator.current_accelerator()
+    module = None if kind is None else torch.get_device_module(kind)
+    # To ask for the name of a GPU that was not used would take memory on it.
+    is_used = module is not None and getattr(module, "is_initialized", lambda: False)()
+    return str(module.get_device_name()) if module is not None and is_used else None
 
 
 def processor() -> str:

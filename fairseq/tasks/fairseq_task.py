@@ -26,6 +26,7 @@ from fairseq.errors import UserError
 from fairseq.logging.figures import Figure
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import build_model
+from fairseq.modules import devices
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory
 from fairseq.text.dictionary import Dictionary
 
@@ -216,7 +217,7 @@ class FairseqTask(Part):
             self._turns(split, model, training, batching),
             prepare=prepare,
             # On a CPU, a thread that prepares batches takes time from the computation.
-            prefetch=data.num_workers if torch.device(device).type == "cuda" else 0,
+            prefetch=data.num_workers if devices.is_accelerator(torch.device(device)) else 0,
             device=device,
         )
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.modules import devices
 from fairseq.modules.precision import Precision
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 from fairseq.training.gradients import LossScaler
@@ -134,12 +135,11 @@ def _second_pass(
             bad.append(name)
 
     handles = [module.register_forward_hook(partial(report, name)) for name, module in graph.named_modules()]
-    devices = [world.device] if world.device.type == "cuda" else []
     carried = task.carried
     try:
-        # Random states as before: the next update must draw what it would have drawn. Hooks run in eager mode only, not
-        # inside compiled code.
-        with torch.no_grad(), torch.random.fork_rng(devices=devices), torch.compiler.set_stance("force_eager"):
+        # The next update must draw what it would have drawn. Hooks run in eager mode only, not inside compiled code.
+        same_numbers = devices.same_random_numbers(world.device)
+        with torch.no_grad(), same_numbers, torch.compiler.set_stance("force_eager"):
             for sample in samples:
                 with precision.autocast(world.device):
                     _, carried = task.step(graph, sample, carried, world.device)

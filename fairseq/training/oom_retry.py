@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
 from fairseq.models.base import BaseFairseqModel
+from fairseq.modules import devices
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +72,7 @@ class BatchSplitter:
         if len(halves) == len(samples):
             raise UserError(message)
         # The cached blocks have the sizes of the larger batches and cannot serve the smaller ones.
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        devices.release_memory()
         logger.warning("%s; repeated as %s", message.partition(":")[0], _shapes(halves))
         return halves
 

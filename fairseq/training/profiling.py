@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from fairseq.distributed import World
 from fairseq.errors import SettingError
+from fairseq.modules import devices
 from fairseq.system.files import atomic_folder, prepare_folder
 
 logger = logging.getLogger(__name__)
@@ -110,8 +111,7 @@ class _Profiler:
             operators, memory, trace = (folder / name for name in FILES)
             profiled.export_chrome_trace(str(trace))
             operators.write_text(self._table(profiled), encoding="utf-8")
-            if self.device.type == "cuda":
-                torch.cuda.memory._dump_snapshot(str(memory))
+            devices.write_allocations(self.device, str(memory))
         self._stop_recording()
         logger.info("profile of %d updates from %d on: %s", self.updates, self.first + 1, self.folder)
 
@@ -123,21 +123,18 @@ class _Profiler:
 
     def _start(self, done: int) -> None:
         self.first = done
-        activities = [ProfilerActivity.CPU]
         # Recorded from here on only: the history of allocations costs time and memory.
-        if self.device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-            torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS, stacks="python")
-        self.running = profile(activities=activities)
+        devices.record_allocations(self.device, ALLOCATIONS)
+        kernels = devices.profiler_activity(self.device)
+        self.running = profile(activities=[ProfilerActivity.CPU, *([] if kernels is None else [kernels])])
         self.running.start()
 
     def _stop_recording(self) -> None:
         self.running, self.finished = None, True
-        if self.device.type == "cuda":
-            torch.cuda.memory._record_memory_history(enabled=None)
+        devices.record_allocations(self.device, None)
 
     def _table(self, profiled: profile) -> str:
         """The operators that took most time on the device, and their sums."""
-        sort = "self_device_time_total" if self.device.type == "cuda" else "self_cpu_time_total"
+        sort = "self_cpu_time_total" if devices.profiler_activity(self.device) is None else "self_device_time_total"
         table = profiled.key_averages().table(sort_by=sort, row_limit=OPERATORS, max_name_column_width=70)
         return f"{self.updates} updates from {self.first + 1} on; {self.device}, torch {torch.__version__}\n{table}\n"

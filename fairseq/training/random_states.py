@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fairseq.distributed import World
-from fairseq.system import devices
+from fairseq.modules import devices
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import nn
 
 from fairseq.config.settings import CommonConfig
+from fairseq.modules import devices
 from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax, TiedLinear
 from fairseq.modules.attention import SelfAttention
@@ -49,7 +49,7 @@ PEAKS: dict[str, tuple[float | None, ...]] = {
 def peak_flops(device: str, precision: str) -> float | None:
     """Return the operations per second of dense matrix products; None if not known, as for a part of a GPU (MIG).
 
-    *device* is the name that ``torch.cuda.get_device_name`` returns, *precision* one of :data:`PRECISIONS`.
+    *device* is the name that ``devices.name`` returns, *precision* one of :data:`PRECISIONS`.
     """
     # A part of a GPU reports the name of the whole one, with MIG in it.
     for pattern, peaks in PEAKS.items():
@@ -91,8 +91,8 @@ def token_flops(state: TrainingState) -> float | None:
 def token_share(state: TrainingState) -> float | None:
     """Return the percentage of the devices' peak that one token per second needs; None where it is not known."""
     device, common = state.world.device, state.task.settings.common
-    on_gpu = device.type == "cuda"
-    peak = peak_flops(torch.cuda.get_device_name(device), matrix_precision(common)) if on_gpu else None
+    on_gpu = devices.is_accelerator(device)
+    peak = peak_flops(devices.name(device), matrix_precision(common)) if on_gpu else None
     flops = token_flops(state) if peak is not None else None
     return None if peak is None or flops is None else 100 * flops / (peak * state.world.size)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
+from fairseq.modules import devices
 
 
 class Votes:
@@ -21,10 +22,10 @@ class Votes:
     def __init__(self, world: World) -> None:
         self.world = world
         self.on_host = world.size == 1
-        self.delayed = world.device.type == "cuda"
+        self.delayed = devices.is_accelerator(world.device)
         self._wishes: dict[str, Callable[[], bool]] = {}
         self._results: dict[str, bool] = {}
-        self._pending: tuple[Tensor, torch.cuda.Event] | None = None
+        self._pending: tuple[Tensor, torch.Event] | None = None
         # Decisions that were carried out after the pending votes were cast.
         self._answered: set[str] = set()
 
@@ -68,7 +69,7 @@ class Votes:
         if not self.delayed:
             self._read(votes)
             return
-        before, self._pending = self._pending, _start_copy(votes)
+        before, self._pending = self._pending, devices.start_copy(votes)
         if before is not None:
             # Of the update before: the device is busy with this one meanwhile.
             before[1].synchronize()
@@ -79,12 +80,3 @@ class Votes:
 
     def _read(self, votes: Tensor) -> None:
         self._results = {name: bool(vote) for name, vote in zip(self._wishes, votes.tolist(), strict=True)}
-
-
-def _start_copy(votes: Tensor) -> tuple[Tensor, torch.cuda.Event]:
-    """Start to copy *votes* from the device; return the copy, and what tells when it is complete."""
-    # Pinned: a copy to pageable memory blocks the host.
-    copy = torch.empty(votes.shape, dtype=votes.dtype, pin_memory=True).copy_(votes, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-    return copy, copied

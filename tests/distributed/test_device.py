@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import accelerators
 import pytest
 import runs
 import torch
@@ -20,19 +21,7 @@ from fairseq.distributed import world
 @pytest.fixture
 def selected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Four GPUs that do nothing; the numbers of those that were selected."""
-    chosen: list[int] = []
-    found(monkeypatch, torch.device("cuda"))
-    for module in (torch.accelerator, torch.cuda):
-        monkeypatch.setattr(module, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
-    return chosen
-
-
-def found(monkeypatch: pytest.MonkeyPatch, device: torch.device | None) -> None:
-    """Let torch have the accelerator *device*."""
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
-    for module in (torch.accelerator, torch.cuda):
-        monkeypatch.setattr(module, "is_available", lambda: device is not None)
+    return accelerators.found(monkeypatch, "cuda", 4)
 
 
 @pytest.fixture(autouse=True)
@@ -67,11 +56,11 @@ def test_a_gpu_that_does_not_exist_is_refused(selected: list[int]) -> None:
         worlds("--distributed-world-size 1 --device-id 4")
 
 
-@pytest.mark.parametrize("name", ["cuda", "mps", "xpu", None])
+@pytest.mark.parametrize("name", ["cuda", "xpu", None])
 def test_auto_is_a_gpu_where_there_is_one_and_other_names_are_devices(
     monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
-    found(monkeypatch, None if name is None else torch.device(name))
+    accelerators.found(monkeypatch, name)
     assert world.chosen_device("auto") == torch.device(name or "cpu")
     assert world.chosen_device("cpu") == torch.device("cpu")
     assert world.chosen_device(torch.device("cuda", 1)) == torch.device("cuda", 1)

@@ -14,6 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import accelerators
 import pytest
 import torch
 import torch.distributed as dist
@@ -66,7 +67,7 @@ NCCL = "--distributed-backend nccl: needs a GPU, and there is none; use gloo"
 def test_what_needs_a_gpu_is_refused_without_one(
     monkeypatch: pytest.MonkeyPatch, common: CommonConfig, settings: Any, variables: dict[str, str], message: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    accelerators.found(monkeypatch, None)
     os.environ.update(variables)
     started = job(lambda value, world: "ran", None, common, **settings)
     if message:

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import accelerators
 import pytest
 import runs
 import torch
@@ -150,8 +151,8 @@ def test_texts_do_not_depend_on_their_batch_and_equal_a_direct_computation(tmp_p
 def test_the_device_can_be_left_to_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, devices = classifier(tmp_path), []
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: devices.append(device) or module)
-    for is_available in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda found=is_available: found)
+    for kind in (None, "cuda"):
+        accelerators.found(monkeypatch, kind)
         SentenceClassifier.from_pretrained(path, device="auto")
     assert devices == [torch.device("cpu"), torch.device("cuda")]
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import accelerators
 import numpy as np
 import pytest
 import runs
@@ -112,11 +113,11 @@ def test_encode_and_decode_are_inverse(model: LanguageModel, text: str) -> None:
 
 
 def test_the_device_can_be_left_to_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    accelerators.found(monkeypatch, None)
     path = runs.GOLDEN / "baseline.pt"
     lm = LanguageModel.from_pretrained(path, runs.DATA, device="auto")
     assert next(lm.model.parameters()).device.type == "cpu"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    accelerators.found(monkeypatch, "cuda")
     moved: list[torch.device] = []
     monkeypatch.setattr(torch.nn.Module, "to", lambda module, device: moved.append(device) or module)
     load_model(path, runs.DATA, device="auto")

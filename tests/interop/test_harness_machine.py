@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import accelerators
 import pytest
 import runs
-import torch
 from exports import imported
 
 from fairseq.errors import UserError
@@ -44,7 +44,7 @@ def harness(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_without_a_gpu_the_model_runs_on_the_cpu(
     device: str | None, harness: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    accelerators.found(monkeypatch, None)
     lm = harness_model()(str(runs.GOLDEN / "baseline.pt"), str(runs.DATA), device=device)
     assert lm.requests.device.type == "cpu"
     warnings = [message for message in caplog.messages if "no GPU" in message]

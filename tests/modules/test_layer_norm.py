@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
+import accelerators
 import pytest
 import torch
 from mistakes import logged
@@ -38,16 +39,16 @@ def apex(monkeypatch):
 
 def test_apex_needs_a_gpu_and_permission(apex, monkeypatch, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    accelerators.found(monkeypatch, None)
     assert type(layer_norm(4)) is LayerNorm
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    accelerators.found(monkeypatch, "cuda")
     assert type(layer_norm(4, apex=False)) is LayerNorm
     assert not caplog.records
 
 
 def test_apexs_layer_norm_is_called_and_announced_once(apex, monkeypatch, caplog):
     caplog.set_level("INFO")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    accelerators.found(monkeypatch, "cuda")
     norms = [layer_norm(4, eps=1e-3) for _ in range(3)]
     assert all(isinstance(norm, FakeFusedLayerNorm) for norm in norms)
     x = torch.randn(2, 4)

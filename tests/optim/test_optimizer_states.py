@@ -15,6 +15,7 @@ from optimizers import RATES, build, parameters, train
 
 from fairseq.checkpoint import load
 from fairseq.errors import UserError
+from fairseq.modules import devices
 from fairseq.optim import adam
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -107,7 +108,7 @@ def test_apexs_adam_is_used_where_it_is_and_takes_over_our_state(monkeypatch, ca
     monkeypatch.setitem(sys.modules, "apex", apex)
     monkeypatch.setitem(sys.modules, "apex.optimizers", optimizers)
     assert not isinstance(build("adam", parameters()).optimizer, FakeFusedAdam)  # apex has no CPU kernels
-    monkeypatch.setattr(torch.nn.Parameter, "is_cuda", True)
+    monkeypatch.setattr(devices, "is_cuda", lambda device: True)
     assert not isinstance(build("adam", parameters(), no_apex=True).optimizer, FakeFusedAdam)
     fused = build("adam", parameters())
     assert isinstance(fused.optimizer, FakeFusedAdam)

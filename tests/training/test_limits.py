@@ -17,9 +17,9 @@ from ranks import on_ranks
 from fairseq.config.settings import OptimizationConfig, training_settings
 from fairseq.distributed import World
 from fairseq.logging.figures import NamedSums
+from fairseq.modules import devices
 from fairseq.training import clock as clock_module
 from fairseq.training import log
-from fairseq.training import votes as votes_module
 from fairseq.training.clock import Clock
 from fairseq.training.stages import Stage, parse_stages, plan, settings_at, stage_at
 from fairseq.training.votes import Votes
@@ -261,7 +261,7 @@ def test_votes_on_a_gpu_are_read_with_the_next_update_and_a_save_answers_those_b
     """Rank 0 of a job on GPUs, whose votes are the only ones; a copy is complete when it is waited for."""
     waits: list[list[float]] = []
     copy = lambda votes: (votes.clone(), SimpleNamespace(synchronize=lambda: waits.append(votes.tolist())))  # noqa: E731
-    monkeypatch.setattr(votes_module, "_start_copy", copy)
+    monkeypatch.setattr(devices, "start_copy", copy)
     wishes = [
         (False, False, True),
         (False, False, True),

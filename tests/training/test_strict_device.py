@@ -26,6 +26,7 @@ from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dty
 from fairseq.hub import LanguageModel, MaskedLanguageModel, load_scorer
 from fairseq.kernels import training as kernels
 from fairseq.models.transformer_lm import TransformerDecoder
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.training import update as update_module
 from fairseq_cli import attention, eval_lm, finetune, generate, recl
@@ -92,15 +93,15 @@ def on(device: str) -> Iterator[None]:
 
 
 def check_losses(folder: Path, data: Path, *flags: Any, rel: float = 1e-3) -> None:
-    """Losses and gradient norms of three updates are those on the CPU, but for rounding."""
+    """Losses and gradient norms of two updates are those on the CPU, but for rounding."""
     settings = vars(runs.arguments(*flags, data=data))
     dropouts = [name for name, value in settings.items() if "drop" in name and isinstance(value, float)]
-    flags = (*flags, *(f"--{name.replace('_', '-')} 0" for name in dropouts), "--max-update 3 --no-save")
+    flags = (*flags, *(f"--{name.replace('_', '-')} 0" for name in dropouts), "--max-update 2 --no-save")
     log: dict[str, Any] = {}
     for device in ("cpu", strict.NAME):
         with on(device):
             log[device] = runs.updates(runs.train(folder / device, *flags, data=data))
-    assert len(log["cpu"]) == len(log[strict.NAME]) == 3
+    assert len(log["cpu"]) == len(log[strict.NAME]) == 2
     for ours, theirs in zip(log[strict.NAME], log["cpu"], strict=True):
         assert {name: ours[name] for name in ("loss", "gnorm")} == pytest.approx(
             {name: theirs[name] for name in ("loss", "gnorm")}, rel=rel
@@ -108,9 +109,9 @@ def check_losses(folder: Path, data: Path, *flags: Any, rel: float = 1e-3) -> No
 
 
 def resumed(folder: Path, data: Path, *flags: Any) -> Path:
-    """The checkpoint of four updates; that of two and two is the same, bit for bit."""
-    runs.train(folder / "whole", *flags, "--max-update 4", data=data)
-    for updates in (2, 4):
+    """The checkpoint of two updates; that of one and one is the same, bit for bit."""
+    runs.train(folder / "whole", *flags, "--max-update 2", data=data)
+    for updates in (1, 2):
         runs.train(folder / "parts", *flags, f"--max-update {updates}", data=data)
     whole, parts = (folder / name / "checkpoint_last.pt" for name in ("whole", "parts"))
     one, other = runs.content(whole), runs.content(parts)
@@ -195,10 +196,10 @@ def test_notes_of_a_causal_model(with_notes: Path, tmp_path: Path) -> None:
 def test_half_precision(precision: str, name: str, data: Path, tmp_path: Path) -> None:
     check_losses(tmp_path, data, DECODERS[name], precision, rel=0.03)
     log = runs.updates(
-        runs.train(tmp_path, DECODERS[name], precision, "--fp16-init-scale 1e9 --max-update 3", data=data)
+        runs.train(tmp_path, DECODERS[name], precision, "--fp16-init-scale 1e9 --max-update 2", data=data)
     )
     # The first updates overflow.
-    assert len(log) == 3 and (precision == "--bf16" or log[-1]["loss_scale"] < 1e9)
+    assert len(log) == 2 and (precision == "--bf16" or log[-1]["loss_scale"] < 1e9)
     eval_lm.main(parsed(get_eval_lm_parser(), data, "--path", tmp_path / "checkpoint_last.pt", precision))
 
 
@@ -207,7 +208,7 @@ def test_stages_profile_and_optimizers(data: Path, tmp_path: Path) -> None:
     shortformer = f"--arch shortformer_tiny {ADAPTIVE}"
     log = runs.train(tmp_path / "stages", shortformer, "--stages 8:2,16:4 --profile 1:2 --async-save", data=data)
     assert [line["tokens_per_sample"] for line in runs.updates(log)] == [8, 8, 16, 16]
-    for optimizer in ("nag", "sgd", "adafactor", "lamb", "muon", "adagrad"):
+    for optimizer in ("nag", "adafactor", "muon"):
         check_losses(tmp_path / optimizer, data, DECODERS["baseline"], "--optimizer", optimizer)
 
 
@@ -222,6 +223,21 @@ def test_updates_that_are_not_finite(data: Path, tmp_path: Path) -> None:
     update_module.norm_and_factor = spoiled
     with user_error("the gradient of"):
         runs.train(tmp_path, DECODERS["baseline"], DROPOUT, "--max-update 2", data=data)
+
+
+@on_strict_device
+def test_batches_that_exceed_the_memory(data: Path, tmp_path: Path) -> None:
+    step, failed = FairseqTask.step, []
+
+    def first_fails(*args: Any) -> Any:
+        if not failed:
+            failed.append(1)
+            raise RuntimeError("strict out of memory")
+        return step(*args)
+
+    FairseqTask.step = first_fails
+    runs.train(tmp_path, DECODERS["baseline"], "--max-update 1 --oom-retry --no-save", data=data)
+    assert failed and strict.backend().emptied == 1
 
 
 @on_strict_device
@@ -250,25 +266,18 @@ def test_analyses_and_the_python_interface(data: Path, tmp_path: Path) -> None:
     assert model.sample(texts[0], 4, seed=1) == host.sample(texts[0], 4, seed=1)
 
 
-@pytest.fixture
-def library() -> None:
-    """Imported here, not in each of the forks."""
-    exports.theirs(exports.made("baseline"))
-
-
-@pytest.mark.parametrize("name", EXPORTED)
-@pytest.mark.usefixtures("library")
 @on_strict_device
-def test_the_code_of_an_export(name: str) -> None:
-    ours = exports.theirs(exports.made(name))
-    moved = copy.deepcopy(ours).to(strict.NAME)
-    tokens = exports.tokens(2, 6)
-    mask = torch.ones_like(tokens)
-    mask[0, :2] = 0
-    one, other = (model(tokens.to(model.device), attention_mask=mask.to(model.device)) for model in (ours, moved))
-    torch.testing.assert_close(other.logits.cpu(), one.logits, rtol=1e-4, atol=1e-4)
-    texts = [model.generate(tokens.to(model.device), max_new_tokens=2, do_sample=False) for model in (ours, moved)]
-    assert torch.equal(texts[0], texts[1].cpu())
+def test_the_code_of_an_export() -> None:
+    for name in EXPORTED:
+        ours = exports.theirs(exports.made(name))
+        moved = copy.deepcopy(ours).to(strict.NAME)
+        tokens = exports.tokens(2, 6)
+        mask = torch.ones_like(tokens)
+        mask[0, :2] = 0
+        one, other = (model(tokens.to(model.device), attention_mask=mask.to(model.device)) for model in (ours, moved))
+        torch.testing.assert_close(other.logits.cpu(), one.logits, rtol=1e-4, atol=1e-4)
+        texts = [model.generate(tokens.to(model.device), max_new_tokens=2, do_sample=False) for model in (ours, moved)]
+        assert torch.equal(texts[0], texts[1].cpu())
 
 
 @on_strict_device

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import torch
 from lm_eval.api.model import LM
 from lm_eval.api.registry import register_model
 
 from fairseq.errors import UserError
 from fairseq.hub import MaskedLanguageModel, load_scorer
 from fairseq.interop.harness.requests import EncoderRequests, Requests
+from fairseq.modules import devices
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class FairseqLM(LM):
         # flag.
         if not str(batch_size).isdecimal() or not int(batch_size):
             raise UserError(f"batch_size {batch_size}: expected a number of rows, at least 1")
-        if device is not None and device.startswith("cuda") and not torch.cuda.is_available():
+        if device is not None and not devices.is_present(device):
             logger.warning("device %s: there is no GPU, the CPU is used", device)  # the harness's default is a GPU
             device = "cpu"
         if str(within_words).lower() not in ("true", "false"):
