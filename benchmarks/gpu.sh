@@ -18,11 +18,11 @@ two_processes() {
   local data=tests/golden/language_model/data-bin port rank
   port=$("$python" -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
   for rank in 0 1; do
-    "$python" train.py "$data" --arch shortformer_tiny --criterion adaptive_loss --train-subset valid \
+    RANK=$rank WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=$port \
+      "$python" train.py "$data" --arch shortformer_tiny --criterion adaptive_loss --train-subset valid \
       --valid-subset test --tokens-per-sample 16 --max-tokens 64 --required-batch-size-multiple 1 --optimizer adam \
-      --lr 0.001 --max-update 20 --no-save --log-format simple --log-interval 10 --distributed-world-size 2 \
-      --distributed-rank "$rank" --distributed-no-spawn --distributed-backend gloo \
-      --distributed-init-method "tcp://127.0.0.1:$port" "${device[@]}" >"$out/rank$rank.log" 2>&1 &
+      --lr 0.001 --max-update 20 --no-save --log-format simple --log-interval 10 \
+      --distributed-backend gloo "${device[@]}" >"$out/rank$rank.log" 2>&1 &
   done
   wait
   grep -h "num_updates=20" "$out"/rank?.log || tail -n 3 "$out"/rank?.log

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,15 @@ settings.load_profile("any speed")
 # A forked process has none of the threads of this one: to collect what owns a thread, as a store does, would be to wait
 # for ever. What a process inherits is not its own to collect.
 os.register_at_fork(after_in_child=gc.freeze)
+
+
+def forget_wakeups() -> None:
+    """Let a signal of a fork, which a spawned process would get alone, not wake the process that it was forked from."""
+    if threading.current_thread() is threading.main_thread():
+        signal.set_wakeup_fd(-1)
+
+
+os.register_at_fork(after_in_child=forget_wakeups)
 
 # A job in the background of a script ignores SIGINT, and so would every process that a test starts and interrupts.
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):

@@ -49,14 +49,14 @@ class Case:
 
 
 class Ranks:
-    """The processes of a job, each started with *words* as if by hand; output goes to the file *log*."""
+    """The processes of a job, each started with *words* and torch's variables; output goes to the file *log*."""
 
     def __init__(self, words: list[str], size: int, log: Path) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
-            url = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-        here = runs.words(f"--distributed-world-size {size} --distributed-no-spawn --distributed-init-method {url}")
-        self.pids = [_fork([*words, *here, "--distributed-rank", str(rank)], log) for rank in range(size)]
+            port = probe.getsockname()[1]
+        os.environ.update(WORLD_SIZE=str(size), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        self.pids = [_fork(rank, words, log) for rank in range(size)]
         self.codes: dict[int, int] = {}
 
     def poll(self) -> int | None:
@@ -102,14 +102,15 @@ def run_all(folder: Path, cases: dict[str, Case]) -> dict[str, list[list[int]]]:
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in cases}
 
 
-def _fork(words: list[str], log: Path) -> int:
+def _fork(rank: int, words: list[str], log: Path) -> int:
     pid = os.fork()
-    return pid or _run(words, log)
+    return pid or _run(rank, words, log)
 
 
-def _run(words: list[str], log: Path) -> NoReturn:
-    """Train in this process, which ends with it, as if it had been started with *words*."""
+def _run(rank: int, words: list[str], log: Path) -> NoReturn:
+    """Train as *rank* in this process, which ends with it, as if it had been started with *words*."""
     code = 1
+    os.environ["RANK"] = str(rank)
     try:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         for stream in (1, 2):
@@ -139,7 +140,7 @@ def _run_case(folder: Path, name: str, case: Case) -> None:
             else:
                 kills.let_it_run(last, ranks, chance, early=False)
             assert ranks.poll() is None, f"{ranks.codes}: it was to be killed before its end: give it more updates"
-            # Those that wait for a process to join do so for minutes; torchrun and our launcher end them.
+            # Those that wait for a process to join do so for minutes; agents end them.
             ranks.kill(list(range(size)) if early else [chance.randrange(size)])
         codes.append(ranks.end())
     (folder / f"{name}.json").write_text(json.dumps(codes))

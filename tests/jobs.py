@@ -13,7 +13,7 @@ import json
 import logging
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -54,9 +54,9 @@ def write(folder: Path, cases: dict[str, Any]) -> Path:
     return file
 
 
-def start(*words: Any) -> subprocess.Popen[str]:
-    """Start this module with the words of its command line, in a fork."""
-    return warm.start(__file__, *words, stdout=subprocess.DEVNULL)
+def start(*words: Any, variables: Mapping[str, str] = {}) -> subprocess.Popen[str]:
+    """Start this module with the words of its command line and *variables* of the environment, in a fork."""
+    return warm.start(__file__, *words, variables=variables, stdout=subprocess.DEVNULL)
 
 
 def finish(

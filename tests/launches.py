@@ -1,4 +1,4 @@
-"""Jobs whose workers, launchers and ranks are forked from the test: a start costs no imports."""
+"""Jobs whose agents and ranks are forked from the test: a start costs no imports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib
 import multiprocessing
 import os
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from fairseq.config.settings import CommonConfig, DistributedConfig
-from fairseq.distributed import Job, World, rendezvous
+from fairseq.distributed import Job, World
 
 FORK = multiprocessing.get_context("fork")
 CPU = CommonConfig(cpu=True)
@@ -27,9 +26,9 @@ importlib.import_module("torch.distributed.nn.functional")  # once, before proce
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Workers fork, which takes less time than to spawn them, and meet at once; variables are restored."""
-    monkeypatch.setattr(torch.multiprocessing, "get_context", {"spawn": FORK}.__getitem__)
-    monkeypatch.setattr(rendezvous, "_SLOWEST_START", 10.0)
+    """Ranks fork, which takes less time than to spawn them; variables are restored."""
+    for module in (multiprocessing, torch.multiprocessing):
+        monkeypatch.setattr(module, "get_context", lambda method=None: FORK)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     gc.freeze()  # a process that ends its part collects its own garbage, not that of tests before it was forked
     yield
@@ -42,10 +41,24 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     accelerators.found(monkeypatch, "cuda", 2)
 
 
-def free_url() -> str:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def srun(nodes: int) -> list[dict[str, str]]:
+    """The variables of each of two tasks that srun started on one machine, which stands for *nodes* nodes."""
+    step = {
+        "SLURM_JOB_ID": str(free_port()),
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "127.0.0.[1-2]" if nodes == 2 else "localhost",
+        "SLURM_STEP_NUM_NODES": str(nodes),
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURMD_NODENAME": "127.0.0.1",
+    }
+    return [{**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank if nodes == 1 else "0"} for rank in "01"]
 
 
 def job(main: Callable[[Any, World], Any], value: Any = None, common: CommonConfig = CPU, **settings: Any) -> Job:
@@ -81,6 +94,4 @@ def described(value: Any, world: World) -> Any:
     """What a process knows of its job, and the sum of all ranks."""
     total = int(world.sum(torch.tensor(world.rank)))
     group = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
-    beats = [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
-    facts = (dist.get_backend(), group.options._timeout, os.environ.get("GLOO_SOCKET_IFNAME"), len(beats))
-    return value, world, total, facts
+    return value, world, total, (dist.get_backend(), group.options._timeout, os.environ.get("GLOO_SOCKET_IFNAME"))

@@ -31,8 +31,11 @@ from typing import Any, NoReturn
 import runs
 import torch
 
-# What replicated and sharded training import on their way: seconds.
-PRELOADED = ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional")
+# What jobs of several processes, replicated and sharded, import on their way: seconds.
+PRELOADED = (
+    *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional"),
+    *("torch.distributed.launcher.api", "torch.distributed.elastic.utils.store"),
+)
 
 # A client of `interpreter`: it imports nothing that takes time. Other calls of Python it leaves to Python.
 # It ends as its fork does, passes signals on to it, and takes it along if it is killed itself.

@@ -104,12 +104,11 @@ class DataConfig(StreamConfig):
 
 @dataclass(frozen=True)
 class DistributedConfig(Config):
-    """Processes: number, rendezvous and gradient reduction."""
+    """Processes: number, rendezvous, restarts and gradient reduction."""
 
     distributed_world_size: int | None = flag(
         None, "total number of processes (default: one per GPU; 1 with `cpu`)", low=1
     )
-    distributed_rank: int = flag(0, "rank of this node's first process, for manual launches", low=0)
     nprocs_per_node: int | None = flag(
         None,
         "processes on this machine (default: one per GPU; all with `cpu`)",
@@ -119,12 +118,11 @@ class DistributedConfig(Config):
     distributed_backend: str | None = flag(
         None, "communication backend (default: nccl on GPUs, gloo on CPUs)", choices=("nccl", "gloo")
     )
-    distributed_init_method: str | None = flag(None, "address of the rendezvous, e.g. tcp://host:port", metavar="URL")
     distributed_port: int = flag(-1, "port of the rendezvous (-1: a free one)", low=-1, high=65535)
     distributed_timeout: float = flag(
         600.0, "seconds without a response before a process ends the job", above=0, high=10_000_000
     )
-    distributed_no_spawn: bool = flag(False, "run as a single rank; start no other processes")
+    max_restarts: int = flag(0, "restarts of all processes after one has failed", low=0)
     local_rank: int = flag(0, "GPU of this process", aliases=("--local_rank", "--device-id"), low=0)
     ddp_backend: str = flag(
         "c10d",

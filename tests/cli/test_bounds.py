@@ -97,7 +97,7 @@ def test_a_checkpoint_cannot_ask_for_more_than_it_contains(trained, tmp_path, na
     "flag",
     [
         *("--valid-subset", "--train-subset", "--stages", "--save-dir", "--restore-file", "--finetune-from-model"),
-        *("--optimizer-overrides", "--update-freq", "--lr", "--best-checkpoint-metric", "--distributed-init-method"),
+        *("--optimizer-overrides", "--update-freq", "--lr", "--best-checkpoint-metric"),
     ],
 )
 def test_empty_values_name_their_flag(mistake, flag):

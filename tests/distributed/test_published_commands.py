@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import noted
 import pytest
 import runs
 import warm
+from launches import srun
 
 LOG = "--cpu --log-format json --log-interval 1 --disable-validation --no-save"
 WORDS = "--train-subset valid --valid-subset test"
@@ -109,11 +109,7 @@ def test_two_processes_of_torchrun_follow_one(torchrun: Any, alone: Any, name: s
 def test_two_nodes_of_two_processes_follow_one_process(tmp_path: Path, notes: Path, alone: Any) -> None:
     cases = {"node": with_flags(published("shortformer", 4, notes), SHARDED)}
     cases["pairs"] = [*cases["node"], "--shard-group-size", "2"]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-    flags = f"--cpu --distributed-world-size 4 --nprocs-per-node 2 --distributed-init-method {url}"
-    file = jobs.write(tmp_path, cases)
-    logs = jobs.finish(tmp_path, cases, [jobs.start(file, flags, f"--distributed-rank={rank}") for rank in (0, 2)])
+    file, flags = jobs.write(tmp_path, cases), "--cpu --nprocs-per-node 2"
+    logs = jobs.finish(tmp_path, cases, [jobs.start(file, flags, variables=node) for node in srun(nodes=2)])
     for log in logs.values():
         assert runs.losses(log) == pytest.approx(alone("shortformer", "fp32"), abs=1e-5)

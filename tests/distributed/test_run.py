@@ -1,50 +1,119 @@
-"""A job's processes, each started by itself, meet, run one function and end together."""
+"""A job runs here, or on as many processes as flags, GPUs and the environment say; ranks connect and end together."""
 
 from __future__ import annotations
 
-import functools
 import os
-import signal
+import re
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import accelerators
 import pytest
 import torch
 import torch.distributed as dist
-from launches import CPU, described, free_url, in_processes, job
+from launches import CPU, described, free_port, in_processes, job
 from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.config.settings import CommonConfig
-from fairseq.distributed import World, launch, rendezvous, run
+from fairseq.distributed import World, launch, rank, run
 from fairseq.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("forked")
+LO = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
 
 
-def by_hand(main: Callable[[Any, World], Any], url: str, fail: bool = False, **settings: Any) -> list[Any]:
-    """What comes of :func:`run` in each of two processes that were started by hand."""
-    settings = {"distributed_world_size": 2, "distributed_init_method": url, **settings}
+def ranks(main: Callable[[Any, World], Any], size: int = 2, fail: bool = False, **settings: Any) -> list[Any]:
+    """Exit code and result of each of *size* processes that have torch's variables, as torchrun and srun set them."""
+    place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
-    def rank(number: int) -> Callable[[], Any]:
-        return lambda: run(job(main, number, distributed_no_spawn=True, distributed_rank=number, **settings))
+    def one(number: int) -> Callable[[], Any]:
+        def start() -> Any:
+            os.environ.update(place, RANK=str(number))
+            result = run(job(main, number, **settings))
+            return result, dist.is_initialized(), threading.active_count()
 
-    return in_processes(rank(0), rank(1), fail=fail)
+        return start
+
+    return in_processes(*map(one, range(size)), fail=fail)
 
 
-# ---- one process -----------------------------------------------------------------------------------------------------
+# ---- processes of flags ----------------------------------------------------------------------------------------------
 
 
-def test_a_job_of_one_process_runs_here_and_returns_its_result() -> None:
-    assert run(job(lambda value, world: (value, world), "value")) == ("value", World(0, 1, torch.device("cpu")))
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of processes that jobs would start."""
+    sizes: list[int] = []
+    monkeypatch.setattr(launch, "_launch", lambda job, size, task: sizes.append(size))
+    return sizes
+
+
+@pytest.mark.parametrize(
+    "settings, gpus, size",
+    [
+        ({}, 8, 8),
+        ({"nprocs_per_node": 2}, 2, 2),
+        ({"distributed_world_size": 2}, 8, 2),
+        ({"distributed_world_size": 2, "nprocs_per_node": 4}, 8, 2),
+        ({"distributed_world_size": 3}, None, 3),
+        ({"nprocs_per_node": 3}, None, 3),
+        ({"max_restarts": 1}, None, 1),
+    ],
+)
+def test_processes_of_one_machine(
+    started: list[int], monkeypatch: pytest.MonkeyPatch, settings: Any, gpus: int | None, size: int
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    run(job(lambda value, world: None, None, CommonConfig(cpu=gpus is None), **settings))
+    assert started == [size]
+
+
+@pytest.mark.parametrize("variables", [{}, {"RANK": "3"}, {"WORLD_SIZE": "2"}])
+@pytest.mark.parametrize("common", [CPU, CommonConfig()])
+def test_a_job_of_one_process_runs_here_and_returns_its_result(
+    common: CommonConfig, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    os.environ.update(variables)  # one alone is left over from something else
+    answer = run(job(lambda value, world: (value, world), "value", common))
+    assert answer == ("value", World(0, 1, torch.device("cpu")))
     assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "settings, gpus, variables, message",
+    [
+        ({"distributed_world_size": 4}, 2, {}, "--distributed-world-size 4: this machine has 2 GPUs; add --cpu"),
+        ({"nprocs_per_node": 4}, 2, {}, "--nprocs-per-node 4: this machine has 2 GPUs"),
+        (
+            {"distributed_world_size": 4, "nprocs_per_node": 2},
+            None,
+            {},
+            "4: more than --nprocs-per-node; start several",
+        ),
+        ({"nprocs_per_node": 10**7}, None, {}, "--nprocs-per-node 10000000"),
+        ({"distributed_world_size": 10**7}, None, {}, "--distributed-world-size 10000000"),
+        ({}, None, {"RANK": "0", "WORLD_SIZE": "-2"}, "WORLD_SIZE=-2: the variable must be a whole number"),
+        ({}, None, {"RANK": "first", "WORLD_SIZE": "2"}, "RANK=first: the variable must be a whole number"),
+        ({}, None, {"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: WORLD_SIZE=2 processes are numbered from 0"),
+        ({}, None, {"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0: WORLD_SIZE=0 processes are numbered from 0"),
+        ({}, None, {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT: .*MASTER_ADDR expected"),
+        ({"max_restarts": 1}, None, {"RANK": "0", "WORLD_SIZE": "2"}, "--max-restarts: another program started"),
+    ],
+)
+def test_contradictions_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, gpus: int | None, variables: dict[str, str], message: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    os.environ.update(variables)
+    with user_error(message):
+        run(job(lambda value, world: None, None, CommonConfig(cpu=gpus is None), **settings))
 
 
 NCCL = "--distributed-backend nccl: needs a GPU, and there is none; use gloo"
@@ -55,6 +124,7 @@ NCCL = "--distributed-backend nccl: needs a GPU, and there is none; use gloo"
     [
         (CPU, {"distributed_backend": "nccl"}, {"RANK": "0", "WORLD_SIZE": "2"}, NCCL),
         (CommonConfig(), {"distributed_backend": "nccl"}, {"RANK": "0", "WORLD_SIZE": "2"}, NCCL),
+        (CPU, {"distributed_backend": "nccl", "distributed_world_size": 2}, {}, NCCL),
         (CPU, {"distributed_backend": "nccl"}, {}, ""),  # of one process, as in fairseq's commands for any machine
         (CommonConfig(), {"distributed_backend": "nccl"}, {}, ""),
         (CommonConfig(), {"local_rank": 1}, {}, "--device-id 1: there is no GPU; add --cpu"),
@@ -84,6 +154,15 @@ def test_gpus_do_not_count_for_a_job_of_the_processor() -> None:
     assert run(nccl) == "ran"
 
 
+# ---- ranks of torchrun and srun --------------------------------------------------------------------------------------
+
+
+def test_ranks_connect_on_the_loopback_and_leave_nothing_behind() -> None:
+    worlds = [World(number, 2, torch.device("cpu"), 60.0) for number in range(2)]
+    answers = [(number, worlds[number], 1, ("gloo", timedelta(seconds=60), LO)) for number in range(2)]
+    assert ranks(described) == [(0, (answer, False, 1)) for answer in answers]
+
+
 @pytest.mark.parametrize("device, backend", [("cuda:1", "nccl"), ("cpu", "gloo")])
 def test_gpus_talk_over_nccl_and_processors_over_gloo(
     monkeypatch: pytest.MonkeyPatch, device: str, backend: str
@@ -92,158 +171,98 @@ def test_gpus_talk_over_nccl_and_processors_over_gloo(
         raise UserError(f"asked for {backend}")
 
     monkeypatch.setattr(dist, "init_process_group", refuse)
-    _, url = rendezvous.listen(None, 60)
-    with pytest.raises(UserError, match=f"^asked for {backend}$"):
-        fail = functools.partial(launch._fail_alone, 1)
-        launch._join(job(described), World(0, 1, torch.device(device), 60.0), url, fail)
+    monkeypatch.setattr(rank, "_connect", lambda *_: None)
+    monkeypatch.setattr(rank, "device_of", lambda *_: torch.device(device))
+    os.environ.update(RANK="0", WORLD_SIZE="2")
+    with user_error(f"^asked for {backend}$"):
+        rank.join(job(described))
 
 
-# ---- processes started by hand ---------------------------------------------------------------------------------------
+def test_an_interface_that_the_user_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo0")])
+    assert [result[0][3][2] for _, result in ranks(described)] == ["lo", "lo"]
 
 
-@pytest.mark.parametrize("kind", ["tcp", "file"])
-def test_processes_started_by_hand_meet_at_an_address_or_in_a_file(tmp_path: Path, kind: str) -> None:
-    url = free_url() if kind == "tcp" else f"file://{tmp_path}/meeting"
-
-    def main(value: Any, world: World) -> Any:
-        return described(value, world)
-
-    loopback = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
-    facts = ("gloo", timedelta(seconds=60), loopback if kind == "tcp" else None, 1)
-    worlds = [World(rank, 2, torch.device("cpu"), 60.0) for rank in range(2)]
-    assert by_hand(main, url) == [(0, (rank, worlds[rank], 1, facts)) for rank in range(2)]
+def test_a_store_on_the_loopback_listens_there_only() -> None:
+    first, second = rank.listen(0), rank.listen(0)
+    with socket.socket() as other:  # a listener on every interface would be in the way of this one
+        other.bind(("127.0.0.2", first.port))
+    assert first.port != second.port
+    with user_error(rf"^--distributed-port {first.port}: cannot be opened \(Address already in use\); use another"):
+        rank.listen(first.port)
 
 
-def test_torchruns_processes_meet_in_its_store() -> None:
-    server, url = rendezvous.listen(None, 60)
-    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": url.rpartition(":")[2]}
-    os.environ.update({**variables, "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "1"})
-
-    def rank(number: int) -> Callable[[], Any]:
-        def start() -> Any:
-            os.environ["RANK"] = str(number)
-            return run(job(lambda value, world: (world.rank, int(world.sum(torch.ones(1))))))
-
-        return start
-
-    assert in_processes(rank(0), rank(1)) == [(0, (0, 2)), (0, (1, 2))]
-    assert server.check(["attempt 0/joined/0"])
+def test_ranks_that_never_connect_are_counted_and_an_agents_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "SLOWEST_START", 0.2)
+    os.environ.update(RANK="0", WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    with user_error("^MASTER_ADDR and MASTER_PORT: Timed out after 1 seconds waiting for clients. 1/3 clients joined"):
+        run(job(described, distributed_timeout=0.2))
+    server = rank.listen(0)
+    os.environ.update(MASTER_PORT=str(server.port), TORCHELASTIC_USE_AGENT_STORE="True")
+    with user_error(r"^MASTER_ADDR and MASTER_PORT: .*missing_ranks=\[1, 2\], timeout=0.2"):
+        run(job(described, distributed_timeout=0.2))
 
 
-def test_a_process_that_has_ended_its_part_leaves_nothing_behind() -> None:
-    def main(value: Any, world: World) -> None:
-        world.barrier()
-
-    url = free_url()
-
-    def rank(number: int) -> Callable[[], Any]:
-        def start() -> Any:
-            settings = {"distributed_world_size": 2, "distributed_init_method": url, "distributed_no_spawn": True}
-            run(job(main, None, distributed_rank=number, **settings))
-            return dist.is_initialized(), [thread.name for thread in threading.enumerate()]
-
-        return start
-
-    assert [result for _, result in in_processes(rank(0), rank(1))] == [(False, ["MainThread"])] * 2
+def test_a_store_that_does_not_open_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank, "SLOWEST_START", 0.2)
+    os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
+    with user_error("^MASTER_ADDR and MASTER_PORT: "):
+        run(job(described, distributed_timeout=0.1))
 
 
-def test_a_process_that_fails_is_named_by_the_others_which_end(capfd: pytest.CaptureFixture[str]) -> None:
-    def main(value: Any, world: World) -> None:
-        world.barrier()
-        if world.rank == 1:
-            raise ValueError("the disk is on fire")
-        world.barrier()
-
-    (first, _), (second, _) = by_hand(main, free_url(), fail=True)
-    assert first == second == 1
-    error = capfd.readouterr().err
-    assert "process 1 of 2 failed:\nValueError: the disk is on fire\n" in error
-    assert "ValueError: the disk is on fire" in error.replace("process 1 of 2 failed:\nValueError", "")
-
-
-@pytest.mark.parametrize("others_wait", [True, False])
-def test_a_users_mistake_in_one_process_is_one_line_and_code_2_in_all(
-    capfd: pytest.CaptureFixture[str], others_wait: bool
-) -> None:
-    def main(value: Any, world: World) -> None:
-        world.barrier()
-        if world.rank == 1:
-            raise UserError("--flag: of no use")
-        if not others_wait:
-            time.sleep(1e6)
-        world.barrier()
-
-    settings = {"distributed_world_size": 2, "distributed_init_method": free_url(), "distributed_timeout": 2.0}
-
-    def rank(number: int) -> Callable[[], Any]:
-        one = job(main, distributed_no_spawn=True, distributed_rank=number, **settings)
-        return lambda: options.run_program(lambda: run(one))
-
-    assert [code for code, _ in in_processes(rank(0), rank(1), fail=True)] == [2, 2]
-    # Its own message, which begins with the program's name, comes first or second.
-    one, other = sorted(capfd.readouterr().err.splitlines(), key=lambda line: ": error: " not in line)
-    assert one.endswith(": error: --flag: of no use")
-    assert other in (one, "process 1 of 2 failed: --flag: of no use")
-
-
-def test_a_process_that_hangs_is_named_with_its_place(capfd: pytest.CaptureFixture[str]) -> None:
-    def main(value: Any, world: World) -> None:
-        world.barrier()
-        if world.rank == 1:
-            time.sleep(1e6)
-        world.barrier()
-
-    (first, _), (second, _) = by_hand(main, free_url(), fail=True, distributed_timeout=1.0)
-    assert first == second == 1
-    error = capfd.readouterr().err
-    assert "process 1 of 2 failed:\nhangs at tests/distributed/test_run.py:" in error
-    assert ": the others waited 1 s for it (--distributed-timeout)\n" in error
-
-
-@pytest.mark.parametrize("kind", ["stopped", "gone"])
-def test_a_process_that_is_stopped_or_gone_ends_the_others(capfd: pytest.CaptureFixture[str], kind: str) -> None:
-    def main(value: Any, world: World) -> None:
-        world.barrier()
-        if world.rank == 1:
-            if kind == "gone":
-                os._exit(7)
-            child = os.fork()  # which continues this process once the other one has ended
-            if child == 0:
-                time.sleep(2)
-                os.kill(os.getppid(), signal.SIGKILL)
-                os._exit(0)
-            os.kill(os.getpid(), signal.SIGSTOP)
-        time.sleep(1e6)
-
-    (first, _), (second, _) = by_hand(main, free_url(), fail=True, distributed_timeout=1.0)
-    assert (first, second) == (1, 7 if kind == "gone" else -9)
-    assert "process 1 of 2 failed:\nno heartbeat for 0.7 s: it is stopped" in capfd.readouterr().err
+def test_ranks_that_start_again_do_not_read_what_those_before_left() -> None:
+    server = rank.listen(0)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.port), TORCHELASTIC_USE_AGENT_STORE="True")
+    os.environ.update(GROUP_WORLD_SIZE="1")
+    for attempt in "01":
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = attempt
+        rank._connect(0, 1, 60).set("key", attempt)
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "2"
+    assert not rank._connect(0, 1, 60).check(["key"])
 
 
 @pytest.mark.parametrize("code", [143, 5])
-def test_processes_that_exit_together_do_so_with_their_code(capfd: pytest.CaptureFixture[str], code: int) -> None:
+def test_ranks_that_exit_together_do_so_with_their_code(capfd: pytest.CaptureFixture[str], code: int) -> None:
     def main(value: Any, world: World) -> None:
-        world.barrier()  # rank 0, which has the store, must not end before the other has met it
+        world.barrier()  # rank 0, which has the store, must not end before the other has connected to it
         sys.exit(code)
 
-    assert by_hand(main, free_url(), fail=True) == [(code, None)] * 2
+    assert ranks(main, fail=True) == [(code, None)] * 2
     assert capfd.readouterr().err == ""
 
 
-def test_a_signal_ends_the_group_before_the_process() -> None:
-    url = free_url()
-
+def test_a_users_mistake_is_one_line_and_code_2(capfd: pytest.CaptureFixture[str]) -> None:
     def main(value: Any, world: World) -> None:
-        world.barrier()  # the other one must have met this one before it ends
-        sys.exit(143)
+        raise UserError("`flag`: of no use")
 
-    def rank(number: int) -> Callable[[], Any]:
-        def start() -> Any:
-            settings = {"distributed_world_size": 2, "distributed_init_method": url, "distributed_no_spawn": True}
-            with pytest.raises(SystemExit) as end:
-                run(job(main, None, distributed_rank=number, **settings))
-            return end.value.code, dist.is_initialized(), threading.active_count()
+    def start() -> None:
+        os.environ.update(RANK="0", WORLD_SIZE="1")
+        options.run_program(lambda: run(job(main)))
 
-        return start
+    assert in_processes(start, fail=True) == [(2, None)]
+    assert capfd.readouterr().err.endswith(": error: --flag: of no use\n")
 
-    assert [result for _, result in in_processes(rank(0), rank(1))] == [(143, False, 1)] * 2
+
+def test_a_rank_without_an_agent_fails_at_once_when_another_is_gone(capfd: pytest.CaptureFixture[str]) -> None:
+    def main(value: Any, world: World) -> None:
+        world.barrier()
+        if world.rank == 1:
+            os._exit(7)
+        world.barrier()
+
+    assert [code for code, _ in ranks(main, fail=True)] == [1, 7]
+    assert re.search("Connection (closed|reset) by peer", capfd.readouterr().err)
+
+
+def test_a_collective_that_times_out_tells_how_to_see_where_it_hangs(capfd: pytest.CaptureFixture[str]) -> None:
+    def main(value: Any, world: World) -> None:
+        world.barrier()
+        if world.rank == 1:
+            threading.Event().wait(3)
+            os._exit(0)
+        world.barrier()
+
+    assert ranks(main, fail=True, distributed_timeout=1.0)[0][0] == 1
+    error = capfd.readouterr().err
+    assert "a collective did not end in 1 s (" in error and "`py-spy dump -p PID`" in error

@@ -25,7 +25,7 @@ def cases(base: Path) -> Iterator[Case]:
 
 def _valid_flags(parser: argparse.ArgumentParser) -> Iterator[tuple[str, ...]]:
     for action in parser._actions:
-        if not action.option_strings or action.dest in ("help", "distributed_no_spawn", "compile", "profile"):
+        if not action.option_strings or action.dest in ("help", "compile", "profile"):
             continue
         flag = action.option_strings[0]
         if action.nargs == 0:
