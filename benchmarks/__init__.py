@@ -1,1 +1,2 @@
-"""Benchmarks of speed and memory. docs/results.md has the results with machine, date, commit and command."""
+"""Benchmarks of speed and memory. docs/results.md has the results with machine, date, commit and
+command."""

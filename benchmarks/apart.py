@@ -31,7 +31,8 @@ class Benchmark:
         compiled: number of first *cases* that ``--compile`` also measures compiled.
         make_corpus: (folder, full size) → None; writes a corpus.
         measure: (case, folder, full size, device, seconds) → figures; ``median`` is printed.
-        table: (results, GFLOP/s by precision, whether to compare *cases* with the original) → Markdown.
+        table: (results, GFLOP/s by precision, whether to compare *cases* with the original) →
+            Markdown.
     """
 
     module: str

@@ -3,8 +3,9 @@
     python -m benchmarks.beside [--case "training, bf16"] [--rounds 5] \
         [--waits commands 300000 3000 passive]
 
-A way to wait is a number of spins (``GOMP_SPINCOUNT``; libgomp's default is 300000), ``passive`` (``OMP_WAIT_POLICY``)
-or ``commands``: by the load, as this package's commands wait. The ways alternate; medians of the rounds.
+A way to wait is a number of spins (``GOMP_SPINCOUNT``; libgomp's default is 300000), ``passive``
+(``OMP_WAIT_POLICY``) or ``commands``: by the load, as this package's commands wait. The ways
+alternate; medians of the rounds.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m benchmarks.clocked_training CURVE.json DATA --arch … \
         --validate-interval-updates 50 --no-save
 
-Takes the flags of ``fairseq-train`` with one validation split. Writes a JSON list with an object for each validation:
-``updates``, ``cpu`` and ``seconds`` from the first update on, without validations, and the perplexity ``ppl``.
-Processor time is that of all threads.
+Takes the flags of ``fairseq-train`` with one validation split. Writes a JSON list with an object
+for each validation: ``updates``, ``cpu`` and ``seconds`` from the first update on, without
+validations, and the perplexity ``ppl``. Processor time is that of all threads.
 """
 
 from __future__ import annotations

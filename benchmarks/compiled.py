@@ -1,9 +1,11 @@
-"""The kernels that compiled layers launch, counted on the graphs that torch.compile's AOT autograd makes of them.
+"""The kernels that compiled layers launch, counted on the graphs that torch.compile's AOT autograd
+makes of them.
 
-A layer is traced on the fake GPU, decomposed and divided into forward and backward as for inductor; what inductor would
-fuse is a model of its scheduler, not a run of it. Between two products, or a product and attention, operators on the
-same elements and reductions of rows are one kernel, which reads its inputs and writes what others read. Sums over rows,
-for the gradients of biases and gains, are kernels of their own, which compute anew what they read.
+A layer is traced on the fake GPU, decomposed and divided into forward and backward as for inductor;
+what inductor would fuse is a model of its scheduler, not a run of it. Between two products, or a
+product and attention, operators on the same elements and reductions of rows are one kernel, which
+reads its inputs and writes what others read. Sums over rows, for the gradients of biases and gains,
+are kernels of their own, which compute anew what they read.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ class CompiledLayers:
 
 
 def kernels_of(graph: fx.Graph) -> list[Kernel]:
-    """The kernels of a *graph* whose nodes know their tensors, as the compiler would launch them."""
+    """The kernels of a *graph* whose nodes know their tensors, as the compiler would launch
+    them."""
     return _Schedule(graph).kernels()
 
 
@@ -164,7 +167,8 @@ class _Schedule:
             self.level[node] += bool(sums)
 
     def _postpone(self) -> None:
-        """Move fused nodes to the level at which the first other needs them; sums over rows can wait."""
+        """Move fused nodes to the level at which the first other needs them; sums over rows can
+        wait."""
         readers: dict[fx.Node, list[int]] = defaultdict(list)
         for node in reversed(self.inputs):
             if node in self.group and node not in self.columns:

@@ -1,12 +1,14 @@
 """Start-up, memory and reads of training on a corpus of many files and lines.
 
-``python -m benchmarks.corpus --shards 2000 --lines 50000000 --folder DIR`` writes a synthetic corpus to DIR once, and
-measures each break mode in a process of its own, as one rank of training: from opening the folder to the first batch,
-under ``ulimit -n 1024``. Lines of the table are JSON objects.
+``python -m benchmarks.corpus --shards 2000 --lines 50000000 --folder DIR`` writes a synthetic
+corpus to DIR once, and measures each break mode in a process of its own, as one rank of training:
+from opening the folder to the first batch, under ``ulimit -n 1024``. Lines of the table are JSON
+objects.
 
-Figures: ``startup`` (s) from the task to the batches of the first epoch, ``cpu`` (s) its processor time; ``first`` (s)
-and ``batch`` (ms) for one batch; ``reads`` system calls a batch; ``rss`` and ``peak`` (MiB) of the process, of which
-``imports`` are there before the data are opened; ``descriptors`` open at the end.
+Figures: ``startup`` (s) from the task to the batches of the first epoch, ``cpu`` (s) its processor
+time; ``first`` (s) and ``batch`` (ms) for one batch; ``reads`` system calls a batch; ``rss`` and
+``peak`` (MiB) of the process, of which ``imports`` are there before the data are opened;
+``descriptors`` open at the end.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ NOTES = "--task tnf_masked_lm --criterion masked_lm --arch tnf_bert_tiny --encod
 
 
 def write_corpus(folder: Path, shards: int, lines: int, notes: bool) -> None:
-    """Write *lines* lines of 2 to 40 tokens, an empty one after every :data:`DOCUMENT`, to *shards* files."""
+    """Write *lines* lines of 2 to 40 tokens, an empty one after every :data:`DOCUMENT`, to *shards*
+    files."""
     folder.mkdir(parents=True)
     dictionary = Dictionary()
     dictionary.update({f"w{n:05d}": 9 for n in range(WORDS)})

@@ -1,8 +1,10 @@
-"""Training of Llama- and GPT-2-shaped decoders, alternating with transformers' own classes under torch.compile.
+"""Training of Llama- and GPT-2-shaped decoders, alternating with transformers' own classes under
+torch.compile.
 
     python -m benchmarks.decoders [--shape llama gpt2] [--precision fp32 bf16]
 
-Both have 4 layers of width 256, the same initial sizes, optimizer and batches of 16 × 128 tokens; ours is not compiled.
+Both have 4 layers of width 256, the same initial sizes, optimizer and batches of 16 × 128 tokens;
+ours is not compiled.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python -m benchmarks.encoders [--arch bert_base] [--layers 12] [--bf16] [--seconds 60] \
         [--profile] [--json FILE]
 
-Both models train in one process on the same batches, with alternating steps of forward, backward, clipping and Adam.
-The result is the median ratio of pairs of steps. Hugging Face's model (needs transformers) is trained by a plain loop
-with torch's fused AdamW: BertForMaskedLM, or for ELECTRA ElectraForMaskedLM and ElectraForPreTraining with shared
-embeddings, trained jointly.
+Both models train in one process on the same batches, with alternating steps of forward, backward,
+clipping and Adam. The result is the median ratio of pairs of steps. Hugging Face's model (needs
+transformers) is trained by a plain loop with torch's fused AdamW: BertForMaskedLM, or for ELECTRA
+ElectraForMaskedLM and ElectraForPreTraining with shared embeddings, trained jointly.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ class _Bert(nn.Module):
 
 
 class _Electra(nn.Module):
-    """Both halves with shared embeddings; the generator's tokens are drawn with Gumbel noise (Clark et al. 2020)."""
+    """Both halves with shared embeddings; the generator's tokens are drawn with Gumbel noise (Clark
+    et al. 2020)."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()

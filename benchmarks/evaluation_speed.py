@@ -1,11 +1,13 @@
-"""Table 9 of Dai et al. 2019: evaluation time per token with reused memory and with a recomputed window.
+"""Table 9 of Dai et al. 2019: evaluation time per token with reused memory and with a recomputed
+window.
 
     python -m benchmarks.evaluation_speed [--arch transformer_xl_enwik8_base] [--json FILE]
 
-At attention length L the Transformer-XL reads segments of ``--segment`` tokens; every token attends to the last L,
-whose keys and values are cached. The vanilla model (``--position-encoding absolute``, the same sizes) reads the last L
-tokens again for every predicted token, and computes only that token's distribution. Both have random weights and one
-row, and run one after the other in one process; the result is their ratio.
+At attention length L the Transformer-XL reads segments of ``--segment`` tokens; every token attends
+to the last L, whose keys and values are cached. The vanilla model
+(``--position-encoding absolute``, the same sizes) reads the last L tokens again for every predicted
+token, and computes only that token's distribution. Both have random weights and one row, and run
+one after the other in one process; the result is their ratio.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A GPU without memory or arithmetic: what a step would launch on one, from shapes and types alone.
 
-torch's fake tensors have a device but no data. CUDA's device needs a build with CUDA, so that a private one stands for
-it here, with what the operators of a model see of CUDA: its autocast, its fused dropout, its fused attention.
+torch's fake tensors have a device but no data. CUDA's device needs a build with CUDA, so that a
+private one stands for it here, with what the operators of a model see of CUDA: its autocast, its
+fused dropout, its fused attention.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ _CASTS: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
-    """*value* with its floating-point tensors in *dtype*; as autocast does, a weight is cast once a forward pass."""
+    """*value* with its floating-point tensors in *dtype*; as autocast does, a weight is cast once a
+    forward pass."""
     if isinstance(value, list | tuple):
         return type(value)(_cast(item, dtype) for item in value)
     if not isinstance(value, Tensor) or not value.is_floating_point() or value.dtype == dtype:
@@ -117,7 +119,8 @@ def _is_half(query: Tensor) -> bool:
 
 
 class _Values(TorchDispatchMode):
-    """What fake tensors do not give: values that the host reads, copies to the device, and a fused optimizer."""
+    """What fake tensors do not give: values that the host reads, copies to the device, and a fused
+    optimizer."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func._schema.name, kwargs or {}
@@ -154,7 +157,8 @@ def autocast_cache() -> Iterator[None]:
 
 
 def forget_casts() -> None:
-    """Forget the cast weights, as torch does with those of its own devices at the end of autocast."""
+    """Forget the cast weights, as torch does with those of its own devices at the end of
+    autocast."""
     _CASTS.clear()
 
 
@@ -173,7 +177,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch's choice on Ampere and later: flash in half precision and without a mask, else memory-efficient."""
+    """torch's choice on Ampere and later: flash in half precision and without a mask, else
+    memory-efficient."""
     if attn_mask is None and _is_half(query):
         return torch.ops.aten._scaled_dot_product_flash_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale

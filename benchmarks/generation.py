@@ -1,7 +1,8 @@
-"""Speed of generation, with softmax and choice at every token, compared with the memory bandwidth bound and GPT-2.
+"""Speed of generation, with softmax and choice at every token, compared with the memory bandwidth
+bound and GPT-2.
 
-Part of ``python -m benchmarks.language_model``; ``--only generation`` runs it alone. All models alternate in one
-process, so that their ratios are valid on a machine whose speed varies.
+Part of ``python -m benchmarks.language_model``; ``--only generation`` runs it alone. All models
+alternate in one process, so that their ratios are valid on a machine whose speed varies.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def measure(
     There are at least three turns; each measures the bandwidth, too.
 
     Returns:
-        ``lines``, ``bandwidth``, the median in GB/s, and ``products``, large matrix products in GFLOP/s by precision.
+        ``lines``, ``bandwidth``, the median in GB/s, and ``products``, large matrix products in
+        GFLOP/s by precision.
     """
     contenders: list[tuple[Line, Callable[[], None]]] = []
     for rows in streams:
@@ -94,7 +96,8 @@ def measure(
 def step_bytes(model: Any, rows: int, weight_size: float, cache_size: float) -> float:
     """Minimum bytes of weights and cache that a step reads, averaged over a text.
 
-    The matrices of the layers and of the whole output layer count once, the cache once for each row.
+    The matrices of the layers and of the whole output layer count once, the cache once for each
+    row.
     """
     layers = model.decoder.layers
     segment, memory = model.cfg.tokens_per_sample, model.memory_length
@@ -148,7 +151,8 @@ def _ours(reader: Reader, rows: int, vocabulary: int) -> Callable[[], None]:
 
 
 def _gpt2(model: Any, rows: int, vocabulary: int, device: torch.device) -> Callable[[], None] | None:
-    """GPT-2 with equal layers, heads, width and vocabulary, random weights, float32; None without transformers."""
+    """GPT-2 with equal layers, heads, width and vocabulary, random weights, float32; None without
+    transformers."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:

@@ -1,10 +1,12 @@
-"""Training and generation of the published models on a GPU: speed, share of the peak, memory, attention kernels.
+"""Training and generation of the published models on a GPU: speed, share of the peak, memory,
+attention kernels.
 
     python -m benchmarks.gpu [--json FILE]      # on a GPU
     python -m benchmarks.gpu --small            # the same program with small models, on the CPU
 
-``benchmarks/gpu.sh`` runs it with the tests that need a GPU and writes one report. Each case is a separate process.
-FLOPs are those of the log's ``mfu``; the peak is the best 2048 × 1024 × 4096 matrix product in the same type.
+``benchmarks/gpu.sh`` runs it with the tests that need a GPU and writes one report. Each case is a
+separate process. FLOPs are those of the log's ``mfu``; the peak is the best 2048 × 1024 × 4096
+matrix product in the same type.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def precisions_of(small: bool) -> tuple[str, ...]:
 
 
 def cases(small: bool) -> list[Case]:
-    """Every model in every precision, eager; in bf16 compiled, too; generation on 1 and 64 streams."""
+    """Every model in every precision, eager; in bf16 compiled, too; generation on 1 and 64
+    streams."""
     precisions = precisions_of(small)
     models = SMALL if small else MODELS
     found = [Case(f"{arch}, {p}", arch, p) for arch in models for p in precisions]

@@ -3,9 +3,9 @@
     python -m benchmarks.in_turns CHECKOUT [--rounds 11] [--updates 6] \
         [--cases "Shortformer, bf16" …]
 
-CHECKOUT is the older one, as ``git worktree add CHECKOUT COMMIT`` makes it. Each of the two has one process, with the
-cases of ``benchmarks.language_model`` and ``benchmarks.transformer_xl``; only one computes at a time. Medians of the
-rounds, and the median of the rounds' ratios with its quartiles.
+CHECKOUT is the older one, as ``git worktree add CHECKOUT COMMIT`` makes it. Each of the two has one
+process, with the cases of ``benchmarks.language_model`` and ``benchmarks.transformer_xl``; only one
+computes at a time. Medians of the rounds, and the median of the rounds' ratios with its quartiles.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ CASES = tuple(f"{model}, {precision}" for model in FLAGS for precision in ("bf16
 
 
 def serve(folder: str) -> None:
-    """Train where the process's checkout is: for each line on stdin, a case and a number of updates, print tokens/s."""
+    """Train where the process's checkout is: for each line on stdin, a case and a number of
+    updates, print tokens/s."""
     from fairseq.system.allocator import keep_freed_memory
 
     keep_freed_memory()

@@ -46,7 +46,8 @@ def command(name: str, folder: Path) -> argparse.Namespace:
 
 
 def speeds(args: argparse.Namespace, rounds: int, updates: int) -> dict[bool, list[float]]:
-    """Tokens per second, per second of processor time, and page faults an update, without and with kernels: medians."""
+    """Tokens per second, per second of processor time, and page faults an update, without and with
+    kernels: medians."""
     torch.manual_seed(1)
     settings = training_settings(args)
     task = setup_task(settings)

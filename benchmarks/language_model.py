@@ -1,11 +1,13 @@
-"""Speed and memory of a Shortformer in training, evaluation and generation, compared with the original on two cores.
+"""Speed and memory of a Shortformer in training, evaluation and generation, compared with the
+original on two cores.
 
     python -m benchmarks.language_model [--compile] [--only generation] [--json FILE]
     python -m benchmarks.language_model --wiki103  # the full-size model, on a GPU if there is one
 
-Each case runs in a separate process, through the task, the trainer and the scorer that the commands use, on a corpus of
-random words with Zipfian frequencies. Large matrix products are measured in turns with the updates; *products* is the
-share of an update's time in which its own products would be computed at that speed.
+Each case runs in a separate process, through the task, the trainer and the scorer that the commands
+use, on a corpus of random words with Zipfian frequencies. Large matrix products are measured in
+turns with the updates; *products* is the share of an update's time in which its own products would
+be computed at that speed.
 """
 
 from __future__ import annotations
@@ -130,11 +132,12 @@ def measure(case: Case, folder: Path, full_size: bool, device: torch.device, sec
 def training_speeds(
     args: argparse.Namespace, task: Any, model: Any, device: torch.device, seconds: float, steps: int = 0
 ) -> tuple[list[float], float | None]:
-    """Tokens per second of groups of updates, for about *seconds*, and the share of products in the time of an update.
+    """Tokens per second of groups of updates, for about *seconds*, and the share of products in the
+    time of an update.
 
-    The share is the time that an update's matrix products would take at the speed of large ones, which is measured
-    before each group, as the speed of a machine that others share changes; the median of the groups. Those of a
-    compiled model are not counted.
+    The share is the time that an update's matrix products would take at the speed of large ones,
+    which is measured before each group, as the speed of a machine that others share changes; the
+    median of the groups. Those of a compiled model are not counted.
 
     Args:
         args: the training command.

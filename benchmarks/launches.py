@@ -1,4 +1,5 @@
-"""The kernels that operators launch on a GPU: their operations, and the bytes they read and write, from shapes."""
+"""The kernels that operators launch on a GPU: their operations, and the bytes they read and write,
+from shapes."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Kernel:
 
 
 class Launches(TorchDispatchMode):
-    """The kernels of what runs inside, the part they belong to, and how often the host waits for the device.
+    """The kernels of what runs inside, the part they belong to, and how often the host waits for
+    the device.
 
     Attributes:
         records: whether operators are recorded.
@@ -82,7 +84,8 @@ def part_of(name: str, func: Any) -> str | None:
 
 
 def costs(name: str, func: Any, args: Any, kwargs: Any, out: Any) -> Iterator[tuple[float, float]]:
-    """Operations and bytes of each kernel of an operator; CUDA's operators are one kernel, but for those named here."""
+    """Operations and bytes of each kernel of an operator; CUDA's operators are one kernel, but for
+    those named here."""
     read, written = _traffic(name, func, args, kwargs, out)
     flops = 0.0
     if func.overloadpacket in flop_registry:
@@ -123,7 +126,8 @@ def _traffic(name: str, func: Any, args: Any, kwargs: Any, out: Any) -> tuple[fl
 
 
 def _visible(name: str, func: Any, args: Any, kwargs: Any) -> float:
-    """The share of the scores that causal attention computes; the last query stands at the last key."""
+    """The share of the scores that causal attention computes; the last query stands at the last
+    key."""
     named = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     if "attention" not in name or not named.get("is_causal"):
         return 1.0

@@ -1,4 +1,5 @@
-"""The runs of ``benchmarks.time_to_quality``: sizes, grid of the baseline, and levers as flags of ``fairseq-train``."""
+"""The runs of ``benchmarks.time_to_quality``: sizes, grid of the baseline, and levers as flags of
+``fairseq-train``."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ class Row:
 
     Attributes:
         name: of the row.
-        flags: that change the baseline's; ``{40%}`` is that share of the updates, ``{T}`` the length of a block,
-            ``{T/4}`` a quarter of it, ``{B}`` the tokens of an update.
+        flags: that change the baseline's; ``{40%}`` is that share of the updates, ``{T}`` the
+            length of a block, ``{T/4}`` a quarter of it, ``{B}`` the tokens of an update.
         share: updates of the run in those of the baseline, since schedules end with a run.
     """
 
@@ -112,7 +113,8 @@ MEMORY = (
 
 
 def rows(size: Size) -> list[Row]:
-    """Return the baseline, every lever alone, and the first of them one after another, then with bf16."""
+    """Return the baseline, every lever alone, and the first of them one after another, then with
+    bf16."""
     stack = [LEVERS[0]]
     for lever in LEVERS[1:5]:
         stack.append(replace(stack[-1].plus(lever), share=size.stacked))

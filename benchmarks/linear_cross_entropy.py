@@ -1,9 +1,10 @@
-"""Loss and gradients of the full softmax: this project's, torch's chunked one, and logits with F.cross_entropy.
+"""Loss and gradients of the full softmax: this project's, torch's chunked one, and logits with
+F.cross_entropy.
 
     python -m benchmarks.linear_cross_entropy [--rows 512] [--width 512] [--rounds 7]
 
-The implementations alternate. Time is the median of the rounds; memory is measured in separate processes, inputs not
-included.
+The implementations alternate. Time is the median of the rounds; memory is measured in separate
+processes, inputs not included.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def memory(way: str, rows: int, width: int, words: int, precision: str) -> float
 
 
 def peak(way: str, data: tuple[Tensor, Tensor, Tensor], dtype: torch.dtype) -> float:
-    """Growth of this process in MiB during a step, after a small step that loads the kernels. Linux only."""
+    """Growth of this process in MiB during a step, after a small step that loads the kernels. Linux
+    only."""
     step(way, inputs(8, 16, 32), dtype)
     before = _resident("VmRSS")
     step(way, data, dtype)

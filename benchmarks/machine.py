@@ -30,7 +30,8 @@ def describe(device: torch.device) -> dict[str, object]:
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype, repeats: int = 20) -> float:
-    """Speed in GFLOP/s of a 2048 × 1024 × 4096 matrix product, the best of *repeats* by torch and by this package."""
+    """Speed in GFLOP/s of a 2048 × 1024 × 4096 matrix product, the best of *repeats* by torch and
+    by this package."""
     a = torch.randn(2048, 1024, device=device).to(dtype)
     b = torch.randn(4096, 1024, device=device).to(dtype)
     seconds = min(best_seconds(partial(product, a, b), device, repeats) for product in (F.linear, linear))
@@ -38,7 +39,8 @@ def matrix_product(device: torch.device, dtype: torch.dtype, repeats: int = 20) 
 
 
 def products_of(work: Callable[[], object]) -> int:
-    """Floating-point operations of the matrix products, attention's included, that *work* computes."""
+    """Floating-point operations of the matrix products, attention's included, that *work*
+    computes."""
     counter = FlopCounterMode(display=False, custom_mapping={torch.ops.mkldnn._linear_pointwise: _linear_flops})
     call, by_kernels = fused_attention.call, []
 
@@ -52,7 +54,8 @@ def products_of(work: Callable[[], object]) -> int:
 
 
 def _attention_flops(kernel: str, problem: fused_attention.Problem) -> int:
-    """Of the scores that are read: two products, four of the gradients; of distances one and two more."""
+    """Of the scores that are read: two products, four of the gradients; of distances one and two
+    more."""
     hidden = problem.queries * (problem.queries - 1) // 2 if problem.causal else 0
     scores = problem.rows * problem.heads * (problem.queries * problem.keys - hidden)
     products = 3 if problem.table.data else 2
@@ -64,7 +67,8 @@ def _linear_flops(x: Sequence[int], weight: Sequence[int], *rest: object, out_sh
 
 
 def read_bandwidth(device: torch.device, repeats: int = 5) -> float:
-    """Bandwidth in GB/s of reading 256 MiB, more than caches hold, with all threads: the best of *repeats*."""
+    """Bandwidth in GB/s of reading 256 MiB, more than caches hold, with all threads: the best of
+    *repeats*."""
     data = torch.ones(1 << 26, device=device)
     return data.numel() * 4 / best_seconds(data.sum, device, repeats) / 1e9
 

@@ -1,10 +1,12 @@
-"""A small version of table 6 of Dai et al. 2019: recurrence × position encoding × half or full loss.
+"""A small version of table 6 of Dai et al. 2019: recurrence × position encoding × half or full
+loss.
 
     python -m benchmarks.recurrence DATA --updates 3000 --seeds 1,2,3 --out DIR
 
-All rows are trained with the same size, segments, order, updates, seeds and learning rate, and evaluated on the
-validation split at several attention lengths: models with relative positions by segments with memory, the others by a
-sliding window. An interrupted run resumes after the last complete row and seed. Writes all figures as JSON.
+All rows are trained with the same size, segments, order, updates, seeds and learning rate, and
+evaluated on the validation split at several attention lengths: models with relative positions by
+segments with memory, the others by a sliding window. An interrupted run resumes after the last
+complete row and seed. Writes all figures as JSON.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
-"""Prediction of a training step's time on a GPU, kernel by kernel, from shapes: no GPU is needed and none is used.
+"""Prediction of a training step's time on a GPU, kernel by kernel, from shapes: no GPU is needed
+and none is used.
 
     python -m benchmarks.roofline [ARCH ...] [--gpu H100 ...] [--precision bf16] \
         [--compile] [--top N] [--json FILE]
 
-One step of each architecture runs on a fake GPU (``benchmarks/fake_gpu.py``). A kernel takes the longest of its
-operations at 70% of the GPU's peak, its bytes at 80% of the bandwidth, and 2.5 µs. What this leaves out: caches between
-kernels, sums of many rows into one, communication, and the host, which is assumed to be ahead of the GPU.
+One step of each architecture runs on a fake GPU (``benchmarks/fake_gpu.py``). A kernel takes the
+longest of its operations at 70% of the GPU's peak, its bytes at 80% of the bandwidth, and 2.5 µs.
+What this leaves out: caches between kernels, sums of many rows into one, communication, and the
+host, which is assumed to be ahead of the GPU.
 
-With ``--compile`` layers are counted as torch.compile would fuse them, too (``benchmarks/compiled.py``). The third step
-is counted, in which a memory is full. The ceiling is the matrix products and attention at the peak.
+With ``--compile`` layers are counted as torch.compile would fuse them, too
+(``benchmarks/compiled.py``). The third step is counted, in which a memory is full. The ceiling is
+the matrix products and attention at the peak.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ from fairseq.training.utilisation import peak_flops
 from fairseq_cli.common import get_training_parser
 
 GPUS = {
-    # Name of the device as its driver gives it, and bytes per second of its memory, from the vendor's data sheets.
+    # Name of the device as its driver gives it, and bytes per second of its memory, from the
+    # vendor's data sheets.
     "H200": ("NVIDIA H200", 4.8e12),
     "H100": ("NVIDIA H100 80GB HBM3", 3.35e12),
     "H100-PCIe": ("NVIDIA H100 PCIe", 2.0e12),
@@ -58,7 +62,8 @@ WORDS, ENCODER_WORDS = 267_744, 30_522
 
 
 def trace_step(args: argparse.Namespace, compiled: bool = False, steps: int = 3) -> tuple[Launches, int]:
-    """The launches of the last of *steps* updates of a run with the settings *args*, and the tokens it reads.
+    """The launches of the last of *steps* updates of a run with the settings *args*, and the tokens
+    it reads.
 
     Args:
         compiled: count layers as ``--compile`` compiles them.
@@ -159,7 +164,8 @@ def speeds(gpu: str, precision: str) -> tuple[float, float]:
 
 
 def command(arch: str, data: Path, precision: str) -> argparse.Namespace:
-    """The training command of *arch*, as ``benchmarks.gpu`` measures it; of others, with the Shortformer's settings."""
+    """The training command of *arch*, as ``benchmarks.gpu`` measures it; of others, with the
+    Shortformer's settings."""
     flags = [
         str(data),
         "--arch",
@@ -175,8 +181,8 @@ def command(arch: str, data: Path, precision: str) -> argparse.Namespace:
 def make_data(folder: Path) -> None:
     """Corpora with WikiText-103's frequencies, and of WordPieces, in *folder*.
 
-    Words follow Mandelbrot's law with the exponent and the shift that give WikiText-103's most frequent word its share
-    of 6.3%, and its rarest word 3 occurrences in 103 million.
+    Words follow Mandelbrot's law with the exponent and the shift that give WikiText-103's most
+    frequent word its share of 6.3%, and its rarest word 3 occurrences in 103 million.
     """
     for name in ("causal", "encoder"):
         (folder / name).mkdir()
@@ -200,7 +206,8 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 def predictions(
     cases: Sequence[tuple[str, str]], gpus: Sequence[str], data: Path | None, modes: Sequence[bool] = (False,)
 ) -> list[dict[str, Any]]:
-    """The predictions of *cases*, architectures with a precision, on *gpus*, in each of *modes*: whether compiled.
+    """The predictions of *cases*, architectures with a precision, on *gpus*, in each of *modes*:
+    whether compiled.
 
     *data* as ``--data``.
     """
@@ -269,7 +276,8 @@ def beside(results: Sequence[dict[str, Any]], measured: dict[str, float]) -> str
 
 
 def compare(path: Path) -> None:
-    """Print the measurement of ``benchmarks.gpu --json`` in *path* beside the prediction for its GPU.
+    """Print the measurement of ``benchmarks.gpu --json`` in *path* beside the prediction for its
+    GPU.
 
     Raises:
         UserError: *path* is no such file.

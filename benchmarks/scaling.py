@@ -1,10 +1,11 @@
-"""Cost of an update against its parts, and a model that predicts throughput and memory on more processes.
+"""Cost of an update against its parts, and a model that predicts throughput and memory on more
+processes.
 
     python -m benchmarks.scaling measure --processes 2        # on this machine, gloo, a small model
     python -m benchmarks.scaling predict    # the table of benchmarks/results/scaling.md
 
-Measured in one job: every round has an update of each kind (alone, replicated, sharded), so that load from elsewhere
-meets all of them; the ratios of medians are reported.
+Measured in one job: every round has an update of each kind (alone, replicated, sharded), so that
+load from elsewhere meets all of them; the ratios of medians are reported.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Model:
     """A transformer language model, as far as its cost depends on it.
 
     Attributes:
-        parameters: of the whole model; *embedding* of them in embeddings and output, the root's group when sharded.
+        parameters: of the whole model; *embedding* of them in embeddings and output, the root's
+            group when sharded.
         rows, length, memory: of a batch on one process, in rows and tokens.
     """
 
@@ -90,7 +92,8 @@ class Cluster:
     disk: float = 2e9
 
     def summed(self, size: float, processes: int) -> float:
-        """Seconds of summing *size* bytes over *processes*: a ring in each node, then one over the nodes."""
+        """Seconds of summing *size* bytes over *processes*: a ring in each node, then one over the
+        nodes."""
         group, nodes = min(processes, self.node), -(-processes // self.node)
         ring = 2 * (group - 1) / group * size / self.inside + 2 * (nodes - 1) / nodes * size / self.between
         return ring + 2 * (group + nodes) * self.latency
@@ -104,7 +107,8 @@ class Prediction:
         compute: forward and backward pass; *exposed*: communication that they do not hide.
         state: parameters, gradients and optimizer state; *activations*: kept for the backward pass.
         gathered: bytes of carried memory that rank 0 holds on its host while it saves.
-        saving: seconds of writing a checkpoint with that memory; ``--async-save`` hides it but for the copy.
+        saving: seconds of writing a checkpoint with that memory; ``--async-save`` hides it but for
+            the copy.
     """
 
     compute: float
@@ -122,12 +126,14 @@ class Prediction:
 
 
 def predict(model: Model, cluster: Cluster, processes: int, backend: str, recompute: bool = False) -> Prediction:
-    """Return the cost of an update on *processes*, replicated (``c10d``) or ``fully_sharded`` within nodes.
+    """Return the cost of an update on *processes*, replicated (``c10d``) or ``fully_sharded``
+    within nodes.
 
-    A parameter costs 6 operations a token (Kaplan et al. 2020, §2.1), 8 if activations are recomputed; a layer keeps 34
-    bytes a token and channel (Korthikanti et al. 2022, §4.1; fused attention keeps no scores). DistributedDataParallel
-    hides reductions behind the backward pass, two thirds of the computation. A sharded layer is gathered twice in two
-    bytes and its gradient reduced in four, hidden behind all computation; the root's group, in four bytes, is not.
+    A parameter costs 6 operations a token (Kaplan et al. 2020, §2.1), 8 if activations are
+    recomputed; a layer keeps 34 bytes a token and channel (Korthikanti et al. 2022, §4.1; fused
+    attention keeps no scores). DistributedDataParallel hides reductions behind the backward pass,
+    two thirds of the computation. A sharded layer is gathered twice in two bytes and its gradient
+    reduced in four, hidden behind all computation; the root's group, in four bytes, is not.
     """
     compute = (OPERATIONS + (2 if recompute else 0)) * model.parameters * model.tokens / cluster.flops
     if processes == 1:
@@ -252,7 +258,8 @@ def _data_seconds(trainer: TrainingState, world: World) -> float:
 
 
 def _saving_seconds(args: argparse.Namespace, trainers: dict[str, TrainingState], world: World) -> dict[str, float]:
-    """Median seconds that training waits for a checkpoint, one file and sharded; of reading one with its checksums.
+    """Median seconds that training waits for a checkpoint, one file and sharded; of reading one
+    with its checksums.
 
     Every round has each kind once, as in the measurement of updates.
     """

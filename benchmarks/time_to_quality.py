@@ -1,4 +1,5 @@
-"""Time until a language model is as good as a tuned baseline: each lever alone, then one after another.
+"""Time until a language model is as good as a tuned baseline: each lever alone, then one after
+another.
 
     # all rows, with the corpus that it makes itself
     python -m benchmarks.time_to_quality OUT
@@ -12,20 +13,24 @@
     # a row of your own
     python -m benchmarks.time_to_quality OUT --row 'wide@0.9: --decoder-ffn-embed-dim 1024'
 
-The baseline is the model of Baevski & Auli (2019) at one length, in fp32, by Adam; its schedule and batch (``GRID``)
-and its rate (``RATES``) are those with the lowest perplexity on the validation split (seed 1), at equal tokens read.
-The *target* is the mean of its final perplexities on the test split. A run's figure is the number of updates, and their
-processor time, after which its perplexity on the test split stays below the target, interpolated between validations in
-the logarithm of the perplexity. The settings of levers are in ``levers.py``; they are added to the baseline's, whose
-rate they have. A row called ``+beta2`` has the levers of the list up to ``beta2``. Since schedules end with a run,
-each row has its number of updates. A perplexity is that in blocks of the length that the run has then.
+The baseline is the model of Baevski & Auli (2019) at one length, in fp32, by Adam; its schedule and
+batch (``GRID``) and its rate (``RATES``) are those with the lowest perplexity on the validation
+split (seed 1), at equal tokens read. The *target* is the mean of its final perplexities on the test
+split. A run's figure is the number of updates, and their processor time, after which its perplexity
+on the test split stays below the target, interpolated between validations in the logarithm of the
+perplexity. The settings of levers are in ``levers.py``; they are added to the baseline's, whose
+rate they have. A row called ``+beta2`` has the levers of the list up to ``beta2``. Since schedules
+end with a run, each row has its number of updates. A perplexity is that in blocks of the length
+that the run has then.
 
-Other programs on the machine change the processor time of a run, not its updates. ``--clock`` measures the time of an
-update of all rows in turns, to OUT/clock.jsonl; the table then has updates times their median time.
+Other programs on the machine change the processor time of a run, not its updates. ``--clock``
+measures the time of an update of all rows in turns, to OUT/clock.jsonl; the table then has updates
+times their median time.
 
-Runs train one after another with one thread. Each is a line of OUT/runs.jsonl with its flags, commit, machine and
-date; a run that is there is not repeated. The corpus, unless ``--data`` names a folder of ``fairseq-preprocess``, is
-that of ``fairseq-demo``: the prose of Python's help and of docstrings.
+Runs train one after another with one thread. Each is a line of OUT/runs.jsonl with its flags,
+commit, machine and date; a run that is there is not repeated. The corpus, unless ``--data`` names a
+folder of ``fairseq-preprocess``, is that of ``fairseq-demo``: the prose of Python's help and of
+docstrings.
 """
 
 from __future__ import annotations
@@ -55,7 +60,8 @@ from fairseq.analysis.plots import CURVE_FORMATS, draw_curves, require
 from fairseq.errors import UserError
 
 VALIDATION = 8192
-"""Tokens of each of the splits that are validated: with memory, the first steps of a larger one read other tokens."""
+"""Tokens of each of the splits that are validated: with memory, the first steps of a larger one
+read other tokens."""
 
 
 class Runs:
@@ -93,7 +99,8 @@ class Runs:
         return {**machine.describe(torch.device("cpu")), "threads": 1}
 
     def seconds(self, row: str) -> list[float] | None:
-        """Return the median processor time of an update in each stage of *row* from clock.jsonl, if it is there."""
+        """Return the median processor time of an update in each stage of *row* from clock.jsonl, if
+        it is there."""
         path = self.folder / "clock.jsonl"
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
         rounds = [line["seconds"] for line in lines if line["row"] == row]
@@ -117,7 +124,8 @@ class Runs:
 
 
 def clock(runs: Runs, chosen: Sequence[Row], size: Size, seconds: float) -> None:
-    """Add the processor times of an update of the *chosen* rows to clock.jsonl, in turns for about *seconds*."""
+    """Add the processor times of an update of the *chosen* rows to clock.jsonl, in turns for about
+    *seconds*."""
     short, begin = replace(size, updates=48, validations=12), time.perf_counter()
     while True:
         for row in chosen:
@@ -132,7 +140,8 @@ def clock(runs: Runs, chosen: Sequence[Row], size: Size, seconds: float) -> None
 
 
 def costs(curve: Sequence[Mapping[str, float]], ends: Sequence[int]) -> list[float]:
-    """Return the median processor time of an update in each stage, between validations of that stage, in seconds."""
+    """Return the median processor time of an update in each stage, between validations of that
+    stage, in seconds."""
     medians = []
     for begin, end in zip([curve[0]["updates"], *ends], ends, strict=False):
         times = [
@@ -156,7 +165,8 @@ def retimed(
 
 
 def time_to(curve: Sequence[Mapping[str, float]], target: float, clock: str = "cpu") -> float | None:
-    """Return the time on *clock* from which on the perplexities of *curve* stay below *target*; None if they do not."""
+    """Return the time on *clock* from which on the perplexities of *curve* stay below *target*;
+    None if they do not."""
     above = [index for index, point in enumerate(curve) if not point["ppl"] < target]
     if not above:
         return curve[0][clock]
@@ -169,10 +179,11 @@ def time_to(curve: Sequence[Mapping[str, float]], target: float, clock: str = "c
 
 
 def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
-    """Return the two-sided p-value of Welch's t-test of equal means; None where a sample has fewer than two values.
+    """Return the two-sided p-value of Welch's t-test of equal means; None where a sample has fewer
+    than two values.
 
-    Source: Welch 1947, "The generalization of Student's problem when several different population variances are
-    involved".
+    Source: Welch 1947, "The generalization of Student's problem when several different population
+    variances are involved".
     """
     if min(len(a), len(b)) < 2:
         return None
@@ -181,7 +192,8 @@ def welch(a: Sequence[float], b: Sequence[float]) -> float | None:
     if sum(errors) == 0:
         return 0.0 if difference else 1.0
     freedom = sum(errors) ** 2 / sum(e**2 / (len(s) - 1) for e, s in zip(errors, (a, b), strict=True))
-    # With t = √ν · tan θ the density of Student's t is proportional to cos^(ν − 1) θ: its tails by Simpson's rule.
+    # With t = √ν · tan θ the density of Student's t is proportional to cos^(ν − 1) θ: its tails by
+    # Simpson's rule.
     angle = math.atan(difference / math.sqrt(sum(errors)) / math.sqrt(freedom))
     tail, half = (_simpson(start, math.pi / 2, freedom - 1) for start in (angle, 0.0))
     return tail / half
@@ -194,10 +206,12 @@ def _simpson(start: float, end: float, power: float, steps: int = 2000) -> float
 
 
 def table(curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> str:
-    """Return the Markdown table of the *curves* of each row, one for each seed; the first row is the baseline."""
+    """Return the Markdown table of the *curves* of each row, one for each seed; the first row is
+    the baseline."""
     baseline = next(iter(curves.values()))
     target = statistics.fmean(curve[-1]["ppl"] for curve in baseline)
-    # Half of the baseline's runs end above their mean; a run that does not reach the target counts with all its time.
+    # Half of the baseline's runs end above their mean; a run that does not reach the target counts
+    # with all its time.
     reference = [time_to(curve, target) or curve[-1]["cpu"] for curve in baseline]
     lines = [
         f"Target: perplexity {target:.2f} on the test split, {len(baseline)} seed(s) of the baseline.",
@@ -228,10 +242,12 @@ def table(curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> str:
 
 
 def plot(path: Path, curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> None:
-    """Plot the perplexity of each row over its processor time, mean and range of the seeds, and the target."""
+    """Plot the perplexity of each row over its processor time, mean and range of the seeds, and the
+    target."""
     drawn = []
     for name, runs in curves.items():
-        # Seeds validate after the same updates at slightly different times, of which a point has the mean.
+        # Seeds validate after the same updates at slightly different times, of which a point has
+        # the mean.
         x, values = (np.array([[point[key] for point in curve] for curve in runs]) for key in ("cpu", "ppl"))
         drawn.append(Curve(name, x.mean(0), values))
     target = round(float(drawn[0].mean[-1]), 1)
@@ -262,7 +278,8 @@ def _command(name: str, *flags: str) -> None:
 
 
 def _first(text: str, tokens: int) -> Iterable[str]:
-    """Yield the first lines of *text* that have no more than so many *tokens*, ends of lines included."""
+    """Yield the first lines of *text* that have no more than so many *tokens*, ends of lines
+    included."""
     for line in text.splitlines(keepends=True):
         tokens -= len(line.split()) + 1
         if tokens < 0:
@@ -271,7 +288,8 @@ def _first(text: str, tokens: int) -> Iterable[str]:
 
 
 def tune(runs: Runs, size: Size) -> tuple[Row, str]:
-    """Return the baseline's settings and rate from the runs of the grid, which are made unless they are there."""
+    """Return the baseline's settings and rate from the runs of the grid, which are made unless they
+    are there."""
     grid = {
         (row, rate): runs.curve(f"grid: {row.name}", flags_of(row, size, rate, 1, "valid"))[-1]["ppl"]
         for row in GRID
@@ -287,7 +305,8 @@ def tune(runs: Runs, size: Size) -> tuple[Row, str]:
 def measure(
     runs: Runs, chosen: Iterable[Row], size: Size, rate: str, seeds: Iterable[int]
 ) -> dict[str, list[list[dict[str, float]]]]:
-    """Make the runs of the *chosen* rows that are not there; return the curves of each row, one for each seed."""
+    """Make the runs of the *chosen* rows that are not there; return the curves of each row, one for
+    each seed."""
     return {
         row.name: [runs.timed(row.name, flags_of(row, size, rate, seed, "test")) for seed in seeds] for row in chosen
     }

@@ -3,9 +3,10 @@
     python -m benchmarks.tnf [--arch bert_base] [--layers 12] [--words 200000] [--seconds 60] \
         [--bf16] [--json FILE]
 
-Both models train in one process on the same batches with alternating steps; the result is the median ratio of pairs of
-steps. Memory is measured in separate processes. With several ranks the end of an update is measured: the exchange of
-touched rows and the update of the table, which must be equal on all ranks.
+Both models train in one process on the same batches with alternating steps; the result is the
+median ratio of pairs of steps. Memory is measured in separate processes. With several ranks the end
+of an update is measured: the exchange of touched rows and the update of the table, which must be
+equal on all ranks.
 """
 
 from __future__ import annotations

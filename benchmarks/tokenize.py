@@ -2,10 +2,11 @@
 
     python -m benchmarks.tokenize TEXT --merges 4000 --processes 1,2 --rounds 3
 
-Learns codes on the text, then tokenises it with ``sacremoses tokenize`` and ``subword-nmt apply-bpe``, and with
-``fairseq-tokenize --tokenizer moses --bpe subword_nmt`` (which writes the same symbols, but for XML escapes, which
-sacremoses' command cannot leave out), alternating, with as many processes each. The same for SentencePiece and
-Hugging Face's tokenizers, against a loop around each library on one process. Prints a line of JSON a comparison.
+Learns codes on the text, then tokenises it with ``sacremoses tokenize`` and
+``subword-nmt apply-bpe``, and with ``fairseq-tokenize --tokenizer moses --bpe subword_nmt`` (which
+writes the same symbols, but for XML escapes, which sacremoses' command cannot leave out),
+alternating, with as many processes each. The same for SentencePiece and Hugging Face's tokenizers,
+against a loop around each library on one process. Prints a line of JSON a comparison.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ def ours(text: Path, codes: Path, out: Path, processes: int, *flags: str) -> Non
 
 
 def compare(theirs: Callable[[], None], own: Callable[[], None], rounds: int, size: int) -> dict[str, float]:
-    """Alternate both; return median speeds in MB/s of raw text, and median ratios of elapsed and of processor time."""
+    """Alternate both; return median speeds in MB/s of raw text, and median ratios of elapsed and of
+    processor time."""
     times: list[tuple[float, float, float, float]] = []
     for _ in range(rounds):
         times.append((*_timed(theirs), *_timed(own)))

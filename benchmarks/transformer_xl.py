@@ -3,8 +3,8 @@
     python -m benchmarks.transformer_xl [--compile] [--json FILE]
     python -m benchmarks.transformer_xl --wiki103     # full-size models; compiled, too, on a GPU
 
-Each case runs in a separate process, through the task and the trainer that the commands use, on a corpus of random
-words with Zipfian frequencies. *products* is as of ``benchmarks.language_model``.
+Each case runs in a separate process, through the task and the trainer that the commands use, on a
+corpus of random words with Zipfian frequencies. *products* is as of ``benchmarks.language_model``.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ def table(results: list[dict[str, Any]], ceiling: dict[str, float], compare: boo
 
 
 def wiki103_cases(on_cpu: bool) -> list[Case]:
-    """The full-size models with their batches, on a GPU in bfloat16, eager and compiled; on a CPU the smaller one."""
+    """The full-size models with their batches, on a GPU in bfloat16, eager and compiled; on a CPU
+    the smaller one."""
     if on_cpu:
         flags = "--arch transformer_xl_wiki103_base"
         return [Case(f"wiki103_base, {p}", flags, p, rows=60) for p in ("fp32", "bf16")]

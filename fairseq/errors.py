@@ -13,10 +13,11 @@ _SETTING = re.compile(r"`(\w+)`")
 class UserError(Exception):
     """Invalid input, described in one line with the remedy.
 
-    The message names the file, or the setting or argument in backticks: ```dropout` 7.0: must be less than 1``. As
-    text it has the names that Python code sets (``dropout 7.0: …``). The commands print :attr:`with_flags`
-    (``--dropout 7.0: …``) to stderr and exit with code 2; any other exception is a bug and shows its traceback. What
-    is quoted from a file may be of any length: the message is cut.
+    The message names the file, or the setting or argument in backticks:
+    ```dropout` 7.0: must be less than 1``. As text it has the names that Python code sets
+    (``dropout 7.0: …``). The commands print :attr:`with_flags` (``--dropout 7.0: …``) to stderr and
+    exit with code 2; any other exception is a bug and shows its traceback. What is quoted from a
+    file may be of any length: the message is cut.
     """
 
     def __init__(self, message: str) -> None:
@@ -73,7 +74,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory_message(error: BaseException, doing: str = "") -> str:
-    """Error message of a run that ran out of memory while *doing* something, with the settings that reduce it."""
+    """Error message of a run that ran out of memory while *doing* something, with the settings that
+    reduce it."""
     # The CPU's allocator uses other words, and Python another class.
     where = "GPU" if "out of memory" in str(error) and not isinstance(error, MemoryError) else "host"
     happened = f"out of {where} memory {doing}".rstrip()

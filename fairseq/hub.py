@@ -39,8 +39,9 @@ Scored = tuple[list[str], Tensor]
 class LanguageModel:
     """A trained language model, its dictionary and its tokenizer.
 
-    Text is raw where the model has a tokenizer, else a sequence of tokens between white space. A line ends in ``</s>``;
-    a symbol that the dictionary does not have is ``<unk>``, and the log gives the share of such symbols.
+    Text is raw where the model has a tokenizer, else a sequence of tokens between white space. A
+    line ends in ``</s>``; a symbol that the dictionary does not have is ``<unk>``, and the log
+    gives the share of such symbols.
 
     Args:
         model: in evaluation mode.
@@ -82,8 +83,10 @@ class LanguageModel:
         """Load a checkpoint of this project or of fairseq.
 
         Args:
-            checkpoint: a file, or a folder with ``checkpoint_best.pt``, ``checkpoint.pt`` or ``checkpoint_last.pt``.
-            data: a ``fairseq-preprocess`` folder, or a ``dict.txt``; None: the ``dict.txt`` beside the checkpoint.
+            checkpoint: a file, or a folder with ``checkpoint_best.pt``, ``checkpoint.pt`` or
+                ``checkpoint_last.pt``.
+            data: a ``fairseq-preprocess`` folder, or a ``dict.txt``; None: the ``dict.txt`` beside
+                the checkpoint.
             device: where the model runs; ``auto``: on a GPU if there is one.
             overrides: settings of the checkpoint to change, e.g. ``{"tokens_per_sample": 256}``.
 
@@ -103,7 +106,8 @@ class LanguageModel:
         return torch.from_numpy(self._text.corpus(text).tokens).long()
 
     def decode(self, tokens: Tensor | Sequence[int]) -> str:
-        """Return the text of ids; the inverse of :meth:`encode` but for what the tokenizer does not preserve."""
+        """Return the text of ids; the inverse of :meth:`encode` but for what the tokenizer does not
+        preserve."""
         ids = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
         return self.text(ids[:-1] if ids and ids[-1] == self.dictionary.eos() else ids)
 
@@ -112,10 +116,12 @@ class LanguageModel:
     @overload
     def score(self, text: list[str], batch_size: int = BATCH_SIZE) -> list[Scored]: ...
     def score(self, text: str | list[str], batch_size: int = BATCH_SIZE) -> Scored | list[Scored]:
-        """Return the tokens of a text and the natural logarithms of their probabilities, float32 [tokens].
+        """Return the tokens of a text and the natural logarithms of their probabilities, float32
+        [tokens].
 
-        A list of texts gives a list; texts are independent, and up to *batch_size* are read at once. A text longer than
-        the model's segment is read as ``fairseq-eval-lm`` reads a corpus, in non-overlapping segments.
+        A list of texts gives a list; texts are independent, and up to *batch_size* are read at
+        once. A text longer than the model's segment is read as ``fairseq-eval-lm`` reads a corpus,
+        in non-overlapping segments.
 
         Raises:
             ValueError: *batch_size* is not a whole number of at least 1.
@@ -133,7 +139,8 @@ class LanguageModel:
         """Return the perplexity, exp of the mean loss in nats per token, of one text or several.
 
         Raises:
-            ValueError: *text* is an empty list, or *batch_size* is not a whole number of at least 1.
+            ValueError: *text* is an empty list, or *batch_size* is not a whole number of at least
+                1.
         """
         texts = [text] if isinstance(text, str) else text
         if not texts:
@@ -145,17 +152,19 @@ class LanguageModel:
     def score_tokens(self, tokens: Tensor, segment_length: int, memory_length: int = 0) -> Tensor:
         """Return the loss in nats of each token after the first: float32 [B, T], on the CPU.
 
-        Rows are independent. Each is read in segments, of which the last may be shorter, and the memory of a segment
-        is passed to the next one. They are read as they are: no ``<s>`` or ``</s>`` is put before them.
+        Rows are independent. Each is read in segments, of which the last may be shorter, and the
+        memory of a segment is passed to the next one. They are read as they are: no ``<s>`` or
+        ``</s>`` is put before them.
 
         Args:
             tokens: ids, int64 [B, T + 1].
             segment_length: tokens read at once.
-            memory_length: tokens remembered from segment to segment, whatever the model was trained with.
+            memory_length: tokens remembered from segment to segment, whatever the model was trained
+                with.
 
         Raises:
-            ValueError: *tokens* are not ids of the dictionary, a length is not a whole number or out of range, or
-                *memory_length* is not 0 for a model without memory.
+            ValueError: *tokens* are not ids of the dictionary, a length is not a whole number or
+                out of range, or *memory_length* is not 0 for a model without memory.
         """
         self._check_tokens(tokens)
         _check_length("segment_length", segment_length, 1)
@@ -182,7 +191,8 @@ class LanguageModel:
             raise ValueError(
                 f"tokens {list(tokens.shape)} {tokens.dtype}: expected int64 [B, T + 1], T and B 1 or more"
             )
-        # An id out of range would be a device-side assertion on a GPU, after which the process cannot go on.
+        # An id out of range would be a device-side assertion on a GPU, after which the process
+        # cannot go on.
         least, most = int(tokens.min()), int(tokens.max())
         if least < 0 or most >= len(self.dictionary):
             raise ValueError(f"tokens from {least} to {most}: ids go from 0 to {len(self.dictionary) - 1}")
@@ -227,8 +237,8 @@ class LanguageModel:
             prompt: beginning of the text; empty: generate from the start of a text.
             max_tokens: most tokens to generate.
             temperature, top_k, top_p: see :func:`fairseq.inference.sampling.sample`.
-            seed: the same seed gives the same text, whatever the other prompts, up to rounding of the probabilities;
-                None: another text each time.
+            seed: the same seed gives the same text, whatever the other prompts, up to rounding of
+                the probabilities; None: another text each time.
             batch_size: most texts generated at once.
 
         Raises:
@@ -243,7 +253,8 @@ class LanguageModel:
             [self.reader()],
             [[self.dictionary.eos(), *text] for text in texts],
             decoding,
-            # By torch's global generator, so that torch.manual_seed decides on samples without a seed, too.
+            # By torch's global generator, so that torch.manual_seed decides on samples without a
+            # seed, too.
             generators=lambda index: generator_of(int(torch.randint(1 << 62, ())) if seed is None else seed),
             batch_size=batch_size,
             forbidden=self.never_sampled,
@@ -254,7 +265,8 @@ class LanguageModel:
 
     def reader(self) -> Reader:
         """The reader of the model, cached between texts until the weights change."""
-        # `_version` counts changes in place, as by an optimizer or `load_state_dict`; inference tensors have no count.
+        # `_version` counts changes in place, as by an optimizer or `load_state_dict`; inference
+        # tensors have no count.
         weights = [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.model.parameters()]
         begin = self.dictionary.begin() if self.add_bos_token else None
         key = id(self.model), begin, weights
@@ -312,9 +324,11 @@ class MaskedLanguageModel:
     def score(
         self, text: str | list[str], batch_size: int = BATCH_SIZE, *, within_words: bool = False
     ) -> Scored | list[Scored]:
-        """Return the tokens of a text and the natural logarithms of their probabilities given the others of their line.
+        """Return the tokens of a text and the natural logarithms of their probabilities given the
+        others of their line.
 
-        A list of texts gives a list. Ends of lines are not scored. The sum is the pseudo-log-likelihood.
+        A list of texts gives a list. Ends of lines are not scored. The sum is the
+        pseudo-log-likelihood.
 
         Args:
             text: one or several.
@@ -340,13 +354,15 @@ class MaskedLanguageModel:
 
     @torch.inference_mode()
     def fill(self, text: str, count: int = 5) -> list[tuple[str, float, str]]:
-        """Return the *count* most probable symbols in place of the mask symbol of *text*, such as ``<mask>``.
+        """Return the *count* most probable symbols in place of the mask symbol of *text*, such as
+        ``<mask>``.
 
         Returns:
             For each, the text with it, its probability, and the text of the symbol alone.
 
         Raises:
-            ValueError: *text* does not have one mask symbol, or *count* is not a whole number of at least 1.
+            ValueError: *text* does not have one mask symbol, or *count* is not a whole number of at
+                least 1.
         """
         _check_length("count", count, 1)
         dictionary, encoder = self.reader.dictionary, self._encoder
@@ -390,8 +406,9 @@ def load_model(
 ) -> tuple[BaseFairseqModel, FairseqTask]:
     """Load any model in evaluation mode, and its task with the dictionary.
 
-    ``model(src_tokens)[0]`` is the output for every token: logits [B, T, V] of BERT, [B, T] of ELECTRA's
-    discriminator; with ``features_only=True`` the hidden states of the last layer, [B, T, C].
+    ``model(src_tokens)[0]`` is the output for every token: logits [B, T, V] of BERT, [B, T] of
+    ELECTRA's discriminator; with ``features_only=True`` the hidden states of the last layer,
+    [B, T, C].
 
     Args:
         checkpoint, data, device, overrides: see :meth:`LanguageModel.from_pretrained`.

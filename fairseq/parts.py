@@ -1,8 +1,9 @@
-"""The built-in parts, one declaration each: name, class, dataclass of its settings, architectures of a model.
+"""The built-in parts, one declaration each: name, class, dataclass of its settings, architectures
+of a model.
 
-A class is given with its module, which is imported when the part is used. Settings are imported here, so that command
-lines are parsed without torch. A class whose settings are in its own file is declared without them: a command line that
-chooses it imports torch.
+A class is given with its module, which is imported when the part is used. Settings are imported
+here, so that command lines are parsed without torch. A class whose settings are in its own file is
+declared without them: a command line that chooses it imports torch.
 """
 
 from fairseq.config.registry import (

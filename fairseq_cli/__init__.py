@@ -1,6 +1,7 @@
 """The commands: one file each, which parses flags, calls the library and prints.
 
-What a user got wrong, in flags or in files, ends a ``main`` with a :class:`~fairseq.errors.UserError`.
+What a user got wrong, in flags or in files, ends a ``main`` with a
+:class:`~fairseq.errors.UserError`.
 """
 
 import importlib
@@ -38,10 +39,11 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
 
 
 def program(name: str) -> Callable[..., Any]:
-    """Return the function that does the work of a command: ``main`` of the module ``fairseq_cli.NAME_program``.
+    """Return the function that does the work of a command: ``main`` of the module
+    ``fairseq_cli.NAME_program``.
 
-    That module, and with it torch, is imported at the first call: a command line that is wrong, or asks for help, is
-    answered before.
+    That module, and with it torch, is imported at the first call: a command line that is wrong, or
+    asks for help, is answered before.
     """
 
     def main(*args: Any, **kwargs: Any) -> Any:
@@ -80,6 +82,7 @@ def _is_command(program: str) -> bool:
 
 if _is_command(sys.argv[0]):
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Importing torch takes seconds, and Ctrl-C would print its traceback. The commands restore the handler.
+        # Importing torch takes seconds, and Ctrl-C would print its traceback. The commands restore
+        # the handler.
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     check_environment()

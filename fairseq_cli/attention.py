@@ -1,4 +1,5 @@
-"""Plot the attention of a model's heads: over distance, at one position, and by the terms of the score."""
+"""Plot the attention of a model's heads: over distance, at one position, and by the terms of the
+score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Classify new text with a fine-tuned encoder: lines of stdin or of a file, or the rows of a table."""
+"""Classify new text with a fine-tuned encoder: lines of stdin or of a file, or the rows of a
+table."""
 
 from __future__ import annotations
 

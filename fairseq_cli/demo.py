@@ -1,8 +1,8 @@
 """Train and evaluate a small Shortformer in a few minutes on two cores.
 
-Prepares a corpus, preprocesses it, trains in two stages, evaluates non-overlapping and token by token, prints a table
-and a sample of generated text, and plots the loss. All output is written to --output. After an interruption the same
-command continues where it stopped.
+Prepares a corpus, preprocesses it, trains in two stages, evaluates non-overlapping and token by
+token, prints a table and a sample of generated text, and plots the loss. All output is written to
+--output. After an interruption the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ BATCH = 1024  # tokens per update
 SHORT, LONG = 32, 128  # tokens per sample of the two stages
 STATE, LOG = "demo.json", "train.jsonl"
 OUTPUTS = (STATE, LOG, "checkpoints", "data-bin", "corpus", "loss.png", "report.txt")
-# Runs a command as its console script does. With -m the current folder would be the first place for every import;
-# Python 3.10 has neither -P nor PYTHONSAFEPATH, and -I would drop PYTHONPATH and packages of the user as well.
+# Runs a command as its console script does. With -m the current folder would be the first place for
+# every import; Python 3.10 has neither -P nor PYTHONSAFEPATH, and -I would drop PYTHONPATH and
+# packages of the user as well.
 LAUNCHER = """import sys
 root, module, *sys.argv = sys.argv[1:]
 sys.path = [*filter(None, sys.path), root]
@@ -65,7 +66,8 @@ class Row:
 
 
 class Steps:
-    """The finished steps of a demo with their results, in a file, so that an interrupted demo goes on.
+    """The finished steps of a demo with their results, in a file, so that an interrupted demo goes
+    on.
 
     Args:
         folder: of the demo.
@@ -83,7 +85,8 @@ class Steps:
             stored = None
         known = isinstance(stored, dict) and stored.keys() == {"settings", "finished", "results"}
         stored = stored if known and isinstance(stored["results"], dict) else None
-        # The demo removes checkpoints and logs of an earlier demo; it must be sure that they are its own.
+        # The demo removes checkpoints and logs of an earlier demo; it must be sure that they are
+        # its own.
         if not stored and (foreign := [name for name in OUTPUTS if os.path.lexists(folder / name)]):
             raise UserError(f"--output {folder}: has {foreign[0]}, which is not the demo's; use another")
         if stored and stored["settings"] == settings and not stored["finished"]:
@@ -116,10 +119,11 @@ class Steps:
 
 
 def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> Finished:
-    """Run a module of :mod:`fairseq_cli`; *show* maps a line of its output to the text to print, or None.
+    """Run a module of :mod:`fairseq_cli`; *show* maps a line of its output to the text to print, or
+    None.
 
-    If it fails, print the end of its output and exit with its exit code. Modules are not looked for in the current
-    folder.
+    If it fails, print the end of its output and exit with its exit code. Modules are not looked for
+    in the current folder.
     """
     name = f"fairseq-{command.replace('_', '-')}"
     print(f"\n$ {name} {printable(shlex.join(flags))}", flush=True)
@@ -142,7 +146,8 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
                     raise
                 # The command got the signal as well: wait for it to save what it has.
                 interrupted = True
-        # wait4 gives the peak memory of this process; getrusage has the largest of all processes so far.
+        # wait4 gives the peak memory of this process; getrusage has the largest of all processes so
+        # far.
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if interrupted:
@@ -155,7 +160,7 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
     return Finished(output, usage.ru_maxrss / unit)
 
 
-# ---- the steps -------------------------------------------------------------------------------------------------------
+# ---- the steps ---------------------------------------------------------------------------------
 
 
 def prepare(folder: Path, max_words: int | None) -> None:
@@ -209,11 +214,12 @@ def sample(folder: Path) -> str:
     return str(model.sample(PROMPT, max_tokens=120, temperature=0.8, top_k=40, seed=1))
 
 
-# ---- the log ---------------------------------------------------------------------------------------------------------
+# ---- the log -----------------------------------------------------------------------------------
 
 
 def curve(folder: Path, tag: str, name: str) -> list[tuple[int, float]]:
-    """The updates and values of the metric *name* in the records of *tag* in the log of training."""
+    """The updates and values of the metric *name* in the records of *tag* in the log of
+    training."""
     lines = (folder / LOG).read_text(encoding="utf-8").splitlines()
     records = [values for values in map(json.loads, lines) if values["tag"] == tag]
     return [(values["step"], values[name]) for values in records if values.get(name) is not None]

@@ -1,8 +1,9 @@
 """A small corpus of English from installed packages, in WikiText's format.
 
-The text is prose of Python's help topics and of the docstrings of the standard library, NumPy and PyTorch. A topic or
-a module is an article, a docstring with some prose is a section of it, a paragraph is a line. Sources are parsed, never
-imported. The output is deterministic for one installation.
+The text is prose of Python's help topics and of the docstrings of the standard library, NumPy and
+PyTorch. A topic or a module is an article, a docstring with some prose is a section of it, a
+paragraph is a line. Sources are parsed, never imported. The output is deterministic for one
+installation.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Article:
         return sum(len(paragraph.split()) for section in self.sections for paragraph in section.paragraphs)
 
 
-# ---- from markup to paragraphs ---------------------------------------------------------------------------------------
+# ---- from markup to paragraphs -----------------------------------------------------------------
 
 
 def paragraphs(text: str) -> list[str]:
@@ -71,7 +72,8 @@ def paragraphs(text: str) -> list[str]:
 
 
 def _blocks(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Blocks of equally indented lines, without code: blocks indented below ``::``, a doctest or a directive."""
+    """Blocks of equally indented lines, without code: blocks indented below ``::``, a doctest or a
+    directive."""
     block: list[str] = []
     indent = 0
     code_above: int | None = None
@@ -127,9 +129,11 @@ def plain(text: str) -> str:
 
 
 def is_prose(text: str) -> bool:
-    """Return whether *text* looks like English prose: it ends like a sentence and consists mostly of words."""
+    """Return whether *text* looks like English prose: it ends like a sentence and consists mostly
+    of words."""
     words = text.split()
-    # Headings, signatures and lists of names have no full stop; sentences begin with a capital or a digit.
+    # Headings, signatures and lists of names have no full stop; sentences begin with a capital or a
+    # digit.
     if len(words) < 6 or not re.search(r"[.!?][\"')]*$", text) or not re.match(r"[\"'(]?[A-Z\d]", text):
         return False
     if re.search(r"[{}\\$`]|://|->|==|>>>|[=(]\s*$|\w\(\w*=|0x[0-9a-f]{4}|\|", text):
@@ -140,7 +144,7 @@ def is_prose(text: str) -> bool:
     return letters >= 0.8 * len(words) and function_words >= 0.15 * len(words)
 
 
-# ---- from sources to articles ----------------------------------------------------------------------------------------
+# ---- from sources to articles ------------------------------------------------------------------
 
 
 def topics() -> list[Article]:
@@ -174,7 +178,8 @@ def topic(name: str, text: str) -> Article:
 
 
 def sources(packages: Iterable[str] = PACKAGES) -> list[tuple[str, Path]]:
-    """(dotted name, file) of each module of the standard library and of *packages* that are installed, in order."""
+    """(dotted name, file) of each module of the standard library and of *packages* that are
+    installed, in order."""
     roots = [("", Path(sysconfig.get_path("stdlib")))]
     for package in packages:
         spec = importlib.util.find_spec(package)
@@ -192,7 +197,8 @@ def sources(packages: Iterable[str] = PACKAGES) -> list[tuple[str, Path]]:
 
 
 def module(source: tuple[str, Path]) -> Article:
-    """A module as an article, with a section for each docstring, including those added to compiled functions."""
+    """A module as an article, with a section for each docstring, including those added to compiled
+    functions."""
     name, path = source
     with warnings.catch_warnings():
         # Sources with invalid escapes, as in old docstrings, warn while they are parsed.
@@ -205,7 +211,8 @@ def module(source: tuple[str, Path]) -> Article:
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """(name, docstring) of a module, in the order of the source; the module's own has an empty name."""
+    """(name, docstring) of a module, in the order of the source; the module's own has an empty
+    name."""
     for node in chain([tree], _in_order(tree)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             # Cleaned with all other texts, in `paragraphs`.
@@ -240,7 +247,8 @@ def _added(call: ast.Call) -> Iterator[tuple[str, str]]:
 
 
 def unique(articles: Iterable[Article]) -> Iterator[Article]:
-    """*articles* without repeated paragraphs, and without the sections and articles that become too short."""
+    """*articles* without repeated paragraphs, and without the sections and articles that become too
+    short."""
     seen: set[str] = set()
     for article in articles:
         sections: list[Section] = []
@@ -254,11 +262,12 @@ def unique(articles: Iterable[Article]) -> Iterator[Article]:
             yield article_left
 
 
-# ---- from articles to files ------------------------------------------------------------------------------------------
+# ---- from articles to files --------------------------------------------------------------------
 
 
 def tokenize(text: str, moses: Moses) -> list[str]:
-    """The words of *text*, with ``@-@`` for hyphens inside words, as in WikiText; identifiers are not split."""
+    """The words of *text*, with ``@-@`` for hyphens inside words, as in WikiText; identifiers are
+    not split."""
     pieces = re.split(r"(?<![\w.])([\w.]*_[\w.]*\w|__\w+__)", text)
     tokens: list[str] = []
     for number, piece in enumerate(pieces):
@@ -272,7 +281,8 @@ def heading(name: str) -> str:
 
 
 def layout(article: Article, moses: Moses) -> list[list[str]]:
-    """The article's lines in WikiText's format, each a list of tokens; headings are between empty lines."""
+    """The article's lines in WikiText's format, each a list of tokens; headings are between empty
+    lines."""
     lines: list[list[str]] = [[], ["=", *tokenize(heading(article.title), moses), "="], []]
     for section in article.sections:
         if section.title:
@@ -282,7 +292,8 @@ def layout(article: Article, moses: Moses) -> list[list[str]]:
 
 
 def split(articles: list[Article]) -> dict[str, list[Article]]:
-    """Split articles: of every thirty the last is for test, the one before for validation, the others for training."""
+    """Split articles: of every thirty the last is for test, the one before for validation, the
+    others for training."""
     every = min(SPLIT_EVERY, len(articles) // 2)
     if every < 3:
         raise UserError("--max-words: too few articles to split; raise it")
@@ -293,7 +304,8 @@ def split(articles: list[Article]) -> dict[str, list[Article]]:
 
 
 def collect(max_words: int | None = None, packages: Iterable[str] = PACKAGES) -> list[Article]:
-    """All articles of this installation, topics first; stop after the one that reaches *max_words* words."""
+    """All articles of this installation, topics first; stop after the one that reaches *max_words*
+    words."""
     files = sources(packages)
     with ProcessPoolExecutor() as pool:
         # A pool would read all sources before the first ones reach the limit.
@@ -307,7 +319,8 @@ def collect(max_words: int | None = None, packages: Iterable[str] = PACKAGES) ->
 
 
 def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = False) -> None:
-    """Write the splits, with ``<unk>`` for rare words unless *rare_words* stay as they are, and print their sizes.
+    """Write the splits, with ``<unk>`` for rare words unless *rare_words* stay as they are, and
+    print their sizes.
 
     The folder *destdir* is there; it gets all three files or none.
     """
@@ -318,7 +331,8 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
     if rare_words:
         known = set(chain.from_iterable(chain.from_iterable(lines.values())))
     else:
-        # The training text alone, as in WikiText: the other splits must not decide on the vocabulary.
+        # The training text alone, as in WikiText: the other splits must not decide on the
+        # vocabulary.
         counts = Counter(chain.from_iterable(lines["train"]))
         known = {word for word, count in counts.items() if count >= MIN_COUNT}
     report = []

@@ -1,4 +1,5 @@
-"""Evaluate a language model: perplexity, probabilities of words, losses of rare words, speed and memory."""
+"""Evaluate a language model: perplexity, probabilities of words, losses of rare words, speed and
+memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Evaluate a language model: perplexity, probabilities of words, losses of rare words, speed and memory."""
+"""Evaluate a language model: perplexity, probabilities of words, losses of rare words, speed and
+memory."""
 
 from __future__ import annotations
 
@@ -67,11 +68,14 @@ OF_DECODERS = (  # settings that encoders do not read
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Score ``--gen-subset`` with the checkpoints of ``--path``; results go to stdout, progress to stderr.
+    """Score ``--gen-subset`` with the checkpoints of ``--path``; results go to stdout, progress to
+    stderr.
 
-    ``--tokens-per-sample`` overrides the checkpoint's if given; ``--sample-break-mode`` is ``none`` unless given.
+    ``--tokens-per-sample`` overrides the checkpoint's if given; ``--sample-break-mode`` is ``none``
+    unless given.
 
-    Several processes (``--distributed-world-size``, torchrun) share the batches; the first writes the result of all.
+    Several processes (``--distributed-world-size``, torchrun) share the batches; the first writes
+    the result of all.
 
     Returns:
         The metrics, as in ``results.json``; None if the work was done in other processes.
@@ -98,7 +102,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
 
     words = report.join_words(scores, model.dictionary, cfg.remove_bpe)
     metrics = report.metrics(words, seconds)
-    # Bytes and words were counted in the whole text: a part of it, as with `num_shards`, has no such metrics.
+    # Bytes and words were counted in the whole text: a part of it, as with `num_shards`, has no
+    # such metrics.
     if counts is not None and len(scores) == len(corpus.tokens):
         metrics |= report.raw_metrics(words, counts)
     # Before the model without int8 is run, which takes more.
@@ -153,7 +158,8 @@ class _Model:
     """A loaded model, or several whose probabilities are averaged, and how it is scored."""
 
     task: FairseqTask  # of the first
-    # The scores of a corpus's tokens: a decoder's after those before them, an encoder's among the others of their line.
+    # The scores of a corpus's tokens: a decoder's after those before them, an encoder's among the
+    # others of their line.
     score: Callable[[Corpus, Progress], Scores]
     mode: str  # of scoring
     used: dict[str, Any]  # settings of scoring
@@ -170,7 +176,8 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """The settings of an evaluation, typed and as *flat* ones for the loading of checkpoints, and its process."""
+    """The settings of an evaluation, typed and as *flat* ones for the loading of checkpoints, and
+    its process."""
 
     cfg: EvalLMConfig
     common: CommonConfig
@@ -181,8 +188,8 @@ class _Evaluation:
     def load(self, data: str, paths: Sequence[str]) -> _Model:
         """Load the checkpoints *paths* for scoring with the dictionary of *data*."""
         overrides = self.cfg.overrides
-        # Whatever the blocks of training were, the text is read as one stream unless the command line names another
-        # mode.
+        # Whatever the blocks of training were, the text is read as one stream unless the command
+        # line names another mode.
         flat = {"sample_break_mode": "none", **self.flat}
         models, task, trained = load_models(paths, data, overrides, flat)
         if len(paths) == 1 and not models[0].predicts_next_token:
@@ -192,7 +199,8 @@ class _Evaluation:
             model = self._encoder(models[0], task)
         else:
             for path, one in zip(paths, models, strict=True):
-                # Raises an error for a model without a distribution over words, before the corpus is read.
+                # Raises an error for a model without a distribution over words, before the corpus
+                # is read.
                 language_model(one, path)
             model = self._decoder(models, task, flat["sample_break_mode"])
             memory = fields.defaults(MemoryConfig)
@@ -248,7 +256,8 @@ class _Evaluation:
         return _Model(task, scorer.score, mode, used, scorer, exact=make() if cfg.int8 else None)
 
     def text(self, data: str, model: _Model) -> tuple[str, Corpus, RawCounts | None]:
-        """Return what ``--text`` or ``--gen-subset`` names: its name, its tokens, and the size of raw text if known.
+        """Return what ``--text`` or ``--gen-subset`` names: its name, its tokens, and the size of
+        raw text if known.
 
         Raises:
             UserError: the file or the split cannot be read, or the tokenizer is invalid.
@@ -268,7 +277,8 @@ class _Evaluation:
     def baseline(self, path: str, data: str) -> tuple[str, _Model, Corpus]:
         """The path of the model to compare with, the model, and the same text for it.
 
-        With ``--text`` it reads the text with the dictionary and the tokenizer beside it, if there are any.
+        With ``--text`` it reads the text with the dictionary and the tokenizer beside it, if there
+        are any.
         """
         checkpoint = find_checkpoint(path)
         if self.cfg.text is not None and is_file(checkpoint.parent / DICTIONARY):

@@ -1,4 +1,5 @@
-"""Export a model as a Hugging Face transformers folder, or a language model as a checkpoint of fairseq."""
+"""Export a model as a Hugging Face transformers folder, or a language model as a checkpoint of
+fairseq."""
 
 from __future__ import annotations
 

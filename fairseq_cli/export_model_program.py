@@ -1,4 +1,5 @@
-"""Export a model as a Hugging Face transformers folder, or a language model as a checkpoint of fairseq."""
+"""Export a model as a Hugging Face transformers folder, or a language model as a checkpoint of
+fairseq."""
 
 from __future__ import annotations
 
@@ -63,7 +64,8 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace, path: Path, state: dict[str, Any], job: Export) -> str:
-    """Write the model of the checkpoint *path*, which holds *state*; return a description of the files."""
+    """Write the model of the checkpoint *path*, which holds *state*; return a description of the
+    files."""
     if state["args"].get("task") == "sentence_prediction":
         _check_no_results(args)
         if args.half == "generator":
@@ -93,7 +95,8 @@ def _export_encoder(model: BaseFairseqModel, dictionary: Dictionary, half: str, 
 
 
 def _export_classifier(classifier: SentenceClassifier, job: Export) -> str:
-    """Write a fine-tuned encoder with its classification head, for ``AutoModelForSequenceClassification``."""
+    """Write a fine-tuned encoder with its classification head, for
+    ``AutoModelForSequenceClassification``."""
     model, task = classifier.model, classifier.task
     encoder, state = model.encoder.sentence_encoder, model.state_dict()
     head = task.cfg.pooler_activation_fn
@@ -110,13 +113,14 @@ def _export_classifier(classifier: SentenceClassifier, job: Export) -> str:
 
 
 def _classifier_kind(cfg: BertConfig, head: str, arch: str, source: str) -> str:
-    """The kind of encoder whose class in transformers has these settings, and this activation *head* of the head.
+    """The kind of encoder whose class in transformers has these settings, and this activation
+    *head* of the head.
 
     Raises:
         UserError: there is none.
     """
-    # transformers fixes the activation by class: BERT's pooler and RoBERTa's head have tanh, ELECTRA's head gelu; and
-    # only ELECTRA projects narrower embeddings.
+    # transformers fixes the activation by class: BERT's pooler and RoBERTa's head have tanh,
+    # ELECTRA's head gelu; and only ELECTRA projects narrower embeddings.
     # An ELECTRA of one width is a BERT.
     if head == "tanh" and cfg.embedding_dim == cfg.encoder_embed_dim:
         return "roberta" if arch.startswith("roberta") else "bert"
@@ -152,7 +156,8 @@ def _write(
 def _write_fairseq(source: str, data: str | None, out: Path) -> None:
     """Write the checkpoint *source* as the file *out*, which fairseq evaluates and trains on.
 
-    Its dictionary is compared with *data*, or where that is None with the ``dict.txt`` beside it, if there is one.
+    Its dictionary is compared with *data*, or where that is None with the ``dict.txt`` beside it,
+    if there is one.
     """
     prepare_file("--out", out, {"CHECKPOINT": source}, ARCHIVE)
     path = find_checkpoint(source)
@@ -160,8 +165,8 @@ def _write_fairseq(source: str, data: str | None, out: Path) -> None:
     dictionary = Path(data) if data is not None else path.parent
     dictionary = dictionary / DICTIONARY if is_folder(dictionary) else dictionary
     if data is not None or exists(dictionary):
-        # Without `--data` a missing `dict.txt` is no error: fairseq gets the data's dictionary from its own command
-        # line.
+        # Without `--data` a missing `dict.txt` is no error: fairseq gets the data's dictionary from
+        # its own command line.
         check_dictionary(loaded, path, Dictionary.load(dictionary))
     state = to_fairseq(loaded, source)
     checkpoint.save(out, state)
@@ -172,7 +177,8 @@ def _write_fairseq(source: str, data: str | None, out: Path) -> None:
 def _half(
     model: BaseFairseqModel, half: str, arch: str, source: str
 ) -> tuple[str, TransformerEncoder, Mapping[str, Tensor]]:
-    """Return kind, encoder and parameters of the model to write, with the parameter names of an encoder.
+    """Return kind, encoder and parameters of the model to write, with the parameter names of an
+    encoder.
 
     Raises:
         UserError: the checkpoint does not contain that model.
@@ -193,7 +199,8 @@ def _half(
     encoder = model.encoder.sentence_encoder
     if half == "generator" and not arch.startswith("electra"):
         raise UserError(f"--half generator: {source} is not an ELECTRA model; leave the flag out")
-    # ELECTRA's classes are the only ones of transformers with embeddings of another width than the layers.
+    # ELECTRA's classes are the only ones of transformers with embeddings of another width than the
+    # layers.
     if arch == "electra_generator" or encoder.cfg.embedding_dim != encoder.cfg.encoder_embed_dim:
         return "generator", encoder, state
     # The names of a plug-in's architectures tell nothing; RoBERTa has one token type.

@@ -1,4 +1,5 @@
-"""Fine-tune an encoder with several seeds and learning rates, and choose the rate by the development score."""
+"""Fine-tune an encoder with several seeds and learning rates, and choose the rate by the
+development score."""
 
 from __future__ import annotations
 

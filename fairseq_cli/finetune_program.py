@@ -1,4 +1,5 @@
-"""Fine-tune an encoder with several seeds and learning rates, and choose the rate by the development score."""
+"""Fine-tune an encoder with several seeds and learning rates, and choose the rate by the
+development score."""
 
 from __future__ import annotations
 
@@ -49,10 +50,11 @@ RESULT = "result.json"
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Train every learning rate with every seed, print a table, and write ``results.json`` to ``--save-dir``.
+    """Train every learning rate with every seed, print a table, and write ``results.json`` to
+    ``--save-dir``.
 
-    A run equals ``fairseq-train`` with the same flags. Runs that are complete in ``--save-dir`` are not repeated,
-    unless what they read or the predictions that they wrote have changed since.
+    A run equals ``fairseq-train`` with the same flags. Runs that are complete in ``--save-dir`` are
+    not repeated, unless what they read or the predictions that they wrote have changed since.
 
     Returns:
         The settings, runs and scores, as in ``results.json``.
@@ -108,7 +110,8 @@ def _check_runs(cfg: FinetuneConfig) -> None:
 
 
 def _completed(cfg: SentencePredictionTaskConfig, data: str, path: str) -> SentencePredictionTaskConfig:
-    """*cfg* with the classes in the training data, and with the folder beside the checkpoint *path* as its data."""
+    """*cfg* with the classes in the training data, and with the folder beside the checkpoint *path*
+    as its data."""
     folder = data_folders(data)[0]
     cfg = cfg.completed(folder)
     if cfg.data_bin is None and not exists(folder / DICTIONARY):
@@ -130,7 +133,8 @@ class Sweep:
 
     @property
     def splits(self) -> list[str]:
-        """Splits that predictions are written for; the first is the development file, whose score chooses the rate."""
+        """Splits that predictions are written for; the first is the development file, whose score
+        chooses the rate."""
         return list(dict.fromkeys(["valid", *(name.strip() for name in self.cfg.predict.split(",") if name.strip())]))
 
     @property
@@ -180,7 +184,8 @@ class Sweep:
         Raises:
             UserError: data or weights are invalid; raised before any training.
         """
-        # With 0 updates: how many there are, which the schedule needs, is known only once the data are encoded.
+        # With 0 updates: how many there are, which the schedule needs, is known only once the data
+        # are encoded.
         args = self.parse(self.flags(self.cfg.lrs[0], self.cfg.seeds[0], 0), self.cfg.save_dir)
         if not args.max_epoch and not args.max_update:  # 0 is no limit to fairseq-train
             raise UserError(
@@ -203,7 +208,8 @@ class Sweep:
     def run(
         self, lr: float, seed: int, updates: int, task: SentencePredictionTask, inputs: dict[str, str]
     ) -> FinetunedRun:
-        """Train one model, unless the result of the same *inputs* exists, and write its predictions."""
+        """Train one model, unless the result of the same *inputs* exists, and write its
+        predictions."""
         folder, flags = Path(self.cfg.save_dir) / f"lr{lr:g}-seed{seed}", self.flags(lr, seed, updates)
         metrics = _finished(folder, flags, inputs, self.splits)
         if metrics is None:
@@ -219,7 +225,8 @@ class Sweep:
         return FinetunedRun(lr, seed, metrics, str(folder))
 
     def predict(self, task: SentencePredictionTask, folder: Path) -> dict[str, float]:
-        """Return the metrics of the best checkpoint on the development file, and write ``predictions.SPLIT.tsv``."""
+        """Return the metrics of the best checkpoint on the development file, and write
+        ``predictions.SPLIT.tsv``."""
         (model,), _, _ = load_models([folder / BEST], self.data)
         Precision(self.common).move(model, distributed.device_of(self.common))
         metrics: dict[str, float] = {}
@@ -232,7 +239,8 @@ class Sweep:
 
 
 def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: list[str]) -> dict[str, float] | None:
-    """The metrics of a complete run in *folder* with the same *flags*, of the same *inputs*, with its predictions."""
+    """The metrics of a complete run in *folder* with the same *flags*, of the same *inputs*, with
+    its predictions."""
     if not exists(folder / RESULT):
         return None
     result = read_json(folder / RESULT, "remove it to train again", largest=1 << 20)
@@ -246,7 +254,8 @@ def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: li
 
 
 def _digests(data: str, path: str, task: SentencePredictionTask) -> dict[str, str]:
-    """A digest of each file that the runs read: data, checkpoint, dictionary, tokenizer and subword codes."""
+    """A digest of each file that the runs read: data, checkpoint, dictionary, tokenizer and subword
+    codes."""
     patterns = ("*.tsv", "input?/*", "label/*")
     texts = [file for folder in data_folders(data) for pattern in patterns for file in sorted(folder.glob(pattern))]
     weights = find_checkpoint(path)

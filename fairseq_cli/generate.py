@@ -1,4 +1,5 @@
-"""Continue passages of a corpus with a language model, and show the continuations next to the original text."""
+"""Continue passages of a corpus with a language model, and show the continuations next to the
+original text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Continue passages of a corpus with a language model, and show the continuations next to the original text."""
+"""Continue passages of a corpus with a language model, and show the continuations next to the
+original text."""
 
 from __future__ import annotations
 
@@ -38,13 +39,15 @@ RECORDED = (  # settings in generate.json
 
 
 def main(args: argparse.Namespace) -> list[Passage]:
-    """Continue contexts of ``--gen-subset``; the texts go to stdout and to ``--results-path``, progress to stderr.
+    """Continue contexts of ``--gen-subset``; the texts go to stdout and to ``--results-path``,
+    progress to stderr.
 
-    A passage is printed as soon as it is complete. ``--results-path`` has all complete passages, even if the run is
-    interrupted. With ``--results-format fairseq`` each line of the split is continued, and fairseq's lines are printed.
+    A passage is printed as soon as it is complete. ``--results-path`` has all complete passages,
+    even if the run is interrupted. With ``--results-format fairseq`` each line of the split is
+    continued, and fairseq's lines are printed.
 
-    Several processes (``--distributed-world-size``, torchrun) share the contexts or lines; the first prints all, in
-    order, when they are complete.
+    Several processes (``--distributed-world-size``, torchrun) share the contexts or lines; the
+    first prints all, in order, when they are complete.
 
     Returns:
         The passages; None if the work was done in other processes.
@@ -98,7 +101,8 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
 
 
 def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Corpus, world: World) -> None:
-    """Print fairseq's lines for every line of *corpus*; ``--results-path`` gets them as ``generate-NAME.txt``."""
+    """Print fairseq's lines for every line of *corpus*; ``--results-path`` gets them as
+    ``generate-NAME.txt``."""
     with contextlib.ExitStack() as files:
         write = None
         if cfg.results_path is not None and world.is_first:
@@ -120,7 +124,8 @@ def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Co
 
 @contextlib.contextmanager
 def _lines_of(path: Path) -> Iterator[Callable[[str], None]]:
-    """A function that adds a line to the file *path*, at once; UserError, also from the function, if it cannot."""
+    """A function that adds a line to the file *path*, at once; UserError, also from the function,
+    if it cannot."""
 
     @contextlib.contextmanager
     def writing() -> Iterator[None]:
@@ -153,7 +158,8 @@ def _numbers(cfg: GenerateConfig, world: World, count: int) -> range:
 
 
 def _of_all(local: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[Any, Any]]:
-    """The (key, value) pairs of one process as they come; of several all of them by key, on the first one."""
+    """The (key, value) pairs of one process as they come; of several all of them by key, on the
+    first one."""
     if world.size == 1:
         yield from local
     else:
@@ -163,7 +169,8 @@ def _of_all(local: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[An
 def _continue(
     cfg: GenerateConfig, common: CommonConfig, writer: Writer, tokens: np.ndarray, starts: list[int], world: World
 ) -> Iterator[Passage]:
-    """Passages for the contexts at *starts* of *tokens*, in that order, each as soon as it is complete."""
+    """Passages for the contexts at *starts* of *tokens*, in that order, each as soon as it is
+    complete."""
     length, new = cfg.context_tokens, cfg.max_new_tokens
     prompts = [tokens[start : start + length].tolist() for start in starts]
     samples = cfg.num_samples // len(starts)

@@ -1,4 +1,5 @@
-"""``fairseq-hydra-train``: fairseq-train with a command line and nested YAML files in Hydra's form."""
+"""``fairseq-hydra-train``: fairseq-train with a command line and nested YAML files in Hydra's
+form."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def train(args: argparse.Namespace) -> None:
 
 
 def cli_main() -> None:
-    # Two programs in a row: an error of the translation is reported in Hydra's terms, one of training in its flags.
+    # Two programs in a row: an error of the translation is reported in Hydra's terms, one of
+    # training in its flags.
     options.run_program(translate)
     options.run_command(train, get_training_parser)
 

@@ -1,4 +1,5 @@
-"""Import a foreign model as a folder with ``checkpoint.pt`` and ``dict.txt``, which all commands read."""
+"""Import a foreign model as a folder with ``checkpoint.pt`` and ``dict.txt``, which all commands
+read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Import a foreign model as a folder with ``checkpoint.pt`` and ``dict.txt``, which all commands read."""
+"""Import a foreign model as a folder with ``checkpoint.pt`` and ``dict.txt``, which all commands
+read."""
 
 from __future__ import annotations
 
@@ -122,7 +123,8 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
         decoder, begin = causal.read(source), model_folder.begin_symbol(source)
         size = decoder.parameters[EMBEDDINGS].size(0)
         words, tokenizer = _filled(model_folder.vocabulary(source, of_tokenizer=True), size), _tokenizer(source)
-        # Texts begin with the symbol that ends a line here, in Llama with one of their own, which takes this role.
+        # Texts begin with the symbol that ends a line here, in Llama with one of their own, which
+        # takes this role.
         ids = decoder.ids if begin is None else {**decoder.ids, "eos": begin}
         return Imported(decoder.parameters, decoder.args, size, words, ids, NAMES_CAUSAL, tokenizer)
     if kind not in [*encoders.FAMILIES]:
@@ -131,7 +133,8 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
     model, settings, ids = encoders.read(source)
     size = model["encoder.sentence_encoder.embed_tokens.weight"].size(0)
     words = _filled(model_folder.vocabulary(source), size)
-    # Of an encoder that `fairseq-export` wrote: its tokenizer need not be one that transformers reads.
+    # Of an encoder that `fairseq-export` wrote: its tokenizer need not be one that transformers
+    # reads.
     tokenizer = find_tokenizer(source, words or []) or _tokenizer(source)
     return Imported(model, settings, size, words, ids, NAMES, tokenizer)
 
@@ -149,7 +152,8 @@ def _exported(source: Path) -> Imported:
 
 
 def _dictionary_of(source: Path) -> Dictionary:
-    """The dictionary that ``fairseq-export`` wrote to the folder *source*; UserError if it is another model's."""
+    """The dictionary that ``fairseq-export`` wrote to the folder *source*; UserError if it is
+    another model's."""
     dictionary = Dictionary.load(source / DICTIONARY)
     digest = model_folder.read_json(source / model_folder.CONFIG).get("dictionary")
     dictionary_digest.check_dictionary({dictionary_digest.KEY: digest}, source / model_folder.CONFIG, dictionary)
@@ -157,7 +161,8 @@ def _dictionary_of(source: Path) -> Dictionary:
 
 
 def _tokenizer(source: Path) -> Tokenizer | None:
-    """The tokenizer of a Hugging Face folder: byte-level encoding from its merges, or its ``tokenizer.json``."""
+    """The tokenizer of a Hugging Face folder: byte-level encoding from its merges, or its
+    ``tokenizer.json``."""
     # Merges alone are read as GPT-2's, whose rules of what is merged other models change.
     for name, kind in ((model_folder.TOKENIZER, HuggingFace), ("merges.txt", GPT2)):
         path = source / name
@@ -169,7 +174,8 @@ def _tokenizer(source: Path) -> Tokenizer | None:
 
 
 def _filled(words: list[str] | None, size: int) -> list[str] | None:
-    """*words* padded to *size* with empty words: embedding tables are often longer than vocabularies."""
+    """*words* padded to *size* with empty words: embedding tables are often longer than
+    vocabularies."""
     return words if words is None else words + [""] * (size - len(words))
 
 
@@ -193,10 +199,11 @@ def _vocabulary_size(model: dict[str, Tensor]) -> int:
 
 
 def _dictionary(imported: Imported, source: Path) -> Dictionary:
-    """The dictionary with the ids of the source; ``token0``, ``token1``, … replace words that cannot occur in text.
+    """The dictionary with the ids of the source; ``token0``, ``token1``, … replace words that
+    cannot occur in text.
 
-    The padding of an encoder is the id in its configuration. Other special symbols are words with the usual names, else
-    the ids of the configuration; the end of a line defaults to id 0.
+    The padding of an encoder is the id in its configuration. Other special symbols are words with
+    the usual names, else the ids of the configuration; the end of a line defaults to id 0.
     """
     words, size = imported.words, imported.size
     if words is None:

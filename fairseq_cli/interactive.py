@@ -1,4 +1,5 @@
-"""Continue prompts with a language model: lines of stdin one by one, or the lines of a file in batches."""
+"""Continue prompts with a language model: lines of stdin one by one, or the lines of a file in
+batches."""
 
 from __future__ import annotations
 

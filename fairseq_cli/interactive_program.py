@@ -1,4 +1,5 @@
-"""Continue prompts with a language model: lines of stdin one by one, or the lines of a file in batches."""
+"""Continue prompts with a language model: lines of stdin one by one, or the lines of a file in
+batches."""
 
 from __future__ import annotations
 
@@ -33,13 +34,14 @@ LARGEST_INPUT = LONGEST_ROW  # bytes of prompts, which are encoded together
 def main(args: argparse.Namespace) -> None:
     """Print the prompts of ``--input`` with their continuations.
 
-    Each line is a prompt; an empty line starts a new text. A sample depends on ``--seed`` and the number of its prompt,
-    not on how prompts are read. Texts are separated by a line of dashes.
+    Each line is a prompt; an empty line starts a new text. A sample depends on ``--seed`` and the
+    number of its prompt, not on how prompts are read. Texts are separated by a line of dashes.
     """
     cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
     is_session = cfg.input == STDIN and sys.stdin.isatty()
     if is_session and not (cfg.sampling or cfg.finds_hypotheses or cfg.json or cfg.beam > 1):
-        # Greedy text of a small model repeats itself. A pipe's output stays what it is without flags.
+        # Greedy text of a small model repeats itself. A pipe's output stays what it is without
+        # flags.
         cfg = dataclasses.replace(cfg, sampling=True, sampling_topk=cfg.sampling_topk or TOP_K)
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
@@ -110,7 +112,8 @@ def _encode(lines: list[str], writer: Writer, first: int = 0) -> list[list[int]]
 def _print(
     cfg: InteractiveConfig, writer: Writer, number: int, sample: int, prompt: list[int], tokens: Iterable[int]
 ) -> None:
-    """Print the prompt and its continuation, with ``--json`` as an object, else each token as soon as it is chosen."""
+    """Print the prompt and its continuation, with ``--json`` as an object, else each token as soon
+    as it is chosen."""
     text = writer.detokenizer.stream()
     before = text.add(prompt[1:]) + text.pause()
     if cfg.json:
@@ -136,7 +139,8 @@ def _read_file(path: Path) -> list[str]:
         UserError: the file cannot be read, is empty or is not UTF-8.
     """
     with read_errors(f"--input {path}", "give another file, or - for stdin"), open_input(path) as file:
-        # One byte more than the limit shows that there are more, without reading a file of any size.
+        # One byte more than the limit shows that there are more, without reading a file of any
+        # size.
         content = file.read(LARGEST_INPUT + 1)
     if len(content) > LARGEST_INPUT:
         raise UserError(f"--input {path}: larger than {LARGEST_INPUT >> 20} MiB; split it")
@@ -147,7 +151,8 @@ def _read_file(path: Path) -> list[str]:
 
 
 def _stdin_lines() -> Iterator[str]:
-    """The lines of stdin as they arrive, with a prompt sign on a terminal; bytes that are not UTF-8 become U+FFFD."""
+    """The lines of stdin as they arrive, with a prompt sign on a terminal; bytes that are not UTF-8
+    become U+FFFD."""
     asked = sys.stdin.isatty()
     # A script may have put a text in its place.
     stdin = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())

@@ -87,13 +87,15 @@ def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write ``dict.txt`` and ``.bin`` and ``.idx`` of each split to ``--destdir``: all files, or none.
+    """Write ``dict.txt`` and ``.bin`` and ``.idx`` of each split to ``--destdir``: all files, or
+    none.
 
-    With ``--tokenizer`` or ``--bpe`` the text is raw; ``tokenization.json`` then holds what turned it into symbols, and
-    ``SPLIT.raw.json`` the size of the raw text. With ``--source-lang xx`` the text is read from ``PREF.xx``; output
-    names do not change.
+    With ``--tokenizer`` or ``--bpe`` the text is raw; ``tokenization.json`` then holds what turned
+    it into symbols, and ``SPLIT.raw.json`` the size of the raw text. With ``--source-lang xx`` the
+    text is read from ``PREF.xx``; output names do not change.
 
-    ``preprocess.log`` has the settings and the output of every run that wrote to the folder; the last line names it.
+    ``preprocess.log`` has the settings and the output of every run that wrote to the folder; the
+    last line names it.
     """
     config = typed(PreprocessConfig, args)
     splits = _splits(config)
@@ -193,7 +195,8 @@ def _check_other_splits(config: PreprocessConfig, dictionary: Dictionary, splits
 
 
 def _other_shards(config: PreprocessConfig, splits: Iterable[str]) -> Iterator[str]:
-    """Warnings of shards of an earlier run in ``--destdir``, which are read as one split with this run's."""
+    """Warnings of shards of an earlier run in ``--destdir``, which are read as one split with this
+    run's."""
     there = [] if config.dict_only else sorted(path.stem for path in Path(config.destdir).glob("*.idx"))
     for name in set(splits):
         shards = [other for other in there if re.fullmatch(rf"{name}[1-9]\d*", other) and other not in splits]
@@ -230,7 +233,8 @@ def _splits(config: PreprocessConfig) -> dict[str, str]:
 def _held_out(
     config: PreprocessConfig, splits: dict[str, str], folder: str, say: _Log
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The text of each split, with the parts that are held out as files in *folder*; and what to call each."""
+    """The text of each split, with the parts that are held out as files in *folder*; and what to
+    call each."""
     shares = _shares(config)
     if not shares:
         return splits, splits
@@ -305,7 +309,8 @@ def _check_subwords(config: PreprocessConfig) -> None:
 
 
 def _tokenizer(config: PreprocessConfig, splits: Mapping[str, str], folder: Path, say: _Log) -> Tokenizer | None:
-    """The tokenizer of the flags, its codes learned if need be, or ``--srcdict``'s; None: the text is tokens."""
+    """The tokenizer of the flags, its codes learned if need be, or ``--srcdict``'s; None: the text
+    is tokens."""
     words, subwords = chosen_words(config), chosen_subwords(config)
     if config.bpe is not None and config.learn_bpe is not None:
         training = [path for name, path in splits.items() if name.startswith("train")]
@@ -367,7 +372,8 @@ def _write_notes(
 def _binarize(
     binarizer: Binarizer, text: TokenizedText, source: str, prefix: Path, dictionary: Dictionary, say: _Log
 ) -> None:
-    """Write the ids of a text, whose name is *source*, and say how many of its words *dictionary* does not know."""
+    """Write the ids of a text, whose name is *source*, and say how many of its words *dictionary*
+    does not know."""
     summary = binarizer.binarize(text.path, prefix)
     share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
     sizes = f"{summary.sentences} sents, {summary.tokens} tokens"

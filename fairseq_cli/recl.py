@@ -28,14 +28,16 @@ class ReclConfig(ModelPathConfig):
     results_path: str | None = flag(None, "folder for the report, plots and losses", aliases=("--out",), metavar="DIR")
 
     def check(self) -> None:
-        """Raise SettingError if there are fewer than two context lengths to compare, or a part of a step is left."""
+        """Raise SettingError if there are fewer than two context lengths to compare, or a part of a
+        step is left."""
         super().check()
         if self.max_context < 2 * self.step:
             raise SettingError(
                 f"`max_context` {self.max_context}: fewer than two steps of `step` {self.step}; "
                 f"give {2 * self.step} or more"
             )
-        # Not rounded: the longest context measured would be another than the one that was asked for.
+        # Not rounded: the longest context measured would be another than the one that was asked
+        # for.
         if rest := self.max_context % self.step:
             below = self.max_context - rest
             raise SettingError(

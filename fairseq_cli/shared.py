@@ -44,13 +44,15 @@ def existing_checkpoint(path: str) -> str:
 
 
 def data_and_models(cfg: ModelPathConfig, data: str) -> tuple[str, list[str]]:
-    """Return the data and the checkpoints that ``--path`` and DATA name; a folder is the best checkpoint in it.
+    """Return the data and the checkpoints that ``--path`` and DATA name; a folder is the best
+    checkpoint in it.
 
-    Without ``--path`` DATA is a model, a checkpoint or its folder, and its dictionary and tokenizer are the data.
+    Without ``--path`` DATA is a model, a checkpoint or its folder, and its dictionary and tokenizer
+    are the data.
 
     Raises:
-        UserError: there is neither, a file is missing, a folder has no checkpoint, or DATA is a model without the split
-            to read.
+        UserError: there is neither, a file is missing, a folder has no checkpoint, or DATA is a
+            model without the split to read.
     """
     # A path with a colon that is there is one checkpoint, as with DATA.
     names = [cfg.path] if cfg.path and exists(cfg.path) else (cfg.path or "").split(":")
@@ -71,7 +73,8 @@ def data_and_models(cfg: ModelPathConfig, data: str) -> tuple[str, list[str]]:
 
 
 def stream_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Return *args* as a dict with ``sample_break_mode`` ``none``, for commands that read the split as one stream.
+    """Return *args* as a dict with ``sample_break_mode`` ``none``, for commands that read the split
+    as one stream.
 
     Raises:
         UserError: *args* have another break mode.
@@ -84,12 +87,14 @@ def stream_settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_on_processes(evaluate: Callable[[argparse.Namespace, World], Any], args: argparse.Namespace) -> Any:
-    """Call *evaluate*, a function of a module, in as many processes as *args* or torchrun ask for; by default in one.
+    """Call *evaluate*, a function of a module, in as many processes as *args* or torchrun ask for;
+    by default in one.
 
     Returns what it returned in this process; None if that only started the others.
     """
     cfg = fields.typed(DistributedConfig, args)
-    # Without a number training starts a process per GPU; one is enough to evaluate, unless more are asked for.
+    # Without a number training starts a process per GPU; one is enough to evaluate, unless more are
+    # asked for.
     cfg = dataclasses.replace(cfg, distributed_world_size=cfg.distributed_world_size or 1)
     return distributed.run(Job(_evaluate, (evaluate, args), fields.typed(CommonConfig, args), cfg))
 
@@ -105,7 +110,8 @@ def _evaluate(what: tuple[Callable[[argparse.Namespace, World], Any], argparse.N
 
 
 def progress(common: CommonConfig, name: str, is_shown: bool = True) -> Progress:
-    """Return a function that shows the progress of *name* on stderr: a bar on a terminal, lines elsewhere.
+    """Return a function that shows the progress of *name* on stderr: a bar on a terminal, lines
+    elsewhere.
 
     Lines are printed every ``--log-interval`` items, with items a second and the remaining seconds.
     """
@@ -141,7 +147,8 @@ def progress(common: CommonConfig, name: str, is_shown: bool = True) -> Progress
 def read_text(
     path: str, form: TextFormatConfig, data: str, dictionary: Dictionary, world: World, documents: bool = False
 ) -> TextCorpus:
-    """Return the tokens of a file of text, encoded as *data* was; without a tokenizer the file holds tokens.
+    """Return the tokens of a file of text, encoded as *data* was; without a tokenizer the file
+    holds tokens.
 
     With *documents* sizes are of documents, rows of JSON lines or else lines.
 
@@ -156,7 +163,8 @@ def read_text(
 
 @contextlib.contextmanager
 def results_folder(path: str | None) -> Iterator[None]:
-    """Create the folder of ``--results-path``, if given; after an error a new folder that is empty is removed.
+    """Create the folder of ``--results-path``, if given; after an error a new folder that is empty
+    is removed.
 
     Raises:
         UserError: it cannot be created or written.

@@ -53,18 +53,21 @@ BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_vali
 
 
 def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """Validate each checkpoint of ``--path`` on every split of ``--valid-subset``, and print a line for each.
+    """Validate each checkpoint of ``--path`` on every split of ``--valid-subset``, and print a line
+    for each.
 
-    With ``--by-frequency`` a table of each split follows, with the differences from the first checkpoint.
+    With ``--by-frequency`` a table of each split follows, with the differences from the first
+    checkpoint.
 
-    Criterion, blocks and batches default to the training run's; with the same batches the metrics equal the ones
-    of the training log.
+    Criterion, blocks and batches default to the training run's; with the same batches the metrics
+    equal the ones of the training log.
 
-    Several processes (``--distributed-world-size``, torchrun) have batches of their own, and the first prints the
-    metrics of all.
+    Several processes (``--distributed-world-size``, torchrun) have batches of their own, and the
+    first prints the metrics of all.
 
     Returns:
-        For each checkpoint and split: loss and nll_loss in bits, ppl, …; None if the work was done in other processes.
+        For each checkpoint and split: loss and nll_loss in bits, ppl, …; None if the work was done
+            in other processes.
     """
     with results_folder(vars(args).get("results_path")):
         return run_on_processes(evaluate, args)
@@ -81,7 +84,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
         plots.require("--results-path")
     names = distinct_names(paths, None) if cfg.by_frequency else list(paths)
     words: dict[str, dict[str, WordLosses]] = {split: {} for split in splits}
-    # Data settings are the checkpoint's, so that blocks and batches are the training run's; `_batches` adds the limits.
+    # Data settings are the checkpoint's, so that blocks and batches are the training run's;
+    # `_batches` adds the limits.
     of_checkpoint = fields.defaults(DataConfig).keys() - {"num_workers"}  # which this command line does not override
     flat = {name: value for name, value in vars(args).items() if name not in of_checkpoint}
     # Before anything is measured: one may be of another dictionary, and the counts may be missing.
@@ -133,7 +137,8 @@ def _report(
 
 
 def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, Any]:
-    """Batch settings from *overrides*, else from *trained*, the settings of the training run, else the defaults."""
+    """Batch settings from *overrides*, else from *trained*, the settings of the training run, else
+    the defaults."""
     # One limit replaces all of the training run's: a batch has to obey every limit that is left.
     changes = {name: getattr(overrides, name) for name in BATCH_LIMITS}
     if all(value is None for value in changes.values()):
@@ -151,7 +156,8 @@ def _validate(
     """Compute and print the metrics of one split.
 
     Returns:
-        The metrics; and with ``--by-frequency`` the losses of words as they are, with ``--keep-notes`` also by control.
+        The metrics; and with ``--by-frequency`` the losses of words as they are, with
+        ``--keep-notes`` also by control.
     """
     criterion = task.build_criterion(task.settings).to(world.device)
     graph = task.loss_graph(model, criterion)

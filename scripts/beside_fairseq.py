@@ -1,8 +1,10 @@
-"""Run fairseq 0.12.2 and this package on the same runs: ``python -m scripts.beside_fairseq BIN DATA``.
+"""Run fairseq 0.12.2 and this package on the same runs:
+``python -m scripts.beside_fairseq BIN DATA``.
 
-``BIN`` is the folder of fairseq's commands (Python 3.8: ``pip install fairseq==0.12.2 torch==1.12.1``), ``DATA`` a
-small binarised corpus. fairseq trains 20 updates of each run; from its checkpoint both go on for 20 more. Printed are
-the largest differences of losses and gradient norms, which fairseq rounds to three decimals, and of learning rates.
+``BIN`` is the folder of fairseq's commands (Python 3.8:
+``pip install fairseq==0.12.2 torch==1.12.1``), ``DATA`` a small binarised corpus. fairseq trains 20
+updates of each run; from its checkpoint both go on for 20 more. Printed are the largest differences
+of losses and gradient norms, which fairseq rounds to three decimals, and of learning rates.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Build the documentation as a website: the Markdown files of the repository, and a reference from docstrings.
+"""Build the documentation as a website: the Markdown files of the repository, and a reference from
+docstrings.
 
     python -m scripts.docs_site build/site
 
-Files keep their relative places, so links between them work as they do in the repository. Broken links are errors.
+Files keep their relative places, so links between them work as they do in the repository. Broken
+links are errors.
 """
 
 from __future__ import annotations

@@ -1,16 +1,17 @@
-"""A synthetic corpus in which rare words decide what stands beside them: ``python -m scripts.entity_corpus DIR``.
+"""A synthetic corpus in which rare words decide what stands beside them:
+``python -m scripts.entity_corpus DIR``.
 
-Each line is a name of two subwords between two words. All names share the same subwords, and what stands beside each
-is drawn at random: only other lines with the name tell. It is the case that notes of rare words are made for (Wu et
-al. 2021, section 1), at a size for two cores.
+Each line is a name of two subwords between two words. All names share the same subwords, and what
+stands beside each is drawn at random: only other lines with the name tell. It is the case that
+notes of rare words are made for (Wu et al. 2021, section 1), at a size for two cores.
 
-With ``--types 0`` both words are properties of the name, the same in all its lines. Who knows them predicts a word
-with 0 bits, who does not with log2(VALUES), 4.
+With ``--types 0`` both words are properties of the name, the same in all its lines. Who knows them
+predicts a word with 0 bits, who does not with log2(VALUES), 4.
 
-With ``--types N`` a name has one of N hidden types. The word before it is one of the WORDS of its type, drawn anew in
-each line, and the word after it one of VALUES, whatever the name (so that one word does not tell the other). Who knows
-the type predicts a word with (log2(WORDS) + log2(VALUES)) / 2 bits, who does not with half of log2(N) more: 3 and 5
-with 16 types.
+With ``--types N`` a name has one of N hidden types. The word before it is one of the WORDS of its
+type, drawn anew in each line, and the word after it one of VALUES, whatever the name (so that one
+word does not tell the other). Who knows the type predicts a word with (log2(WORDS) + log2(VALUES))
+/ 2 bits, who does not with half of log2(N) more: 3 and 5 with 16 types.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def lines(entities: int, occurrences: int, seed: int, subwords: int = 64, types:
     Args:
         entities: names, at most *subwords* squared.
         occurrences: lines of each.
-        seed: of the order, and of words drawn by type; names, properties and types do not depend on it.
+        seed: of the order, and of words drawn by type; names, properties and types do not depend on
+            it.
         subwords: first, and last, subwords of names.
         types: hidden types of names; 0 gives each its own properties.
     """

@@ -1,8 +1,9 @@
 """fairseq 0.12.2's own tests against this package: ``python -m scripts.fairseq_tests CHECKOUT``.
 
-*CHECKOUT* is fairseq's repository at the tag v0.12.2. Its ``tests`` are copied to a temporary folder and run
-unmodified, with ``fairseq`` this package. A table of what is in scope (language models, encoders, data, iterators,
-metrics, checkpoints, optimizers) ends with the counts; the reason of a failure is its last line.
+*CHECKOUT* is fairseq's repository at the tag v0.12.2. Its ``tests`` are copied to a temporary
+folder and run unmodified, with ``fairseq`` this package. A table of what is in scope (language
+models, encoders, data, iterators, metrics, checkpoints, optimizers) ends with the counts; the
+reason of a failure is its last line.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ BINARIES = ("TestLanguageModeling", "TestMaskedLanguageModel", "TestOptimizers",
 
 
 def run(checkout: Path, names: list[str]) -> list[tuple[str, str, str]]:
-    """Name, outcome and reason of each test in *names*, files of the folder ``tests`` of *checkout*."""
+    """Name, outcome and reason of each test in *names*, files of the folder ``tests`` of
+    *checkout*."""
     with tempfile.TemporaryDirectory() as folder:
         for part in ("tests", "examples"):
             shutil.copytree(checkout / part, Path(folder, part), symlinks=True)

@@ -1,4 +1,5 @@
-"""Mutation testing: change the code of one place in small ways and see which changes no test notices.
+"""Mutation testing: change the code of one place in small ways and see which changes no test
+notices.
 
     # run the mutants that have no result yet, or those named (globs)
     python -m scripts.mutation PLACE [MUTANTS …]
@@ -7,9 +8,9 @@
     # count results per file, and list what no test killed
     python -m scripts.mutation PLACE --report
 
-Each place has a working folder, build/mutation/PLACE, with links to the repository and the settings of mutmut, which
-makes the mutants. Its `results.json` keeps outcomes: a second run goes on where the first ended. Remove the folder
-after a change of the code.
+Each place has a working folder, build/mutation/PLACE, with links to the repository and the settings
+of mutmut, which makes the mutants. Its `results.json` keeps outcomes: a second run goes on where
+the first ended. Remove the folder after a change of the code.
 `python -m mutmut show NAME` in that folder prints a mutant.
 """
 
@@ -30,7 +31,8 @@ WORK = ROOT / "build" / "mutation"
 
 @dataclass(frozen=True)
 class Place:
-    """Files to mutate, and the tests that ought to see a change of them: fast ones, none that start processes."""
+    """Files to mutate, and the tests that ought to see a change of them: fast ones, none that start
+    processes."""
 
     files: tuple[str, ...]
     tests: tuple[str, ...]
@@ -103,7 +105,8 @@ PLACES = {
 SETTINGS = {
     "source_paths": ["fairseq", "fairseq_cli"],
     "do_not_mutate": ["fairseq/interop/pickles/*"],  # readers of other programs' files, a place of their own
-    # Wording is not behaviour: tests elsewhere hold that an error is raised, and the flag or file that it names.
+    # Wording is not behaviour: tests elsewhere hold that an error is raised, and the flag or file
+    # that it names.
     "do_not_mutate_patterns": [r"raise \w+\(", r"logger\.\w+\(", r"warnings\.warn\(", r"flag\("],
     "also_copy": ["benchmarks", "docs", "examples", "scripts", "README.md", "constraints.txt", "Makefile"],
 }

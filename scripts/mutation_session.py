@@ -1,9 +1,11 @@
-"""Runs the mutants of a place in one pytest session, started by :mod:`scripts.mutation` inside its ``mutants/`` folder.
+"""Runs the mutants of a place in one pytest session, started by :mod:`scripts.mutation` inside its
+``mutants/`` folder.
 
-A forked process runs all tests without a mutant, and reports the tests that reach each function. Then a process is
-forked for each mutant, with everything imported that tests import, and runs tests that reach its function until one
-fails: the fast ones that reach few functions first, and so many that they take *seconds* in all. The session itself
-runs no test: threads that a test starts, such as autograd's, are missing after a fork.
+A forked process runs all tests without a mutant, and reports the tests that reach each function.
+Then a process is forked for each mutant, with everything imported that tests import, and runs tests
+that reach its function until one fails: the fast ones that reach few functions first, and so many
+that they take *seconds* in all. The session itself runs no test: threads that a test starts, such
+as autograd's, are missing after a fork.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ FACTOR, LEAST = 5, 5
 """Limit of the processor time of a test on a mutant: a factor of that without, and seconds more."""
 
 WAIT = 4
-"""Limit of its time on the clock, as a factor of that of its processor time: the machine may be busy."""
+"""Limit of its time on the clock, as a factor of that of its processor time: the machine may be
+busy."""
 
 ENDED = (signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL)  # of a process at its limit
 
@@ -46,7 +49,8 @@ class Session:
     Args:
         results: JSON file of outcomes by mutant; mutants that it has are not run again.
         most: seconds of the tests that a mutant meets; one that survives may be killed by others.
-        globs: names of the mutants to run, also those that have a result; none: all without a result.
+        globs: names of the mutants to run, also those that have a result; none: all without a
+            result.
     """
 
     def __init__(self, results: Path, most: float, globs: list[str]) -> None:
@@ -69,7 +73,8 @@ class Session:
         return True
 
     def _chosen(self) -> list[str]:
-        """The mutants to run, those with a result first; the others in a random order, always the same.
+        """The mutants to run, those with a result first; the others in a random order, always the
+        same.
 
         If interrupted, they are a sample of each file.
         """
@@ -84,9 +89,11 @@ class Session:
         return sorted(names, key=lambda name: name not in self.outcomes)
 
     def _reach(self, items: list[Any]) -> None:
-        """Find the tests to run for each function, without those that fail without a mutant; import what they do.
+        """Find the tests to run for each function, without those that fail without a mutant; import
+        what they do.
 
-        What tests reach is kept beside the results, and found anew for those whose file has changed.
+        What tests reach is kept beside the results, and found anew for those whose file has
+        changed.
         """
         cache = self.results.with_name("reach.json")
         known: dict[str, Any] = json.loads(cache.read_text()) if cache.exists() else {"modules": []}
@@ -142,7 +149,8 @@ def _fails(item: Any) -> bool:
 
 
 class _Functions(set[str]):
-    """The functions that a test reaches, in its process and in those forked from it, which share a file."""
+    """The functions that a test reaches, in its process and in those forked from it, which share a
+    file."""
 
     def __init__(self, file: int) -> None:
         super().__init__()
@@ -163,7 +171,8 @@ class _Functions(set[str]):
 
 
 def _reached(items: list[Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Run tests: of each whether it fails, its seconds, and the functions it reaches; and the modules they import."""
+    """Run tests: of each whether it fails, its seconds, and the functions it reaches; and the
+    modules they import."""
     set_mutant_under_test("stats")
     before = set(sys.modules)
     reached = {}

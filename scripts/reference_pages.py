@@ -1,4 +1,5 @@
-"""Write docs/commands.md, and the tables of flags in docs/compatibility.md, from the parsers themselves.
+"""Write docs/commands.md, and the tables of flags in docs/compatibility.md, from the parsers
+themselves.
 
 python -m scripts.reference_pages          # writes the pages
 python -m scripts.reference_pages --check  # exits with 1 if a page in the repository is another
@@ -130,7 +131,8 @@ def _section(
 
 
 def _treatment(command: str, flags: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """Whether each of *flags* is read, has no effect or is refused by *command*, and what to do instead."""
+    """Whether each of *flags* is read, has no effect or is refused by *command*, and what to do
+    instead."""
     name, *words = command.split()
     module, function = COMMANDS[f"fairseq-{name}"]
     parser: Parser = getattr(importlib.import_module(f"fairseq_cli.{module}"), function)()

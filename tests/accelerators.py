@@ -9,7 +9,8 @@ import torch
 
 
 def found(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 1) -> list[int]:
-    """Let torch have *count* accelerators of a *kind*, or none; return the numbers of those that are selected."""
+    """Let torch have *count* accelerators of a *kind*, or none; return the numbers of those that
+    are selected."""
     selected: list[int] = []
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda: SimpleNamespace(has_fp64=True))
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: None if kind is None else torch.device(kind))

@@ -12,7 +12,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# Registered before a test keeps what is registered: a module that is imported once does not register again.
+# Registered before a test keeps what is registered: a module that is imported once does not
+# register again.
 import fairseq.interop.fairseq.sentence_ranking  # noqa: F401
 from fairseq.modules import precision
 from fairseq.system import plugins
@@ -25,20 +26,22 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported: no test
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
 
-# A forked process has none of the threads of this one: to collect what owns a thread, as a store does, would be to wait
-# for ever. What a process inherits is not its own to collect.
+# A forked process has none of the threads of this one: to collect what owns a thread, as a store
+# does, would be to wait for ever. What a process inherits is not its own to collect.
 os.register_at_fork(after_in_child=gc.freeze)
 
 
 def forget_wakeups() -> None:
-    """Let a signal of a fork, which a spawned process would get alone, not wake the process that it was forked from."""
+    """Let a signal of a fork, which a spawned process would get alone, not wake the process that it
+    was forked from."""
     if threading.current_thread() is threading.main_thread():
         signal.set_wakeup_fd(-1)
 
 
 os.register_at_fork(after_in_child=forget_wakeups)
 
-# A job in the background of a script ignores SIGINT, and so would every process that a test starts and interrupts.
+# A job in the background of a script ignores SIGINT, and so would every process that a test starts
+# and interrupts.
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
@@ -53,7 +56,8 @@ for name in list(os.environ):
 
 @pytest.fixture(autouse=True)
 def plugins_of_a_test_are_no_others() -> Iterator[None]:
-    """Worker processes import the plug-ins of their main process: those of this test, not of all before."""
+    """Worker processes import the plug-ins of their main process: those of this test, not of all
+    before."""
     before = list(plugins._imported)
     yield
     plugins._imported[:] = before

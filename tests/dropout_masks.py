@@ -21,7 +21,8 @@ def splitmix64(seed: int, count: int) -> np.ndarray:
 
 
 def mask_of(p: float, shape: tuple[int, ...]) -> Tensor:
-    """The factors of the next dropout, in float64: sixteen bits of noise from a seed that torch draws."""
+    """The factors of the next dropout, in float64: sixteen bits of noise from a seed that torch
+    draws."""
     seed, count = int(torch.randint(1 << 62, ())), math.prod(shape) // 4 + 1
     bits = splitmix64(seed, count).view(np.int16)
     dropped = round(p * 65536)

@@ -1,7 +1,8 @@
-"""Jobs whose ranks are forked from one process that has imported everything: a start costs no imports.
+"""Jobs whose ranks are forked from one process that has imported everything: a start costs no
+imports.
 
-``python forks.py CASES.json`` runs the :class:`Case` of each name into a folder of that name beside the file. Logs go
-to ``NAME.log``, exit codes of the ranks of every start to ``NAME.json``.
+``python forks.py CASES.json`` runs the :class:`Case` of each name into a folder of that name beside
+the file. Logs go to ``NAME.log``, exit codes of the ranks of every start to ``NAME.json``.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Case:
 
 
 class Ranks:
-    """The processes of a job, each started with *words* and torch's variables; output goes to the file *log*."""
+    """The processes of a job, each started with *words* and torch's variables; output goes to the
+    file *log*."""
 
     def __init__(self, words: list[str], size: int, log: Path) -> None:
         with socket.socket() as probe:
@@ -108,7 +110,8 @@ def _fork(rank: int, words: list[str], log: Path) -> int:
 
 
 def _run(rank: int, words: list[str], log: Path) -> NoReturn:
-    """Train as *rank* in this process, which ends with it, as if it had been started with *words*."""
+    """Train as *rank* in this process, which ends with it, as if it had been started with
+    *words*."""
     code = 1
     os.environ["RANK"] = str(rank)
     try:

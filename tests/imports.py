@@ -1,4 +1,5 @@
-"""``fairseq-import`` for the tests: models of both kinds, golden and random, brought in in this process."""
+"""``fairseq-import`` for the tests: models of both kinds, golden and random, brought in in this
+process."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def golden(name: str) -> tuple[dict, dict]:
 
 
 def saved(folder: Path, config: dict, state: dict | None = None) -> tuple[Path, dict]:
-    """A model, random unless given, in ``state.pt`` and ``config.json``: (path of the first, its state dict)."""
+    """A model, random unless given, in ``state.pt`` and ``config.json``: (path of the first, its
+    state dict)."""
     state = naive_xl.random_state(config) if state is None else state
     torch.save(state, folder / "state.pt")
     (folder / "config.json").write_text(json.dumps(config))

@@ -1,7 +1,9 @@
-"""Several training runs, one after another, in one job of several processes: starting a job costs seconds.
+"""Several training runs, one after another, in one job of several processes: starting a job costs
+seconds.
 
-``python jobs.py CASES.json FLAGS…`` reads {name: words of a command line}; FLAGS say how processes start. The log of
-run NAME goes to ``NAME.jsonl`` beside the file, and to ``NAME.error`` the error that ended it.
+``python jobs.py CASES.json FLAGS…`` reads {name: words of a command line}; FLAGS say how processes
+start. The log of run NAME goes to ``NAME.jsonl`` beside the file, and to ``NAME.error`` the error
+that ended it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ def run_all(folder: Path, processes: int, cases: dict[str, Any], refused: Iterab
     Args:
         folder: where everything is written.
         processes: of the job.
-        cases: flags, as :func:`runs.words` takes them, by name; they may end in ``DATA`` and a folder.
+        cases: flags, as :func:`runs.words` takes them, by name; they may end in ``DATA`` and a
+            folder.
         refused: those of *cases* that end with an error.
     """
     flags = ["--cpu", f"--distributed-world-size={processes}", f"--distributed-timeout={HANGS // 2}"]
@@ -55,7 +58,8 @@ def write(folder: Path, cases: dict[str, Any]) -> Path:
 
 
 def start(*words: Any, variables: Mapping[str, str] = {}) -> subprocess.Popen[str]:
-    """Start this module with the words of its command line and *variables* of the environment, in a fork."""
+    """Start this module with the words of its command line and *variables* of the environment, in a
+    fork."""
     return warm.start(__file__, *words, variables=variables, stdout=subprocess.DEVNULL)
 
 

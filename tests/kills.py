@@ -14,7 +14,8 @@ KILLS = int(os.environ.get("FAIRSEQ_TEST_KILLS", "3"))
 
 
 class Started(Protocol):
-    """A process or several: ``poll`` returns None while all run, like that of ``subprocess.Popen``."""
+    """A process or several: ``poll`` returns None while all run, like that of
+    ``subprocess.Popen``."""
 
     def poll(self) -> int | None: ...
 
@@ -25,7 +26,8 @@ def chance() -> random.Random:
 
 
 def wait_for(path: Path, process: Started, seconds: float = runs.TIMEOUT) -> float:
-    """Wait until the checkpoint at *path* changes, or the process ends; returns how long it took."""
+    """Wait until the checkpoint at *path* changes, or the process ends; returns how long it
+    took."""
     before = path.stat().st_mtime_ns if path.exists() else 0
     begin = time.monotonic()
     while process.poll() is None and time.monotonic() < begin + seconds:
@@ -36,7 +38,8 @@ def wait_for(path: Path, process: Started, seconds: float = runs.TIMEOUT) -> flo
 
 
 def let_it_run(path: Path, process: Started, chance: random.Random, early: bool) -> None:
-    """Return at a random instant: between two checkpoints, or *early*, wherever the process is after its start."""
+    """Return at a random instant: between two checkpoints, or *early*, wherever the process is
+    after its start."""
     if early:
         time.sleep(1.5 * chance.random())
         return

@@ -49,7 +49,8 @@ def free_port() -> int:
 
 
 def srun(nodes: int) -> list[dict[str, str]]:
-    """The variables of each of two tasks that srun started on one machine, which stands for *nodes* nodes."""
+    """The variables of each of two tasks that srun started on one machine, which stands for *nodes*
+    nodes."""
     step = {
         "SLURM_JOB_ID": str(free_port()),
         "SLURM_STEP_ID": "0",
@@ -66,7 +67,8 @@ def job(main: Callable[[Any, World], Any], value: Any = None, common: CommonConf
 
 
 def in_processes(*functions: Callable[[], Any], fail: bool = False) -> list[tuple[int | None, Any]]:
-    """Exit code and result (None without one) of each of *functions*, in processes that run at the same time.
+    """Exit code and result (None without one) of each of *functions*, in processes that run at the
+    same time.
 
     Unless they are to *fail*, all end with the first that does.
     """

@@ -13,7 +13,8 @@ from fairseq.errors import UserError, with_flags
 
 @contextlib.contextmanager
 def user_error(match: str) -> Iterator[pytest.ExceptionInfo[UserError]]:
-    """Expect a ``UserError`` inside a ``with`` statement; what a command prints of it matches the pattern *match*."""
+    """Expect a ``UserError`` inside a ``with`` statement; what a command prints of it matches the
+    pattern *match*."""
     with pytest.raises(UserError) as error:
         yield error
     assert re.search(match, error.value.with_flags), error.value.with_flags

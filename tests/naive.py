@@ -1,6 +1,8 @@
-"""Checkpoints in fairseq's own layout with random weights, and a naive forward pass over their tensors.
+"""Checkpoints in fairseq's own layout with random weights, and a naive forward pass over their
+tensors.
 
-Nothing here uses the package: the formulas are written out, a token at a time where that is clearest, in float64.
+Nothing here uses the package: the formulas are written out, a token at a time where that is
+clearest, in float64.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ DEFAULTS = {
 
 
 def checkpoint(path: Path, vocabulary: int, seed: int = 0, old_names: bool = False, **settings) -> tuple[dict, dict]:
-    """Write a checkpoint as fairseq 0.10 (with *old_names*: 0.9) would, and return its settings and tensors."""
+    """Write a checkpoint as fairseq 0.10 (with *old_names*: 0.9) would, and return its settings and
+    tensors."""
     args = {**DEFAULTS, **settings}
     state = parameters(args, vocabulary, torch.Generator().manual_seed(seed), old_names)
     history = [{"criterion_name": "CrossEntropyCriterion", "optimizer_name": "NAG", "num_updates": 7}]
@@ -154,7 +157,8 @@ class NaiveLM:
         self.state = {name: tensor.double() for name, tensor in state.items()}
 
     def score(self, tokens: np.ndarray, length: int, window: int = 0, rows: int = 1) -> np.ndarray:
-        """Log-probability of each token, in blocks as fairseq cuts them; with a cache, *rows* contiguous parts."""
+        """Log-probability of each token, in blocks as fairseq cuts them; with a cache, *rows*
+        contiguous parts."""
         source = torch.from_numpy(np.concatenate([[EOS], tokens[:-1]]).astype(np.int64))
         target = torch.from_numpy(tokens.astype(np.int64))
         starts = list(range(0, len(tokens), length - window))

@@ -1,4 +1,5 @@
-"""Taking notes as the paper writes it down: one word, one token, one number after the other (Wu et al. 2021, §3)."""
+"""Taking notes as the paper writes it down: one word, one token, one number after the other (Wu et
+al. 2021, §3)."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def write(table: Tensor, notes: Sequence[tuple[int, Tensor]], gamma: float) -> T
 
 
 def centred(x: Tensor, spans: Sequence[Span], table: Tensor, written: set[int], note_lambda: float) -> Tensor:
-    """input_i = (1 − λ) x_i + λ ‖x_i‖ (D(w) − m) / σ at the tokens of a written word, m and σ over written ones."""
+    """input_i = (1 − λ) x_i + λ ‖x_i‖ (D(w) − m) / σ at the tokens of a written word, m and σ over
+    written ones."""
     result = x.double().clone()
     if not written:
         return result

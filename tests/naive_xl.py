@@ -1,7 +1,9 @@
-"""Transformer-XL from its formulas, a token and a key at a time, in double precision, over the authors' tensors.
+"""Transformer-XL from its formulas, a token and a key at a time, in double precision, over the
+authors' tensors.
 
-Nothing here is shared with the package: it is what the package is compared with. Configurations have the keys of
-``golden/transformer_xl/*.json``; ``d_embed`` may be added where it is not ``d_model``.
+Nothing here is shared with the package: it is what the package is compared with. Configurations
+have the keys of ``golden/transformer_xl/*.json``; ``d_embed`` may be added where it is not
+``d_model``.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def nll(
 
 
 def random_state(config: dict[str, Any], seed: int = 0) -> dict[str, torch.Tensor]:
-    """The authors' state dict for *config* with random values, every tensor large enough to matter; float32."""
+    """The authors' state dict for *config* with random values, every tensor large enough to matter;
+    float32."""
     generator = torch.Generator().manual_seed(seed)
     d, inner = config["d_model"], config["n_head"] * config["d_head"]
     heads, layers = (config["n_head"], config["d_head"]), config["n_layer"]

@@ -1,4 +1,5 @@
-"""Small plug-ins in the manner of fairseq 0.9 to 0.12: by name, files of a ``--user-dir`` and the flags to train it."""
+"""Small plug-ins in the manner of fairseq 0.9 to 0.12: by name, files of a ``--user-dir`` and the
+flags to train it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ranks of a process group that are forked from the test, which has imported everything: a start costs no imports.
+"""Ranks of a process group that are forked from the test, which has imported everything: a start
+costs no imports.
 
 Or threads of the test, where nothing but values is exchanged.
 """
@@ -25,7 +26,8 @@ from fairseq.distributed import World
 
 
 def on_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: Any) -> list[Any]:
-    """Return what ``function(world, *arguments)`` returns on each of *size* processes, which talk over gloo.
+    """Return what ``function(world, *arguments)`` returns on each of *size* processes, which talk
+    over gloo.
 
     Args:
         function: its results are pickled.
@@ -34,8 +36,8 @@ def on_ranks(function: Callable[..., Any], size: int, folder: Path, *arguments: 
         arguments: inherited from this process.
 
     Raises:
-        RuntimeError: the function failed on a process; the message is the first failure's. The others, which may wait
-            for it, are killed.
+        RuntimeError: the function failed on a process; the message is the first failure's. The
+            others, which may wait for it, are killed.
     """
     warm.preload()
     context = multiprocessing.get_context("fork")
@@ -139,10 +141,11 @@ class Meeting:
 
 
 def in_threads(function: Callable[..., Any], size: int, *arguments: Any) -> list[Any]:
-    """Return what ``function(world, *arguments)`` returns, or the error it raises, on each of *size* threads.
+    """Return what ``function(world, *arguments)`` returns, or the error it raises, on each of
+    *size* threads.
 
-    They exchange values, not tensors of PyTorch's process groups: much cheaper than :func:`on_ranks` where no such
-    group is needed.
+    They exchange values, not tensors of PyTorch's process groups: much cheaper than
+    :func:`on_ranks` where no such group is needed.
     """
     meeting = Meeting(size)
 

@@ -1,4 +1,5 @@
-"""Training runs for the tests: small models on the golden corpus, in this process or in one of their own."""
+"""Training runs for the tests: small models on the golden corpus, in this process or in one of
+their own."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def words(*flags: Any) -> list[str]:
 
 @contextlib.contextmanager
 def errors_of_a_command() -> Iterator[None]:
-    """Let a ``UserError`` name flags, as the command prints it that the decorated function stands for."""
+    """Let a ``UserError`` name flags, as the command prints it that the decorated function stands
+    for."""
     try:
         yield
     except UserError as error:
@@ -103,7 +105,8 @@ def saved(path: Path, *flags: Any, data: Path = DATA, seed: int = 1) -> Path:
 
 @errors_of_a_command()
 def train(save_dir: Path, *flags: Any, data: Path = DATA) -> list[dict[str, Any]]:
-    """Run ``fairseq-train`` in this process, on :data:`DEVICE`; returns the lines of its JSON log."""
+    """Run ``fairseq-train`` in this process, on :data:`DEVICE`; returns the lines of its JSON
+    log."""
     if DEVICE == "cuda" and not torch.cuda.is_available():
         pytest.skip("--device cuda: there is no GPU")
     args, log = arguments("--save-dir", save_dir, *flags, data=data), io.StringIO()
@@ -125,7 +128,8 @@ def updates(log: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def summaries(log: Iterable[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    """The lines of *log* that end an epoch's training (``train``) or a validation (its split), without clocks."""
+    """The lines of *log* that end an epoch's training (``train``) or a validation (its split),
+    without clocks."""
     lines = [{k.removeprefix(f"{kind}_"): v for k, v in line.items()} for line in log if f"{kind}_num_updates" in line]
     return [{k: v for k, v in line.items() if k not in CLOCKS} for line in lines]
 
@@ -185,7 +189,8 @@ def difference(a: Any, b: Any, path: str = "") -> str | None:
 
 
 def content(file: Path) -> dict[str, Any]:
-    """All of a checkpoint but its arguments and what a clock says: what two equal runs have in common."""
+    """All of a checkpoint but its arguments and what a clock says: what two equal runs have in
+    common."""
     state = checkpoint.read(file)
     del state["args"]
     del state["extra_state"]["previous_training_time"]

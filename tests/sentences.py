@@ -61,7 +61,8 @@ def write_task(folder: Path, train: int = 60, dev: int = 40) -> Path:
 
 
 def write_folders(data: Path, split: str, columns: dict[str, list[Any]], dictionary: Path) -> Path:
-    """The folders ``input0``, ``input1`` and ``label`` of *data* for a split, made as fairseq's documentation does."""
+    """The folders ``input0``, ``input1`` and ``label`` of *data* for a split, made as fairseq's
+    documentation does."""
     for name, lines in columns.items():
         text = data.with_name(f"{split}.{name}")
         text.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
-"""A device without hardware, as strict as a GPU: it computes on the host and accepts no operand from there.
+"""A device without hardware, as strict as a GPU: it computes on the host and accepts no operand
+from there.
 
-Its tensors are plain ones of torch's private device. Their memory is the host's, shared through DLPack, so that every
-operator runs as the CPU's. An operand on the host raises an error as CUDA does, except for a scalar of an elementwise
-operator. Random numbers come from a generator of its own, and code in C is given no address of it.
+Its tensors are plain ones of torch's private device. Their memory is the host's, shared through
+DLPack, so that every operator runs as the CPU's. An operand on the host raises an error as CUDA
+does, except for a scalar of an elementwise operator. Random numbers come from a generator of its
+own, and code in C is given no address of it.
 """
 
 from __future__ import annotations
@@ -263,7 +265,8 @@ def backend() -> Backend:
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("_thnn_fused_lstm_cell", _lstm_cell, key)
-    # What torch has no hooks for in Python: pinned memory, events, copies of storages, parameters that are moved.
+    # What torch has no hooks for in Python: pinned memory, events, copies of storages, parameters
+    # that are moved.
     Tensor.pin_memory, Tensor.__deepcopy__ = _pinned, _copied  # type: ignore[assignment,method-assign]
     Tensor.data_ptr = _address  # type: ignore[method-assign]
     torch.clear_autocast_cache, torch.Event = _forget_casts, _Event  # type: ignore[misc,assignment]
@@ -276,7 +279,8 @@ class Failed(Exception):
     """A test failed on the device."""
 
 
-# A fork of the tests' process would not do: torch counts the devices once, in the first backward pass of a process.
+# A fork of the tests' process would not do: torch counts the devices once, in the first backward
+# pass of a process.
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["pytest", "torch._dynamo", "fairseq.hub", "fairseq.training.loop", "fairseq_cli.train", "fairseq_cli.common"]
@@ -285,7 +289,8 @@ SERVER.set_forkserver_preload(
 
 
 def on_strict_device(test: Callable[..., None]) -> Callable[..., None]:
-    """Decorator of a test that runs on the device, in a process of its own, which cannot give the device back."""
+    """Decorator of a test that runs on the device, in a process of its own, which cannot give the
+    device back."""
 
     @functools.wraps(test)
     def run(*args: Any, **kwargs: Any) -> None:

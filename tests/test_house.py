@@ -1,4 +1,5 @@
-"""The layout of the package: rooms, sizes, and imports without circles; see docs/architecture.md."""
+"""The layout of the package: rooms, sizes, and imports without circles; see
+docs/architecture.md."""
 
 from __future__ import annotations
 
@@ -130,7 +131,8 @@ def test_a_command_loads_nothing_for_plugins_but_the_names_that_they_import() ->
 # What plug-ins and scripts of fairseq call and read, and runs that fairseq began.
 PROTOCOL = r"""\b(?:namespace|plug-?ins?|is_outside|reads_all_settings|add_args|reduce_metrics|train_step|valid_step
     |load_dataset|in_fairseq_order|fairseq\s+began|fairseq\s+runs?|runs?\s+of\s+fairseq)\b"""
-# Not interop, which is for plug-ins, and what imports them: config, system and the launcher of processes.
+# Not interop, which is for plug-ins, and what imports them: config, system and the launcher of
+# processes.
 CORE = (
     *("training", "tasks", "criterions", "models", "optim", "checkpoint", "logging", "data", "modules", "kernels"),
     *("text", "inference", "evaluation", "notes", "analysis", "hub"),
@@ -172,7 +174,8 @@ def test_flags_are_named_at_the_border_only() -> None:
 
 
 def flags_in(source: str) -> set[str]:
-    """The flags in the strings of *source*, but for docstrings, aliases of flags, and calls of ``fairseq-…``."""
+    """The flags in the strings of *source*, but for docstrings, aliases of flags, and calls of
+    ``fairseq-…``."""
     tree = ast.parse(source)
     left_out = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     aliases = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "aliases"]
@@ -254,7 +257,8 @@ def test_a_backward_pass_is_eight_frames_in_four_files_from_main(
 
 
 def test_nothing_else_asks_the_file_system() -> None:
-    """``Path.exists`` and the like raise errors of their own, and those of ``os.path`` hide them."""
+    """``Path.exists`` and the like raise errors of their own, and those of ``os.path`` hide
+    them."""
     methods = {"exists", "is_file", "is_dir", "iterdir", "isfile", "isdir"}
     allowed = {
         "fairseq/system/lookup.py": {"iterdir"},

@@ -105,7 +105,8 @@ def height(module: str) -> int | None:
 
 
 def modules_named_above(module: str, source: str) -> set[str]:
-    """The modules in the strings of *source* that are in a higher layer than *module*; docstrings do not count."""
+    """The modules in the strings of *source* that are in a higher layer than *module*; docstrings
+    do not count."""
     tree = ast.parse(source)
     own = height(module)
     documentation = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}

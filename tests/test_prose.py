@@ -1,4 +1,5 @@
-"""The documents: their length, what fits on a screen, and words that an English-speaking colleague would not use."""
+"""The documents: their length, what fits on a screen, and words that an English-speaking colleague
+would not use."""
 
 from __future__ import annotations
 

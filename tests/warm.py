@@ -1,7 +1,7 @@
 """Commands in forks of this process, which has imported everything: a start costs no imports.
 
-A fork differs from a process of its own in what it inherits (modules, their caches) and in how it starts further
-processes: it forks them too. ``runs.command`` starts one of its own.
+A fork differs from a process of its own in what it inherits (modules, their caches) and in how it
+starts further processes: it forks them too. ``runs.command`` starts one of its own.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ PRELOADED = (
     *("torch.distributed.launcher.api", "torch.distributed.elastic.utils.store"),
 )
 
-# A client of `interpreter`: it imports nothing that takes time. Other calls of Python it leaves to Python.
-# It ends as its fork does, passes signals on to it, and takes it along if it is killed itself.
+# A client of `interpreter`: it imports nothing that takes time. Other calls of Python it leaves to
+# Python. It ends as its fork does, passes signals on to it, and takes it along if it is killed
+# itself.
 CLIENT = """#!{python} -SE
 import os, socket, sys
 words = sys.argv[1:]
@@ -116,7 +117,8 @@ def torchrun(folder: Path, *words: Any, **settings: Any) -> Iterator[subprocess.
 
 @contextlib.contextmanager
 def interpreter(folder: Path) -> Iterator[Path]:
-    """A program in *folder* that stands for ``python`` in shell scripts: scripts and modules run in forks.
+    """A program in *folder* that stands for ``python`` in shell scripts: scripts and modules run in
+    forks.
 
     It is ``sys.executable`` there, too.
     """
@@ -152,7 +154,8 @@ def _serve(listener: socket.socket, program: Path) -> None:
 
 
 def _readable(*descriptors: int, seconds: float | None = None) -> list[int]:
-    """Those of *descriptors* that can be read, waiting for one; ``select`` takes none above 1,023."""
+    """Those of *descriptors* that can be read, waiting for one; ``select`` takes none above
+    1,023."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
@@ -214,9 +217,11 @@ def _become(words: list[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 def _close_pipes() -> None:
-    """Close the pipes and sockets of the tests' process: their other ends wait. Files of data stay open.
+    """Close the pipes and sockets of the tests' process: their other ends wait. Files of data stay
+    open.
 
-    Their numbers stay taken: an object that still has one, and closes or writes to it, must not meet a new pipe.
+    Their numbers stay taken: an object that still has one, and closes or writes to it, must not
+    meet a new pipe.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3, max(map(int, os.listdir("/dev/fd"))) + 1):

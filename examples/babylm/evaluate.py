@@ -1,8 +1,10 @@
-"""Evaluate exported models and their revisions with transformers alone, with the calls of evaluation pipelines.
+"""Evaluate exported models and their revisions with transformers alone, with the calls of
+evaluation pipelines.
 
-It imports nothing of this package: copy it to wherever the exports are. For each folder, and each of its subfolders
-``chck_…``, it prints the accuracy on minimal pairs; with ``--table`` it fine-tunes a classifier on the last one.
-Without a folder it only reads the files, to find their mistakes before hours of training.
+It imports nothing of this package: copy it to wherever the exports are. For each folder, and each
+of its subfolders ``chck_…``, it prints the accuracy on minimal pairs; with ``--table`` it
+fine-tunes a classifier on the last one. Without a folder it only reads the files, to find their
+mistakes before hours of training.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ def load(auto: Any, folder: Path, **settings: Any) -> Any:
 
 
 def revisions(folder: Path) -> list[Path]:
-    """Return the revisions of *folder* in the order of the text read, and then the folder itself."""
+    """Return the revisions of *folder* in the order of the text read, and then the folder
+    itself."""
     units = {"K": 10**3, "M": 10**6}
 
     def amount(path: Path) -> int:
@@ -55,7 +58,8 @@ def check_offsets(tokenizer: Any) -> None:
 
 @torch.no_grad()
 def log_probability(model: Any, tokenizer: Any, text: str, causal: bool) -> float:
-    """The log-probability of *text*, or for an encoder its pseudo-log-likelihood (Salazar et al. 2020)."""
+    """The log-probability of *text*, or for an encoder its pseudo-log-likelihood (Salazar et al.
+    2020)."""
     encoded = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True, truncation=not causal)
     ids = encoded["input_ids"]  # [1, T]
     if causal:
@@ -70,7 +74,8 @@ def log_probability(model: Any, tokenizer: Any, text: str, causal: bool) -> floa
 
 
 def accuracy(folder: Path, pairs: Sequence[tuple[str, str]]) -> float | None:
-    """Return the share of *pairs* whose good sentence is more probable; None if the model predicts no words."""
+    """Return the share of *pairs* whose good sentence is more probable; None if the model predicts
+    no words."""
     tokenizer, config = load(AutoTokenizer, folder), load(AutoConfig, folder)
     check_offsets(tokenizer)
     base = load(AutoModel, folder).eval()
@@ -100,7 +105,8 @@ def numbered_lines(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:
-    """The good and the bad sentence of each pair of a file in BLiMP's format, or of a folder of such files."""
+    """The good and the bad sentence of each pair of a file in BLiMP's format, or of a folder of
+    such files."""
     files, pairs = sorted(path.glob("*.jsonl")) if path.is_dir() else [path], []
     for where, line in (numbered for file in files for numbered in numbered_lines(file)):
         try:

@@ -1,4 +1,5 @@
-"""Numbers of the recipe: updates that fit a budget of time, and tables of minimal pairs with standard errors.
+"""Numbers of the recipe: updates that fit a budget of time, and tables of minimal pairs with
+standard errors.
 
 python tables.py updates speed.jsonl --seconds 10800
 python tables.py report results
@@ -17,7 +18,8 @@ from typing import Any
 
 
 def updates(metrics: Path, seconds: float) -> int:
-    """Return the updates that fit into *seconds*, at the median speed of the lines of *metrics* after the first."""
+    """Return the updates that fit into *seconds*, at the median speed of the lines of *metrics*
+    after the first."""
     lines = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     speeds = [line["ups"] for line in lines if line.get("ups")][1:]
     if not speeds:
@@ -32,7 +34,8 @@ def words_of(name: str) -> float:
 
 
 def read(folder: Path) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Names of checkpoints with their phenomena and the scores of the test split, in the order of words."""
+    """Names of checkpoints with their phenomena and the scores of the test split, in the order of
+    words."""
     for checkpoint in sorted(folder.iterdir(), key=lambda path: words_of(path.name)):
         pairs = json.loads((checkpoint / "pairs" / "results.json").read_text(encoding="utf-8"))
         text = json.loads((checkpoint / "text" / "results.json").read_text(encoding="utf-8"))
@@ -45,7 +48,8 @@ def cell(share: float, count: float) -> str:
 
 
 def report(folder: Path) -> Iterator[str]:
-    """Two tables in Markdown: accuracy and bits per byte of each checkpoint, and the phenomena of the last one."""
+    """Two tables in Markdown: accuracy and bits per byte of each checkpoint, and the phenomena of
+    the last one."""
     rows = list(read(folder))
     yield "| checkpoint | accuracy (%) | bits per byte |"
     yield "|---|---:|---:|"

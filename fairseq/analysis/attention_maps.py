@@ -1,7 +1,8 @@
 """Attention of a model's heads over distance, averaged over a corpus (Dai et al. 2019, Appendix D).
 
-Distance 0 is the token at the query's own position, distance 1 the one before it; the prediction is of the next token.
-With memory the corpus is read as by ``fairseq-eval-lm``, and only positions of segments with a full memory are counted.
+Distance 0 is the token at the query's own position, distance 1 the one before it; the prediction is
+of the next token. With memory the corpus is read as by ``fairseq-eval-lm``, and only positions of
+segments with a full memory are counted.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from fairseq.text.tokenizers.tokenizer import readable_symbols
 TERMS = ("a", "b", "c", "d")
 
 Call = tuple[Tensor, Tensor | None, Any, Visibility]
-"""Arguments of an attention module: x [B, T, C], memory [B, M, C] or None, positions, visibility."""
+"""Arguments of an attention module: x [B, T, C], memory [B, M, C] or None, positions,
+visibility."""
 
 
 @dataclass(frozen=True)
@@ -46,21 +48,25 @@ class AtPosition:
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Mean attention over distance, and attention at single positions; L layers, H heads, D distances."""
+    """Mean attention over distance, and attention at single positions; L layers, H heads, D
+    distances."""
 
-    # Mean weight at each distance over all counted positions, float64 [L, H, D]; each head's row sums to one.
+    # Mean weight at each distance over all counted positions, float64 [L, H, D]; each head's row
+    # sums to one.
     attention: np.ndarray
-    # Share of the counted positions that have a token at this distance, float64 [D]: 1 up to the length of the memory,
-    # less beyond it and in models without memory.
+    # Share of the counted positions that have a token at this distance, float64 [D]: 1 up to the
+    # length of the memory, less beyond it and in models without memory.
     reach: np.ndarray
     queries: int  # number of counted positions
-    # As attention, for the softmax of one term of the score alone: (a) content, (b) content-dependent position, (c)
-    # global content bias, (d) global position bias (§3.3). Empty if not requested.
+    # As attention, for the softmax of one term of the score alone: (a) content, (b)
+    # content-dependent position, (c) global content bias, (d) global position bias (§3.3). Empty if
+    # not requested.
     terms: dict[str, np.ndarray]
     at_positions: list[AtPosition]  # in the order in which the positions were chosen
 
     def given_reach(self, values: np.ndarray) -> np.ndarray:
-        """*values*, ``attention`` or a term, as means over only the positions that have a token at the distance."""
+        """*values*, ``attention`` or a term, as means over only the positions that have a token at
+        the distance."""
         # Where no position has a token at the distance, the mean is 0 / 0 and shown as 0.
         return values / np.maximum(self.reach, 1e-12)
 
@@ -74,9 +80,11 @@ class AttentionMaps:
         return [(layer, int(far[layer].argmax())) for layer in sorted({0, (len(far) - 1) // 2, len(far) - 1})]
 
     def save(self, path: Path) -> None:
-        """Write the arrays under these names, terms as ``term_a`` …, to the NPZ file *path* atomically.
+        """Write the arrays under these names, terms as ``term_a`` …, to the NPZ file *path*
+        atomically.
 
-        Of P chosen ``positions``, ``at_position`` is [P, L, H, S] and ``words`` [P, S], padded with zeros and "".
+        Of P chosen ``positions``, ``at_position`` is [P, L, H, S] and ``words`` [P, S], padded with
+        zeros and "".
         """
         terms: dict[str, Any] = {f"term_{name}": value for name, value in self.terms.items()}
         span = max(len(at.words) for at in self.at_positions)
@@ -96,7 +104,8 @@ class AttentionMaps:
 
 
 def distances(queries: int, keys: int, device: torch.device | str = "cpu") -> Tensor:
-    """Distance from each query back to each key, the last query at the last key: int64 [T, S]; later keys: < 0."""
+    """Distance from each query back to each key, the last query at the last key: int64 [T, S];
+    later keys: < 0."""
     query = torch.arange(keys - queries, keys, device=device)
     return query[:, None] - torch.arange(keys, device=device)
 
@@ -127,13 +136,15 @@ def record_calls(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
 
     with contextlib.ExitStack() as hooks:
         for module in modules:
-            # Fused attention does not return its weights: they are computed again from what each call is given.
+            # Fused attention does not return its weights: they are computed again from what each
+            # call is given.
             hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
         yield calls
 
 
 def attention_modules(model: BaseFairseqModel) -> list[Any]:
-    """The attention modules of *model*, one a layer; UserError if they do not expose their weights."""
+    """The attention modules of *model*, one a layer; UserError if they do not expose their
+    weights."""
     layers = getattr(getattr(model, "decoder", None), "layers", [])
     modules = [getattr(layer, "self_attn", None) for layer in layers]
     if not modules or not all(hasattr(m, "weights") and hasattr(m, "num_heads") for m in modules):
@@ -154,10 +165,12 @@ class AttentionReader:
         blocks: the corpus in segments, cut with break mode ``none``.
         rows: number of contiguous parts of the corpus read in parallel, each with its own memory.
         terms: also accumulate the terms of the scores.
-        precision, device: of the forward pass; attention weights are computed from the inputs of the layers in it.
+        precision, device: of the forward pass; attention weights are computed from the inputs of
+            the layers in it.
 
     Raises:
-        UserError: the attention has no weights or terms, or the corpus does not fill the model's memory.
+        UserError: the attention has no weights or terms, or the corpus does not fill the model's
+            memory.
     """
 
     def __init__(
@@ -208,7 +221,8 @@ class AttentionReader:
 
     @torch.inference_mode()
     def read(self, positions: Sequence[int], progress: Progress = no_progress) -> AttentionMaps:
-        """Read the corpus; *positions*, UserError if out of range, are predicted tokens that are shown separately."""
+        """Read the corpus; *positions*, UserError if out of range, are predicted tokens that are
+        shown separately."""
         tokens = len(self.blocks.corpus.tokens)
         for position in positions:
             if not 0 <= position < tokens:

@@ -43,7 +43,8 @@ def is_available() -> bool:
 
 
 def require(flag: str) -> None:
-    """Raise UserError, which names *flag*, if matplotlib is missing or unusable, before any work is done."""
+    """Raise UserError, which names *flag*, if matplotlib is missing or unusable, before any work is
+    done."""
     if not is_available():
         raise UserError(f"{flag}: plots need matplotlib: pip install matplotlib")
     _figure(1, 1)
@@ -53,8 +54,9 @@ def draw_gains(path: Path, measured: ContextLosses, gains: Sequence[Gains], thre
     """Plot gains over pairs of contexts, one line per model, one panel per r (Figure 3).
 
     Args:
-        threshold: None: gains in perplexity, as in the paper's figure; a number: relative gains in percent with their
-            standard errors, on a logarithmic axis, and a line at this threshold. Gains of exactly zero are left out.
+        threshold: None: gains in perplexity, as in the paper's figure; a number: relative gains in
+            percent with their standard errors, on a logarithmic axis, and a line at this threshold.
+            Gains of exactly zero are left out.
     """
     figure = _figure(4.2 * len(gains) + 0.6, 4.2)
     pairs = [f"{a}→{b}" for a, b in zip(measured.contexts, measured.contexts[1:], strict=False)]
@@ -97,7 +99,8 @@ def draw_perplexities(path: Path, measured: ContextLosses) -> None:
 
 
 def draw_distances(path: Path, maps: AttentionMaps) -> None:
-    """Plot every head's mean attention over distance: one row per head, grouped by layer (Figure 5)."""
+    """Plot every head's mean attention over distance: one row per head, grouped by layer (Figure
+    5)."""
     layers, heads, _ = maps.attention.shape
     figure = _figure(9, _map_height(layers * heads))
     panel = figure.subplots()
@@ -109,7 +112,8 @@ def draw_distances(path: Path, maps: AttentionMaps) -> None:
 
 
 def draw_terms(path: Path, maps: AttentionMaps) -> None:
-    """Plot the same for each term of the attention score alone, its softmax taken over the span (Figure 7)."""
+    """Plot the same for each term of the attention score alone, its softmax taken over the span
+    (Figure 7)."""
     titles = {"a": "content", "b": "content and position", "c": "content bias", "d": "position bias"}
     layers, heads, _ = maps.attention.shape
     figure = _figure(16, _map_height(layers * heads))
@@ -127,7 +131,8 @@ def draw_terms(path: Path, maps: AttentionMaps) -> None:
 
 
 def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) -> None:
-    """Plot the attention of (layer, head) pairs at one position: the whole span, and the nearest words (Figure 6)."""
+    """Plot the attention of (layer, head) pairs at one position: the whole span, and the nearest
+    words (Figure 6)."""
     span = len(at.words)
     near = min(NEAREST, span)
     figure = _figure(12, 2.4 * len(heads) + 1)
@@ -153,7 +158,8 @@ def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) 
 
 
 def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple[int, int]]) -> None:
-    """Plot the attention of (layer, head) pairs over distance, one row per position (the rows of Figure 6)."""
+    """Plot the attention of (layer, head) pairs over distance, one row per position (the rows of
+    Figure 6)."""
     span = max(len(at.words) for at in rows)
     figure = _figure(12, len(heads) * _map_height(len(rows), 0.2))
     panels = figure.subplots(len(heads), 1, squeeze=False, sharex=True)[:, 0]
@@ -174,7 +180,8 @@ def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple
 
 
 def draw_notes(path: Path, notes: Sequence[Note], positions: np.ndarray) -> None:
-    """Plot *notes* at *positions* [n, 2], coloured by occurrences; the first are labelled, as far as there is room."""
+    """Plot *notes* at *positions* [n, 2], coloured by occurrences; the first are labelled, as far
+    as there is room."""
     figure = _figure(9, 8)
     panel = figure.subplots()
     occurrences = np.log10([max(note.taken, 1) for note in notes])
@@ -191,7 +198,8 @@ def draw_notes(path: Path, notes: Sequence[Note], positions: np.ndarray) -> None
 
 
 def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: float | None, splits: int = 1) -> None:
-    """Plot the mean of each of *curves*, with the range of its runs; dotted lines are beginnings of stages.
+    """Plot the mean of each of *curves*, with the range of its runs; dotted lines are beginnings of
+    stages.
 
     Args:
         path: a file of one of :data:`CURVE_FORMATS`.
@@ -225,7 +233,8 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: floa
 def draw_bands(path: Path, report: Mapping[str, Any], create: Create = atomic_file) -> None:
     """Plot the losses of words by their counts in training, with standard errors; one line a model.
 
-    *report* is of :func:`fairseq.evaluation.by_frequency.by_frequency`; *path*, a PNG file, of the group of *create*.
+    *report* is of :func:`fairseq.evaluation.by_frequency.by_frequency`; *path*, a PNG file, of the
+    group of *create*.
     """
     figure = _figure(7, 4.5)
     panel = figure.subplots()
@@ -253,7 +262,8 @@ def _figure(width: float, height: float) -> Any:
 
 def _save(figure: Any, path: Path, kind: str = "png", create: Create = atomic_file) -> None:
     choose_fonts(figure)
-    # In memory first: matplotlib's writers answer a full disk with errors of their own, such as zlib's.
+    # In memory first: matplotlib's writers answer a full disk with errors of their own, such as
+    # zlib's.
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=120)
     with create(path, "`results_path`") as file:
@@ -283,7 +293,8 @@ def _visible(values: np.ndarray) -> np.ndarray:
 
 
 def _draw_map(panel: Any, values: np.ndarray, scale: np.ndarray | None = None) -> Any:
-    """Draw *values* [L, H, D], one row per head, layer 0 on top; the colours span *scale* (default: *values*)."""
+    """Draw *values* [L, H, D], one row per head, layer 0 on top; the colours span *scale* (default:
+    *values*)."""
     layers, heads, span = values.shape
     image = _draw_rows(panel, values.reshape(-1, span), values if scale is None else scale)
     for layer in range(1, layers):
@@ -295,7 +306,8 @@ def _draw_map(panel: Any, values: np.ndarray, scale: np.ndarray | None = None) -
 
 
 def _draw_rows(panel: Any, rows: np.ndarray, scale: np.ndarray) -> Any:
-    """Draw *rows* [R, D] of weights by distance, the first on top; the logarithmic colours span *scale*."""
+    """Draw *rows* [R, D] of weights by distance, the first on top; the logarithmic colours span
+    *scale*."""
     from matplotlib.colors import LogNorm
 
     highest = float(scale.max())
@@ -324,7 +336,8 @@ def _label(word: str, longest: int = 14) -> str:
 
 
 def _escaped(text: str) -> str:
-    """*text* with dollar signs escaped, which matplotlib reads as mathematics, and control characters.
+    """*text* with dollar signs escaped, which matplotlib reads as mathematics, and control
+    characters.
 
     No font has these, and matplotlib's warning would write them to the terminal.
     """
@@ -335,7 +348,8 @@ logger = logging.getLogger(__name__)
 
 
 def choose_fonts(figure: Any) -> None:
-    """Set fonts behind matplotlib's own for what it lacks in the texts of *figure*; log characters no font has."""
+    """Set fonts behind matplotlib's own for what it lacks in the texts of *figure*; log characters
+    no font has."""
     from matplotlib.text import Text
 
     texts = figure.findobj(Text)
@@ -362,10 +376,12 @@ def _default_file() -> str:
 
 
 def _substitutes(missing: frozenset[int]) -> tuple[list[str], frozenset[int]]:
-    """Families of installed fonts that have *missing* characters, each the one with most of them; and what is left."""
+    """Families of installed fonts that have *missing* characters, each the one with most of them;
+    and what is left."""
     from matplotlib import font_manager
 
-    # The upright fonts of normal weight; sans serif ones first, as matplotlib's own. A last-resort font draws boxes.
+    # The upright fonts of normal weight; sans serif ones first, as matplotlib's own. A last-resort
+    # font draws boxes.
     fonts = [
         font for font in font_manager.fontManager.ttflist if font.style == "normal" and font.weight in (400, "normal")
     ]

@@ -1,15 +1,18 @@
-"""Relative effective context length (RECL): the longest context that still helps (Dai et al. 2019, §4.3, App. C).
+"""Relative effective context length (RECL): the longest context that still helps (Dai et al. 2019,
+§4.3, App. C).
 
-With l_i(c, t) = −log P_i(x_t | x_{t−c} … x_{t−1}), the loss in nats of model i of a group on token t, given exactly the
-c tokens before it:
+With l_i(c, t) = −log P_i(x_t | x_{t−c} … x_{t−1}), the loss in nats of model i of a group on token
+t, given exactly the c tokens before it:
 
 * baseline   b(c, t) = min_i l_i(c, t), the best of the group with the short context;
 * hard positions T = the share r of positions with the largest b(c, t);
-* relative loss   f_i(c, c′) = 1/|T| Σ_{t∈T} min(b(c, t), l_i(c′, t)): only improvements on the baseline count;
-* relative gain   g_i(c, c′) = (exp f_i(c, c) − exp f_i(c, c′)) / exp f_i(c, c), a relative reduction of perplexity.
+* relative loss   f_i(c, c′) = 1/|T| Σ_{t∈T} min(b(c, t), l_i(c′, t)): only improvements on the
+  baseline count;
+* relative gain   g_i(c, c′) = (exp f_i(c, c) − exp f_i(c, c′)) / exp f_i(c, c), a relative
+  reduction of perplexity.
 
-Since b(c, t) ≤ l_i(c, t), f_i(c, c) is the mean of b(c, ·) over T, the same for every model. The RECL of model i is
-the first c of Δ, 2Δ, … for which g_i(c, c + Δ) is below the threshold.
+Since b(c, t) ≤ l_i(c, t), f_i(c, c) is the mean of b(c, ·) over T, the same for every model. The
+RECL of model i is the first c of Δ, 2Δ, … for which g_i(c, c + Δ) is below the threshold.
 """
 
 from __future__ import annotations
@@ -48,10 +51,11 @@ class ContextLosses:
         return np.exp(self.losses.mean(axis=2))
 
     def risen_from(self) -> list[int | None]:
-        """For each model the context length with its lowest perplexity if it rises beyond, else None.
+        """For each model the context length with its lowest perplexity if it rises beyond, else
+        None.
 
-        It rises if at the longest context it is higher than at the shortest, or higher than the lowest by more than
-        two standard errors of the difference.
+        It rises if at the longest context it is higher than at the shortest, or higher than the
+        lowest by more than two standard errors of the difference.
         """
         lengths: list[int | None] = []
         for losses in self.losses:  # (K, N)
@@ -75,13 +79,15 @@ class Gains:
 
     @property
     def absolute(self) -> np.ndarray:
-        """exp f_i(c, c) − exp f_i(c, c′), the unnormalised gain in perplexity: float64 [M, K − 1] (Figure 3)."""
+        """exp f_i(c, c) − exp f_i(c, c′), the unnormalised gain in perplexity: float64 [M, K − 1]
+        (Figure 3)."""
         return self.baseline * self.relative
 
 
 @dataclass(frozen=True)
 class EffectiveLength:
-    """A RECL in tokens. ``bound`` is ``exact``, or ``at least`` or ``at most`` at the ends of the measured range."""
+    """A RECL in tokens. ``bound`` is ``exact``, or ``at least`` or ``at most`` at the ends of the
+    measured range."""
 
     tokens: int
     bound: str = "exact"
@@ -91,27 +97,32 @@ class EffectiveLength:
 
 
 def draw_positions(tokens: int, longest: int, count: int, seed: int) -> np.ndarray:
-    """Up to *count* positions of a corpus of *tokens* tokens with *longest* tokens before each: int64 [N], rising.
+    """Up to *count* positions of a corpus of *tokens* tokens with *longest* tokens before each:
+    int64 [N], rising.
 
     Raises:
         UserError: the corpus is too short.
     """
     if tokens <= longest:
         raise UserError(f"`max_context` {longest}: the corpus has {tokens} tokens; give {tokens - 1} or less")
-    # Positions with the longest context before them, also for short contexts: all lengths measure the same tokens.
+    # Positions with the longest context before them, also for short contexts: all lengths measure
+    # the same tokens.
     chosen = np.random.default_rng(seed).choice(tokens - longest, min(count, tokens - longest), replace=False)
     return np.sort(chosen) + longest
 
 
 def hardest(baseline: np.ndarray, top_r: float) -> np.ndarray:
-    """The positions T with the largest baseline losses [N]: indices int64 [⌈r·N⌉]; the first of equal ones."""
-    # Products of decimal fractions are inexact: 0.07 · 100 is 7.000000000000001, of which the ceiling is 8.
+    """The positions T with the largest baseline losses [N]: indices int64 [⌈r·N⌉]; the first of
+    equal ones."""
+    # Products of decimal fractions are inexact: 0.07 · 100 is 7.000000000000001, of which the
+    # ceiling is 8.
     count = max(1, math.ceil(top_r * len(baseline) - 1e-9))
     return np.argsort(-baseline, kind="stable")[:count]
 
 
 def relative_gains(losses: np.ndarray, top_r: float) -> Gains:
-    """The gains of all steps between neighbouring contexts, on the share *top_r* of hardest positions, in (0, 1]."""
+    """The gains of all steps between neighbouring contexts, on the share *top_r* of hardest
+    positions, in (0, 1]."""
     baselines, means, deviations = [], [], []
     for short, long in zip(losses.swapaxes(0, 1)[:-1], losses.swapaxes(0, 1)[1:], strict=True):  # each (M, N)
         best = short.min(axis=0)
@@ -127,7 +138,8 @@ def relative_gains(losses: np.ndarray, top_r: float) -> Gains:
 
 
 def effective_length(relative: np.ndarray, contexts: np.ndarray, threshold: float) -> EffectiveLength:
-    """The RECL of one model from its relative gains [K − 1] between neighbours of *contexts* [K]."""
+    """The RECL of one model from its relative gains [K − 1] between neighbours of *contexts*
+    [K]."""
     below = np.flatnonzero(relative < threshold)
     if not len(below):
         return EffectiveLength(int(contexts[-1]), "at least")
@@ -137,8 +149,9 @@ def effective_length(relative: np.ndarray, contexts: np.ndarray, threshold: floa
 class WindowReader:
     """Losses of tokens for a model that reads exactly the c tokens before each.
 
-    A model without memory reads a window at once. A model with memory reads it in segments, as ``fairseq-eval-lm``
-    reads a corpus; the memory is empty at the start of the window, and the last segment is a full one.
+    A model without memory reads a window at once. A model with memory reads it in segments, as
+    ``fairseq-eval-lm`` reads a corpus; the memory is empty at the start of the window, and the last
+    segment is a full one.
 
     Args:
         name: of the model, for messages.
@@ -152,8 +165,10 @@ class WindowReader:
 
     @torch.inference_mode()
     def losses(self, windows: Tensor, targets: Tensor) -> Tensor:
-        """The loss of the token after each window, in nats: windows [B, c], targets [B] → float32 [B]."""
-        # The odd part first, so that the last segment, in which the prediction stands, is a full one.
+        """The loss of the token after each window, in nats: windows [B, c], targets [B] → float32
+        [B]."""
+        # The odd part first, so that the last segment, in which the prediction stands, is a full
+        # one.
         first = windows.size(1) if self.segment is None else windows.size(1) % self.segment or self.segment
         net_output = self.model(windows[:, :first])
         for start in range(first, windows.size(1), self.segment or 1):
@@ -184,7 +199,8 @@ def load_reader(
         data, overrides, settings: see :func:`~fairseq.inference.loading.load_language_models`.
 
     Raises:
-        UserError: the checkpoint cannot be used, has no positions for *longest* tokens, or was trained with ``<s>``.
+        UserError: the checkpoint cannot be used, has no positions for *longest* tokens, or was
+            trained with ``<s>``.
     """
     (model,), task, _ = load_language_models([path], data, overrides, settings)
     check_no_begin(task, path)
@@ -213,11 +229,13 @@ def measure(
     device: torch.device | str = "cpu",
     progress: Progress = no_progress,
 ) -> ContextLosses:
-    """Measure losses of *readers* at *positions* [N] of *tokens* with each of *contexts* [K]; one forward pass each.
+    """Measure losses of *readers* at *positions* [N] of *tokens* with each of *contexts* [K]; one
+    forward pass each.
 
     Args:
         tokens: the corpus; token t is predicted from ``tokens[t − c : t]``.
-        max_tokens: most tokens of a batch (None: no limit); a longer window forms a batch of its own.
+        max_tokens: most tokens of a batch (None: no limit); a longer window forms a batch of its
+            own.
         batch_size: most windows of a batch (None: no limit).
 
     Raises:
@@ -245,7 +263,8 @@ def measure(
 def _batches(
     positions: int, contexts: np.ndarray, max_tokens: int | None, batch_size: int | None
 ) -> Iterator[tuple[int, slice]]:
-    """(context index, positions) pairs; longest contexts first, so that memory runs out early if at all."""
+    """(context index, positions) pairs; longest contexts first, so that memory runs out early if at
+    all."""
     for k in range(len(contexts) - 1, -1, -1):
         fitting = positions if max_tokens is None else max(1, max_tokens // int(contexts[k]))
         rows = min(fitting, batch_size or positions)
@@ -254,9 +273,11 @@ def _batches(
 
 
 def table(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> list[list[str]]:
-    """Rows of cells: each model's RECL for each r, and its perplexity with the shortest and longest context.
+    """Rows of cells: each model's RECL for each r, and its perplexity with the shortest and longest
+    context.
 
-    Where the perplexity rises with the context, the longest and the RECLs beyond the lowest are marked ``↑``.
+    Where the perplexity rises with the context, the longest and the RECLs beyond the lowest are
+    marked ``↑``.
     """
     contexts = measured.contexts
     heads = [f"RECL, r = {gain.top_r:g}" for gain in gains]
@@ -288,7 +309,8 @@ def _mark(rises: bool) -> str:
 
 
 def results(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> dict[str, Any]:
-    """The results and every gain as values for JSON; lists of gains are by neighbouring pairs of ``contexts``."""
+    """The results and every gain as values for JSON; lists of gains are by neighbouring pairs of
+    ``contexts``."""
     models = zip(measured.names, measured.perplexities(), measured.risen_from(), strict=True)
     return {
         "contexts": measured.contexts.tolist(),
@@ -323,10 +345,12 @@ def _model_results(measured: ContextLosses, gain: Gains, i: int, threshold: floa
 
 
 def distinct_names(paths: Sequence[str], names: str | None) -> list[str]:
-    """Names of the models: *names*, separated by commas, or else the parts in which their paths differ.
+    """Names of the models: *names*, separated by commas, or else the parts in which their paths
+    differ.
 
     Raises:
-        UserError: the numbers of names and paths differ; a name is repeated or empty; a path is repeated.
+        UserError: the numbers of names and paths differ; a name is repeated or empty; a path is
+            repeated.
     """
     if len({*paths}) < len(paths):
         raise UserError("`path`: a checkpoint is named twice; name each model of the group once")

@@ -25,12 +25,14 @@ def newest(
     upper_bound: int | None = None,
     maximizes: Callable[[Path], bool] = lambda path: False,
 ) -> list[Path]:
-    """The *count* newest checkpoints of a folder, or those with the best figures; UserError if there are fewer.
+    """The *count* newest checkpoints of a folder, or those with the best figures; UserError if
+    there are fewer.
 
     Args:
         kind: ``epoch``, ``update`` or ``best``.
         upper_bound: the highest epoch or update to take.
-        maximizes: returns whether the largest figure is the best in the run that saved a checkpoint.
+        maximizes: returns whether the largest figure is the best in the run that saved a
+            checkpoint.
     """
     checkpoints = numbered(Path(folder), PATTERNS[kind]) if is_folder(folder) else []
     fitting = [path for number, path in checkpoints if upper_bound is None or number <= upper_bound]
@@ -49,10 +51,11 @@ def average(
     digest: Callable[[Mapping[str, Any], str | Path], Any],
     decisive: Callable[[Mapping[str, Any]], Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The first checkpoint with the mean of all their parameters, and without the state of its training.
+    """The first checkpoint with the mean of all their parameters, and without the state of its
+    training.
 
-    Whole numbers, such as the counts of notes, are not averaged: the checkpoint with most updates gives them,
-    wherever it stands. Sums are float64; checkpoints are read one at a time.
+    Whole numbers, such as the counts of notes, are not averaged: the checkpoint with most updates
+    gives them, wherever it stands. Sums are float64; checkpoints are read one at a time.
 
     Args:
         digest: of the dictionary of a checkpoint and its file; None where it is not known.
@@ -81,7 +84,8 @@ def average(
         _check_settings(decisive(state.get("args") or {}), decisive(first.get("args") or {}), path, paths[0])
         updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates") or 0)
         for name, value in parameters.items():
-            # float64: with many checkpoints, sums in their own precision would lose what distinguishes them.
+            # float64: with many checkpoints, sums in their own precision would lose what
+            # distinguishes them.
             if value.is_floating_point():
                 sums[name] = sums[name] + value.double() if name in sums else value.double()
             elif updates > most:

@@ -1,4 +1,5 @@
-"""Bounds on the plain data of a checkpoint, so that whatever walks over it ends, and on the tuples in its pickles.
+"""Bounds on the plain data of a checkpoint, so that whatever walks over it ends, and on the tuples
+in its pickles.
 
 Those must hold before a pickle is read: keys of dicts are hashed as they are read.
 """
@@ -17,13 +18,16 @@ from fairseq.errors import UserError
 DEPTH = 64
 BITS = 128  # of a whole number
 REPEATED = 1 << 20
-"""Values that parts referred to more than once may add; a pair of numbers that 100,000 groups share adds 200,000."""
+"""Values that parts referred to more than once may add; a pair of numbers that 100,000 groups share
+adds 200,000."""
 LARGEST_TUPLE = 1 << 20
 """Values in a tuple, nested ones included, each as often as it is repeated."""
 MARKS = 1000
-"""Marks, each of a value that has begun, on the stack at once; values are nested :data:`DEPTH` levels at most."""
+"""Marks, each of a value that has begun, on the stack at once; values are nested :data:`DEPTH`
+levels at most."""
 STEPS = 4_000_000
-"""Opcodes of a pickle, of which a checkpoint has some thousands; reading a million takes up to two seconds."""
+"""Opcodes of a pickle, of which a checkpoint has some thousands; reading a million takes up to two
+seconds."""
 _REFERENCE = 6  # values of the tuple that refers to a storage
 _GETS = ("GET", "BINGET", "LONG_BINGET")
 _PUTS = ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE")
@@ -44,15 +48,18 @@ _VALUES = {name for name, effect in _EFFECTS.items() if effect == (0, 1)} - {*_T
 
 
 def check_bounded(state: Any, path: str | Path) -> None:
-    """Check that *state*, a tree of dicts, lists and objects, is one: with an end, not too deep, and not exponential.
+    """Check that *state*, a tree of dicts, lists and objects, is one: with an end, not too deep,
+    and not exponential.
 
-    A pickle of a few hundred bytes can hold a list that contains itself, or one that contains another twice, which
-    does, and so on: 40 levels are a million million values to whoever copies, prints or saves them. Here each part is
-    visited once, and its size as a tree is computed from the sizes of its own parts.
+    A pickle of a few hundred bytes can hold a list that contains itself, or one that contains
+    another twice, which does, and so on: 40 levels are a million million values to whoever copies,
+    prints or saves them. Here each part is visited once, and its size as a tree is computed from
+    the sizes of its own parts.
 
     Raises:
-        UserError: a part contains itself, is nested deeper than :data:`DEPTH`, or is a whole number of more than
-            :data:`BITS` bits; the message names its path. Or parts repeat more than :data:`REPEATED` allows.
+        UserError: a part contains itself, is nested deeper than :data:`DEPTH`, or is a whole number
+            of more than :data:`BITS` bits; the message names its path. Or parts repeat more than
+            :data:`REPEATED` allows.
     """
     sizes: dict[int, int] = {}  # of the parts that are finished, as trees
     open_parts: list[int] = []  # the part that is visited, after those that contain it
@@ -114,22 +121,25 @@ class UnboundedPickle(ValueError):
 
 
 Item = tuple[int, Any]
-"""On the stack: the number of values in it, 0 for a mark; a literal, or the literals at the beginning of a tuple."""
+"""On the stack: the number of values in it, 0 for a mark; a literal, or the literals at the
+beginning of a tuple."""
 _MARK: Item = 0, None
 
 
 def check_tuples(pickled: IO[bytes]) -> int:
     """Read the pickle up to its end, without building anything, and count the values of its tuples.
 
-    A pickle of a few hundred bytes can hold a tuple that contains another twice, which does, and so on. Where it is
-    the key of a dict, Python hashes a million million values, within the reader: :func:`check_bounded` comes too late.
+    A pickle of a few hundred bytes can hold a tuple that contains another twice, which does, and so
+    on. Where it is the key of a dict, Python hashes a million million values, within the reader:
+    :func:`check_bounded` comes too late.
 
     Returns:
-        The elements of all storages that the pickle refers to, for which the older format's reader makes room unread.
+        The elements of all storages that the pickle refers to, for which the older format's reader
+        makes room unread.
 
     Raises:
-        UnboundedPickle: a tuple has more than :data:`LARGEST_TUPLE` values, more than :data:`MARKS` are unfinished, or
-            there are more than :data:`STEPS` opcodes.
+        UnboundedPickle: a tuple has more than :data:`LARGEST_TUPLE` values, more than :data:`MARKS`
+            are unfinished, or there are more than :data:`STEPS` opcodes.
         ValueError: this is no pickle.
     """
     stack: list[Item] = []
@@ -182,7 +192,8 @@ def _step(opcode: pickletools.OpcodeInfo, argument: Any, stack: list[Item], stor
 
 
 def _count_storage(reference: Any, storages: dict[str, int]) -> None:
-    """Add to *storages*, elements by key, the one that *reference* names: ``("storage", type, key, device, elements)``.
+    """Add to *storages*, elements by key, the one that *reference* names:
+    ``("storage", type, key, device, elements)``.
 
     Any other reference, which no checkpoint has, counts as larger than every file.
     """

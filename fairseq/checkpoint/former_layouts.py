@@ -1,4 +1,5 @@
-"""Upgrade of checkpoints of fairseq 0.6 to 0.12 and of the Shortformer fork to the current format."""
+"""Upgrade of checkpoints of fairseq 0.6 to 0.12 and of the Shortformer fork to the current
+format."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ PARAMETER_NAMES = [  # (pattern, current name), applied in order
     (r"\.layer_norms\.0\.", ".self_attn_layer_norm."),
     (r"\.layer_norms\.[12]\.", ".final_layer_norm."),
 ]
-# Parameters of 0.12.2's encoder layers for a fast path: made from the others when a model is loaded, never trained.
+# Parameters of 0.12.2's encoder layers for a fast path: made from the others when a model is
+# loaded, never trained.
 COPIES = re.compile(r".*\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)")
 # Of RoBERTa; fine-tuning keeps it, untrained.
 OUTPUT_LAYER = re.compile(r"(?:encoder|decoder)\.lm_head\.(.*)")
@@ -47,7 +49,8 @@ OPTIMIZERS = {
 
 
 def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint with current names of parameters and settings; a current checkpoint is unchanged.
+    """Return a checkpoint with current names of parameters and settings; a current checkpoint is
+    unchanged.
 
     *state* has ``model`` (parameters by name), and ``args`` (a dict) or ``cfg`` (a nested dict).
     """
@@ -98,7 +101,8 @@ def upgrade_args(args: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(upgraded.get("tokens_from_prev"), int):
         # The Shortformer fork's -1: no cache.
         upgraded["tokens_from_prev"] = max(0, upgraded["tokens_from_prev"])
-        # The fork has no setting for position-infused attention, because all its models have it, without a cache too.
+        # The fork has no setting for position-infused attention, because all its models have it,
+        # without a cache too.
         if "position_infused_attention" not in upgraded or upgraded["tokens_from_prev"]:
             upgraded["position_infused_attention"] = not upgraded.get("rotary_fraction")
     # 0.12, whose defaults are others, stores all of them.
@@ -125,7 +129,8 @@ def _settings(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """The groups of settings of fairseq ≥ 0.11 as one flat dict; the ``_name`` of a group is its choice."""
+    """The groups of settings of fairseq ≥ 0.11 as one flat dict; the ``_name`` of a group is its
+    choice."""
     flat: dict[str, Any] = {}
     for group, settings in cfg.items():
         if not isinstance(settings, Mapping):
@@ -138,10 +143,11 @@ def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor], untied: bool) -> Any:
-    """The state of a numbered *optimizer* without entries of the *superfluous* among the parameters of *model*.
+    """The state of a numbered *optimizer* without entries of the *superfluous* among the parameters
+    of *model*.
 
-    fairseq numbers parameters in the order of *model*, tied ones once; RoBERTa's output weights may be *untied*. Under
-    ``--fp16`` all are end to end in a single one.
+    fairseq numbers parameters in the order of *model*, tied ones once; RoBERTa's output weights may
+    be *untied*. Under ``--fp16`` all are end to end in a single one.
     """
     names = [name for name in model if name.rpartition(".")[2] not in BUFFERS]
     if not untied:
@@ -156,7 +162,8 @@ def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor],
         remaining = [{**group, "params": [n for n in group["params"] if n not in removed]} for group in groups]
         entries = {number: entry for number, entry in optimizer["state"].items() if number not in removed}
         return {**optimizer, "state": entries, "param_groups": remaining}
-    # One flat parameter: the elements of the superfluous ones are cut out of every state of its shape.
+    # One flat parameter: the elements of the superfluous ones are cut out of every state of its
+    # shape.
     trained = torch.cat([torch.full((model[name].numel(),), number not in copies) for number, name in enumerate(names)])
     entries = {
         number: {

@@ -1,4 +1,5 @@
-"""Checks of a checkpoint file before it is used or written: checksums, sizes, finite weights, room on the disk."""
+"""Checks of a checkpoint file before it is used or written: checksums, sizes, finite weights, room
+on the disk."""
 
 from __future__ import annotations
 
@@ -32,10 +33,12 @@ MARGIN = 1 << 20
 
 
 def check_older_format(content: BinaryIO, path: str | Path, size: int) -> None:
-    """Check the pickles before the tensors in a file of ``torch.save``'s older format, of *size* bytes.
+    """Check the pickles before the tensors in a file of ``torch.save``'s older format, of *size*
+    bytes.
 
     Raises:
-        UserError: a tuple is unbounded, or the tensors are larger than the file; other faults are left to the reader.
+        UserError: a tuple is unbounded, or the tensors are larger than the file; other faults are
+            left to the reader.
     """
     elements = 0
     try:
@@ -51,19 +54,22 @@ def check_older_format(content: BinaryIO, path: str | Path, size: int) -> None:
 
 
 def check_archive(content: BinaryIO, path: str | Path, size: int) -> None:
-    """Compare every record of an archive of ``torch.save``, one a tensor, with its checksum; reads it once.
+    """Compare every record of an archive of ``torch.save``, one a tensor, with its checksum; reads
+    it once.
 
     *content* has *size* bytes, and is called *path* in messages.
 
     Raises:
-        UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which could expand
-            without bound, as can tuples. Or torch could read another record than the one that is checked.
+        UserError: a record is damaged, or is compressed, which ``torch.save`` never does and which
+            could expand without bound, as can tuples. Or torch could read another record than the
+            one that is checked.
     """
     try:
         _check_directory(content)
         with zipfile.ZipFile(content) as archive:
             records = archive.infolist()
-            # As torch compares them, which ignores their case; `filename` may be of a field that torch does not read.
+            # As torch compares them, which ignores their case; `filename` may be of a field that
+            # torch does not read.
             names = [record.orig_filename.lower() for record in records]
             # Declared sizes are checked before any record is read.
             total = sum(record.file_size for record in records)
@@ -88,7 +94,8 @@ def check_archive(content: BinaryIO, path: str | Path, size: int) -> None:
 
 
 def _check_records(archive: zipfile.ZipFile, records: Sequence[zipfile.ZipInfo]) -> None:
-    """Compare each record with its checksum, in a thread for each core: zlib computes it outside Python's lock."""
+    """Compare each record with its checksum, in a thread for each core: zlib computes it outside
+    Python's lock."""
 
     def check(record: zipfile.ZipInfo) -> None:
         with archive.open(record) as stored:
@@ -109,7 +116,8 @@ def _check_records(archive: zipfile.ZipFile, records: Sequence[zipfile.ZipInfo])
 def _check_directory(content: BinaryIO) -> None:
     """Raise ValueError unless the directory of an archive ends where its end record begins.
 
-    torch finds the directory by its offset, zipfile by its length: otherwise each could read another one.
+    torch finds the directory by its offset, zipfile by its length: otherwise each could read
+    another one.
     """
     content.seek(max(0, content.seek(0, os.SEEK_END) - sum(map(struct.calcsize, _ENDS))))
     first, tail = content.tell(), content.read()
@@ -130,7 +138,8 @@ def _check_directory(content: BinaryIO) -> None:
 
 
 def tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in *state*, a tree of dicts, lists and objects, with its path; a repeated part is visited once."""
+    """Every tensor in *state*, a tree of dicts, lists and objects, with its path; a repeated part
+    is visited once."""
     stack, visited = [("", state)], set()
     while stack:
         name, value = stack.pop()
@@ -158,7 +167,8 @@ def check_tensors(state: Any, path: str | Path) -> None:
 
 
 def check_finite(parameters: Mapping[str, Tensor], path: str | Path) -> None:
-    """Raise UserError if a weight is infinite or NaN; placeholders may be, which fairseq leaves uninitialised."""
+    """Raise UserError if a weight is infinite or NaN; placeholders may be, which fairseq leaves
+    uninitialised."""
     for name, value in parameters.items():
         if name.rpartition(".")[2] == PLACEHOLDER:
             continue
@@ -173,7 +183,8 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> None:
-    """Raise UserError if the disk of *path* has no room for the tensors of *state* and *more* bytes."""
+    """Raise UserError if the disk of *path* has no room for the tensors of *state* and *more*
+    bytes."""
     # torch.save writes a storage once, however many tensors are views of it.
     storages = {
         (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()

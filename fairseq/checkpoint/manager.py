@@ -41,7 +41,8 @@ FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """Return the checkpoint at *path*, or the best or else the last one in the folder *path*; UserError without one."""
+    """Return the checkpoint at *path*, or the best or else the last one in the folder *path*;
+    UserError without one."""
     path = Path(path)
     if not is_folder(path) or parts.is_folder(path):
         return path
@@ -54,13 +55,15 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[float, Path]]:
-    """The checkpoints of *folder* whose names match *pattern*, after the number in their names, the highest first."""
+    """The checkpoints of *folder* whose names match *pattern*, after the number in their names, the
+    highest first."""
     names = [(match, path) for path in entries(folder) if (match := pattern.fullmatch(path.name))]
     return sorted(((float(match[1]), path) for match, path in names), reverse=True)
 
 
 def is_model(path: str | Path) -> bool:
-    """Return whether *path* is a checkpoint, or a folder with one that :func:`find_checkpoint` finds."""
+    """Return whether *path* is a checkpoint, or a folder with one that :func:`find_checkpoint`
+    finds."""
     path = Path(path)
     if is_folder(path):
         return parts.is_folder(path) or any(exists(path / name) for name in NAMES)
@@ -81,7 +84,8 @@ class SavePoint:
 
 
 class CheckpointManager:
-    """The checkpoints of one run; only the process of rank 0 has one. UserError if ``--save-dir`` is not writable."""
+    """The checkpoints of one run; only the process of rank 0 has one. UserError if ``--save-dir``
+    is not writable."""
 
     def __init__(self, config: CheckpointConfig) -> None:
         self.config = config
@@ -125,8 +129,8 @@ class CheckpointManager:
     def save(self, state: Mapping[str, Any], paths: Sequence[Path]) -> None:
         """Write a checkpoint under all of *paths*, and remove those that need not be kept.
 
-        The content is written once; further names are links to it, or copies where the filesystem has no links.
-        Nothing is removed before all of it is on disk.
+        The content is written once; further names are links to it, or copies where the filesystem
+        has no links. Nothing is removed before all of it is on disk.
 
         Raises:
             UserError: a file cannot be written; the checkpoints saved before are untouched.
@@ -138,12 +142,14 @@ class CheckpointManager:
         save(first, state)
         for path in others:
             link_or_copy(first, path)
-        # After the new files, so that a kill between the two leaves a checkpoint too many, never one too few.
+        # After the new files, so that a kill between the two leaves a checkpoint too many, never
+        # one too few.
         self._remove_old()
 
     @contextlib.contextmanager
     def saving_folder(self, paths: Sequence[Path], epoch: int, updates: int) -> Iterator[Path]:
-        """A folder for the processes of a sharded run to write a checkpoint in; afterwards *paths* are links to it.
+        """A folder for the processes of a sharded run to write a checkpoint in; afterwards *paths*
+        are links to it.
 
         After a UserError for a system error, the checkpoints saved before are untouched.
         """
@@ -159,12 +165,14 @@ class CheckpointManager:
         self._remove_old()
 
     def save_as(self, name: str, state: Mapping[str, Any]) -> Path:
-        """Write *state* to the file *name*, which training neither resumes from nor removes; return its path."""
+        """Write *state* to the file *name*, which training neither resumes from nor removes; return
+        its path."""
         save(self.folder / name, state)
         return self.folder / name
 
     def keep_dictionary(self, dictionary: str | Path) -> None:
-        """Copy *dictionary* and the tokenizer beside it to the checkpoints, so that their folder is complete.
+        """Copy *dictionary* and the tokenizer beside it to the checkpoints, so that their folder is
+        complete.
 
         Raises:
             UserError: a file cannot be read or written, or the tokenizer's is something else.
@@ -174,7 +182,8 @@ class CheckpointManager:
         source = Path(dictionary)
         text = read_named(source, "make the data folder again")
         contents: dict[str, bytes | None] = {DICTIONARY: text, TOKENIZATION: None}
-        # Read and recognised, not copied: a link in a data folder could lead to any file of this user.
+        # Read and recognised, not copied: a link in a data folder could lead to any file of this
+        # user.
         if os.path.lexists(tokenization := source.with_name(TOKENIZATION)):
             contents[TOKENIZATION], _ = read_tokenization(tokenization)
         for name, content in contents.items():
@@ -188,10 +197,12 @@ class CheckpointManager:
                     file.write(content)
 
     def restore_paths(self) -> list[Path]:
-        """Return the checkpoints that training may start from, the first that can be read counts; none to start afresh.
+        """Return the checkpoints that training may start from, the first that can be read counts;
+        none to start afresh.
 
         Raises:
-            UserError: the named file is missing; or ``--restore-file`` is given beside ``--finetune-from-model``.
+            UserError: the named file is missing; or ``--restore-file`` is given beside
+                ``--finetune-from-model``.
         """
         name = self.config.restore_file
         if name != LAST and self.config.finetune_from_model is not None:
@@ -210,22 +221,24 @@ class CheckpointManager:
         missing = f"{flag} {name}: file not found; also looked in {self.folder}"
         if os.path.lexists(last):
             raise UserError(f"{missing}; leave it out to resume from {last}")
-        # Jobs that are started again and again name the checkpoint that their first start does not have yet. A link
-        # that leads nowhere is of a run.
+        # Jobs that are started again and again name the checkpoint that their first start does not
+        # have yet. A link that leads nowhere is of a run.
         if Path(name).name != LAST or any(map(os.path.lexists, paths)):
             raise UserError(f"{missing}; leave it out to begin anew")
         logger.warning("%s; training begins anew", missing)
         return []
 
     def _others(self, last: Path) -> list[Path]:
-        """The checkpoints of the folder that are not *last* under another name, the newest first."""
+        """The checkpoints of the folder that are not *last* under another name, the newest
+        first."""
         paths = [path for path in self.folder.glob("checkpoint*.pt") if exists(path)]
         others = [path for path in paths if not (exists(last) and path.samefile(last))]
         return sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of ``--save-dir``; UserError if another run does. The kernel frees a killed run's.
+        """Hold the lock of ``--save-dir``; UserError if another run does. The kernel frees a killed
+        run's.
 
         A folder that was made for a run that fails before it writes anything is removed.
         """
@@ -264,13 +277,15 @@ class CheckpointManager:
                 shutil.rmtree(path, ignore_errors=True)
 
     def set_best_aside(self, number: int | None = None) -> None:
-        """Rename ``checkpoint_best.pt``, if there is one, after stage *number* (default: the next), which is over."""
+        """Rename ``checkpoint_best.pt``, if there is one, after stage *number* (default: the next),
+        which is over."""
         if not self.config.no_save and exists(self.folder / BEST):
             number = number or 1 + len(numbered(self.folder, BEST_OF_STAGE))
             os.replace(self.folder / BEST, self.folder / BEST.replace(".pt", f"{number}.pt"))
 
     def is_among_best(self, figure: float) -> bool:
-        """Return whether a checkpoint with *figure*, if that is finite, is one of ``--keep-best-checkpoints``."""
+        """Return whether a checkpoint with *figure*, if that is finite, is one of
+        ``--keep-best-checkpoints``."""
         keep = self.config.keep_best_checkpoints
         if keep <= 0 or not math.isfinite(figure):
             return False
@@ -304,8 +319,8 @@ def _holds(path: Path, content: bytes) -> bool:
 
 def _lock(descriptor: int, folder: Path) -> None:
     try:
-        # flock, not a lock file: the kernel frees it, however the process ends. At once: waiting would look like a
-        # hang.
+        # flock, not a lock file: the kernel frees it, however the process ends. At once: waiting
+        # would look like a hang.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(f"`save_dir` {folder}: another run writes checkpoints there; choose another folder") from None

@@ -1,4 +1,5 @@
-"""Optimizer states by parameter name, as checkpoints hold them, and by number, as torch's optimizers do."""
+"""Optimizer states by parameter name, as checkpoints hold them, and by number, as torch's
+optimizers do."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class ParameterNames:
         self.groups = [list(islice(names, len(group["params"]))) for group in groups]
 
     def by_name(self, state: State) -> dict[str, Any]:
-        """Return *state*, in torch's layout, with its parameters named; one of another layout as it is."""
+        """Return *state*, in torch's layout, with its parameters named; one of another layout as it
+        is."""
         groups = state.get("param_groups")
         if not isinstance(groups, list) or sum(len(group["params"]) for group in groups) != len(self.names):
             return dict(state)
@@ -45,8 +47,8 @@ class ParameterNames:
     ) -> dict[str, Any]:
         """Return a checkpoint's optimizer state in the optimizer's own numbering.
 
-        A group takes its settings from the stored group of its first parameter. If parameters are grouped otherwise
-        than they were, it keeps its own weight decay.
+        A group takes its settings from the stored group of its first parameter. If parameters are
+        grouped otherwise than they were, it keeps its own weight decay.
 
         Args:
             state: by name; or by number in the order of *stored*, as fairseq saves it; or fairseq's
@@ -118,7 +120,8 @@ def _renamed(state: State, names: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _unflatten(state: State, shapes: Sequence[torch.Size]) -> tuple[State, list[int]]:
-    """Cut a state over one flat parameter into *shapes*: fairseq's ``--fp16`` trains all of them end to end."""
+    """Cut a state over one flat parameter into *shapes*: fairseq's ``--fp16`` trains all of them
+    end to end."""
     (group,) = state["param_groups"]
     sizes = [shape.numel() for shape in shapes]
     cut: dict[int, dict[str, Any]] = {index: {} for index in range(len(shapes))}

@@ -1,9 +1,10 @@
 """One checkpoint file: written atomically, read without executing anything in it.
 
-The layout is fairseq 0.x's with plain values, the optimizer's state by parameter name. Everything that a run
-needs to go on exactly is inside: model, optimizer, schedule, loss scale, random states, carried state, position in
-the data, the log's sums, the best metrics, and a digest of the dictionary. A file is written under another name in the
-same folder, flushed to the disk, and renamed; it is loaded with ``weights_only=True`` and an allow-list.
+The layout is fairseq 0.x's with plain values, the optimizer's state by parameter name. Everything
+that a run needs to go on exactly is inside: model, optimizer, schedule, loss scale, random states,
+carried state, position in the data, the log's sums, the best metrics, and a digest of the
+dictionary. A file is written under another name in the same folder, flushed to the disk, and
+renamed; it is loaded with ``weights_only=True`` and an allow-list.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose 
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Write *state* to *path*, atomically: at every instant the file is the old one or the new one, complete.
+    """Write *state* to *path*, atomically: at every instant the file is the old one or the new one,
+    complete.
 
-    The room on the disk is checked before. Tensors on a device are copied to the host, the optimizer's one at a time
-    while they are written.
+    The room on the disk is checked before. Tensors on a device are copied to the host, the
+    optimizer's one at a time while they are written.
 
     Raises:
-        UserError: the folder is missing, the disk is too full, or the like; the old file is unchanged.
+        UserError: the folder is missing, the disk is too full, or the like; the old file is
+            unchanged.
     """
     check_room(path, state)
     # The optimizer's state is the largest part: torch.save copies its tensors one at a time.
@@ -55,7 +58,8 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def copied(value: Any, *, again: bool = True) -> Any:
-    """Return *value*, a tree of dicts and lists, with its tensors on the host; a tied one is copied once.
+    """Return *value*, a tree of dicts and lists, with its tensors on the host; a tied one is copied
+    once.
 
     With *again* also those that are on the host already are copied.
     """
@@ -67,7 +71,8 @@ def copied(value: Any, *, again: bool = True) -> Any:
                 copies[id(item)] = item.copied(again)
             return copies[id(item)]
         if isinstance(item, Tensor):
-            # One tensor under several names stays one; a square matrix and its transpose differ by strides only.
+            # One tensor under several names stays one; a square matrix and its transpose differ by
+            # strides only.
             view = (item.data_ptr(), item.shape, item.stride(), item.dtype)
             if view not in copies:
                 copies[view] = item.detach().to("cpu", copy=True) if again else item.detach().cpu()
@@ -82,15 +87,16 @@ def copied(value: Any, *, again: bool = True) -> Any:
 def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return the checkpoint at *path* in the current layout, whichever fairseq 0.x wrote it.
 
-    The parts in a folder that sharded training saved are put together; with *rows*, (i, n), part i of n of each sharded
-    tensor is read, as :class:`~fairseq.checkpoint.parts.TensorPart`.
+    The parts in a folder that sharded training saved are put together; with *rows*, (i, n), part i
+    of n of each sharded tensor is read, as :class:`~fairseq.checkpoint.parts.TensorPart`.
 
     Returns:
-        ``args`` (a plain dict), ``model`` (parameters by name), ``optimizer_history``, ``last_optimizer_state``,
-        ``extra_state``, and whatever else the file holds.
+        ``args`` (a plain dict), ``model`` (parameters by name), ``optimizer_history``,
+        ``last_optimizer_state``, ``extra_state``, and whatever else the file holds.
 
     Raises:
-        UserError: the file is missing, damaged, hostile, or not a checkpoint, or has weights that are not finite.
+        UserError: the file is missing, damaged, hostile, or not a checkpoint, or has weights that
+            are not finite.
     """
     state = read(path, map_location, rows)
     model = state.get("model") if isinstance(state, dict) else None
@@ -107,14 +113,15 @@ def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
 
 
 def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> Any:
-    """Return the tensors and plain data in a file of ``torch.save``, of the zip format or the older one.
+    """Return the tensors and plain data in a file of ``torch.save``, of the zip format or the older
+    one.
 
-    Memory-mapped where the format allows it: nothing is copied until it is used. The zip format has a checksum a
-    tensor, which is verified.
+    Memory-mapped where the format allows it: nothing is copied until it is used. The zip format has
+    a checksum a tensor, which is verified.
 
     Raises:
-        UserError: the file is missing, empty, truncated, names something that no checkpoint needs, or has tensors
-            that it does not hold.
+        UserError: the file is missing, empty, truncated, names something that no checkpoint needs,
+            or has tensors that it does not hold.
     """
     while parts.is_folder(path):
         # Once: while it is read, training may give a link another target and remove this one.
@@ -153,7 +160,8 @@ def _read_file(file: BinaryIO, path: str | Path, map_location: Any) -> Any:
 def describe_mismatch(
     model_state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: str | Path
 ) -> str | None:
-    """Name the parameters of the checkpoint at *path* that do not fit a model, in one line; None if all do."""
+    """Name the parameters of the checkpoint at *path* that do not fit a model, in one line; None if
+    all do."""
     reshaped = [
         f"{name} {list(model_state[name].shape)} for {list(expected[name].shape)}"
         for name in expected

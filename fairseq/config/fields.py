@@ -1,8 +1,9 @@
 """Dataclass fields ⇄ command-line flags ⇄ YAML ⇄ what a checkpoint stores.
 
-Every registered part has a ``@dataclass`` config whose fields are made with :func:`flag`. The flag's name follows
-from the field's (``decoder_layers`` → ``--decoder-layers``). A parsed command line holds only what the user gave;
-what is missing comes from ``--config``, then the architecture, then the dataclass's defaults.
+Every registered part has a ``@dataclass`` config whose fields are made with :func:`flag`. The
+flag's name follows from the field's (``decoder_layers`` → ``--decoder-layers``). A parsed command
+line holds only what the user gave; what is missing comes from ``--config``, then the architecture,
+then the dataclass's defaults.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class Config:
     """Base of all dataclasses of settings: what is made of one is valid.
 
     Raises:
-        SettingError: a value has another type than its field, or is not among its choices or within its bounds; or
-            the settings contradict each other.
+        SettingError: a value has another type than its field, or is not among its choices or within
+            its bounds; or the settings contradict each other.
     """
 
     def __post_init__(self) -> None:
@@ -50,7 +51,8 @@ class Config:
         self.check()
 
     def check(self) -> None:
-        """Check that the settings, each valid by itself, fit together; SettingError if they do not."""
+        """Check that the settings, each valid by itself, fit together; SettingError if they do
+        not."""
 
 
 def flag(
@@ -78,7 +80,8 @@ def flag(
         choices: the values allowed.
         low, high: closed bounds of a number (or of each number of a list).
         above, below: open bounds.
-        python: closed bounds instead, where Python code sets the value and no flag or settings file does.
+        python: closed bounds instead, where Python code sets the value and no flag or settings file
+            does.
         metavar: how ``--help`` shows the value.
         negative: a bool that also has a ``--no-…`` form.
         const: the value where the flag is given without one.
@@ -109,10 +112,12 @@ def flag_name(name: str) -> str:
 def add_flags(
     parser: argparse._ActionsContainer, config: type, only: Sequence[str] | None = None, otherwise: str | None = None
 ) -> None:
-    """Add a flag for every field of *config*, or for *only* those named, that *parser* does not have yet.
+    """Add a flag for every field of *config*, or for *only* those named, that *parser* does not
+    have yet.
 
-    *otherwise* is what ``--help`` says in place of the default, where something else than the dataclass decides.
-    Defaults stay out of the parsed namespace (``argparse.SUPPRESS``), so that what is in it was given by the user.
+    *otherwise* is what ``--help`` says in place of the default, where something else than the
+    dataclass decides. Defaults stay out of the parsed namespace (``argparse.SUPPRESS``), so that
+    what is in it was given by the user.
     """
     known = {s for action in parser._actions for s in action.option_strings}
     for field, hint in _fields(config):
@@ -139,16 +144,17 @@ def add_flags(
 
 
 def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace, flags: bool = False) -> C:
-    """*settings* if they are a *config* already; else a *config* of the ones that it has, and of defaults.
+    """*settings* if they are a *config* already; else a *config* of the ones that it has, and of
+    defaults.
 
-    Values may be typed or be the strings a command line, a YAML file or an old checkpoint holds. With *flags* they are
-    what a user gave, within the bounds of flags; else within Python's.
+    Values may be typed or be the strings a command line, a YAML file or an old checkpoint holds.
+    With *flags* they are what a user gave, within the bounds of flags; else within Python's.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
     """
-    # Entry points that a plug-in calls with fairseq's flat namespace (`build_model`, constructors of optimizers, …)
-    # accept both.
+    # Entry points that a plug-in calls with fairseq's flat namespace (`build_model`, constructors
+    # of optimizers, …) accept both.
     if isinstance(settings, config):
         return settings
     values_by_name: Mapping[str, Any] = vars(settings) if isinstance(settings, argparse.Namespace) else settings  # type: ignore[assignment]
@@ -175,7 +181,8 @@ def shown(value: Any) -> str:
 
 
 def differ(one: Any, other: Any) -> bool:
-    """Return whether two values of a setting mean different things, in whichever form a checkpoint or a user has them.
+    """Return whether two values of a setting mean different things, in whichever form a checkpoint
+    or a user has them.
 
     ``0.1``, ``[0.1]`` and ``"(0.1,)"`` do not; nor do None, False and ``""``.
     """
@@ -195,12 +202,14 @@ def shortened(value: Any) -> str:
 
 
 def checked(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of *config*: what *values* have of them, checked and converted, and the defaults of the others."""
+    """The fields of *config*: what *values* have of them, checked and converted, and the defaults
+    of the others."""
     return dataclasses.asdict(typed(config, values, flags=True))
 
 
 def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = False) -> Any:
-    """*value* as the type of *field*, checked against its choices and its bounds, the ones for *flags* or for Python.
+    """*value* as the type of *field*, checked against its choices and its bounds, the ones for
+    *flags* or for Python.
 
     Raises:
         SettingError: *value* is invalid.
@@ -262,7 +271,8 @@ def _kind(hint: Any) -> tuple[type, bool, bool]:
 
 
 def _of_kind(name: str, hint: Any, value: Any) -> Any:
-    """*value*, unless it is of a kind that only a flag's text is read from: Python code says a number as a number."""
+    """*value*, unless it is of a kind that only a flag's text is read from: Python code says a
+    number as a number."""
     kind, many, _ = _kind(hint)
     for item in value if many and isinstance(value, list | tuple) else [value]:
         # Real, not float: NumPy's numbers are valid as well.

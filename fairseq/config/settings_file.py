@@ -17,7 +17,8 @@ OUTPUTS = ("metrics_file", "log_file", "tensorboard_logdir")  # what a run write
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The settings in a ``--config`` file, by name (dashes or underscores); UserError if it is no flat mapping."""
+    """The settings in a ``--config`` file, by name (dashes or underscores); UserError if it is no
+    flat mapping."""
     settings = load_yaml(path, "--config")
     for name, value in settings.items():
         _check_setting(path, name, value)
@@ -28,7 +29,8 @@ def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
     """The mapping in a YAML file that *flag* names.
 
     Raises:
-        UserError: the file is missing, larger than 64 KiB, no YAML, nested deeply, or not a mapping.
+        UserError: the file is missing, larger than 64 KiB, no YAML, nested deeply, or not a
+            mapping.
     """
     # Imported here: most command lines name no file.
     import yaml
@@ -61,10 +63,11 @@ def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
 
 
 def for_another_run(settings: Mapping[str, Any], save_dir: str) -> dict[str, Any]:
-    """*settings* of a run as a run with *save_dir* takes them: what they write beside checkpoints lies there, too.
+    """*settings* of a run as a run with *save_dir* takes them: what they write beside checkpoints
+    lies there, too.
 
-    A file in the first run's checkpoint folder has the same place in the new one, another one its name; unchanged for
-    the first run itself, or where *settings* name no checkpoint folder.
+    A file in the first run's checkpoint folder has the same place in the new one, another one its
+    name; unchanged for the first run itself, or where *settings* name no checkpoint folder.
     """
     # YAML makes a number of a name such as 2024; flags take any value as text.
     former = os.path.abspath(str(settings.get("save_dir") or save_dir))
@@ -80,7 +83,8 @@ def for_another_run(settings: Mapping[str, Any], save_dir: str) -> dict[str, Any
 
 
 def _check_depth(events: Any) -> None:
-    """Raise ValueError for YAML that is nested deeply or refers to parts of itself, before anything is built of it."""
+    """Raise ValueError for YAML that is nested deeply or refers to parts of itself, before anything
+    is built of it."""
     depth = 0
     for event in events:
         # A few lines of aliases to aliases make a value of any size.
@@ -92,7 +96,8 @@ def _check_depth(events: Any) -> None:
 
 
 def _check_setting(path: str | Path, name: Any, value: Any) -> None:
-    """Raise UserError unless *value* is a number, text, a switch, or a flat list or dict of such."""
+    """Raise UserError unless *value* is a number, text, a switch, or a flat list or dict of
+    such."""
     simple = (str, int, float, bool, type(None))
     items = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
     if not isinstance(name, str) or not all(isinstance(item, simple) for item in items):

@@ -29,7 +29,8 @@ class Part:
 
     @classmethod
     def unread(cls, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings *stored* in a checkpoint that it reads only if they are in its dataclass."""
+        """Return the settings *stored* in a checkpoint that it reads only if they are in its
+        dataclass."""
         return stored
 
 
@@ -57,7 +58,8 @@ class ModelConfig(KernelConfig):
         return 0
 
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
-        """Settings that change when staged training goes on with blocks of *tokens*; any stage's *longest* blocks."""
+        """Settings that change when staged training goes on with blocks of *tokens*; any stage's
+        *longest* blocks."""
         return {}
 
 
@@ -107,7 +109,8 @@ class LanguageModelingTaskConfig(BlockConfig):
 
 
 def check_cutoffs(setting: str, cutoffs: list[int], vocabulary: int | None = None) -> None:
-    """Raise SettingError unless cutoffs ascend and, in a *vocabulary* of known size, leave words for the last band."""
+    """Raise SettingError unless cutoffs ascend and, in a *vocabulary* of known size, leave words
+    for the last band."""
     text = ",".join(map(str, cutoffs))
     if not cutoffs or cutoffs[0] < 1 or any(a >= b for a, b in zip(cutoffs, cutoffs[1:], strict=False)):
         raise SettingError(f"`{setting}` {text}: cutoffs must be positive and ascending")

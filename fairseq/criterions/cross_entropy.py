@@ -34,7 +34,8 @@ class CrossEntropyCriterion(FairseqCriterion):
                 f"`criterion`: {type(model).__name__} is an encoder, which does not predict the next token; "
                 "use `criterion` masked_lm (electra for ELECTRA) with `task` masked_lm"
             )
-        # Targets of a masking task are padding wherever no token was chosen: the loss would look fine, and be of 15 %.
+        # Targets of a masking task are padding wherever no token was chosen: the loss would look
+        # fine, and be of 15 %.
         if hasattr(getattr(self.task, "cfg", None), "mask_prob"):
             raise UserError(
                 f"`task`: it masks tokens, but {type(model).__name__} predicts the next token; "
@@ -44,7 +45,8 @@ class CrossEntropyCriterion(FairseqCriterion):
     def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
         layer = model.output_layer
         if isinstance(layer, OutputLayer):
-            # On the host: selecting targets on a device synchronises, because their number has to be read.
+            # On the host: selecting targets on a device synchronises, because their number has to
+            # be read.
             target = sample["target"].reshape(-1)
             sample["partition"] = layer.partition(target, self.padding_idx, self.band_padding)
         return sample
@@ -63,13 +65,15 @@ class CrossEntropyCriterion(FairseqCriterion):
         return loss, sample_size, sums
 
     def _subset_sums(self, layer: Any, hidden: Tensor, sample: Sample) -> dict[str, Any]:
-        """In validation, the cross entropy of each subset of tokens, for hidden states [B, T, C]."""
+        """In validation, the cross entropy of each subset of tokens, for hidden states
+        [B, T, C]."""
         if self.training or not isinstance(layer, OutputLayer):
             return {}
         return subset_sums(layer, hidden.flatten(0, -2), sample, self.padding_idx)
 
     def _partition(self, layer: OutputLayer, sample: Sample, device: torch.device) -> Any:
-        """The targets of *sample* that count, on *device*; :meth:`prepare` has computed them on the host."""
+        """The targets of *sample* that count, on *device*; :meth:`prepare` has computed them on the
+        host."""
         partition = sample.get("partition")
         if partition is None:  # the criterion was called directly
             partition = layer.partition(sample["target"].reshape(-1), self.padding_idx, self.band_padding)
@@ -77,7 +81,8 @@ class CrossEntropyCriterion(FairseqCriterion):
 
 
 class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
-    """Cross entropy against (1 − ε) · target + ε · uniform over the V words (Szegedy et al. 2016, section 7).
+    """Cross entropy against (1 − ε) · target + ε · uniform over the V words (Szegedy et al. 2016,
+    section 7).
 
     ``nll_loss`` is the plain cross entropy.
     """
@@ -109,8 +114,8 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         weight = layer.weight.float()  # (V, C)
         of_target = (states * weight[target]).sum()
         of_all = states.sum(0) @ weight.sum(0)
-        # log-softmax = logit − log Z, and log Z cancels: ε · (mean of −log p over words − nll) = ε · (h·w_y − mean of
-        # h·w_v).
+        # log-softmax = logit − log Z, and log Z cancels: ε · (mean of −log p over words − nll) = ε
+        # · (h·w_y − mean of h·w_v).
         return nll + self.eps * (of_target - of_all / weight.size(0)), nll
 
     def _full(self, model: BaseFairseqModel, layer: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:
@@ -128,7 +133,8 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
 
 
 class AdaptiveLoss(CrossEntropyCriterion):
-    """Negative log-likelihood through an adaptive softmax (Grave et al. 2017), each band over its own words."""
+    """Negative log-likelihood through an adaptive softmax (Grave et al. 2017), each band over its
+    own words."""
 
     config_class = AdaptiveCriterionConfig
 

@@ -1,8 +1,10 @@
-"""Base class of criterions: the interface that the trainer uses; and the sums that several of them return.
+"""Base class of criterions: the interface that the trainer uses; and the sums that several of them
+return.
 
-Validation losses are also of subsets of tokens and of single tokens: ``sample["subsets"]`` holds a mask for each of the
-task's ``subsets``, bool [B, T] or broadcastable to it; ``sample["positions"]``, where there is one, the position of
-each target in the corpus, int64 [B, T], −1 for none.
+Validation losses are also of subsets of tokens and of single tokens: ``sample["subsets"]`` holds a
+mask for each of the task's ``subsets``, bool [B, T] or broadcastable to it;
+``sample["positions"]``, where there is one, the position of each target in the corpus, int64
+[B, T], −1 for none.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer, move_partition
 
 Loss = tuple[Tensor, int, dict[str, Any]]
-"""The summed loss, the divisor of the gradient, and named sums over the batch: numbers, tensors of one element, or
-:class:`~fairseq.logging.figures.Gathered` predictions."""
+"""The summed loss, the divisor of the gradient, and named sums over the batch: numbers, tensors of
+one element, or :class:`~fairseq.logging.figures.Gathered` predictions."""
 TOKEN_LOSSES = "token losses"
 """Name of gathered rows (position in the corpus, loss in nats), float64 [n, 2]."""
 
@@ -56,8 +58,8 @@ class FairseqCriterion(Part, nn.Module):
         """Build the criterion with the settings that its constructor names.
 
         Args:
-            args: its settings, as attributes; the constructor takes them as ``args`` or ``cfg``, or single ones by
-                name. None: it has none.
+            args: its settings, as attributes; the constructor takes them as ``args`` or ``cfg``, or
+                single ones by name. None: it has none.
         """
         parameters = inspect.signature(cls.__init__).parameters
         # The base's constructor takes any number of parts; only the task is one.
@@ -70,10 +72,12 @@ class FairseqCriterion(Part, nn.Module):
         return cls(**{name: values[name] for name in parameters if name in values})
 
     def check(self, model: BaseFairseqModel) -> None:
-        """Raise UserError if *model* lacks the outputs this loss needs; called once, before any batch."""
+        """Raise UserError if *model* lacks the outputs this loss needs; called once, before any
+        batch."""
 
     def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
-        """Add to *sample*, on the host, values whose computation on the device would synchronise."""
+        """Add to *sample*, on the host, values whose computation on the device would
+        synchronise."""
         return sample
 
     def step(
@@ -91,14 +95,15 @@ class FairseqCriterion(Part, nn.Module):
         return self.compute_loss(model, net_output, sample), extra if isinstance(extra, Mapping) else {}
 
     def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
-        """Return the loss of *net_output*, which ``model(**sample["net_input"])`` returned, and sums by name."""
+        """Return the loss of *net_output*, which ``model(**sample["net_input"])`` returned, and
+        sums by name."""
         raise NotImplementedError
 
     def figures(self) -> dict[str, Figure]:
         """The figures of log and validation, by name, in the order of the log.
 
-        They are computed from totals of the sums that :meth:`compute_loss` returns. Any of them can be the
-        ``--best-checkpoint-metric``.
+        They are computed from totals of the sums that :meth:`compute_loss` returns. Any of them can
+        be the ``--best-checkpoint-metric``.
         """
         return language_model_figures()
 
@@ -125,13 +130,15 @@ def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, 
 
 
 def is_padded(sample: Sample, padding_idx: int) -> bool | None:
-    """Return whether the tokens of *sample* have padding; None: they are on a GPU, where looking would synchronise."""
+    """Return whether the tokens of *sample* have padding; None: they are on a GPU, where looking
+    would synchronise."""
     tokens: Tensor = sample["net_input"]["src_tokens"]
     return bool(tokens.eq(padding_idx).any()) if tokens.device.type == "cpu" else None
 
 
 def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx: int) -> dict[str, Any]:
-    """Summed losses and numbers of the targets of each subset, for hidden states [N, C] of all tokens."""
+    """Summed losses and numbers of the targets of each subset, for hidden states [N, C] of all
+    tokens."""
     sums: dict[str, Any] = {}
     if "positions" in sample:
         target = sample["target"].reshape(-1)
@@ -147,7 +154,8 @@ def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx:
 
 
 def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, Any]:
-    """The sums of :func:`subset_sums` from all tokens' losses [B, T]; *real*, bool [B, T], is false at padding."""
+    """The sums of :func:`subset_sums` from all tokens' losses [B, T]; *real*, bool [B, T], is false
+    at padding."""
     sums: dict[str, Any] = {}
     if "positions" in sample:
         rows = real.reshape(-1).nonzero().squeeze(1)
@@ -159,7 +167,8 @@ def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, An
 
 def _gathered(sample: Sample, rows: Tensor, losses: Tensor) -> Gathered:
     """The *losses* [n] of the targets *rows* [n] of *sample*, with their positions."""
-    # float64 holds positions up to 2**53 exactly, so that position and loss are gathered as one tensor.
+    # float64 holds positions up to 2**53 exactly, so that position and loss are gathered as one
+    # tensor.
     return Gathered(torch.stack([sample["positions"].reshape(-1)[rows].double(), losses.double()], 1))
 
 

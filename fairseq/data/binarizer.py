@@ -24,9 +24,11 @@ _LINE_END = "\udc80"
 
 @dataclass
 class Summary:
-    """Counts of a preprocessed text: lines, tokens (``</s>`` included), words that were not in the dictionary.
+    """Counts of a preprocessed text: lines, tokens (``</s>`` included), words that were not in the
+    dictionary.
 
-    Among these words are those that are written like the padding symbol, which are counted as ``padding``, too.
+    Among these words are those that are written like the padding symbol, which are counted as
+    ``padding``, too.
     """
 
     sentences: int = 0
@@ -36,9 +38,11 @@ class Summary:
 
 
 class LearnedTexts:
-    """Texts read once, before their dictionary is known: the counts of their words, and their tokens in a file.
+    """Texts read once, before their dictionary is known: the counts of their words, and their
+    tokens in a file.
 
-    There a token is 1 + the index of its word in ``words``, 0 the ``</s>`` of a line. Only words are kept in memory.
+    There a token is 1 + the index of its word in ``words``, 0 the ``</s>`` of a line. Only words
+    are kept in memory.
 
     Args:
         pool: of :func:`splitters`.
@@ -61,7 +65,8 @@ class LearnedTexts:
             start = file.tell()
             for count, part in enumerate(over(pool, path, "reading"), 1):
                 table = np.array([0, *map(numbers.__getitem__, part.words)])
-                # The smallest type for the words so far: tokens go to disk and come back, so their size is the cost.
+                # The smallest type for the words so far: tokens go to disk and come back, so their
+                # size is the cost.
                 np.save(file, table.astype(np.min_scalar_type(len(numbers)))[part.numbers])
                 counts = np.pad(counts, (0, len(numbers) + 1 - len(counts)))
                 counts[table] += np.bincount(part.numbers, minlength=len(table))
@@ -87,7 +92,8 @@ class LearnedTexts:
 class Binarizer:
     """Writes texts as corpora of a dictionary's ids.
 
-    A line ends at ``\\n``, ``\\r`` or ``\\r\\n``; its words are what Unicode white space separates; ``</s>`` is added.
+    A line ends at ``\\n``, ``\\r`` or ``\\r\\n``; its words are what Unicode white space separates;
+    ``</s>`` is added.
 
     Args:
         pool: of :func:`splitters` (default: this process).
@@ -109,10 +115,12 @@ class Binarizer:
         self._pool = splitters(1) if pool is None else pool
 
     def binarize(self, path: str, prefix: str | Path) -> Summary:
-        """Write the text *path* to *prefix* ``.bin`` and ``.idx``; the same bytes for any number of processes.
+        """Write the text *path* to *prefix* ``.bin`` and ``.idx``; the same bytes for any number of
+        processes.
 
         Raises:
-            UserError: the text is missing, empty or not UTF-8, or a process died; no file is written.
+            UserError: the text is missing, empty or not UTF-8, or a process died; no file is
+                written.
         """
         summary = Summary()
         with IndexedWriter(prefix, self._dtype) as writer:
@@ -146,7 +154,8 @@ class Binarizer:
         replaced = ids == dictionary.unk_index
         # Some dictionaries have one symbol for the end of a line and for unknown words.
         replaced[0] = False
-        # Where the text itself has the unknown symbol, it is a word like others; a tokenizer writes it for other text.
+        # Where the text itself has the unknown symbol, it is a word like others; a tokenizer writes
+        # it for other text.
         if not self._replaced_before and dictionary.unk_word in words:
             replaced[1 + words.index(dictionary.unk_word)] = False
         padding = 1 + words.index(dictionary.pad_word) if dictionary.pad_word in words else None
@@ -156,7 +165,8 @@ class Binarizer:
 
 @dataclass(frozen=True)
 class _Table:
-    """Tokens by number: their ids, whether these replace the words, and the number of the word ``<pad>``, if any."""
+    """Tokens by number: their ids, whether these replace the words, and the number of the word
+    ``<pad>``, if any."""
 
     ids: np.ndarray
     replaced: np.ndarray
@@ -165,14 +175,16 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a text: its different words in the order of their first appearance, and its tokens, as numbers."""
+    """A part of a text: its different words in the order of their first appearance, and its tokens,
+    as numbers."""
 
     words: list[str]
     numbers: np.ndarray  # unsigned [N], 1 + the index of a token's word, 0 for the ``</s>`` of a line
 
 
 def splitters(workers: int) -> Workers[_Part]:
-    """Processes that split parts of texts into words, for :class:`LearnedTexts` and :class:`Binarizer`."""
+    """Processes that split parts of texts into words, for :class:`LearnedTexts` and
+    :class:`Binarizer`."""
     return Workers(_numbered, workers)
 
 

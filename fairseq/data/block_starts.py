@@ -1,4 +1,5 @@
-"""Boundaries of blocks: the size of each, and where each starts, in little more memory than the sizes."""
+"""Boundaries of blocks: the size of each, and where each starts, in little more memory than the
+sizes."""
 
 from __future__ import annotations
 
@@ -18,12 +19,13 @@ _PIECE = 1 << 14  # starts computed together
 class BlockStarts(LazyArray):
     """The first token of each block, int64 [n], computed from the sizes of the blocks before it.
 
-    Stored are the tokens before every 64th block, and for each gap between blocks (lines that belong to none, blocks
-    that were left out) where it is and how many tokens were left out so far.
+    Stored are the tokens before every 64th block, and for each gap between blocks (lines that
+    belong to none, blocks that were left out) where it is and how many tokens were left out so far.
 
     Args:
         sizes: int32 [n], kept and not copied.
-        gaps: int64 [2, gaps]: the number of the block after each gap, rising, and the tokens in all gaps up to it.
+        gaps: int64 [2, gaps]: the number of the block after each gap, rising, and the tokens in all
+            gaps up to it.
     """
 
     def __init__(self, sizes: np.ndarray, gaps: np.ndarray) -> None:
@@ -69,7 +71,8 @@ class BlockStarts(LazyArray):
 
 
 def boundaries(pieces: Iterable[Piece]) -> tuple[BlockStarts, np.ndarray]:
-    """Return starts and sizes, int32 [n], of rising blocks that do not overlap and come in *pieces*."""
+    """Return starts and sizes, int32 [n], of rising blocks that do not overlap and come in
+    *pieces*."""
     sizes: list[np.ndarray] = []
     gaps: list[np.ndarray] = []
     count = end = skipped = 0

@@ -1,8 +1,9 @@
 """The protocol of what an epoch iterator reads.
 
-Everything random in a batch depends on seed, epoch and example number only. A task tells which examples a split has in
-``dataset(split)``, how they form batches in ``sampler(dataset, model, batching)``, and what is done to a sample on
-the host in ``prepare(sample, epoch)``; ``FairseqTask.iterator`` does the rest.
+Everything random in a batch depends on seed, epoch and example number only. A task tells which
+examples a split has in ``dataset(split)``, how they form batches in
+``sampler(dataset, model, batching)``, and what is done to a sample on the host in
+``prepare(sample, epoch)``; ``FairseqTask.iterator`` does the rest.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ Sample = dict[str, Any]
 class Dataset(Protocol):
     """Numbered examples of known sizes, from which batches are made.
 
-    An example is a block of a corpus, a sentence, a pair of sentences. Samplers see the sizes only; tokens are read
-    when a batch is made.
+    An example is a block of a corpus, a sentence, a pair of sentences. Samplers see the sizes only;
+    tokens are read when a batch is made.
     """
 
     @property
@@ -32,18 +33,19 @@ class Dataset(Protocol):
     def batch(self, indices: np.ndarray) -> Sample:
         """Return the examples *indices* [B], at least one, as one padded sample.
 
-        It holds ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the number of targets; ``net_input``, the model's
-        keyword arguments; ``target``.
+        It holds ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the number of targets;
+        ``net_input``, the model's keyword arguments; ``target``.
         """
 
     def checksums(self) -> Mapping[str, int]:
-        """Return a CRC-32 of each file that examples are read from, by its name: equal on all processes."""
+        """Return a CRC-32 of each file that examples are read from, by its name: equal on all
+        processes."""
 
     def at_epoch(self, epoch: int) -> Dataset:
         """Return the dataset as it is read in *epoch* (from 1): a view with the same sizes.
 
-        Whatever is random in a batch depends on the seed, *epoch* and the examples' numbers only, so that a resumed
-        run reads the same, on any number of processes.
+        Whatever is random in a batch depends on the seed, *epoch* and the examples' numbers only,
+        so that a resumed run reads the same, on any number of processes.
         """
 
     def select(self, keep: np.ndarray) -> Dataset:

@@ -1,8 +1,9 @@
 """Data folders: one dictionary; splits in one or several files, in one or several folders.
 
 Training reads ``train``, ``train1``, ``train2``, … as one corpus, without a copy in memory
-(:mod:`fairseq.system.stored_array`); every file is read once by a process, to check it. ``DATA1:DATA2`` reads folder
-(epoch − 1) mod n (:class:`fairseq.data.iterator.Turns`); validation and evaluation read the first.
+(:mod:`fairseq.system.stored_array`); every file is read once by a process, to check it.
+``DATA1:DATA2`` reads folder (epoch − 1) mod n (:class:`fairseq.data.iterator.Turns`); validation
+and evaluation read the first.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
 
 def data_folders(data: str | Path) -> list[Path]:
-    """Return the folders of ``DATA`` or ``DATA1:DATA2:…``, one or more, for each epoch of training in turn."""
+    """Return the folders of ``DATA`` or ``DATA1:DATA2:…``, one or more, for each epoch of training
+    in turn."""
     names = os.fspath(data)
     if exists(names):
         return [Path(names)]
@@ -33,8 +35,8 @@ def load_dictionary(data: str | Path) -> Dictionary:
     """Return the common dictionary of all folders of *data*.
 
     Raises:
-        UserError: a folder or its ``dict.txt`` is missing, or the dictionaries differ, or a ``tokenization.json``
-            beside the first is damaged or was made for another.
+        UserError: a folder or its ``dict.txt`` is missing, or the dictionaries differ, or a
+            ``tokenization.json`` beside the first is damaged or was made for another.
     """
     folders = data_folders(data)
     for folder in folders:
@@ -52,7 +54,8 @@ def load_dictionary(data: str | Path) -> Dictionary:
         read_tokenization(tokenization, dictionary.symbols)
     for path in others:
         other = read_dictionary(path)
-        # Most are copies: parsing each of thirty large dictionaries would take longer than opening the data.
+        # Most are copies: parsing each of thirty large dictionaries would take longer than opening
+        # the data.
         if other != content and Dictionary.parse(other, path) != dictionary:
             raise UserError(f"{path}: differs from {first.parent}'s; preprocess {path.parent} with `srcdict` {first}")
     return dictionary
@@ -76,7 +79,8 @@ def _splits(folder: str | Path) -> list[str]:
 
 
 def check_split(folder: str | Path, split: str) -> None:
-    """Raise UserError if a folder has no such split or its index is not one; the tokens are not read."""
+    """Raise UserError if a folder has no such split or its index is not one; the tokens are not
+    read."""
     there = _splits(folder)
     if there and not exists(Path(folder, f"{split}.idx")):
         raise UserError(f"{folder}/{split}.idx: file not found; the splits in this folder are {', '.join(there)}")
@@ -84,10 +88,11 @@ def check_split(folder: str | Path, split: str) -> None:
 
 
 def check_validation(data: str | Path, valid_subset: str, leaves_out: bool) -> None:
-    """Raise UserError, which says what to do, unless *data* from fairseq-preprocess has the splits of *valid_subset*.
+    """Raise UserError, which says what to do, unless *data* from fairseq-preprocess has the splits
+    of *valid_subset*.
 
-    A split such as ``valid1`` that is in the folder must be named as well, unless *leaves_out*. Folders in which splits
-    are not at the top, as tables of sentences, are left to their tasks.
+    A split such as ``valid1`` that is in the folder must be named as well, unless *leaves_out*.
+    Folders in which splits are not at the top, as tables of sentences, are left to their tasks.
     """
     folder = data_folders(data)[0]
     there = _splits(folder)
@@ -115,7 +120,8 @@ def unread_splits(folder: str | Path, splits: Sequence[str]) -> list[str]:
 def open_corpus(
     folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
 ) -> IndexedCorpus | JoinedCorpus:
-    """Return the tokens of a split, left in their files and read once to check them; see :func:`corpus_prefixes`.
+    """Return the tokens of a split, left in their files and read once to check them; see
+    :func:`corpus_prefixes`.
 
     Raises:
         UserError: files are missing or damaged, or were made with another dictionary.
@@ -132,7 +138,8 @@ def open_corpus(
 def reopen_corpus(
     folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
 ) -> IndexedCorpus | JoinedCorpus:
-    """As :func:`open_corpus`, but files that an earlier epoch or stage has checked are not checked again."""
+    """As :func:`open_corpus`, but files that an earlier epoch or stage has checked are not checked
+    again."""
     # The number of files is part of the key: one may be added from epoch to epoch.
     key = os.path.abspath(folder), split, len(corpus_prefixes(folder, split, combine=combine))
     corpus = reopen(CORPORA, key, lambda: open_corpus(folder, split, dictionary, combine=combine))
@@ -140,5 +147,6 @@ def reopen_corpus(
     return corpus
 
 
-# Checked when they were opened; about 1 KB a file, and 8 bytes a line once `offsets` has been read, as scoring does.
+# Checked when they were opened; about 1 KB a file, and 8 bytes a line once `offsets` has been read,
+# as scoring does.
 CORPORA: dict[tuple[str, str, int], IndexedCorpus | JoinedCorpus] = {}

@@ -1,4 +1,5 @@
-"""Sentences and labels in TSV files: the nine GLUE tasks (Wang et al. 2019), MR, and files with the same columns."""
+"""Sentences and labels in TSV files: the nine GLUE tasks (Wang et al. 2019), MR, and files with the
+same columns."""
 
 from __future__ import annotations
 
@@ -90,8 +91,8 @@ def read_examples(path: Path, layout: Layout, labelled: bool = True) -> list[Exa
         labelled: whether every row must have a label; otherwise the column may be missing.
 
     Raises:
-        UserError: the file is missing, empty or not UTF-8, or lacks a column; a row lacks a field, has an empty
-            sentence or an unknown label.
+        UserError: the file is missing, empty or not UTF-8, or lacks a column; a row lacks a field,
+            has an empty sentence or an unknown label.
     """
     header, rows = _table(path, layout)
     sentence_columns = [_column(path, header, name) for name in layout.sentences]
@@ -130,8 +131,8 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
     """The different labels of a table, numbers by their value, other text by its characters.
 
     Raises:
-        UserError: the table cannot be read, has fewer than two classes or more than :data:`MOST_CLASSES`, or a label
-            is empty or has a comma, which separates ``--labels``.
+        UserError: the table cannot be read, has fewer than two classes or more than
+            :data:`MOST_CLASSES`, or a label is empty or has a comma, which separates ``--labels``.
     """
     header, rows = _table(path, layout)
     column = _column(path, header, layout.label)
@@ -150,8 +151,8 @@ def labels_of(path: Path, layout: Layout) -> list[str]:
         fault = f"all examples have the label {next(iter(labels))!r}" if labels else "no examples"
         raise UserError(f"{path}: {fault}; training needs at least two different ones")
     try:
-        # By value: as text "10" would come before "2", and a scale would lose its order. Equal values, as "1" and
-        # "1.0", by their text: the order of a set differs between processes.
+        # By value: as text "10" would come before "2", and a scale would lose its order. Equal
+        # values, as "1" and "1.0", by their text: the order of a set differs between processes.
         return sorted(sorted(labels), key=float)
     except ValueError:
         return sorted(labels)
@@ -187,7 +188,8 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
 
 
 def label_of(where: str, text: str, layout: Layout) -> Label:
-    """The number of the class *text*, or the scores; UserError, which begins with *where*, if it is neither."""
+    """The number of the class *text*, or the scores; UserError, which begins with *where*, if it is
+    neither."""
     if not layout.is_regression:
         if text not in layout.labels:
             raise UserError(f"{where}: label {text[:80]!r}: not one of {', '.join(layout.labels)}")

@@ -1,8 +1,8 @@
 """A corpus as two files, in fairseq's ``mmap`` format.
 
-``.bin`` holds the tokens of all lines end to end. ``.idx`` holds, little endian: the magic bytes, a version (uint64),
-a code for the tokens' type (uint8), the number of lines (uint64), the lines' sizes in tokens (int32 each) and where
-each line starts, in bytes (int64 each).
+``.bin`` holds the tokens of all lines end to end. ``.idx`` holds, little endian: the magic bytes, a
+version (uint64), a code for the tokens' type (uint8), the number of lines (uint64), the lines'
+sizes in tokens (int32 each) and where each line starts, in bytes (int64 each).
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _STEP = 1 << 20  # lines looked at together
 
 
 def token_dtype(num_symbols: int) -> np.dtype:
-    """The type that fairseq stores the tokens of a dictionary of *num_symbols* in: uint16, or int32 from 65,500 on."""
+    """The type that fairseq stores the tokens of a dictionary of *num_symbols* in: uint16, or int32
+    from 65,500 on."""
     # fairseq's bound, some below 2¹⁶: other files would differ byte by byte.
     return np.dtype("<u2" if num_symbols < 65500 else "<i4")
 
@@ -42,9 +43,9 @@ def token_dtype(num_symbols: int) -> np.dtype:
 class Corpus(Protocol):
     """Tokens in lines: what :class:`~fairseq.data.token_blocks.TokenBlocks` cuts into blocks.
 
-    ``tokens`` is a flat integer array [N], ``sizes`` the lines' lengths [lines], ``offsets`` int64 [lines + 1] the
-    tokens before each line, and at the end all. Large corpora leave tokens and sizes in their files: slices of them
-    are arrays, and offsets take memory for each line.
+    ``tokens`` is a flat integer array [N], ``sizes`` the lines' lengths [lines], ``offsets`` int64
+    [lines + 1] the tokens before each line, and at the end all. Large corpora leave tokens and
+    sizes in their files: slices of them are arrays, and offsets take memory for each line.
     """
 
     @property
@@ -66,7 +67,8 @@ T = TypeVar("T", bound=Files)
 
 
 def reopen(cache: dict[Any, T], key: Hashable, open_data: Callable[[], T]) -> T:
-    """Return the data of *key*: those in *cache* if their files are unchanged, else newly opened by *open_data*."""
+    """Return the data of *key*: those in *cache* if their files are unchanged, else newly opened by
+    *open_data*."""
     data = cache.get(key)
     if data is None or not data.is_unchanged():
         data = cache[key] = open_data()
@@ -81,7 +83,8 @@ class IndexedCorpus:
         verification: of the folder, where several of its corpora are opened.
 
     Raises:
-        UserError: a file is missing, truncated, corrupt or not as in ``checksums.txt``, or the corpus has no tokens.
+        UserError: a file is missing, truncated, corrupt or not as in ``checksums.txt``, or the
+            corpus has no tokens.
 
     Attributes:
         tokens: flat array [N] in the file, uint16 or int32.
@@ -121,10 +124,12 @@ class IndexedCorpus:
         return _offsets(self.sizes)
 
     def check(self, dictionary: Dictionary, verification: Verification | None = None) -> None:
-        """Read the tokens once, in pieces; they are not read again for the same or a larger dictionary.
+        """Read the tokens once, in pieces; they are not read again for the same or a larger
+        dictionary.
 
         Raises:
-            UserError: a token is not an id of *dictionary*, or the file is not as in ``checksums.txt``.
+            UserError: a token is not an id of *dictionary*, or the file is not as in
+                ``checksums.txt``.
         """
         # The highest id of the file is known: for a larger dictionary nothing can be out of range.
         if 0 < self._symbols <= len(dictionary):
@@ -153,7 +158,8 @@ class IndexedCorpus:
 
 
 class JoinedCorpus:
-    """Corpora, at least one, read one after the other: an :class:`IndexedCorpus` of several pairs of files."""
+    """Corpora, at least one, read one after the other: an :class:`IndexedCorpus` of several pairs
+    of files."""
 
     def __init__(self, parts: Sequence[IndexedCorpus]) -> None:
         self.parts = list(parts)
@@ -179,7 +185,8 @@ class JoinedCorpus:
 
 
 def token_count(prefix: str) -> int:
-    """Return the number of tokens of a corpus by the length of its file; UserError if it is missing or no corpus."""
+    """Return the number of tokens of a corpus by the length of its file; UserError if it is missing
+    or no corpus."""
     return _file_size(f"{prefix}.bin") // _read_header(f"{prefix}.idx")[0].itemsize
 
 
@@ -216,7 +223,8 @@ def _read_header(path: str) -> tuple[np.dtype, int]:
 
 
 def _check_lines(sizes: StoredArray, itemsize: int, verification: Verification) -> int:
-    """The number of tokens, once every line is known to start where the one before it ends, and the file is whole."""
+    """The number of tokens, once every line is known to start where the one before it ends, and the
+    file is whole."""
     checksum = Checksum(sizes.path, verification)
     corrupt = UserError(f"{sizes.path}: the lines do not follow one another: corrupt; preprocess the text again")
     if any(int(piece.min()) < 0 for piece in sizes.examine(checksum)):
@@ -238,7 +246,8 @@ def _check_lines(sizes: StoredArray, itemsize: int, verification: Verification) 
 class IndexedWriter:
     """Writes a corpus; used as a context manager, it leaves both files whole or none.
 
-    Memory does not grow with the corpus. When the ``with`` block raises, what the files held before stays.
+    Memory does not grow with the corpus. When the ``with`` block raises, what the files held before
+    stays.
 
     Args:
         prefix: path of the two files without ``.bin`` and ``.idx``; the folder exists.
@@ -255,7 +264,8 @@ class IndexedWriter:
         self._index: BinaryIO
 
     def __enter__(self) -> IndexedWriter:
-        # Closed in the opposite order: the data is in place before the index, whose presence implies it.
+        # Closed in the opposite order: the data is in place before the index, whose presence
+        # implies it.
         self._index = self._files.enter_context(atomic_file(f"{self.prefix}.idx"))
         self._data = self._files.enter_context(atomic_file(f"{self.prefix}.bin"))
         # Room for the header, which has the number of lines and is written last.
@@ -265,7 +275,8 @@ class IndexedWriter:
         return self
 
     def add(self, tokens: np.ndarray, sizes: np.ndarray) -> None:
-        """Append lines: *tokens* [N] of all of them, *sizes* [lines], which sum to N and fit in int32."""
+        """Append lines: *tokens* [N] of all of them, *sizes* [lines], which sum to N and fit in
+        int32."""
         sizes = np.asarray(sizes)
         if int(sizes.sum(dtype=np.int64)) != len(tokens):
             raise ValueError(f"lines of {int(sizes.sum(dtype=np.int64))} tokens in all, but {len(tokens)} tokens")

@@ -29,14 +29,16 @@ VERSION = 2  # of the state, as fairseq numbers it
 class EpochIterator:
     """The batches that samplers make of datasets.
 
-    Its position: ``epoch`` (from 1) and ``read``, the units (see :mod:`fairseq.data.position`) of the batches
-    *yielded* so far on all processes, whatever has been prepared ahead. Iterating goes from there to the end of the
-    epoch; asking for more then moves it to the start of the next one. One iteration at a time.
+    Its position: ``epoch`` (from 1) and ``read``, the units (see :mod:`fairseq.data.position`) of
+    the batches *yielded* so far on all processes, whatever has been prepared ahead. Iterating goes
+    from there to the end of the epoch; asking for more then moves it to the start of the next one.
+    One iteration at a time.
 
     Args:
         turns: dataset and sampler of each epoch; an epoch reads :meth:`Dataset.at_epoch`.
-        prepare: last step on the host for a sample of an epoch: (sample, epoch) → sample. It runs in the background
-            thread; anything random in it must depend on its arguments only, so that a resumed run repeats it.
+        prepare: last step on the host for a sample of an epoch: (sample, epoch) → sample. It runs
+            in the background thread; anything random in it must depend on its arguments only, so
+            that a resumed run repeats it.
         prefetch: batches prepared ahead in a background thread; 0: none, no thread.
         device: where the tensors go.
     """
@@ -57,7 +59,8 @@ class EpochIterator:
         self.read = 0
 
     def open(self) -> None:
-        """Open the data of the epoch, where that is not done yet; UserError if they are missing or damaged."""
+        """Open the data of the epoch, where that is not done yet; UserError if they are missing or
+        damaged."""
         self._turns.of(self.epoch)
 
     def close(self) -> None:
@@ -95,7 +98,8 @@ class EpochIterator:
         return self.read > 0 and self.iterations_in_epoch >= len(self)
 
     def __iter__(self) -> Iterator[Sample | None]:
-        """The batches from here to the end of the epoch, on the device; None where this rank's is empty."""
+        """The batches from here to the end of the epoch, on the device; None where this rank's is
+        empty."""
         self.open()
         self._turns.open_next(self.epoch)
         samples = self._samples()
@@ -105,14 +109,16 @@ class EpochIterator:
         with contextlib.closing(samples):
             layout = self.sampler.layout
             for sample in samples:
-                # Counted before it is handed out: a checkpoint of the update that reads it continues with the next.
+                # Counted before it is handed out: a checkpoint of the update that reads it
+                # continues with the next.
                 self.read = min(self.read + layout.step, layout.units)
                 yield _to_device(sample, self.device)
         self.epoch += 1
         self.read = 0
 
     def facts(self) -> dict[str, Any]:
-        """What must be equal on all processes, by name: the files' checksums, the layout, the position, the batch."""
+        """What must be equal on all processes, by name: the files' checksums, the layout, the
+        position, the batch."""
         checksums: Mapping[str, int] = getattr(self.dataset, "checksums", dict)()  # not every dataset has them
         facts: dict[str, Any] = {f"checksum of {name}": f"{crc:08x}" for name, crc in checksums.items()}
         facts["batches an epoch"] = len(self)
@@ -136,7 +142,8 @@ class EpochIterator:
         return sample if self.prepare is None else self.prepare(sample, epoch)
 
     def _samples(self) -> Generator[Sample | None, None, None]:
-        """The prepared sample on the host; for a GPU in pinned memory, so that copies overlap with computation."""
+        """The prepared sample on the host; for a GPU in pinned memory, so that copies overlap with
+        computation."""
         epoch = self.epoch
         dataset = self.dataset.at_epoch(epoch)
         for indices in self.sampler.epoch(epoch, self.read):
@@ -147,7 +154,8 @@ class EpochIterator:
             yield _map_tensors(devices.pin, sample) if devices.is_accelerator(self.device) else sample
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, in fairseq's layout, and ``read``, by which any number of processes finds it.
+        """The position, in fairseq's layout, and ``read``, by which any number of processes finds
+        it.
 
         The end of an epoch is the start of the next one.
         """
@@ -161,9 +169,11 @@ class EpochIterator:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], saved: position.SavedBy | None = None) -> bool:
-        """Go to the position of *state*; a position at or behind the epoch's end is the start of the next epoch.
+        """Go to the position of *state*; a position at or behind the epoch's end is the start of
+        the next epoch.
 
-        A run without ``read``, such as fairseq's, continues in NumPy's order (:meth:`Sampler.in_numpy_order`).
+        A run without ``read``, such as fairseq's, continues in NumPy's order
+        (:meth:`Sampler.in_numpy_order`).
 
         Args:
             state: of :meth:`state_dict`, or fairseq's ``train_iterator``.
@@ -238,7 +248,8 @@ def _is_put(ready: queue.Queue[Any], item: Any) -> bool:
 
 
 def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, None]:
-    """*items*, made by a thread up to *ahead* of them early; the thread is gone when the generator is closed.
+    """*items*, made by a thread up to *ahead* of them early; the thread is gone when the generator
+    is closed.
 
     Where no thread can be started they are made as they are asked for.
     """
@@ -250,7 +261,8 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
         try:
             for item in items:
                 while not _is_put(ready, item):
-                    # A generator that nobody closes, as after an error, is left when the main thread has ended.
+                    # A generator that nobody closes, as after an error, is left when the main
+                    # thread has ended.
                     if not threading.main_thread().is_alive():
                         return
                 if stop.is_set():
@@ -261,7 +273,8 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
         while not _is_put(ready, _END) and threading.main_thread().is_alive():
             pass
 
-    # No daemon: one that is in an operator of torch when the interpreter ends ends the process with SIGABRT.
+    # No daemon: one that is in an operator of torch when the interpreter ends ends the process with
+    # SIGABRT.
     thread = threading.Thread(target=produce, name="batches")
     try:
         thread.start()
@@ -308,7 +321,8 @@ class Turns:
         return len(self._openers)
 
     def of(self, epoch: int) -> Turn:
-        """Return dataset and sampler of *epoch* (from 1), opened now if not before; UserError if damaged."""
+        """Return dataset and sampler of *epoch* (from 1), opened now if not before; UserError if
+        damaged."""
         # fairseq's rule: folder (epoch − 1) mod n.
         number = (epoch - 1) % len(self._openers)
         if self._current is None or self._current[0] != number:
@@ -319,7 +333,8 @@ class Turns:
         return self._current[1]
 
     def open_next(self, epoch: int) -> None:
-        """Open the dataset of the epoch after *epoch* in the background, unless it is also *epoch*'s."""
+        """Open the dataset of the epoch after *epoch* in the background, unless it is also
+        *epoch*'s."""
         number = epoch % len(self._openers)
         if len(self._openers) > 1 and (self._next is None or self._next.number != number):
             self._next = _Opening(number, self._openers[number])
@@ -335,7 +350,8 @@ class Turns:
             self._current = self._current[0], self._ordered(self._current[1])
 
     def _take(self, number: int) -> Turn | None:
-        """What was opened in the background, if it is *number*; None if that failed: the caller tries again."""
+        """What was opened in the background, if it is *number*; None if that failed: the caller
+        tries again."""
         opening, self._next = self._next, None
         if opening is None:
             return None
@@ -351,7 +367,8 @@ class _Opening(threading.Thread):
     """The thread that opens one dataset; *turn* stays None if it cannot be opened."""
 
     def __init__(self, number: int, opener: Callable[[], Turn]) -> None:
-        # No daemon: one that is in an operator of torch when the interpreter ends ends the process with SIGABRT.
+        # No daemon: one that is in an operator of torch when the interpreter ends ends the process
+        # with SIGABRT.
         super().__init__(name="next data folder")
         self.number = number
         self.opener = opener

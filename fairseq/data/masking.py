@@ -22,7 +22,8 @@ from fairseq.text.tokenizers.rules import (
     WordRule,
 )
 
-# Plain text may hold a mark, too: fewer symbols with it than this share do not make it the mark of words.
+# Plain text may hold a mark, too: fewer symbols with it than this share do not make it the mark of
+# words.
 GUESSED_SHARE = 0.05
 _WORDS, _ROWS, _ACTIONS, _SYMBOLS, _NOISE = range(5)  # independent random numbers of a token
 
@@ -106,7 +107,8 @@ class Masking:
             at = np.searchsorted(self._shares, drawn * self._shares[-1], side="right")
             symbols = self._drawn[np.minimum(at, len(self._drawn) - 1)]  # rounding may reach the last share
         leave, draw = self.leave_prob, self.random_prob
-        # One random number decides: [0, leave) unchanged, [leave, leave + draw) another symbol, the rest the mask.
+        # One random number decides: [0, leave) unchanged, [leave, leave + draw) another symbol, the
+        # rest the mask.
         return np.where(action < leave, tokens, np.where(action < leave + draw, symbols, self.mask))
 
 
@@ -119,7 +121,8 @@ def special_symbols(dictionary: Dictionary) -> np.ndarray:
 
 
 def word_rule(dictionary: Dictionary) -> WordRule | None:
-    """The rule that groups the symbols of *dictionary* into words: of the tokenizer beside it, or guessed by its marks.
+    """The rule that groups the symbols of *dictionary* into words: of the tokenizer beside it, or
+    guessed by its marks.
 
     None where no mark is frequent enough; see :func:`word_parts`.
 
@@ -140,7 +143,8 @@ def word_rule(dictionary: Dictionary) -> WordRule | None:
 
 
 def word_parts(dictionary: Dictionary, rule: WordRule | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Masks of symbols that continue the word before them and of those that the next continues, both bool [V].
+    """Masks of symbols that continue the word before them and of those that the next continues,
+    both bool [V].
 
     Args:
         rule: see :func:`word_rule`; None: ``##…`` continues, and ``…@@`` is continued.
@@ -189,9 +193,10 @@ class MaskedBlocks:
         """Blocks *indices* [B] as rows padded on the right.
 
         Returns:
-            ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, tokens except padding; ``net_input.src_tokens``
-            int64 [B, T]; ``target`` int64 [B, T], the original of each chosen token, padding elsewhere; ``noise``
-            float32 [M], a random number for each of the M chosen tokens, in the order of rows.
+            ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, tokens except padding;
+            ``net_input.src_tokens`` int64 [B, T]; ``target`` int64 [B, T], the original of each
+            chosen token, padding elsewhere; ``noise`` float32 [M], a random number for each of the
+            M chosen tokens, in the order of rows.
         """
         plain = self.blocks.batch(indices)
         tokens = np.concatenate(
@@ -212,10 +217,11 @@ class MaskedBlocks:
 
 
 def uniform(positions: np.ndarray, *key: int) -> np.ndarray:
-    """A random number for each of *positions*, uniform on [0, 1), float64: a function of *key* and the position alone.
+    """A random number for each of *positions*, uniform on [0, 1), float64: a function of *key* and
+    the position alone.
 
-    Counters through the finalizer of SplitMix64 (Steele et al. 2014), so that the number of any token can be computed
-    without those before it.
+    Counters through the finalizer of SplitMix64 (Steele et al. 2014), so that the number of any
+    token can be computed without those before it.
     """
     state = np.zeros(1, dtype=np.uint64)
     for part in key:

@@ -1,13 +1,14 @@
 """Positions in an epoch: how much of it was read, on any number of processes.
 
-A position counts *units* of the epoch, over all processes: blocks in the epoch's order, batches where those are cut by
-size, steps of rows where rows continue each other. A checkpoint stores it with the :class:`Layout` of its run, from
-which another run, on more or fewer processes, finds the position in its own.
+A position counts *units* of the epoch, over all processes: blocks in the epoch's order, batches
+where those are cut by size, steps of rows where rows continue each other. A checkpoint stores it
+with the :class:`Layout` of its run, from which another run, on more or fewer processes, finds the
+position in its own.
 
-Streams need as many rows in all (rows × processes), and their memory goes with them; batches cut by size need the
-same limits. Other checkpoints are refused in the middle of an epoch, and none at its start. Blocks of another size,
-as between stages, go on after the same share of the epoch. Whatever is converted or dropped (memory, random states)
-is logged.
+Streams need as many rows in all (rows × processes), and their memory goes with them; batches cut by
+size need the same limits. Other checkpoints are refused in the middle of an epoch, and none at its
+start. Blocks of another size, as between stages, go on after the same share of the epoch. Whatever
+is converted or dropped (memory, random states) is logged.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ RESET = "or give `reset_dataloader` to start at the first batch"
 class Layout:
     """Units of an epoch, and the way processes read them."""
 
-    # ``blocks``: of one size, in a random order; ``batches``: cut by size; ``fairseq``: cut by size, in NumPy's
-    # order; ``streams``: rows that continue each other.
+    # ``blocks``: of one size, in a random order; ``batches``: cut by size; ``fairseq``: cut by
+    # size, in NumPy's order; ``streams``: rows that continue each other.
     order: str
     units: int  # an epoch
     step: int  # units that all processes read in one iteration
@@ -44,8 +45,8 @@ class Layout:
 
     def batches_read(self, read: int) -> int:
         """Return the batches of an epoch that are over once *read* units were read."""
-        # Counted from the end: after a change of processes `read` need not be a multiple of the step, and what is left
-        # must be right.
+        # Counted from the end: after a change of processes `read` need not be a multiple of the
+        # step, and what is left must be right.
         return self.batches - -(-(self.units - read) // self.step)
 
 
@@ -54,14 +55,17 @@ class SavedBy:
     """Facts about the run that saved a checkpoint."""
 
     processes: int = 1  # where no layout was saved
-    # Whether ``--tokens-per-sample`` was what it is now, and no other stage of ``--stages`` saved it.
+    # Whether ``--tokens-per-sample`` was what it is now, and no other stage of ``--stages`` saved
+    # it.
     same_length: bool = True
 
     @classmethod
     def of(cls, state: Mapping[str, Any], tokens_per_sample: int | None, stage: int | None = None) -> SavedBy:
-        """Return the facts of a checkpoint's content, ours or fairseq's, for a run with *tokens_per_sample*.
+        """Return the facts of a checkpoint's content, ours or fairseq's, for a run with
+        *tokens_per_sample*.
 
-        Its *stage* is numbered from 1, None without stages: batches of another stage may have other rows.
+        Its *stage* is numbered from 1, None without stages: batches of another stage may have other
+        rows.
         """
         args = state.get("args") or {}
         extra = state.get("extra_state") or {}
@@ -82,7 +86,8 @@ class Position:
 
 
 def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved: SavedBy | None) -> Position:
-    """Return the position of a checkpoint's ``train_iterator`` within its epoch, in the layout *ours*.
+    """Return the position of a checkpoint's ``train_iterator`` within its epoch, in the layout
+    *ours*.
 
     Args:
         iterations: its ``iterations_in_epoch``.
@@ -106,7 +111,8 @@ def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Posi
     here = dataclasses.replace(theirs, step=ours.step, processes=ours.processes)
     if here == ours:
         return Position(read, ours.order == STREAMS, _remark(ours, theirs, read))
-    # The longest block may be a line that --tokens-per-sample does not cut, and stay when shorter ones grow.
+    # The longest block may be a line that --tokens-per-sample does not cut, and stay when shorter
+    # ones grow.
     if theirs.block_size != ours.block_size or not same_length:
         return _share(ours, read / theirs.units, theirs.block_size)
     if dataclasses.replace(here, seed=ours.seed, cut=ours.cut) == ours and theirs.seed != ours.seed:
@@ -115,7 +121,8 @@ def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Posi
 
 
 def _share(ours: Layout, share: float, block_size: int | None = None) -> Position:
-    """Return the position after the same share of an epoch with blocks or rows of another size, as between stages."""
+    """Return the position after the same share of an epoch with blocks or rows of another size, as
+    between stages."""
     read = int(share * ours.units)
     reason = "rows read other parts of the text" if block_size == ours.block_size else "blocks have another size"
     remark = f"{reason}: continues after {100 * share:.3g}% of the epoch, some text may be read twice"

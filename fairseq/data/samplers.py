@@ -1,7 +1,8 @@
 """The examples of each batch, on each process.
 
-Samplers hold numbers only. An epoch's batches follow from the epoch's number, so that any of them can be had again.
-Every block is read once an epoch. Positions in it are counted over all processes, see :mod:`fairseq.data.position`.
+Samplers hold numbers only. An epoch's batches follow from the epoch's number, so that any of them
+can be had again. Every block is read once an epoch. Positions in it are counted over all processes,
+see :mod:`fairseq.data.position`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ _LARGE = (1 << 16) - 1  # sizes from which on blocks are few
 
 
 class Sampler(Protocol):
-    """The batches of one process (*rank*) of several; each has equally many, of which some may be empty.
+    """The batches of one process (*rank*) of several; each has equally many, of which some may be
+    empty.
 
     Attributes:
         shuffle: whether the order is random.
-        rows: rows of a full batch on one rank, where rows continue from batch to batch; 0 where they are unrelated.
+        rows: rows of a full batch on one rank, where rows continue from batch to batch; 0 where
+            they are unrelated.
     """
 
     shuffle: bool
@@ -41,10 +44,12 @@ class Sampler(Protocol):
         """Batches an epoch."""
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
-        """The blocks of each batch of an epoch (numbered from 1), once *read* units of it were read."""
+        """The blocks of each batch of an epoch (numbered from 1), once *read* units of it were
+        read."""
 
     def in_numpy_order(self) -> Sampler:
-        """Return the sampler whose order NumPy draws, in which runs continue that saved no layout."""
+        """Return the sampler whose order NumPy draws, in which runs continue that saved no
+        layout."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,8 @@ class Batching:
         return BlockSampler(sizes, self, by_size=by_size, selection=selection)
 
     def streams(self, num_blocks: int, block_size: int) -> StreamSampler:
-        """Return the sampler of *num_blocks* blocks of *block_size* tokens whose rows continue from batch to batch."""
+        """Return the sampler of *num_blocks* blocks of *block_size* tokens whose rows continue from
+        batch to batch."""
         rows = self.rows(block_size)
         return StreamSampler(num_blocks, rows, block_size=block_size, rank=self.rank, world_size=self.world_size)
 
@@ -107,24 +113,26 @@ def rows_per_batch(
 class BlockSampler:
     """Batches of independent blocks.
 
-    Blocks of one size (*by_size* false): they are put in an order, a new one each epoch, and a step's global batch is
-    a run of ``rows × world_size`` of them, of which each rank takes its part. So N processes with B rows read what one
-    reads with N·B rows, or with B rows and N batches an update.
+    Blocks of one size (*by_size* false): they are put in an order, a new one each epoch, and a
+    step's global batch is a run of ``rows × world_size`` of them, of which each rank takes its
+    part. So N processes with B rows read what one reads with N·B rows, or with B rows and N batches
+    an update.
 
-    Blocks of many sizes (*by_size* true): they are sorted by size, ties in the order, and cut once into batches that
-    hold at most *max_tokens* with padding. Each epoch takes the batches in a new order, and rank k every
-    *world_size*-th of them, from the k-th on.
+    Blocks of many sizes (*by_size* true): they are sorted by size, ties in the order, and cut once
+    into batches that hold at most *max_tokens* with padding. Each epoch takes the batches in a new
+    order, and rank k every *world_size*-th of them, from the k-th on.
 
-    A run whose checkpoint has no layout continues in *NumPy's order* (:meth:`in_numpy_order`), so that its next losses
-    are fairseq's: one permutation of all blocks, drawn from the seed; too long ones leave it; sorting by size, ties by
-    the permutation's values; batches are cut once, whether blocks have one size or not, and shuffled with seed + epoch
-    (not up to ``--curriculum``).
+    A run whose checkpoint has no layout continues in *NumPy's order* (:meth:`in_numpy_order`), so
+    that its next losses are fairseq's: one permutation of all blocks, drawn from the seed; too long
+    ones leave it; sorting by size, ties by the permutation's values; batches are cut once, whether
+    blocks have one size or not, and shuffled with seed + epoch (not up to ``--curriculum``).
 
     Args:
         sizes: tokens of each block.
         batching: limits and order.
         by_size: whether they are cut by size.
-        selection: bool [blocks before too long ones were left out]: which of them *sizes* are; None: all.
+        selection: bool [blocks before too long ones were left out]: which of them *sizes* are;
+            None: all.
 
     Raises:
         UserError: a block is longer than *max_tokens*, or batches have no limit.
@@ -159,11 +167,13 @@ class BlockSampler:
         return self.layout.batches
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
-        """The blocks of each of this rank's batches of an epoch, once *read* blocks or batches were read."""
+        """The blocks of each of this rank's batches of an epoch, once *read* blocks or batches were
+        read."""
         if self._sorted is None:
             order = self._permutation(len(self._sizes), epoch)
             for first in range(read, len(order), self._rows * self.batching.world_size):
-                # The ranks' parts of one global batch lie side by side: rank order is the order of one large batch.
+                # The ranks' parts of one global batch lie side by side: rank order is the order of
+                # one large batch.
                 first += self.rank * self._rows
                 yield order[first : first + self._rows].astype(np.int64)
             return
@@ -203,13 +213,15 @@ class BlockSampler:
         order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
         if self.shuffle:
             seed = self.batching.seed + epoch if epoch > self.batching.curriculum else self.batching.seed
-            # `shuffle` in place gives the same order as `permutation(count)`, without a second array.
+            # `shuffle` in place gives the same order as `permutation(count)`, without a second
+            # array.
             np.random.RandomState(seed % 2**32).shuffle(order)
         return order
 
 
 def sorted_by_size(order: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return ``order[np.argsort(sizes[order], kind="stable")]`` in memory for one more array like *order*.
+    """Return ``order[np.argsort(sizes[order], kind="stable")]`` in memory for one more array like
+    *order*.
 
     A counting sort: argsort would need 8 bytes a block, several times.
     """
@@ -232,10 +244,11 @@ def sorted_by_size(order: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _cut_by_size(sizes: np.ndarray, blocks: np.ndarray, batching: Batching) -> np.ndarray:
-    """Return where each batch begins in *blocks*, which are in an order of rising *sizes*, and at the end their number.
+    """Return where each batch begins in *blocks*, which are in an order of rising *sizes*, and at
+    the end their number.
 
-    As many rows as fit, rounded down to a multiple (see :func:`rows_per_batch`) except in the last batch, which takes
-    the rest.
+    As many rows as fit, rounded down to a multiple (see :func:`rows_per_batch`) except in the last
+    batch, which takes the rest.
     """
     cuts = [0]
     while cuts[-1] < len(blocks):
@@ -256,9 +269,10 @@ def _cut_by_size(sizes: np.ndarray, blocks: np.ndarray, batching: Batching) -> n
 class StreamSampler:
     """Batches whose rows continue each other from step to step: what a model with memory reads.
 
-    The corpus is divided among ``rows × world_size`` rows, m = ceil(blocks / that) blocks each: row r reads blocks
-    r·m, r·m + 1, …, in order, and the batch of step t holds the t-th block of each row. Exhausted rows are
-    dropped from the end of the batch; near the end of an epoch a rank may have none.
+    The corpus is divided among ``rows × world_size`` rows, m = ceil(blocks / that) blocks each: row
+    r reads blocks r·m, r·m + 1, …, in order, and the batch of step t holds the t-th block of each
+    row. Exhausted rows are dropped from the end of the batch; near the end of an epoch a rank may
+    have none.
 
     Args:
         num_blocks: blocks of the corpus.

@@ -1,4 +1,5 @@
-"""Sentences and labels in fairseq's layout: folders ``input0``, for pairs ``input1``, and ``label`` of binarised text.
+"""Sentences and labels in fairseq's layout: folders ``input0``, for pairs ``input1``, and ``label``
+of binarised text.
 
 Scores are text instead: ``label/SPLIT.label``, a number a line.
 """
@@ -20,7 +21,8 @@ INPUTS = ("input0", "input1")
 
 
 def input_folders(data: str | Path) -> list[Path]:
-    """The folders of the first and the second sentences in *data*; empty if it has tables instead."""
+    """The folders of the first and the second sentences in *data*; empty if it has tables
+    instead."""
     first, second = (Path(data) / name for name in INPUTS)
     return [first, second] if is_folder(second) else [first] if is_folder(first) else []
 

@@ -17,13 +17,13 @@ EXIT_CODES = {128 + number: signal.Signals(number).name for number in (*SIGNALS,
 class Interruption:
     """The signal that asked this process to stop, if one did, inside a ``with`` statement.
 
-    The first of SIGINT, SIGTERM and SIGUSR1 is recorded. A second one ends the process at once with 128 + its number,
-    unless something else started the process and counts signals itself: our launcher, or torchrun, which repeats a
-    signal that the terminal has already sent. A signal that is ignored by inheritance (``nohup``, a script's
-    background job) stays ignored.
+    The first of SIGINT, SIGTERM and SIGUSR1 is recorded. A second one ends the process at once with
+    128 + its number, unless something else started the process and counts signals itself: our
+    launcher, or torchrun, which repeats a signal that the terminal has already sent. A signal that
+    is ignored by inheritance (``nohup``, a script's background job) stays ignored.
 
-    That nobody reads the log any more counts as SIGPIPE, unless the process ignores SIGHUP (``nohup``): who asks it to
-    survive the terminal does not want it to end with a ``tee``.
+    That nobody reads the log any more counts as SIGPIPE, unless the process ignores SIGHUP
+    (``nohup``): who asks it to survive the terminal does not want it to end with a ``tee``.
     """
 
     def __init__(self) -> None:
@@ -61,9 +61,11 @@ class Interruption:
 
 
 def end_at_signals() -> None:
-    """Let a signal end this worker at once, with 128 plus its number; until here the launcher blocks them.
+    """Let a signal end this worker at once, with 128 plus its number; until here the launcher
+    blocks them.
 
-    For work that does not poll :class:`Interruption`. A process without a launcher keeps its handlers.
+    For work that does not poll :class:`Interruption`. A process without a launcher keeps its
+    handlers.
     """
     if multiprocessing.parent_process() is not None:
         for number in SIGNALS:

@@ -1,4 +1,5 @@
-"""Run a job on its processes: ranks that torch's elastic agent starts, or this process as torchrun's or srun's rank."""
+"""Run a job on its processes: ranks that torch's elastic agent starts, or this process as
+torchrun's or srun's rank."""
 
 from __future__ import annotations
 
@@ -33,11 +34,13 @@ def run(job: Job[V, R]) -> R | None:
 
     Returns what ``job.main`` returned in this process; None if it started others.
 
-    Under torchrun or srun this process is one of them; otherwise torch's elastic agent starts them here, one for each
-    visible GPU or --distributed-world-size of them. A rank that fails ends the others, and its message is the job's.
+    Under torchrun or srun this process is one of them; otherwise torch's elastic agent starts them
+    here, one for each visible GPU or --distributed-world-size of them. A rank that fails ends the
+    others, and its message is the job's.
 
     Raises:
-        UserError: CUDA is asked for and absent, the processes cannot connect, or one failed by a user's mistake.
+        UserError: CUDA is asked for and absent, the processes cannot connect, or one failed by a
+            user's mistake.
         SystemExit: a process failed otherwise, or was interrupted by a signal.
     """
     cfg = job.distributed
@@ -110,7 +113,8 @@ def _launch(job: Job[V, R], size: int, task: slurm.Task | None) -> None:
         rendezvous = {"rdzv_backend": "static", "rdzv_endpoint": f"{rank.LOOPBACK}:{store.port}"}
         rendezvous["rdzv_configs"] = {"rank": 0}
     else:
-        # Nodes count restarts each for itself, and so cannot name them: every start has a store of its own.
+        # Nodes count restarts each for itself, and so cannot name them: every start has a store of
+        # its own.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         patience = int(max(cfg.distributed_timeout, rank.SLOWEST_START))
         rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": f"{task.host}:{task.port}"}
@@ -119,7 +123,8 @@ def _launch(job: Job[V, R], size: int, task: slurm.Task | None) -> None:
     with tempfile.TemporaryDirectory() as folder, _signals_passed_on():
         logs = DefaultLogsSpecs(folder)
         config = LaunchConfig(nodes, nodes, size // nodes, logs, "job", max_restarts=cfg.max_restarts, **rendezvous)
-        # With handlers of its own, the agent would kill ranks that take longer than 30 seconds to save.
+        # With handlers of its own, the agent would kill ranks that take longer than 30 seconds to
+        # save.
         config.signals_to_handle = "SIGQUIT"
         try:
             codes = elastic_launch(config, rank.start)((job.common.user_dir, pickle.dumps(job)))
@@ -134,10 +139,12 @@ def _launch(job: Job[V, R], size: int, task: slurm.Task | None) -> None:
 
 @contextlib.contextmanager
 def _signals_passed_on() -> Iterator[None]:
-    """Pass a signal to this process on to the ranks, which decide what to do; a second one kills them and ends it.
+    """Pass a signal to this process on to the ranks, which decide what to do; a second one kills
+    them and ends it.
 
-    Ranks inherit the mask of the main thread: what reaches them during their imports waits until they can handle it.
-    Signals of this process reach its other threads. Handlers run in the main thread, too late for the present update.
+    Ranks inherit the mask of the main thread: what reaches them during their imports waits until
+    they can handle it. Signals of this process reach its other threads. Handlers run in the main
+    thread, too late for the present update.
     """
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     receiver, sender = socket.socketpair()

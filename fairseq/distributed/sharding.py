@@ -1,14 +1,15 @@
-"""Fully sharded data parallelism: each process holds a part of every parameter, gradient and optimizer state.
+"""Fully sharded data parallelism: each process holds a part of every parameter, gradient and
+optimizer state.
 
-Rajbhandari et al. 2020, "ZeRO", stage 3; in PyTorch ``fully_shard`` (FSDP2), which gathers a layer's parameters for as
-long as it computes. It is applied to a model from outside, here alone.
+Rajbhandari et al. 2020, "ZeRO", stage 3; in PyTorch ``fully_shard`` (FSDP2), which gathers a
+layer's parameters for as long as it computes. It is applied to a model from outside, here alone.
 
-Each layer's matrices are a group, gathered for its computation in the precision of matrix products; embeddings,
-output and norms are the group of the root, gathered once in float32, so that tied weights stay one and results equal
-replicated training's. The optimizer, the average and loss scaling see the local parts as plain tensors; what
-they do is elementwise, but for the norm of the gradient, which is reduced. LAMB and Adafactor need whole parameters
-and are refused. Initial values are drawn on rank 0's host, one group at a time is sent; the other ranks build on the
-meta device.
+Each layer's matrices are a group, gathered for its computation in the precision of matrix products;
+embeddings, output and norms are the group of the root, gathered once in float32, so that tied
+weights stay one and results equal replicated training's. The optimizer, the average and loss
+scaling see the local parts as plain tensors; what they do is elementwise, but for the norm of the
+gradient, which is reduced. LAMB and Adafactor need whole parameters and are refused. Initial values
+are drawn on rank 0's host, one group at a time is sent; the other ranks build on the meta device.
 """
 
 from __future__ import annotations
@@ -37,15 +38,18 @@ BACKEND = "fully_sharded"
 class ShardedReducer(DataParallel):
     """Data-parallel execution of a module whose parameters are sharded over processes.
 
-    The matrices of each of *layers* are gathered for its computation, in *dtype* (None: their own). All other
-    parameters, the layers' norms too, form the group of the root, which is gathered once a forward pass, in float32: so
-    tied embeddings and output are one tensor, and norms and the loss are computed from exact values.
+    The matrices of each of *layers* are gathered for its computation, in *dtype* (None: their own).
+    All other parameters, the layers' norms too, form the group of the root, which is gathered once
+    a forward pass, in float32: so tied embeddings and output are one tensor, and norms and the loss
+    are computed from exact values.
 
-    The optimizer is given the local part of each parameter, a plain tensor, because elementwise updates need no more.
-    Rank 0's initial values count; the *module* of other ranks may be on the meta device.
+    The optimizer is given the local part of each parameter, a plain tensor, because elementwise
+    updates need no more. Rank 0's initial values count; the *module* of other ranks may be on the
+    meta device.
 
     Raises:
-        UserError: the processes cannot be divided into groups of --shard-group-size, or PyTorch is too old.
+        UserError: the processes cannot be divided into groups of --shard-group-size, or PyTorch is
+            too old.
     """
 
     def __init__(
@@ -92,8 +96,8 @@ class ShardedReducer(DataParallel):
             loaded.register_load_state_dict_pre_hook(self._cut_parameters)
 
     def accumulate(self, last: bool) -> AbstractContextManager[object]:
-        # Within a group every backward pass is reduced, so that parts are accumulated and never the whole gradient;
-        # between groups, where the network is slow, only the last one of an update.
+        # Within a group every backward pass is reduced, so that parts are accumulated and never the
+        # whole gradient; between groups, where the network is slow, only the last one of an update.
         self.root.set_requires_all_reduce(last)
         return nullcontext()
 
@@ -151,7 +155,8 @@ class ShardedReducer(DataParallel):
         return value.local if isinstance(value, TensorPart) else value[first:end]
 
     def _cut_parameters(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Replace whole tensors in *state*, which *module* is about to load, by this process's parts."""
+        """Replace whole tensors in *state*, which *module* is about to load, by this process's
+        parts."""
         from torch.distributed.tensor import DTensor
 
         for name, target in module.state_dict(prefix=prefix).items():
@@ -163,10 +168,11 @@ class ShardedReducer(DataParallel):
 
 
 def build_device(cfg: DistributedConfig, world: World) -> AbstractContextManager[object]:
-    """Return the context to build a model in: ranks above 0 of a sharded job need no memory for initial values.
+    """Return the context to build a model in: ranks above 0 of a sharded job need no memory for
+    initial values.
 
-    They are drawn where they always are, in the constructors on rank 0's host, so that a seed gives the same model for
-    any number of processes; :class:`ShardedReducer` sends every rank its part.
+    They are drawn where they always are, in the constructors on rank 0's host, so that a seed gives
+    the same model for any number of processes; :class:`ShardedReducer` sends every rank its part.
     """
     if is_sharded(cfg, world) and not world.is_first:
         return torch.device("meta")
@@ -179,7 +185,8 @@ def is_sharded(cfg: DistributedConfig, world: World) -> bool:
 
 
 def shard_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
-    """Return (i, n): this process holds part i of n of each parameter; UserError if --shard-group-size does not fit."""
+    """Return (i, n): this process holds part i of n of each parameter; UserError if
+    --shard-group-size does not fit."""
     # Within a machine: layers are gathered in every pass, which a network would slow down.
     size = cfg.shard_group_size or _processes_of_a_node(world)
     if world.size % size:
@@ -188,7 +195,8 @@ def shard_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
 
 
 def _mesh(world: World, size: int) -> Any:
-    """The processes as a mesh: ``shard``, or with several groups of *size* ``replicate`` × ``shard``."""
+    """The processes as a mesh: ``shard``, or with several groups of *size* ``replicate`` ×
+    ``shard``."""
     from torch.distributed.device_mesh import init_device_mesh
 
     if size == world.size:
@@ -205,7 +213,8 @@ def _processes_of_a_node(world: World) -> int:
 
 
 def _move(modules: Sequence[nn.Module], device: torch.device, moved: dict[int, Any]) -> None:
-    """Put the parameters and buffers of *modules* on *device*, with rank 0's values; tied ones stay tied.
+    """Put the parameters and buffers of *modules* on *device*, with rank 0's values; tied ones stay
+    tied.
 
     *moved* has the new tensor of each old one that has been moved, itself included.
     """

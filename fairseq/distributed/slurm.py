@@ -1,4 +1,5 @@
-"""Tasks that srun started together, by the variables of their step: each is a rank, or starts the ranks of its node."""
+"""Tasks that srun started together, by the variables of their step: each is a rank, or starts the
+ranks of its node."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from fairseq.errors import SettingError
 
 @dataclass(frozen=True)
 class Task:
-    """Number *rank* of *count* tasks, which starts *processes* ranks, or is a rank itself where that is 0."""
+    """Number *rank* of *count* tasks, which starts *processes* ranks, or is a rank itself where
+    that is 0."""
 
     rank: int
     count: int
@@ -29,7 +31,8 @@ class Task:
 
 
 def task_of(cfg: DistributedConfig, gpus: int, environment: Mapping[str, str]) -> Task | None:
-    """Return the task that this process is, which sees *gpus* GPUs; None if there are no others, or it trains alone.
+    """Return the task that this process is, which sees *gpus* GPUs; None if there are no others, or
+    it trains alone.
 
     Raises:
         SettingError: *cfg* asks for another number of processes.
@@ -53,6 +56,7 @@ def task_of(cfg: DistributedConfig, gpus: int, environment: Mapping[str, str]) -
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of SLURM's list of nodes: ``rack[1-2]n[07,09-11],login`` → ``rack1n07``."""
+    """Return the first host of SLURM's list of nodes: ``rack[1-2]n[07,09-11],login`` →
+    ``rack1n07``."""
     first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodes)
     return re.sub(r"\[\s*(\w+)[^\]]*\]", r"\1", first[0]) if first else ""

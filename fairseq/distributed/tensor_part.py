@@ -45,6 +45,7 @@ class TensorPart:
 
 
 def rows_of(size: int, index: int, count: int) -> tuple[int, int]:
-    """First row, and end, of part *index* of *count* of a tensor with *size* rows; as ``torch.chunk`` cuts it."""
+    """First row, and end, of part *index* of *count* of a tensor with *size* rows; as
+    ``torch.chunk`` cuts it."""
     each = -(-size // count)
     return min(index * each, size), min((index + 1) * each, size)

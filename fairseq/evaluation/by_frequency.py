@@ -1,9 +1,10 @@
 """Losses of whole words by their counts in the training text.
 
 A *word* is a word of the text before it was split into subwords, as with notes: the
-:class:`~fairseq.text.tokenizers.rules.WordRule` of the tokenizer groups tokens. Its loss is the sum of its tokens'
-losses, by the chain rule −log₂ of its probability, into how many subwords it may be cut; where only some of its tokens
-are predicted, as masked ones in a validation, it is their sum. Ends of lines and other special symbols are no words.
+:class:`~fairseq.text.tokenizers.rules.WordRule` of the tokenizer groups tokens. Its loss is the sum
+of its tokens' losses, by the chain rule −log₂ of its probability, into how many subwords it may be
+cut; where only some of its tokens are predicted, as masked ones in a validation, it is their sum.
+Ends of lines and other special symbols are no words.
 
 Standard errors take words as independent draws; a difference is paired, word by word.
 """
@@ -40,12 +41,14 @@ PIECE = 1 << 22  # tokens grouped at once
 
 
 class WordGroups:
-    """Groups the tokens of a dictionary into words; UserError if the tokenizer beside it cannot be read."""
+    """Groups the tokens of a dictionary into words; UserError if the tokenizer beside it cannot be
+    read."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.symbols, self.unknown = dictionary.symbols, dictionary.unk()
         self.rule, self.special = word_rule(dictionary), special_symbols(dictionary)
-        # Special symbols may look like parts of words: `<s>` begins with no mark of a word's beginning.
+        # Special symbols may look like parts of words: `<s>` begins with no mark of a word's
+        # beginning.
         self.continues, self.joins = (mask & ~self.special for mask in word_parts(dictionary, self.rule))
 
     def first(self, tokens: np.ndarray, lines: np.ndarray | None = None) -> np.ndarray:
@@ -69,7 +72,8 @@ class WordGroups:
         return "".join((self.rule or SubwordMarks()).group(symbols)[0])
 
     def counts(self, tokens: Any) -> Counter[str]:
-        """Return the count of each word of *tokens*, an array [N] or a corpus's, of which a piece is read at once."""
+        """Return the count of each word of *tokens*, an array [N] or a corpus's, of which a piece
+        is read at once."""
         # Words of one token, most of all, are counted by their id; only the others as sequences.
         single, several = np.zeros(len(self.symbols), np.int64), Counter[bytes]()
         rest = np.empty(0, np.int32)
@@ -139,7 +143,8 @@ class WordLosses:
 
 
 def blocks_of(dataset: Dataset, task: str) -> TokenBlocks:
-    """Return the blocks of text that *dataset* of *task* reads, masked or with notes or as they are.
+    """Return the blocks of text that *dataset* of *task* reads, masked or with notes or as they
+    are.
 
     Raises:
         UserError: it reads no blocks of text.
@@ -154,7 +159,8 @@ def blocks_of(dataset: Dataset, task: str) -> TokenBlocks:
 
 
 def with_positions(samples: Iterable[Sample | None], blocks: TokenBlocks) -> Iterator[Sample | None]:
-    """Yield *samples* with the positions of their targets; see :mod:`fairseq.criterions.fairseq_criterion`."""
+    """Yield *samples* with the positions of their targets; see
+    :mod:`fairseq.criterions.fairseq_criterion`."""
     for sample in samples:
         if sample is not None:
             target = sample["target"]
@@ -166,7 +172,8 @@ def with_positions(samples: Iterable[Sample | None], blocks: TokenBlocks) -> Ite
 
 
 def word_counts(path: str | None, data: str | Path, dictionary: Dictionary) -> Counter[str]:
-    """Return the counts of words in a file or a data folder, *path*, or else in the training split of *data*."""
+    """Return the counts of words in a file or a data folder, *path*, or else in the training split
+    of *data*."""
     if path is None:
         return training_counts(data, dictionary)
     return training_counts(path, load_dictionary(path)) if is_folder(path) else read_counts(path)
@@ -188,7 +195,8 @@ def training_counts(data: str | Path, dictionary: Dictionary) -> Counter[str]:
 
 
 def read_counts(path: str | Path) -> Counter[str]:
-    """Return the counts of a file with a line ``word count`` for each word, as ``notes.txt`` has them.
+    """Return the counts of a file with a line ``word count`` for each word, as ``notes.txt`` has
+    them.
 
     Raises:
         UserError: it cannot be read, is not UTF-8, or has other lines or none.
@@ -208,7 +216,8 @@ def read_counts(path: str | Path) -> Counter[str]:
 
 
 def by_frequency(losses: Mapping[str, WordLosses], counts: Mapping[str, int], edges: Sequence[int]) -> dict[str, Any]:
-    """Return the mean losses of the words of each band of *counts*, and the differences of models from the first.
+    """Return the mean losses of the words of each band of *counts*, and the differences of models
+    from the first.
 
     Args:
         losses: of each model, by its name, over one text.
@@ -216,8 +225,8 @@ def by_frequency(losses: Mapping[str, WordLosses], counts: Mapping[str, int], ed
         edges: lowest count of each band, rising, but for the first band, which begins at 0.
 
     Returns:
-        ``models``, their names, and ``bands``, see :func:`_band`; behind the bands of counts come one for words with
-        unknown symbols, if there are any, and one for all words.
+        ``models``, their names, and ``bands``, see :func:`_band`; behind the bands of counts come
+        one for words with unknown symbols, if there are any, and one for all words.
 
     Raises:
         UserError: the models split the text into other words or predicted others.
@@ -225,8 +234,8 @@ def by_frequency(losses: Mapping[str, WordLosses], counts: Mapping[str, int], ed
     models = list(losses.values())
     first, *others = models
     for other in others:
-        # A paired difference needs the same words in the same order; tokens may differ, since each model has its own
-        # subwords.
+        # A paired difference needs the same words in the same order; tokens may differ, since each
+        # model has its own subwords.
         if first.words != other.words:
             pairs = enumerate(itertools.zip_longest(first.words, other.words), 1)
             number, (one, two) = next((at, pair) for at, pair in pairs if pair[0] != pair[1])
@@ -250,8 +259,8 @@ def _name(low: int, high: int | None) -> str:
 
 
 def _band(name: str, models: Sequence[WordLosses], mask: np.ndarray) -> dict[str, Any]:
-    """The number of words in *mask*; of each model their scored tokens, mean loss in bits, its standard error; of each
-    but the first the mean difference from it, and its standard error."""
+    """The number of words in *mask*; of each model their scored tokens, mean loss in bits, its
+    standard error; of each but the first the mean difference from it, and its standard error."""
     means = [_mean(model.losses[mask]) for model in models]
     differences = [_mean((model.losses - models[0].losses)[mask]) for model in models[1:]]
     return {

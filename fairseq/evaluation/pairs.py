@@ -1,4 +1,5 @@
-"""Minimal pairs in BLiMP's format (Warstadt et al. 2020): the share whose good sentence is more probable."""
+"""Minimal pairs in BLiMP's format (Warstadt et al. 2020): the share whose good sentence is more
+probable."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Pair:
 
 
 def read_pairs(path: str | Path) -> list[Pair]:
-    """Read JSON lines with ``sentence_good``, ``sentence_bad``, and the first of :data:`PHENOMENA` there is.
+    """Read JSON lines with ``sentence_good``, ``sentence_bad``, and the first of :data:`PHENOMENA`
+    there is.
 
     Args:
         path: a file, or a folder of files ``*.jsonl`` such as BLiMP's own.
@@ -61,7 +63,8 @@ def _pair(line: bytes, where: str) -> Pair:
 
 
 def accuracies(pairs: Sequence[Pair], good: Sequence[float], bad: Sequence[float]) -> dict[str, tuple[int, float]]:
-    """The number of pairs and the accuracy of each phenomenon, and of all, by the log-probabilities of the sentences.
+    """The number of pairs and the accuracy of each phenomenon, and of all, by the log-probabilities
+    of the sentences.
 
     A tie is an error.
     """

@@ -1,4 +1,5 @@
-"""Pseudo-log-likelihoods of masked language models: each token predicted in turn from the others of its line."""
+"""Pseudo-log-likelihoods of masked language models: each token predicted in turn from the others of
+its line."""
 
 from __future__ import annotations
 
@@ -35,10 +36,11 @@ class _Row:
 
 
 class PseudoScorer:
-    """Pseudo-log-likelihoods: a token is masked and predicted from all others (Salazar et al. 2020).
+    """Pseudo-log-likelihoods: a token is masked and predicted from all others (Salazar et al.
+    2020).
 
-    With *within_words*, the later tokens of its word are masked, too, so that a word's own tokens do not give it away
-    (PLL-word-l2r: Kauf and Ivanova 2023).
+    With *within_words*, the later tokens of its word are masked, too, so that a word's own tokens
+    do not give it away (PLL-word-l2r: Kauf and Ivanova 2023).
 
     Args:
         model: BERT, or ELECTRA, whose generator predicts the tokens; in evaluation mode.
@@ -75,7 +77,8 @@ class PseudoScorer:
 
     @torch.inference_mode()
     def score(self, lines: Sequence[Sequence[int] | np.ndarray]) -> list[Tensor]:
-        """Log-probabilities (natural) of the tokens of independent *lines* of ids, without ``</s>``: float32 [T] each.
+        """Log-probabilities (natural) of the tokens of independent *lines* of ids, without
+        ``</s>``: float32 [T] each.
 
         A line longer than the model's positions is read in non-overlapping parts.
         """
@@ -111,13 +114,15 @@ class PseudoScorer:
         tokens, world = np.asarray(corpus.tokens[:]).astype(np.int64), world or World()
         is_text = tokens != self.dictionary.eos()
         before = np.concatenate([[0], np.cumsum(is_text)])
-        # Lines by the count of text tokens before them: `</s>` is taken out, and its lines stay independent.
+        # Lines by the count of text tokens before them: `</s>` is taken out, and its lines stay
+        # independent.
         lines = before[np.union1d(corpus.offsets, np.flatnonzero(~is_text) + 1)]
         first, last = lines[list(rows_of(len(lines) - 1, shard, shards))]
         if first == last:
             raise UserError("no tokens to score: the lines are empty; give a text with words, or fewer `num_shards`")
         text, lines = tokens[is_text][first:last], lines[(lines >= first) & (lines <= last)] - first
-        # Parts of whole lines: rows are sorted by length inside of a part, and the bar moves with each.
+        # Parts of whole lines: rows are sorted by length inside of a part, and the bar moves with
+        # each.
         ends = np.unique(np.append(lines[np.unique(lines // TOGETHER, return_index=True)[1]], len(text)))  # of parts
         lprobs = torch.zeros(len(text))
         parts = list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))[world.rank :: world.size]
@@ -131,10 +136,12 @@ class PseudoScorer:
 
     @torch.inference_mode()
     def score_after(self, lines: Sequence[tuple[Sequence[int], int]]) -> list[tuple[float, bool]]:
-        """For each line of ids, the log-probability of those from a position on, and whether each is the most probable.
+        """For each line of ids, the log-probability of those from a position on, and whether each
+        is the most probable.
 
-        All tokens of the line are visible as far as the model has positions: those before it are left out first,
-        and what is longer still is read in parts. ``</s>`` inside the line is read, and not scored.
+        All tokens of the line are visible as far as the model has positions: those before it are
+        left out first, and what is longer still is read in parts. ``</s>`` inside the line is read,
+        and not scored.
         """
         rows = [(number, row) for number, (line, first) in enumerate(lines) for row in self._rows_after(line, first)]
         rows.sort(key=lambda item: len(item[1].source))
@@ -179,7 +186,8 @@ class PseudoScorer:
         return ends[np.searchsorted(ends, after)].tolist()
 
     def _masked(self, rows: Sequence[_Row]) -> tuple[Tensor, Tensor]:
-        """The hidden state at the masked token of each row, [rows, C], and the token, int64 [rows], on the CPU."""
+        """The hidden state at the masked token of each row, [rows, C], and the token, int64 [rows],
+        on the CPU."""
         device = self.device
         tokens = torch.nn.utils.rnn.pad_sequence([row.source for row in rows], True, self.dictionary.pad())  # (B, T)
         column = torch.arange(tokens.size(1))

@@ -1,9 +1,9 @@
 """Log-probabilities of a corpus: non-overlapping, with a context window, or token by token.
 
-Three modes, one result: ``(tokens, log-probabilities)`` in corpus order, from which every report is computed. With
-more than one row, ``--sliding-inf`` cuts the corpus into as many contiguous parts; a part's first tokens have no
-context, as in non-overlapping evaluation with as many rows. The corpus's last partial block is scored; the
-Shortformer's original leaves it out.
+Three modes, one result: ``(tokens, log-probabilities)`` in corpus order, from which every report is
+computed. With more than one row, ``--sliding-inf`` cuts the corpus into as many contiguous parts; a
+part's first tokens have no context, as in non-overlapping evaluation with as many rows. The
+corpus's last partial block is scored; the Shortformer's original leaves it out.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Scoring:
 
     tokens_per_sample: int  # tokens L of a block, or of a segment with memory
     break_mode: str = "none"  # rule for block boundaries
-    # W: blocks have L − W tokens, each with up to W tokens before it as context, so many that the row has at most
-    # L; longer lines have less, up to the model's positions.
+    # W: blocks have L − W tokens, each with up to W tokens before it as context, so many that the
+    # row has at most L; longer lines have less, up to the model's positions.
     context_window: int = 0
     token_by_token: bool = False  # one token at a time, as in generation; needs a model with a cache
     batch_size: int | None = None  # rows; with memory, contiguous parts of the corpus read in parallel
@@ -76,21 +76,25 @@ class Scoring:
 class Scorer:
     """Scores corpora with one model, or with the average of several models' probabilities.
 
-    * *Non-overlapping*: blocks are independent. A model with memory reads segments in order and keeps its memory, in
-      one row or in several rows of contiguous parts of the corpus.
-    * *Context window*: the first tokens of a block have context, too, which is read but not scored again.
-    * *Token by token*: the tokens of a segment are read one by one through the key-value cache. The attended span grows
-      from M to M + L and falls back, so with the same number of rows the results equal non-overlapping
-      inference up to rounding. Embeddings and output probabilities are computed for many tokens at once, which does
-      not change the results.
+    * *Non-overlapping*: blocks are independent. A model with memory reads segments in order and
+      keeps its memory, in one row or in several rows of contiguous parts of the corpus.
+    * *Context window*: the first tokens of a block have context, too, which is read but not scored
+      again.
+    * *Token by token*: the tokens of a segment are read one by one through the key-value cache. The
+      attended span grows from M to M + L and falls back, so with the same number of rows the
+      results equal non-overlapping inference up to rounding. Embeddings and output probabilities
+      are computed for many tokens at once, which does not change the results.
 
-    Every token is scored once; with ``break_mode`` ``complete_doc``, blank lines are in no block and not scored.
+    Every token is scored once; with ``break_mode`` ``complete_doc``, blank lines are in no block
+    and not scored.
 
     Args:
         models: over one dictionary; they are moved to *device*.
-        precision: of weights and forward pass (default: float32); softmax and logarithms are always float32.
+        precision: of weights and forward pass (default: float32); softmax and logarithms are always
+            float32.
         int8: round weight matrices to int8, with one scale per output.
-        world: processes that share the batches, or with memory the rows; all of them get all scores.
+        world: processes that share the batches, or with memory the rows; all of them get all
+            scores.
 
     Attributes:
         readers: of the models in that precision.
@@ -126,7 +130,8 @@ class Scorer:
         """The log-probability of every token of *corpus*.
 
         Raises:
-            UserError: a block is longer than a model's positions or than ``max_tokens``, or no block is left.
+            UserError: a block is longer than a model's positions or than ``max_tokens``, or no
+                block is left.
         """
         blocks = self._blocks(corpus)
         lprobs: list[np.ndarray] = []  # of each model
@@ -145,7 +150,8 @@ class Scorer:
 
     def _blocks(self, corpus: Corpus) -> TokenBlocks:
         scoring, dictionary = self.scoring, self.dictionary
-        # Token by token every token has all of the cache as context; the window only states its length.
+        # Token by token every token has all of the cache as context; the window only states its
+        # length.
         window = 0 if scoring.token_by_token else scoring.context_window
         blocks = TokenBlocks(
             corpus,
@@ -233,7 +239,8 @@ class Scorer:
 
 
 class _Collector:
-    """Computes log-probabilities of targets from hidden states in chunks, and puts them into the corpus's order."""
+    """Computes log-probabilities of targets from hidden states in chunks, and puts them into the
+    corpus's order."""
 
     def __init__(self, layer: OutputLayer, size: int, chunk: int | None, device: torch.device) -> None:
         self.layer = layer
@@ -266,7 +273,8 @@ class _Collector:
             self._flush()
 
     def result(self, world: World) -> np.ndarray:
-        """Log-probabilities float32 [N] of all of *world* in the corpus's order; 0 where there was no target."""
+        """Log-probabilities float32 [N] of all of *world* in the corpus's order; 0 where there was
+        no target."""
         self._flush()
         # Copied to the host once, at the end: every copy before would synchronise.
         if self.positions:
@@ -320,9 +328,11 @@ def _check(scoring: Scoring, model: BaseFairseqModel) -> None:
 
 
 def _text_steps(blocks: TokenBlocks, rows: int) -> list[list[np.ndarray]]:
-    """Blocks of texts for a model with memory: *rows* texts at a time, the longest first; a step has a block of each.
+    """Blocks of texts for a model with memory: *rows* texts at a time, the longest first; a step
+    has a block of each.
 
-    Texts end from the last row on, so that the texts that continue are the first rows of the memory.
+    Texts end from the last row on, so that the texts that continue are the first rows of the
+    memory.
     """
     # A block that begins where a line does is the first of its text; texts are lines here.
     first = np.flatnonzero(np.isin(blocks.starts, blocks.corpus.offsets))
@@ -333,7 +343,8 @@ def _text_steps(blocks: TokenBlocks, rows: int) -> list[list[np.ndarray]]:
 
 
 def _positions(blocks: TokenBlocks, indices: np.ndarray) -> tuple[Tensor | None, np.ndarray]:
-    """Indices of the scored targets of ``blocks.batch(indices)`` (None: all), and those in the corpus."""
+    """Indices of the scored targets of ``blocks.batch(indices)`` (None: all), and those in the
+    corpus."""
     starts, sizes = blocks.starts[indices], blocks.sizes[indices]
     before = np.zeros_like(starts) if blocks.before is None else blocks.before[indices]
     before = before + (blocks.bos is not None)
@@ -346,7 +357,8 @@ def _positions(blocks: TokenBlocks, indices: np.ndarray) -> tuple[Tensor | None,
 
 
 def _in_order(corpus: Corpus, blocks: TokenBlocks, lprobs: np.ndarray, padding: int) -> Scores:
-    """The scored tokens of *corpus*, by lines; no loss counts *padding*, which other programs' corpora may have."""
+    """The scored tokens of *corpus*, by lines; no loss counts *padding*, which other programs'
+    corpora may have."""
     tokens = np.asarray(corpus.tokens).astype(np.int64)
     lines = np.asarray(corpus.offsets, dtype=np.int64)
     real = tokens != padding

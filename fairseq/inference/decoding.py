@@ -1,4 +1,5 @@
-"""Choice of the next token, for a batch of prompts: sampling, the most probable token, beam search."""
+"""Choice of the next token, for a batch of prompts: sampling, the most probable token, beam
+search."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class Decoding:
         max_tokens: number of tokens; an end of line counts as one and does not stop the text.
         temperature: divisor of the logits; 0 chooses the most probable token.
         top_k: sample from the k most probable tokens (0: all).
-        top_p: sample from the most probable tokens with this total probability (Holtzman et al. 2020, §3.1).
+        top_p: sample from the most probable tokens with this total probability (Holtzman et al.
+            2020, §3.1).
         beam: width of a beam search; above 1 the other choices are ignored.
     """
 
@@ -62,10 +64,10 @@ def choose(lprobs: Tensor, decoding: Decoding, draws: Tensor | None = None, toke
     Args:
         lprobs: log-probabilities [B, V], up to a constant for each row.
         decoding: temperature, top_k and top_p.
-        draws: uniform random numbers in [0, 1), float64 [B]: its position in the cumulative distribution. Unused
-            at temperature 0.
-        tokens: the token of each column [B, V], if the columns are the ``decoding.candidates`` most probable tokens in
-            falling order; None: column v is token v.
+        draws: uniform random numbers in [0, 1), float64 [B]: its position in the cumulative
+            distribution. Unused at temperature 0.
+        tokens: the token of each column [B, V], if the columns are the ``decoding.candidates`` most
+            probable tokens in falling order; None: column v is token v.
 
     Returns:
         [B].
@@ -95,11 +97,13 @@ def choose(lprobs: Tensor, decoding: Decoding, draws: Tensor | None = None, toke
 def sample_batch(
     predictor: Predictor, prompts: Sequence[Prompt], decoding: Decoding, generators: Sequence[torch.Generator | None]
 ) -> Iterator[list[Advance]]:
-    """Continue *prompts*, ordered by falling length, token by token; yield the tokens chosen in each step.
+    """Continue *prompts*, ordered by falling length, token by token; yield the tokens chosen in
+    each step.
 
-    All rows read as many tokens as the shortest prompt has at once. After that, rows with a longer prompt read its next
-    token while the others choose theirs, so that all rows have the same length; finished rows are dropped from the end.
-    Each row draws from its own generator, so a sample does not depend on the other rows of its batch.
+    All rows read as many tokens as the shortest prompt has at once. After that, rows with a longer
+    prompt read its next token while the others choose theirs, so that all rows have the same
+    length; finished rows are dropped from the end. Each row draws from its own generator, so a
+    sample does not depend on the other rows of its batch.
     """
     rows, position, following = len(prompts), 0, list[int]()
     numbers_of = [_draws(generator, decoding.max_tokens) for generator in generators]
@@ -114,7 +118,8 @@ def sample_batch(
             lprobs = predictor.read(chunk, waiting)
         if decoding.temperature > 0:
             numbers = [next(row) for row in numbers_of[waiting:rows]]
-            # float64: draws of float32 would fall on one of 2²⁴ steps, coarser than rare words' probabilities.
+            # float64: draws of float32 would fall on one of 2²⁴ steps, coarser than rare words'
+            # probabilities.
             draws = torch.tensor(numbers, dtype=torch.float64, device=lprobs.device)
         # The one synchronisation with a GPU of a step.
         chosen: list[int] = choose(lprobs, decoding, draws, tokens).tolist()
@@ -126,9 +131,11 @@ def sample_batch(
 
 
 def beam_search(predictor: Predictor, prompts: Sequence[Prompt], decoding: Decoding) -> Iterator[list[Advance]]:
-    """Continue *prompts*, ordered by falling length, by beam search for the highest sum of log-probabilities.
+    """Continue *prompts*, ordered by falling length, by beam search for the highest sum of
+    log-probabilities.
 
-    All texts have ``max_tokens`` tokens, so sums need no length penalty. Rows advance as in :func:`sample_batch`.
+    All texts have ``max_tokens`` tokens, so sums need no length penalty. Rows advance as in
+    :func:`sample_batch`.
     """
     rows, position, beam = len(prompts), 0, decoding.beam
     scores = torch.full((rows, beam), -torch.inf, device=predictor.device)
@@ -179,7 +186,8 @@ def best_continuations(scores: Tensor, lprobs: Tensor, count: int) -> tuple[Tens
 
 
 def _prompt_chunk(prompts: Sequence[Prompt], position: int, copies: int = 1) -> list[list[int]]:
-    """Tokens of all prompts from *position* up to the end of the shortest, which is the last; empty beyond."""
+    """Tokens of all prompts from *position* up to the end of the shortest, which is the last; empty
+    beyond."""
     end = len(prompts[-1])
     if position >= end:
         return []
@@ -194,7 +202,8 @@ def _unfinished(prompts: Sequence[Prompt], position: int, tokens: int) -> int:
 def _draws(generator: torch.Generator | None, count: int) -> Iterator[float]:
     """*count* uniform random numbers in [0, 1)."""
     device = generator.device if generator is not None else torch.get_default_device()
-    # On CPUs numbers together are the numbers one by one, for a fraction of the calls; on GPUs they differ.
+    # On CPUs numbers together are the numbers one by one, for a fraction of the calls; on GPUs they
+    # differ.
     together = 64 if device.type == "cpu" else 1
     for start in range(0, count, together):
         size = min(together, count - start)

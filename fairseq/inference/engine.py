@@ -1,8 +1,8 @@
 """Models for inference: weights cast once, single tokens computed by kernels in C.
 
-At one token a step, calling a hundred small operators costs several times what reading the weights does: on CPUs
-kernels in C read one token through the whole model in one call. They are compiled at first use and cached; without a
-compiler torch's operators run.
+At one token a step, calling a hundred small operators costs several times what reading the weights
+does: on CPUs kernels in C read one token through the whole model in one call. They are compiled at
+first use and cached; without a compiler torch's operators run.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ M = TypeVar("M", bound=BaseFairseqModel)
 class Reader:
     """A model for inference; its weights must not change meanwhile.
 
-    On CPUs, compiled kernels compute single tokens of supported models; everything else runs the modules of the model.
-    Both share one cache.
+    On CPUs, compiled kernels compute single tokens of supported models; everything else runs the
+    modules of the model. Both share one cache.
 
     Args:
         model: in evaluation mode, on its device.
@@ -45,8 +45,8 @@ class Reader:
             log-probabilities are always float32.
         int8: round matrices to int8 with one scale an output; the kernels read int8.
         kernels: use the compiled kernels.
-        begin: id that stands before every row of text in training (``--add-bos-token``), for predictors to put there;
-            None: nothing does.
+        begin: id that stands before every row of text in training (``--add-bos-token``), for
+            predictors to put there; None: nothing does.
 
     Attributes:
         module: the model with cast weights; *model* itself if nothing was cast.
@@ -95,7 +95,8 @@ class Reader:
             return self.model.new_cache(rows, longest)
 
     def read(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
-        """Hidden states of *tokens* [B, T], which continue *cache* and are appended to it: [B, T, C]."""
+        """Hidden states of *tokens* [B, T], which continue *cache* and are appended to it:
+        [B, T, C]."""
         # Several tokens at once fill the matrix products of torch, which are then faster.
         if tokens.size(1) == 1 and self.packed is not None:
             return self.packed.stack.read(self.packed.embed(tokens, cache), cache, self.packed.window)
@@ -156,7 +157,8 @@ class _Packed:
 
 
 def inference_copy(model: M, dtype: torch.dtype | None, int8: bool = False) -> M:
-    """*model* with matrices rounded to int8 and then cast to *dtype*; norms are kept, *model* is not modified."""
+    """*model* with matrices rounded to int8 and then cast to *dtype*; norms are kept, *model* is
+    not modified."""
     # By name as well: apex's layer norm is no subclass of torch's.
     normed = {
         id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__
@@ -164,7 +166,8 @@ def inference_copy(model: M, dtype: torch.dtype | None, int8: bool = False) -> M
     }  # fmt: skip
     biases = ("r_w_bias", "r_r_bias", "r_bias")  # two-dimensional: one row for each head
     linear = {id(p) for name, p in model.named_parameters() if p.dim() == 2 and name.rsplit(".", 1)[-1] not in biases}
-    # Parameters that deepcopy takes from its memo: tied ones stay tied, and the originals are not copied first.
+    # Parameters that deepcopy takes from its memo: tied ones stay tied, and the originals are not
+    # copied first.
     memo: dict[int, object] = {}
     for parameter in model.parameters():
         value = parameter.detach()
@@ -195,7 +198,8 @@ def _packable(model: BaseFairseqModel) -> TypeGuard[DecoderModel]:
 
 
 def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool) -> _Packed:
-    """Pack *model*; matrices of layers and output come from *matrices*, the source of int8 values."""
+    """Pack *model*; matrices of layers and output come from *matrices*, the source of int8
+    values."""
     source, decoder = matrices.decoder, model.decoder
     norm: nn.Module | None = None
     project: nn.Linear | None = None
@@ -209,7 +213,8 @@ def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool
         looks_up = looks_up and decoder.layernorm_embedding is None and decoder.token_shift is None
     elif isinstance(decoder, TransformerXLDecoder):
         biases = decoder.attention_biases
-        # `same_length`: every token attends to as many keys, so that the kernel leaves out the farther ones.
+        # `same_length`: every token attends to as many keys, so that the kernel leaves out the
+        # farther ones.
         window = decoder.memory_length if decoder.cfg.same_length else None
     lookup = None
     if looks_up:

@@ -45,23 +45,25 @@ def load_models(
 ) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
     """Load the models of several checkpoints with one dictionary, in evaluation mode, on the CPU.
 
-    A model has the settings of its checkpoint, changed by *overrides*, then by *settings*. Extensions are dropped, and
-    their subsets of tokens not measured, unless settings that they name ask for it.
+    A model has the settings of its checkpoint, changed by *overrides*, then by *settings*.
+    Extensions are dropped, and their subsets of tokens not measured, unless settings that they name
+    ask for it.
 
     Args:
         paths: checkpoints of this project or of fairseq, or their folders.
         data: folder made by ``fairseq-preprocess``, or a dictionary file.
         overrides: settings of the checkpoints to change (``--model-overrides``).
-        settings: further settings, e.g. a parsed command line. A larger ``tokens_per_sample`` also raises the number
-            of positions unless positions are learned. Without it, all models have the first one's.
+        settings: further settings, e.g. a parsed command line. A larger ``tokens_per_sample`` also
+            raises the number of positions unless positions are learned. Without it, all models have
+            the first one's.
         states: the content of each checkpoint where it has been read already.
 
     Returns:
         The models, the task, and the settings of the first model.
 
     Raises:
-        UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not match, or it was
-            trained with another dictionary.
+        UserError: a checkpoint cannot be read, its architecture is unknown, its parameters do not
+            match, or it was trained with another dictionary.
     """
     try:
         return _load(paths, data, overrides or {}, settings or {}, states)
@@ -138,7 +140,8 @@ def load_language_models(
 
 
 def check_no_begin(task: FairseqTask, path: str | Path) -> None:
-    """Raise UserError if *task*, of the model at *path*, puts ``<s>`` before rows, for readers that do not."""
+    """Raise UserError if *task*, of the model at *path*, puts ``<s>`` before rows, for readers that
+    do not."""
     if task.cfg.add_bos_token:
         raise UserError(f"{path}: was trained with `add_bos_token`, which is not supported here; give another model")
 
@@ -171,7 +174,8 @@ def _arguments(
 def _check_overrides(
     overrides: Mapping[str, Any], stored: Mapping[str, Any], args: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> None:
-    """Raise UserError for *overrides* that neither the parts selected by *args* nor the loading reads."""
+    """Raise UserError for *overrides* that neither the parts selected by *args* nor the loading
+    reads."""
     criterion = {**args, **flags}.get("criterion")
     names = {"task": str(args.get("task", "language_modeling")), "criterion": str(criterion)}
     parts = [MODELS[ARCHITECTURES[args["arch"]].model]]
@@ -205,7 +209,8 @@ def _check_memory_settings(arch: str, flags: Mapping[str, Any]) -> None:
 
 
 def _positions(path: str, stored: Mapping[str, Any], args: Mapping[str, Any]) -> int:
-    """Maximal tokens of a row: as in training; more for longer blocks unless positions are learned."""
+    """Maximal tokens of a row: as in training; more for longer blocks unless positions are
+    learned."""
     length = args["tokens_per_sample"]
     positions = args.get("max_target_positions") or stored.get("tokens_per_sample", length)
     for name, value in (("tokens_per_sample", length), ("max_target_positions", positions)):

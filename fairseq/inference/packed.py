@@ -36,7 +36,8 @@ class Matrix(ctypes.Structure):
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Int8 values and a float32 scale for each row: [N, K] → [N, K], [N]. Symmetric, rounded to nearest."""
+    """Int8 values and a float32 scale for each row: [N, K] → [N, K], [N]. Symmetric, rounded to
+    nearest."""
     weight = weight.float()
     scale = weight.abs().amax(1) / 127
     # A row of zeros may have any scale but 0, by which it would be divided.
@@ -63,7 +64,8 @@ def pack(weight: Tensor, bias: Tensor | None = None, *, int8: bool = False) -> M
         weight = F.pad(weight, (0, inputs % 2)).unflatten(1, (-1, 2))
         packed = weight.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()  # (N / 16, K / 2, 16, 2)
     else:
-        # The 16 outputs of a panel lie side by side: one vector load feeds a multiplication with one broadcast input.
+        # The 16 outputs of a panel lie side by side: one vector load feeds a multiplication with
+        # one broadcast input.
         packed = weight.unflatten(0, (-1, LANES)).transpose(1, 2).contiguous()  # (N / 16, K, 16)
     bias = None if bias is None else floats(bias)
     matrix = Matrix(TYPES[packed.dtype], outputs, inputs, *map(pointer, (packed, scale, bias)))

@@ -1,8 +1,9 @@
-"""Next-token probabilities of one model or several, for a batch of texts read through the key-value cache.
+"""Next-token probabilities of one model or several, for a batch of texts read through the key-value
+cache.
 
-All rows of a batch are at one position: the common length of the prompts is read at once, then longer prompts read
-their own tokens while the others choose. There is no padding, so a text does not depend on its batch; its randomness
-is (seed, prompt, sample).
+All rows of a batch are at one position: the common length of the prompts is read at once, then
+longer prompts read their own tokens while the others choose. There is no padding, so a text does
+not depend on its batch; its randomness is (seed, prompt, sample).
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ def reader_of(model: Model) -> Reader:
 class Predictor:
     """Log-probabilities of the next token of each of several texts.
 
-    All texts have the same number of tokens, so they share one cache without padding. Probabilities of
-    several models are averaged.
+    All texts have the same number of tokens, so they share one cache without padding. Probabilities
+    of several models are averaged.
 
     Args:
         models: in evaluation mode, on one device, over one dictionary.
         rows: number of texts.
         forbidden: tokens that get probability zero.
-        longest: most tokens that will be read of a text (default: no limit); limits the memory's allocation.
+        longest: most tokens that will be read of a text (default: no limit); limits the memory's
+            allocation.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class Predictor:
         self._checked = False
 
     def read(self, tokens: Sequence[Sequence[int]], first: int = 0) -> Tensor:
-        """Read *tokens* [rows, T]; return log-probabilities of the next token for the rows from *first* on.
+        """Read *tokens* [rows, T]; return log-probabilities of the next token for the rows from
+        *first* on.
 
         T may be 0 at the start of texts for models that begin with ``<s>``.
 
@@ -76,10 +79,12 @@ class Predictor:
         return lprobs
 
     def best(self, tokens: Sequence[Sequence[int]], count: int, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Read *tokens* as :meth:`read` does; return the *count* most probable next tokens in falling order.
+        """Read *tokens* as :meth:`read` does; return the *count* most probable next tokens in
+        falling order.
 
         Returns:
-            Scores, float32: log-probabilities up to a constant for each row; and tokens. Both [rows − first, count],
+            Scores, float32: log-probabilities up to a constant for each row; and tokens. Both
+                [rows − first, count],
             with fewer columns if the dictionary is smaller.
 
         Raises:
@@ -109,7 +114,8 @@ class Predictor:
         return [(rows, rows.read(source)[first:, -1]) for rows in self.rows]
 
     def _check(self, scores: Tensor) -> None:
-        # Only once: reading a value synchronises with the GPU, and NaN weights give NaN at the first token.
+        # Only once: reading a value synchronises with the GPU, and NaN weights give NaN at the
+        # first token.
         if not self._checked and bool(scores.isnan().any()):
             raise UserError(
                 "the model's probabilities are NaN: its training diverged, or it exceeds the range of float16; "

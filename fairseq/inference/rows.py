@@ -10,15 +10,16 @@ from torch import Tensor
 
 
 class Rows:
-    """Rows of tokens that a model reads through its cache: segment after segment, or window after window.
+    """Rows of tokens that a model reads through its cache: segment after segment, or window after
+    window.
 
-    A model with memory reads each token once, at a constant cost. A model without memory has a window of positions;
-    when it is full, its second half is read again as the start of the next window. Every window begins with the
-    reader's ``begin``, as every row does in training.
+    A model with memory reads each token once, at a constant cost. A model without memory has a
+    window of positions; when it is full, its second half is read again as the start of the next
+    window. Every window begins with the reader's ``begin``, as every row does in training.
 
     Args:
-        reader: a :class:`~fairseq.inference.engine.Reader`, or what has its ``model``, ``device``, ``begin``,
-            ``new_cache`` and ``read``.
+        reader: a :class:`~fairseq.inference.engine.Reader`, or what has its ``model``, ``device``,
+            ``begin``, ``new_cache`` and ``read``.
         rows: number of rows B.
         longest: most tokens that will be read of a row; None: no limit.
     """
@@ -33,7 +34,8 @@ class Rows:
         self.begin = reader.begin if self.cache.segment_length > 1 else None
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Hidden states of *tokens* [B, T], which continue the rows, after a first ``begin``: [B, T, C]."""
+        """Hidden states of *tokens* [B, T], which continue the rows, after a first ``begin``:
+        [B, T, C]."""
         parts: list[Tensor] = []
         if self.cache.length == 0:
             tokens = self._begun(tokens)
@@ -64,13 +66,15 @@ class Rows:
             self.window = self.window[index]
 
     def _make_room(self, tokens: Tensor) -> Tensor:
-        """Begin a new segment or window; return *tokens* [B, T] preceded by the tokens to read again."""
+        """Begin a new segment or window; return *tokens* [B, T] preceded by the tokens to read
+        again."""
         if self.window is None:
             self.cache.next_segment()
             return tokens
         self.cache.clear()
         length = self.window.size(1)
-        # A half: with less, tokens after it would have little context; with more, most would be read several times.
+        # A half: with less, tokens after it would have little context; with more, most would be
+        # read several times.
         again = (length - (self.begin is not None)) // 2
         return self._begun(torch.cat([self.window[:, length - again :], tokens], dim=1))
 

@@ -13,7 +13,8 @@ from fairseq.logging import Progress, no_progress
 
 
 def generator_of(seed: int, prompt: int = 0, sample: int = 0) -> torch.Generator:
-    """The random generator of one text: sample number *sample* of prompt number *prompt*, both from 0.
+    """The random generator of one text: sample number *sample* of prompt number *prompt*, both from
+    0.
 
     Raises:
         ValueError: the seed is negative.
@@ -39,20 +40,21 @@ def sample(
 ) -> Iterator[int]:
     """Tokens that continue a prompt, each as soon as it is chosen.
 
-    A model with memory (Shortformer, Transformer-XL) reads each token once, at a constant cost a token and without a
-    limit of length. A model without memory has one window of positions; when it is full, the model reads the window's
-    second half again and continues from there.
+    A model with memory (Shortformer, Transformer-XL) reads each token once, at a constant cost a
+    token and without a limit of length. A model without memory has one window of positions; when it
+    is full, the model reads the window's second half again and continues from there.
 
     Args:
-        model: in evaluation mode, with a key-value cache (``new_cache``); or a :class:`Reader` of it, which packs its
-            weights once for many texts.
+        model: in evaluation mode, with a key-value cache (``new_cache``); or a :class:`Reader` of
+            it, which packs its weights once for many texts.
         prompt_tokens: at least one; a text starts with ``</s>``.
         max_tokens, temperature, top_k, top_p: see :class:`~fairseq.inference.decoding.Decoding`.
         generator: random generator (default: torch's own).
         forbidden: tokens that are never chosen.
 
     Raises:
-        ValueError: a number is out of range, the prompt is empty, or the model has no key-value cache.
+        ValueError: a number is out of range, the prompt is empty, or the model has no key-value
+            cache.
     """
     decoding = Decoding(max_tokens, temperature, top_k, top_p)
     return stream([model], prompt_tokens, decoding, generator=generator, forbidden=forbidden)
@@ -66,7 +68,8 @@ def stream(
     generator: torch.Generator | None = None,
     forbidden: Sequence[int] = (),
 ) -> Iterator[int]:
-    """As :func:`sample`, from one model or the average of several; beam search yields its text at the end."""
+    """As :func:`sample`, from one model or the average of several; beam search yields its text at
+    the end."""
     for step in _steps(models, [prompt], decoding, [generator], forbidden):
         for _, tokens in step:
             yield from tokens
@@ -82,9 +85,11 @@ def continuations(
     forbidden: Sequence[int] = (),
     progress: Progress = no_progress,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Continuations of many prompts, each as soon as it is complete: (number of the prompt, tokens).
+    """Continuations of many prompts, each as soon as it is complete: (number of the prompt,
+    tokens).
 
-    Prompts of similar length are batched, the longest first. Up to rounding, :func:`stream` gives the same texts.
+    Prompts of similar length are batched, the longest first. Up to rounding, :func:`stream` gives
+    the same texts.
 
     Args:
         models, decoding, forbidden: as in :func:`stream`.
@@ -96,7 +101,8 @@ def continuations(
     Raises:
         ValueError: a prompt is empty, or a model has no cache.
     """
-    # By falling length, rows finish from the end of a batch, and the others keep their rows of the cache.
+    # By falling length, rows finish from the end of a batch, and the others keep their rows of the
+    # cache.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     together = max(1, batch_size // decoding.beam)
 

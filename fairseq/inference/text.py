@@ -1,4 +1,5 @@
-"""Conversion between text and dictionary tokens: words, characters, bytes, or the symbols of a tokenizer."""
+"""Conversion between text and dictionary tokens: words, characters, bytes, or the symbols of a
+tokenizer."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ JOINTS = {"@-@": "-", "@,@": ",", "@.@": "."}  # WikiText's marks inside words
 
 
 def never_written(dictionary: Dictionary) -> list[int]:
-    """Indices that never occur in text: special symbols other than the end of a line, and fillers."""
+    """Indices that never occur in text: special symbols other than the end of a line, and
+    fillers."""
     special = {dictionary.bos(), dictionary.pad(), dictionary.unk(), *range(dictionary.nspecial)}
     fillers = {
         index
@@ -41,7 +43,8 @@ class Detokenizer:
     tokenizer: Tokenizer | None = None  # of the data; None: text is words, characters or bytes
 
     def encode(self, text: str) -> tuple[list[int], list[str]]:
-        """The tokens of one line without ``</s>``, and its symbols that are not in the dictionary, each time."""
+        """The tokens of one line without ``</s>``, and its symbols that are not in the dictionary,
+        each time."""
         symbols = list(self.stream().split(text))
         unknown = [symbol for symbol in symbols if symbol not in self.dictionary]
         return [self.dictionary.text_index(symbol) for symbol in symbols], unknown
@@ -55,12 +58,14 @@ class Detokenizer:
 def detokenizer_of(
     dictionary: Dictionary, remove_bpe: str | None = None, tokenizer: Tokenizer | None = None
 ) -> Detokenizer:
-    """The detokenizer for *dictionary*: of the tokenizer of its data, for bytes, for characters, or else for words.
+    """The detokenizer for *dictionary*: of the tokenizer of its data, for bytes, for characters, or
+    else for words.
 
     Text of words is read as tokens between white space, which the log tells.
 
     Args:
-        remove_bpe: suffix of a subword that is continued by the next one, such as ``@@``; without a tokenizer only.
+        remove_bpe: suffix of a subword that is continued by the next one, such as ``@@``; without a
+            tokenizer only.
         tokenizer: of the data; None: there is none.
 
     Raises:
@@ -85,7 +90,8 @@ def detokenizer_of(
 
 
 class Stream:
-    """Text of one kind: its symbols, and their incremental decoder, whose pieces together are the whole text."""
+    """Text of one kind: its symbols, and their incremental decoder, whose pieces together are the
+    whole text."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.dictionary = dictionary
@@ -122,7 +128,8 @@ class Stream:
 
 
 class CharacterStream(Stream):
-    """Characters. A space is the symbol *space*, one of :data:`SPACES`, or ``</s>``, as in text8."""
+    """Characters. A space is the symbol *space*, one of :data:`SPACES`, or ``</s>``, as in
+    text8."""
 
     def __init__(self, dictionary: Dictionary, space: str) -> None:
         super().__init__(dictionary)
@@ -160,9 +167,11 @@ class ByteStream(Stream):
 
 
 class LineStream(Stream):
-    """Raw text; the line so far is decoded with each token, and its last word returned once it is complete.
+    """Raw text; the line so far is decoded with each token, and its last word returned once it is
+    complete.
 
-    After :data:`LONGEST_LINE` symbols without an end of line, text goes on after a whole word as if a line began.
+    After :data:`LONGEST_LINE` symbols without an end of line, text goes on after a whole word as if
+    a line began.
     """
 
     def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer) -> None:
@@ -191,7 +200,8 @@ class LineStream(Stream):
         return rest + "\n"
 
     def _complete(self) -> str:
-        # The last word is held back: a further subword may join it, and a detokeniser attaches punctuation to it.
+        # The last word is held back: a further subword may join it, and a detokeniser attaches
+        # punctuation to it.
         return self._new(self._text().rstrip().rpartition(" ")[0])
 
     def _text(self) -> str:
@@ -205,8 +215,10 @@ class LineStream(Stream):
         return new
 
     def _restart(self) -> str:
-        """Return the text of all words but the last, which begins a line, if that is a word with a space before it."""
-        # Before a word that begins with a letter or digit: the text of what is left does not depend on what is cut off.
+        """Return the text of all words but the last, which begins a line, if that is a word with a
+        space before it."""
+        # Before a word that begins with a letter or digit: the text of what is left does not depend
+        # on what is cut off.
         words, sizes = self.tokenizer.rule.group(self.symbols)
         if len(words) < 2 or not words[-1][:1].isalnum():
             return ""
@@ -219,13 +231,14 @@ class LineStream(Stream):
 
 
 class WordStream(Stream):
-    """Words between white space, detokenized with sacremoses; heading markup and WikiText's marks are removed.
+    """Words between white space, detokenized with sacremoses; heading markup and WikiText's marks
+    are removed.
 
     A word's text depends only on the words before it in its line.
 
-    Only the last words of a line are kept; :func:`shortened` summarises the earlier ones, so that the cost of a token
-    does not grow with the length of its line. A line that may be a heading (``= = Title = =``) is buffered until it
-    ends or turns out not to be one.
+    Only the last words of a line are kept; :func:`shortened` summarises the earlier ones, so that
+    the cost of a token does not grow with the length of its line. A line that may be a heading
+    (``= = Title = =``) is buffered until it ends or turns out not to be one.
 
     Args:
         mark: suffix of a subword that is continued by the next one.
@@ -282,7 +295,8 @@ class WordStream(Stream):
     def _new(self, complete_line: bool) -> str:
         """The text of the line's words since the last call; *complete_line*: up to the last word.
 
-        A final punctuation mark is delayed until the next token, which decides the spaces around it.
+        A final punctuation mark is delayed until the next token, which decides the spaces around
+        it.
         """
         words = self.line.complete
         complete = complete_line or not words or words[-1].isalnum()
@@ -293,7 +307,8 @@ class WordStream(Stream):
         new = self.lead + text[_common(text, self.shown) :] if text else ""
         self.shown, self.lead = text, "" if text else self.lead
         if len(words) > LONGEST_TAIL:
-            # What is left has the same open quotes and the same last word, on which the text of the next word depends.
+            # What is left has the same open quotes and the same last word, on which the text of the
+            # next word depends.
             words[:-1] = shortened(words[:-1])
             self.shown = detokenize(words if complete else words[:-1])
         return new
@@ -333,7 +348,8 @@ detokenize = Moses().join  # text of complete words
 
 
 def shortened(words: Sequence[str]) -> list[str]:
-    """A short equivalent of *words* for the detokenizer's state: the open quotes and the last word."""
+    """A short equivalent of *words* for the detokenizer's state: the open quotes and the last
+    word."""
     # Imported at first use: most commands never detokenize.
     from sacremoses import MosesDetokenizer
 
@@ -352,7 +368,8 @@ def shortened(words: Sequence[str]) -> list[str]:
 
 
 def _is_open(quote: str, words: Sequence[str]) -> bool:
-    """Return whether *quote* after *words* would be a closing quote, which is followed by a space."""
+    """Return whether *quote* after *words* would be a closing quote, which is followed by a
+    space."""
     return detokenize([*words, "a", quote, "a"]).endswith(" a")
 
 

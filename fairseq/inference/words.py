@@ -57,7 +57,8 @@ class PackedEmbedding:
         self.words = bounds[-1]
         self.width = bands[0][1].size(0) if len(bands[0]) > 1 else tables[0].size(1)
         self.widest = max(self.width, *(table.size(1) for table in tables))
-        # Kept in `buffers`: the structure holds addresses only, which Python's memory management does not see.
+        # Kept in `buffers`: the structure holds addresses only, which Python's memory management
+        # does not see.
         arrays = (
             (ctypes.c_long * len(bounds))(*bounds),
             (ctypes.c_void_p * len(tables))(*map(pointer, tables)),
@@ -88,7 +89,8 @@ class PackedEmbedding:
 
 
 class PackedOutput:
-    """Output layer: log-probabilities of all words, or only the most probable words, skipping bands that have none.
+    """Output layer: log-probabilities of all words, or only the most probable words, skipping bands
+    that have none.
 
     Args:
         library: the compiled kernels.
@@ -128,8 +130,8 @@ class PackedOutput:
     def best(self, hidden: Tensor, count: int, forbidden: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
         """The *count* most probable words in falling order: [B, C] → scores and words [B, count].
 
-        Scores are log-probabilities up to a constant for each row. No word of a tail band is more probable than its
-        band, so bands less probable than *count* words already found are skipped.
+        Scores are log-probabilities up to a constant for each row. No word of a tail band is more
+        probable than its band, so bands less probable than *count* words already found are skipped.
         """
         hidden = floats(hidden)
         rows, count = hidden.size(0), min(count, self.bounds[-1])

@@ -1,1 +1,2 @@
-"""The border to other software: fairseq, Hugging Face, Transformer-XL's originals, lm-eval, foreign pickles."""
+"""The border to other software: fairseq, Hugging Face, Transformer-XL's originals, lm-eval, foreign
+pickles."""

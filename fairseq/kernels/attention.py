@@ -1,6 +1,8 @@
-"""Attention on CPUs by kernels in C (``attention.c``), with gradients and without: scores stay in the cache.
+"""Attention on CPUs by kernels in C (``attention.c``), with gradients and without: scores stay in
+the cache.
 
-They are compiled at first use; without them torch's operators give the same numbers to rounding, with the same masks.
+They are compiled at first use; without them torch's operators give the same numbers to rounding,
+with the same masks.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from fairseq.kernels.training import TYPES, draw_mask, is_plain
 from fairseq.kernels.training import kernels as training_kernels
 
 _SOURCE = Path(__file__).with_name("attention.c")
-# Probabilities that are saved for the backward pass where torch's kernel would save none: 64 MiB a layer.
+# Probabilities that are saved for the backward pass where torch's kernel would save none: 64 MiB a
+# layer.
 _MOST_SAVED = 1 << 24
 
 
@@ -59,7 +62,8 @@ def computes(
     distance: Tensor | None = None,
     table: Tensor | None = None,
 ) -> bool:
-    """Return whether the kernel computes attention of these tensors: without *table* absolute, with it by distance."""
+    """Return whether the kernel computes attention of these tensors: without *table* absolute, with
+    it by distance."""
     tensors = [x for x in (query, distance, table, *keys, *values) if x is not None]
     if any(not is_plain(x) or x.dtype != query.dtype for x in tensors):
         return False
@@ -109,7 +113,8 @@ def relative_attention(
 ) -> Tensor:
     """dropout(softmax(Q⁺ Kᵀ + shift(Q* Rᵀ) + bias)) V over the keys up to each query.
 
-    Shape: as of :func:`attention`, with content and distance for query; table, of the distances S − 1, …, 0, [H, S, D].
+    Shape: as of :func:`attention`, with content and distance for query; table, of the distances S −
+    1, …, 0, [H, S, D].
     """
     return _attention(_Options(1.0, p, causal=True), content, distance, table, keys, values, bias)
 
@@ -170,7 +175,8 @@ class _Underivable(torch.autograd.Function):
 def _without_derivative(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
     """A backward pass by kernels: asking for its derivative is an error, not silently zero.
 
-    The error of torch's ``once_differentiable`` does not reach ``torch.autograd.grad``, whose inputs its node lacks.
+    The error of torch's ``once_differentiable`` does not reach ``torch.autograd.grad``, whose
+    inputs its node lacks.
     """
 
     @functools.wraps(backward)
@@ -286,7 +292,8 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _like(x: Tensor) -> Tensor:
-    """Room for a tensor like *x*; of [B, H, T, D] time comes before heads in memory, as in the products around."""
+    """Room for a tensor like *x*; of [B, H, T, D] time comes before heads in memory, as in the
+    products around."""
     return torch.empty_like(x) if x.dim() == 3 else x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
 

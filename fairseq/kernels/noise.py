@@ -1,8 +1,9 @@
 """Noise of dropout on CPUs: which elements are kept.
 
-torch's dropout draws one random number for each element on one thread, which costs more than the matrix product that it
-follows. Here 16 bits decide about an element, four elements to a word of a generator that threads share; the rate is
-exact to 1/65536 (the kept values are scaled by what was really kept, so the expectation is exact).
+torch's dropout draws one random number for each element on one thread, which costs more than the
+matrix product that it follows. Here 16 bits decide about an element, four elements to a word of a
+generator that threads share; the rate is exact to 1/65536 (the kept values are scaled by what was
+really kept, so the expectation is exact).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ _SEEDS = 1 << 62  # torch draws signed numbers of 64 bits
 
 
 def draw_seed() -> int:
-    """The seed of the next noise: torch's generator draws it, so that a checkpoint's random state repeats it."""
+    """The seed of the next noise: torch's generator draws it, so that a checkpoint's random state
+    repeats it."""
     return int(torch.randint(_SEEDS, (), device="cpu"))
 
 
@@ -46,8 +48,8 @@ def scale_of(p: float) -> float:
 def pick(x: Tensor, words: Tensor, p: float) -> Tensor:
     """*x* scaled where the noise *words*, int64, keep it, 0 elsewhere.
 
-    Elements are picked by torch's threshold kernel, which runs at the speed of memory: a boolean mask would be
-    converted and multiplied at a tenth of it.
+    Elements are picked by torch's threshold kernel, which runs at the speed of memory: a boolean
+    mask would be converted and multiplied at a tenth of it.
     """
     # Noise at or below it drops the element.
     threshold = LOWEST + dropped_values(p) - 1

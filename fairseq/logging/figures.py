@@ -1,7 +1,9 @@
-"""Figures of the log: named sums, kept on the device, and what is computed from them when a line is due.
+"""Figures of the log: named sums, kept on the device, and what is computed from them when a line is
+due.
 
-A criterion names its own sums (``compute_loss`` returns them) and its own figures (``figures`` declares them). Sums are
-added over batches and reduced over ranks; a figure is computed on the host from the totals, once, when it is shown.
+A criterion names its own sums (``compute_loss`` returns them) and its own figures (``figures``
+declares them). Sums are added over batches and reduced over ranks; a figure is computed on the host
+from the totals, once, when it is shown.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from fairseq.distributed import World
 
 SIZE = "sample_size"
 UPDATES = "updates added"
-"""Name, among totals, of the number of updates, or batches of a validation, that they are summed over."""
+"""Name, among totals, of the number of updates, or batches of a validation, that they are summed
+over."""
 STANDARD = ("loss", "nll_loss", "ntokens", "nsentences", SIZE)
 
 Values = Mapping[str, Any]
@@ -29,8 +32,8 @@ Values = Mapping[str, Any]
 class Figure:
     """A number of the log, computed from totals by name.
 
-    While one of the names *needs* is missing, it is not shown. Gathered predictions, e.g. for F1 or Matthews'
-    correlation, are there in validation only.
+    While one of the names *needs* is missing, it is not shown. Gathered predictions, e.g. for F1 or
+    Matthews' correlation, are there in validation only.
     """
 
     compute: Callable[[Values], float]
@@ -67,7 +70,8 @@ def language_model_figures() -> dict[str, Figure]:
 
 @dataclass(frozen=True)
 class NamedSums:
-    """The sums of one or several batches as one vector, so that a single reduction serves all of them."""
+    """The sums of one or several batches as one vector, so that a single reduction serves all of
+    them."""
 
     names: tuple[str, ...]  # what each entry is; the same on every rank, in the same order
     values: Tensor  # float64 [names], on the device
@@ -77,8 +81,8 @@ class NamedSums:
     def of(cls, log: Mapping[str, Any], sample_size: int, device: torch.device, gather: bool = False) -> NamedSums:
         """A criterion's sums as a vector on *device*, without a wait for it.
 
-        *log* has numbers, tensors of one element, or :class:`Gathered` predictions, which are dropped without *gather*.
-        *sample_size* is what the gradient is divided by.
+        *log* has numbers, tensors of one element, or :class:`Gathered` predictions, which are
+        dropped without *gather*. *sample_size* is what the gradient is divided by.
         """
         if (as_sums := getattr(log, "as_sums", None)) is not None:  # a log that makes its figures itself
             made: NamedSums = as_sums(sample_size, device)
@@ -115,11 +119,13 @@ class NamedSums:
         return NamedSums(names, values, rows)
 
     def gathered(self, world: World) -> NamedSums:
-        """These sums, with the sums of a log that needs the outputs of all ranks; called on every rank."""
+        """These sums, with the sums of a log that needs the outputs of all ranks; called on every
+        rank."""
         return self
 
     def reduced(self, world: World) -> NamedSums:
-        """The sums over all ranks: one reduction of the sums, and predictions of every rank in rank order."""
+        """The sums over all ranks: one reduction of the sums, and predictions of every rank in rank
+        order."""
         if world.size == 1:
             return self
         rows = {
@@ -142,7 +148,8 @@ def figures_of(figures: Mapping[str, Figure], totals: Values) -> Mapping[str, Fi
 
 @dataclass(frozen=True)
 class Gathered:
-    """Predictions of a batch, [rows, …], that a figure wants all of: kept in validation, over batches and ranks."""
+    """Predictions of a batch, [rows, …], that a figure wants all of: kept in validation, over
+    batches and ranks."""
 
     rows: Tensor
 
@@ -173,9 +180,11 @@ class Meter:
         self.totals = self.totals.reduced(world)
 
     def report(self, figures: Mapping[str, Figure]) -> dict[str, float]:
-        """*figures*, ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means; synchronises with the device.
+        """*figures*, ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means;
+        synchronises with the device.
 
-        Figures are NaN where nothing was added, so that neither 0 nor a perplexity of 1 looks like a result.
+        Figures are NaN where nothing was added, so that neither 0 nor a perplexity of 1 looks like
+        a result.
         """
         totals: dict[str, Any] = dict(zip(self.totals.names, self.totals.values.tolist(), strict=True))
         totals |= {name: rows.cpu() for name, rows in self.totals.rows.items()}

@@ -26,7 +26,8 @@ Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 """A progress bar around an iterable of known length: (items, length) → items."""
 POSITION = ("epoch", "update")  # metrics that lines of text replace by the number of the epoch
 REFRESH = 1.0  # seconds between two values of the loss in a bar
-# Metrics left out on a terminal, where a line has 80 columns; --metrics-file and the other formats have them.
+# Metrics left out on a terminal, where a line has 80 columns; --metrics-file and the other formats
+# have them.
 OMITTED = {*POSITION, "stage", "tokens_per_sample", "wps", "ups", "wpb", "bsz", "num_updates", "gnorm"}
 OMITTED |= {"clip", "train_wall", "wall"}
 
@@ -36,7 +37,8 @@ _to_loggers = contextvars.ContextVar("to_loggers", default=False)
 
 @contextlib.contextmanager
 def through_logging() -> Iterator[None]:
-    """Lines of training and validation go to the loggers of their tags, not to stdout, inside a ``with`` statement."""
+    """Lines of training and validation go to the loggers of their tags, not to stdout, inside a
+    ``with`` statement."""
     token = _to_loggers.set(True)
     try:
         yield
@@ -73,10 +75,11 @@ def progress_bar(
     default: str = "tqdm",  # simple replaces tqdm where stderr is not a terminal
     stream: IO[str] | None = None,  # default: stdout, for tqdm stderr
 ) -> ProgressBar[T]:
-    """Return *iterable* as a progress bar in a format of ``--log-format``; UserError if there is no such format.
+    """Return *iterable* as a progress bar in a format of ``--log-format``; UserError if there is no
+    such format.
 
-    With *run* a bar counts its updates instead of the epoch's iterations, and lines also follow updates 1, 2, 5, 10,
-    20, 50, … below *log_interval*.
+    With *run* a bar counts its updates instead of the epoch's iterations, and lines also follow
+    updates 1, 2, 5, 10, 20, 50, … below *log_interval*.
     """
     if log_format is None:
         log_format = "simple" if default == "tqdm" and not sys.stderr.isatty() else default
@@ -91,7 +94,8 @@ def progress_bar(
 
 @dataclass(eq=False)
 class ProgressBar(Generic[T]):
-    """An iterable that reports its progress. This one shows nothing; subclasses override ``_show_…``."""
+    """An iterable that reports its progress. This one shows nothing; subclasses override
+    ``_show_…``."""
 
     iterable: Iterable[T]
     log_interval: int
@@ -135,14 +139,16 @@ class ProgressBar(Generic[T]):
             stats: metrics by name, or a function that gives them, called only if they are shown.
             tag: the log that the line belongs to, e.g. ``train_inner``.
             step: number of the update (default: of the iteration).
-            eta: from the metrics to the seconds that the run still takes, None if that is unknown; not in JSON.
+            eta: from the metrics to the seconds that the run still takes, None if that is unknown;
+                not in JSON.
         """
         count = self.done if step is None else step
         self._move_to(count)
         # By the number of the update alone: a resumed run has the lines of an uninterrupted one.
         early = self.run is not None and count < self.log_interval and str(count).rstrip("0") in ("1", "2", "5")
         due = count > 0 and (early or count % self.log_interval == 0)
-        # A person who resumes a run sees its first update at once; records stay as of an uninterrupted run.
+        # A person who resumes a run sees its first update at once; records stay as of an
+        # uninterrupted run.
         if not due and not (self.for_people and self.run is not None and count == self.run.start + 1):
             return None
         values = _plain(stats)
@@ -234,7 +240,8 @@ class TqdmBar(ProgressBar[T]):
         if self.run is None:
             self.bar = tqdm(self.iterable, total=self.total, initial=self.done, **common)
             return self.bar
-        # A short layout: tqdm shrinks the bar itself to nothing where the text beside it fills the line.
+        # A short layout: tqdm shrinks the bar itself to nothing where the text beside it fills the
+        # line.
         layout = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]"
         if self.run.total is None:
             layout = "{desc}: {n_fmt} updates [{rate_fmt}{postfix}]"
@@ -290,7 +297,8 @@ FORMATS: dict[str, type[ProgressBar[Any]]] = {
 
 
 def _fitted(position: str, metrics: Sequence[str], end: Sequence[str] = ()) -> str:
-    """A line of at most 80 columns, without the last ones of *metrics* where they do not fit; the first one stays."""
+    """A line of at most 80 columns, without the last ones of *metrics* where they do not fit; the
+    first one stays."""
     for count in range(len(metrics), 0, -1):
         line = " | ".join([position, *metrics[:count], *end])
         if len(line) <= WIDTH:

@@ -33,10 +33,12 @@ Record = Callable[[Mapping[str, Any] | None, str, int], None]
 
 
 def check_recorders(common: CommonConfig) -> None:
-    """Raise UserError if a recorder that flags ask for cannot be opened: before the run writes anything."""
+    """Raise UserError if a recorder that flags ask for cannot be opened: before the run writes
+    anything."""
     if common.tensorboard_logdir:
         _check_tensorboard(common.tensorboard_logdir)
-    # A device or pipe is left alone: the reader of a pipe would take its closing for the end of the run.
+    # A device or pipe is left alone: the reader of a pipe would take its closing for the end of the
+    # run.
     if common.metrics_file and not is_special(common.metrics_file):
         is_new = not os.path.lexists(common.metrics_file)
         # Opened, not only looked at: the system has more reasons than can be listed here.
@@ -68,7 +70,8 @@ def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
             for name, value in values.items():
                 if isinstance(value, int | float) and name != "num_updates":
                     writers[tag].add_scalar(name, value, step)
-            # Intervals are frequent: they are written when the queue of the writer is full, or after two minutes.
+            # Intervals are frequent: they are written when the queue of the writer is full, or
+            # after two minutes.
             if tag != "train_inner":
                 writers[tag].flush()
 
@@ -77,17 +80,19 @@ def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
             yield write
         finally:
             with _writing(setting, "folder"), contextlib.ExitStack() as closing:
-                # All of them: a file that cannot be written must not keep the thread of another one.
+                # All of them: a file that cannot be written must not keep the thread of another
+                # one.
                 for writer in writers.values():
                     closing.callback(writer.close)
 
 
 @contextlib.contextmanager
 def json_lines(path: str, after: int = 0) -> Iterator[Write]:
-    """One JSON object a line in the file *path*: ``tag``, ``step``, then the metrics; null for what is not finite.
+    """One JSON object a line in the file *path*: ``tag``, ``step``, then the metrics; null for what
+    is not finite.
 
-    Lines of updates beyond *after* are removed, the rest is kept and added to. A file that is new and stays without a
-    line, as on a full disk, is removed.
+    Lines of updates beyond *after* are removed, the rest is kept and added to. A file that is new
+    and stays without a line, as on a full disk, is removed.
 
     Raises:
         UserError: the file cannot be read or written, or is not one of these.
@@ -122,7 +127,8 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[Write]:
-    """A run on Weights & Biases, with the name of its checkpoint *folder*, which its id is written to.
+    """A run on Weights & Biases, with the name of its checkpoint *folder*, which its id is written
+    to.
 
     A resumed run, which has updates before it (*after*), goes on there, too.
 
@@ -172,7 +178,8 @@ def _check_tensorboard(folder: str) -> type[Any]:
 
 @contextlib.contextmanager
 def _quiet_threads(library: str) -> Iterator[None]:
-    """Print no traceback where a thread of *library* ends with a system error, which who waits for it raises again."""
+    """Print no traceback where a thread of *library* ends with a system error, which who waits for
+    it raises again."""
     former = threading.excepthook
 
     def report(failure: threading.ExceptHookArgs) -> None:
@@ -216,7 +223,8 @@ def write_to_log_file(values: Mapping[str, Any], tag: str, step: int) -> None:
 
 
 class _FileHandler(logging.FileHandler):
-    """A handler whose failure, such as a full disk, ends the run: logging's own prints a traceback for each line."""
+    """A handler whose failure, such as a full disk, ends the run: logging's own prints a traceback
+    for each line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
@@ -276,8 +284,9 @@ def recording(
 ) -> Iterator[Record]:
     """A function that writes to the recorders which flags ask for, inside a ``with`` statement.
 
-    *folder* is the checkpoint folder, *after* the number of updates that a resumed run has behind it. With *by_default*
-    metrics are written to :data:`METRICS_FILE` in that folder, where no flag names a file.
+    *folder* is the checkpoint folder, *after* the number of updates that a resumed run has behind
+    it. With *by_default* metrics are written to :data:`METRICS_FILE` in that folder, where no flag
+    names a file.
     """
     default = str(Path(folder) / METRICS_FILE) if common is not None and by_default else ""
     common, writes = common or CommonConfig(), list[Write]()
@@ -300,7 +309,8 @@ def recording(
 
 
 def parse_entry(line: bytes) -> dict[str, Any]:
-    """Return an entry of a file of metrics: tag, step, and numbers, text or null by name; ValueError if it is none."""
+    """Return an entry of a file of metrics: tag, step, and numbers, text or null by name;
+    ValueError if it is none."""
     entry = parse_json(line)
     if not isinstance(entry, dict):
         raise ValueError("not a JSON object")
@@ -320,7 +330,8 @@ def _end_of_step(path: str, lines: BinaryIO, step: int) -> int:
         try:
             within = parse_entry(line)["step"] <= step
         except ValueError:
-            # A first line that is cut off must at least begin like one of ours: any other file is not truncated.
+            # A first line that is cut off must at least begin like one of ours: any other file is
+            # not truncated.
             begins = end or line[: len(BEGIN)] == BEGIN[: len(line)]
             if begins and not line.endswith(b"\n") and len(line) < LONGEST_ENTRY:
                 # The last line was cut off as its run was killed.

@@ -1,7 +1,7 @@
 """Models and their architectures: named sets of defaults.
 
-Built-in models are declared in :mod:`fairseq.parts`. Others are registered with :func:`register_model`
-and :func:`register_model_architecture`.
+Built-in models are declared in :mod:`fairseq.parts`. Others are registered with
+:func:`register_model` and :func:`register_model_architecture`.
 """
 
 from fairseq.system.deferred import names_of

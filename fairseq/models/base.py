@@ -21,14 +21,16 @@ class BaseFairseqModel(Part, nn.Module):
     settings_name = "model"
     output_layer: OutputLayer | None = None
     decisive_settings: tuple[str, ...] = ()
-    """Settings that change what the model computes or trains, but not the names and shapes of its parameters.
+    """Settings that change what the model computes or trains, but not the names and shapes of its
+    parameters.
 
     What evaluation may change, such as the length of memory, is not one.
     """
     memory_length: int = 0
     """Tokens that the model remembers from segment to segment; 0: none."""
     infused_dim: int | None = None
-    """Width of the summed embeddings that ``forward`` hands to its argument ``infuse``; None: it has none."""
+    """Width of the summed embeddings that ``forward`` hands to its argument ``infuse``; None: it
+    has none."""
     skips_parameters: bool = False
     """True if a training step may leave parameters without a gradient."""
     predicts_next_token: bool = True
@@ -49,7 +51,8 @@ class BaseFairseqModel(Part, nn.Module):
         return None
 
     def check_memory_length(self, length: int) -> None:
-        """Raise ValueError unless ``forward`` takes *length* as ``memory_length``, the tokens of the new memory."""
+        """Raise ValueError unless ``forward`` takes *length* as ``memory_length``, the tokens of
+        the new memory."""
         if length != self.memory_length:
             reason = f"is made for a memory of {self.memory_length} tokens" if self.memory_length else "has no memory"
             raise ValueError(f"memory_length {length}: the model {reason}; use {self.memory_length}")
@@ -71,19 +74,22 @@ class BaseFairseqModel(Part, nn.Module):
     def finished(
         cls, args: Mapping[str, Any], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-        """Settings and parameters of the model that a checkpoint is used as after training: what serves training alone
-        is dropped."""
+        """Settings and parameters of the model that a checkpoint is used as after training: what
+        serves training alone is dropped."""
         return args, parameters
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Raise UserError if the *parameters* of a checkpoint belong to other data than the model."""
+        """Raise UserError if the *parameters* of a checkpoint belong to other data than the
+        model."""
 
     def is_begun_by(self, parameters: Mapping[str, Tensor]) -> bool:
-        """Whether the *parameters* of a checkpoint lack a part that training begins anew, such as a head."""
+        """Whether the *parameters* of a checkpoint lack a part that training begins anew, such as a
+        head."""
         return False
 
     def check_start(self, parameters: Mapping[str, Tensor], source: str) -> None:
-        """Raise UserError if the *parameters* of another model, called *source*, are too few to begin training with."""
+        """Raise UserError if the *parameters* of another model, called *source*, are too few to
+        begin training with."""
 
     def of_other_data(self, parameters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Those of the *parameters* of a checkpoint that belong to other data than the model."""

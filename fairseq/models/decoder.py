@@ -1,4 +1,5 @@
-"""Decoders of transformers: the loop over layers, with memory and caches, that all of them share."""
+"""Decoders of transformers: the loop over layers, with memory and caches, that all of them
+share."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ from fairseq.modules.transformer_layer import Infuse
 class Decoder(nn.Module):
     """Embeddings, layers, and the output layer that criterions and the scorer use.
 
-    A subclass makes the parts, in the order that fixes its initial random numbers and the numbering of its parameters,
-    and defines what differs: embeddings, positions, and what happens around the layers.
+    A subclass makes the parts, in the order that fixes its initial random numbers and the numbering
+    of its parameters, and defines what differs: embeddings, positions, and what happens around the
+    layers.
     """
 
     embed_tokens: nn.Module
@@ -73,7 +75,8 @@ class Decoder(nn.Module):
             memory_length: tokens of the new memory; None: as the settings say. A cache has its own.
 
         Returns:
-            Hidden states [B, T, C] for the output layer, and ``{"memory": the new memory or None}``.
+            Hidden states [B, T, C] for the output layer, and
+            ``{"memory": the new memory or None}``.
         """
         tokens = src_tokens.size(1)
         # A new token moves all positions before it: everything is read anew.
@@ -91,7 +94,8 @@ class Decoder(nn.Module):
         visible = self._visible(length)
         # A cache holds the memory already, as keys and values.
         new_memory: Memory | None = [] if length and cache is None else None
-        # A step of one token is faster uncompiled, and its changing offsets would make graph after graph.
+        # A step of one token is faster uncompiled, and its changing offsets would make graph after
+        # graph.
         uncompiled = cache is not None and tokens == 1
         for i, layer in enumerate(self.layers):
             x = self._layer_input(i, x)
@@ -106,8 +110,8 @@ class Decoder(nn.Module):
                 skip=self._skips_layer(),
             )
             if new_memory is not None:
-                # `new` are the layer's inputs: keys and values of the memory are computed anew, with the current
-                # weights.
+                # `new` are the layer's inputs: keys and values of the memory are computed anew,
+                # with the current weights.
                 new_memory.append(extend_memory(old, new, length))
         if cache is not None:
             cache.advance(tokens)
@@ -117,7 +121,8 @@ class Decoder(nn.Module):
     def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
         """A cache for reading *batch* rows from their start on, a segment or a token at a time.
 
-        *longest*, the most tokens that will be read of a row, bounds the room that is made for memory.
+        *longest*, the most tokens that will be read of a row, bounds the room that is made for
+        memory.
         """
         # A text of 100 tokens needs no room for a memory of 1,600.
         remembered = self.memory_length if longest is None else min(self.memory_length, longest)
@@ -127,7 +132,8 @@ class Decoder(nn.Module):
         return KeyValueCache(layers, self.segment_length, remembered)
 
     def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
-        """The first layer's input for *tokens* [B, T], which continue *cache* and are read next: [B, T, C].
+        """The first layer's input for *tokens* [B, T], which continue *cache* and are read next:
+        [B, T, C].
 
         *infuse* is applied to the summed embeddings, before layer norm and dropout.
         """
@@ -138,7 +144,8 @@ class Decoder(nn.Module):
         return None
 
     def _positions(self, count: int | None) -> Any:
-        """Positions of *count* keys, the last one the last query's, as attention reads them; None: a cache has them."""
+        """Positions of *count* keys, the last one the last query's, as attention reads them; None:
+        a cache has them."""
         raise NotImplementedError
 
     def _visible(self, memory_length: int) -> Causal:

@@ -26,11 +26,13 @@ from fairseq.modules.output_layer import OutputLayer, row_chunks
 from fairseq.modules.transformer_layer import Infuse
 
 Masked = tuple[Tensor, Tensor]
-"""Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64 [M]."""
+"""Indices of the chosen tokens in the B·T tokens of a batch, int64 [M], and their targets, int64
+[M]."""
 
 
 class Discriminator(nn.Module):
-    """An encoder and the head that detects replaced tokens, with one logit a token (Clark et al. 2020, §2)."""
+    """An encoder and the head that detects replaced tokens, with one logit a token (Clark et al.
+    2020, §2)."""
 
     def __init__(self, cfg: BertConfig, vocabulary: int, padding_idx: int) -> None:
         super().__init__()
@@ -43,7 +45,8 @@ class Discriminator(nn.Module):
 class ElectraModel(EncoderModel):
     """Generator and discriminator, which share their embeddings (Clark et al. 2020, §3.2).
 
-    The finished model is the discriminator: without the parameters ``generator.…``, an encoder like BERT.
+    The finished model is the discriminator: without the parameters ``generator.…``, an encoder like
+    BERT.
 
     Args:
         generator: None: a finished discriminator, which cannot be trained further as ELECTRA.
@@ -95,18 +98,20 @@ class ElectraModel(EncoderModel):
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return logits of "replaced" for every token, or hidden states of the discriminator.
 
-        With *masked* the generator first fills the chosen tokens, and the discriminator reads the result.
+        With *masked* the generator first fills the chosen tokens, and the discriminator reads the
+        result.
 
         Args:
             src_tokens, token_types, features_only, padded: see :meth:`BertModel.forward`.
-            infuse: applied to the summed embeddings of generator and, unless *infuse_generator_only*, discriminator.
+            infuse: applied to the summed embeddings of generator and, unless
+                *infuse_generator_only*, discriminator.
             masked: indices in B·T and the original tokens, int64 [M] each.
             noise: [M], uniform on [0, 1): determines the tokens sampled from the generator.
 
         Returns:
             Logits [B, T], or hidden states [B, T, C]; and ``hidden`` [B, T, C]. With *masked* also
-            ``generator_hidden`` [B, T, G] and ``replaced``, bool [B, T], true where the discriminator read
-            another token than the original.
+            ``generator_hidden`` [B, T, G] and ``replaced``, bool [B, T], true where the
+            discriminator read another token than the original.
         """
         extra: dict[str, Any] = {}
         if masked is not None:
@@ -126,7 +131,8 @@ class ElectraModel(EncoderModel):
     def _corrupt(
         self, src_tokens: Tensor, hidden: Tensor, masked: Masked, noise: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The text with chosen tokens sampled from the generator's *hidden* states, and where it differs: [B, T] each.
+        """The text with chosen tokens sampled from the generator's *hidden* states, and where it
+        differs: [B, T] each.
 
         No gradient passes through the sampled tokens (§2).
         """
@@ -140,15 +146,18 @@ class ElectraModel(EncoderModel):
         return corrupted, replaced.index_copy(0, rows, written.ne(original)).view_as(src_tokens)
 
     def _sample(self, hidden: Tensor, noise: Tensor) -> Tensor:
-        """One token for each row of *hidden* [M, G] by inversion of the distribution function: int64 [M].
+        """One token for each row of *hidden* [M, G] by inversion of the distribution function:
+        int64 [M].
 
-        Padding and other special symbols have probability 0: the discriminator would read a row of other positions.
-        *noise* [M] is part of the batch, so that the tokens do not depend on the number of processes.
+        Padding and other special symbols have probability 0: the discriminator would read a row of
+        other positions. *noise* [M] is part of the batch, so that the tokens do not depend on the
+        number of processes.
         """
         assert self.generator is not None
         head = self.generator.lm_head
         last = head.weight.size(0) - 1
-        # All words' probabilities of all chosen tokens would be [M, V]; here they exist a chunk at a time.
+        # All words' probabilities of all chosen tokens would be [M, V]; here they exist a chunk at
+        # a time.
         written = []
         for rows in row_chunks(hidden.size(0), head.weight.size(0), hidden.device):
             probabilities = head(hidden[rows]).float().softmax(-1)  # (n, V)
@@ -158,7 +167,8 @@ class ElectraModel(EncoderModel):
             # Without the special symbols, the last sum is less than 1.
             at = noise[rows].unsqueeze(1) * cumulative[:, -1:]
             drawn = torch.searchsorted(cumulative, at, right=True).squeeze(1).clamp(max=last)
-            # Sums in parallel are not monotonic: by rounding, a draw may hit a symbol without probability.
+            # Sums in parallel are not monotonic: by rounding, a draw may hit a symbol without
+            # probability.
             best = probabilities.argmax(-1)
             for index in self.special:
                 drawn = torch.where(drawn == index, best, drawn)

@@ -1,4 +1,5 @@
-"""The interface that scoring and generation use of a language model, and the check that a model has it."""
+"""The interface that scoring and generation use of a language model, and the check that a model has
+it."""
 
 from __future__ import annotations
 
@@ -25,10 +26,12 @@ class LanguageModel(Protocol):
 
     @property
     def can_generate(self) -> bool:
-        """Whether the model reads token by token, so that :meth:`new_cache` and :meth:`embed` may be called."""
+        """Whether the model reads token by token, so that :meth:`new_cache` and :meth:`embed` may
+        be called."""
 
     def __call__(self, src_tokens: Tensor, **state: Any) -> tuple[Tensor, dict[str, Any]]:
-        """Hidden states [B, T, C] of *src_tokens* [B, T] for the output layer, and ``memory`` where there is one."""
+        """Hidden states [B, T, C] of *src_tokens* [B, T] for the output layer, and ``memory`` where
+        there is one."""
 
     def max_positions(self) -> int | None:
         """The most tokens of a row, or None."""
@@ -51,7 +54,8 @@ class LogProbabilities(OutputLayer):
 
 
 class NormalizedModel(BaseFairseqModel):
-    """A *model* that returns logits, with the log-probabilities that it makes of them as hidden states."""
+    """A *model* that returns logits, with the log-probabilities that it makes of them as hidden
+    states."""
 
     output_layer = LogProbabilities()
 
@@ -73,7 +77,8 @@ def language_model(model: nn.Module, source: str | None = None) -> LanguageModel
     """*model* as scoring and generation use it; one that returns logits is given an output layer.
 
     Raises:
-        UserError: it is an encoder, or extends no model of this package; the message names *source*, or its class.
+        UserError: it is an encoder, or extends no model of this package; the message names
+            *source*, or its class.
     """
     name = type(model).__name__
     prefix = f"{source}: {name}" if source is not None else name

@@ -1,4 +1,5 @@
-"""LSTM language models (Hochreiter & Schmidhuber 1997), with the parameter names of fairseq's ``lstm_lm``."""
+"""LSTM language models (Hochreiter & Schmidhuber 1997), with the parameter names of fairseq's
+``lstm_lm``."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ class LSTMDecoder(nn.Module):
         return self.cfg.max_target_positions or self.cfg.tokens_per_sample
 
     def forward(self, src_tokens: Tensor, cache: RecurrentCache | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """Hidden states of *src_tokens* [B, T], each from the tokens up to it: [B, T, C], for the output layer.
+        """Hidden states of *src_tokens* [B, T], each from the tokens up to it: [B, T, C], for the
+        output layer.
 
         In incremental inference they continue what *cache* holds, and are added to it.
         """
@@ -93,13 +95,15 @@ class LSTMDecoder(nn.Module):
         if cache is not None:
             cache.states = states
             cache.advance(src_tokens.size(1))
-        # fairseq's adaptive softmax reads the layers' width: its model has this projection, and does not use it.
+        # fairseq's adaptive softmax reads the layers' width: its model has this projection, and
+        # does not use it.
         if self.additional_fc is not None and self.adaptive_softmax is None:
             out = dropout(self.additional_fc(out), self.dropout_out, self.training)
         return out, {}
 
     def _layer(self, cell: Any, x: Tensor, state: State | None) -> tuple[Tensor, Tensor, State]:
-        """All time steps of a layer in one call: outputs, the outputs one step before [B, T, H], and the last state."""
+        """All time steps of a layer in one call: outputs, the outputs one step before [B, T, H],
+        and the last state."""
         zeros = x.new_zeros(x.size(0), self.cfg.hidden_size)
         first, memory = state if state is not None else (zeros, zeros)
         weights = [cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh]

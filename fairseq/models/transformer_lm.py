@@ -1,7 +1,8 @@
 """Transformer language models: the Baevski & Auli baseline and the Shortformer, one decoder.
 
-With ``position_infused_attention`` positions leave the bottom of the network and enter queries and keys of every layer;
-with ``tokens_from_prev`` a layer also attends to its cached inputs of previous tokens (Press et al. 2021, §5).
+With ``position_infused_attention`` positions leave the bottom of the network and enter queries and
+keys of every layer; with ``tokens_from_prev`` a layer also attends to its cached inputs of previous
+tokens (Press et al. 2021, §5).
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class TransformerDecoder(Decoder):
             )
         else:
             self.embed_tokens = word_embedding(vocabulary, input_dim, padding, cfg.embed_init_std)
-        # Vaswani et al. 2017, §3.4. Sinusoids have the norm √(C/2), beside which vectors of norm 1 would be lost.
+        # Vaswani et al. 2017, §3.4. Sinusoids have the norm √(C/2), beside which vectors of norm 1
+        # would be lost.
         self.embed_scale = 1.0 if cfg.no_scale_embedding else math.sqrt(dim)
         widen = input_dim != dim and not cfg.adaptive_input
         self.project_in_dim = bare_linear(input_dim, dim) if widen else None
@@ -80,7 +82,8 @@ class TransformerDecoder(Decoder):
         self.layernorm_embedding = _norm(cfg) if cfg.layernorm_embedding else None
         layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)
         self.layers = nn.ModuleList(_layer(cfg) for _ in range(layers))
-        # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a norm.
+        # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a
+        # norm.
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
         self.layer_norm = _norm(cfg) if final_norm else None
         needs_projection = output_dim != dim and not cfg.tie_adaptive_weights
@@ -108,7 +111,8 @@ class TransformerDecoder(Decoder):
 
     @property
     def segment_length(self) -> int:
-        # Positions from the start of a row limit it; those in queries and keys start anew with each block.
+        # Positions from the start of a row limit it; those in queries and keys start anew with each
+        # block.
         return self.cfg.tokens_per_sample if self.infused or self.memory_length else self.max_positions()
 
     def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
@@ -128,8 +132,8 @@ class TransformerDecoder(Decoder):
         return dropout(x, self.cfg.dropout, self.training)
 
     def _positions(self, count: int | None) -> Tensor | None:
-        """Rotations, [count, 2, R/2]; or sinusoids, numbered as everywhere in fairseq from ``padding_idx + 1``:
-        [count, C]."""
+        """Rotations, [count, 2, R/2]; or sinusoids, numbered as everywhere in fairseq from
+        ``padding_idx + 1``: [count, C]."""
         if count is not None and self.rotation is not None:
             return self.rotation.table(count, self._device())
         if not self.infused or count is None:
@@ -252,7 +256,8 @@ class TransformerLanguageModel(DecoderModel):
         # fairseq stores a tied matrix under both names from some version on.
         if shared and "decoder.embed_tokens.weight" in state:
             state.setdefault("decoder.output_projection.weight", state["decoder.embed_tokens.weight"])
-        # Markers say nothing that the model needs, and fairseq's versions differ in which they store.
+        # Markers say nothing that the model needs, and fairseq's versions differ in which they
+        # store.
         for name in [*current, *state]:
             if name.rsplit(".", 1)[-1] in ("version", "_float_tensor"):
                 if name in current:
@@ -265,7 +270,8 @@ class TransformerLanguageModel(DecoderModel):
 
 
 def _pruned(state: dict[str, Tensor], keep: list[int]) -> dict[str, Tensor]:
-    """*state* with the decoder's layers *keep* only, numbered from 0: LayerDrop's pruning (Fan et al. 2020, §3.2)."""
+    """*state* with the decoder's layers *keep* only, numbered from 0: LayerDrop's pruning (Fan et
+    al. 2020, §3.2)."""
     layered = [(name, match) for name in state if (match := re.match(r"decoder\.layers\.(\d+)(\..+)", name))]
     layers = {int(match[1]) for _, match in layered}
     # A state with no more layers than are named has been pruned before.

@@ -1,4 +1,5 @@
-"""Adaptive input embeddings: frequent words get wide vectors, rare ones narrow (Baevski & Auli 2019, §3)."""
+"""Adaptive input embeddings: frequent words get wide vectors, rare ones narrow (Baevski & Auli
+2019, §3)."""
 
 from __future__ import annotations
 
@@ -10,9 +11,11 @@ from fairseq.modules.linear import Linear, lowered
 
 
 def word_embedding(words: int, dim: int, padding_idx: int | None, std: float | None = None) -> nn.Embedding:
-    """Embeddings [words, dim] of standard deviation *std*, or with fairseq's initial values; padding's row is zero."""
+    """Embeddings [words, dim] of standard deviation *std*, or with fairseq's initial values;
+    padding's row is zero."""
     embedding = nn.Embedding(words, dim, padding_idx)
-    # fairseq's vectors have a norm of about 1 whatever their width, so that all bands are of one scale.
+    # fairseq's vectors have a norm of about 1 whatever their width, so that all bands are of one
+    # scale.
     nn.init.normal_(embedding.weight, std=dim**-0.5 if std is None else std)
     if padding_idx is not None:
         nn.init.zeros_(embedding.weight[padding_idx])
@@ -27,10 +30,12 @@ def bare_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class AdaptiveInput(nn.Module):
-    """Embeddings in bands: band i, words cutoff[i−1] … cutoff[i] − 1, has width ``initial_dim / factor**i``.
+    """Embeddings in bands: band i, words cutoff[i−1] … cutoff[i] − 1, has width
+    ``initial_dim / factor**i``.
 
-    Every token is looked up in every band and the right one is taken: a little arithmetic more, but shapes that do not
-    depend on the data, so nothing synchronises with the device and the compiler can keep one graph.
+    Every token is looked up in every band and the right one is taken: a little arithmetic more, but
+    shapes that do not depend on the data, so nothing synchronises with the device and the compiler
+    can keep one graph.
 
     Args:
         vocabulary: number of words V.
@@ -39,8 +44,8 @@ class AdaptiveInput(nn.Module):
         factor: how much narrower each band is than the one before.
         output_dim: the model's width C.
         cutoffs: first word of each band after the first.
-        projections: ``own``: each band has one to the model's width; ``shared``: all bands have the same one, or none
-            if they have that width already.
+        projections: ``own``: each band has one to the model's width; ``shared``: all bands have the
+            same one, or none if they have that width already.
         init_std: standard deviation of initial embeddings; None: fairseq's.
     """
 
@@ -91,10 +96,11 @@ class AdaptiveInput(nn.Module):
 
 
 def _rows(tokens: Tensor, first: int, last: int) -> Tensor:
-    """The rows of *tokens* in the table of words *first* … *last* − 1; rows of other words are not taken.
+    """The rows of *tokens* in the table of words *first* … *last* − 1; rows of other words are not
+    taken.
 
-    A GPU sums the gradients of one row serially, even where all are 0: there other words get rows apart. On a CPU one
-    row stays in cache.
+    A GPU sums the gradients of one row serially, even where all are 0: there other words get rows
+    apart. On a CPU one row stays in cache.
     """
     if is_cpu(tokens):
         return (tokens - first).clamp(0, last - first - 1)

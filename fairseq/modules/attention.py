@@ -111,13 +111,14 @@ class SelfAttention(nn.Module):
         num_heads: heads H.
         dropout: probability that an attention weight is dropped in training.
         head_dim: channels D of a head; C / H where it is not given.
-        kv_heads: heads of keys and values, each for H / kv_heads successive heads of queries (Ainslie et al. 2023,
-            "GQA"); H where it is not given.
+        kv_heads: heads of keys and values, each for H / kv_heads successive heads of queries
+            (Ainslie et al. 2023, "GQA"); H where it is not given.
         bias: whether the maps to queries, keys and values have biases.
         out_bias: whether the map of the output has one; as *bias* where it is not given.
-        qk_norm: RMS norm of each head's queries and keys, with a gain [D] that the heads share: the scores cannot grow
-            with the weights (Henry et al. 2020, "Query-key normalization for transformers"; Dehghani et al. 2023,
-            "Scaling vision transformers to 22 billion parameters", for the gain and 1 / √D).
+        qk_norm: RMS norm of each head's queries and keys, with a gain [D] that the heads share: the
+            scores cannot grow with the weights (Henry et al. 2020, "Query-key normalization for
+            transformers"; Dehghani et al. 2023, "Scaling vision transformers to 22 billion
+            parameters", for the gain and 1 / √D).
     """
 
     def __init__(
@@ -217,7 +218,8 @@ class SelfAttention(nn.Module):
         # One matrix for the three: a step of one token costs more in calls than in arithmetic.
         weight = torch.cat([p.weight for p in projections])
         bias = torch.cat([p.weight.new_zeros(p.out_features) if p.bias is None else p.bias for p in projections])
-        # A row for each position, as position-infused attention needs it; without positions all are one row in memory.
+        # A row for each position, as position-infused attention needs it; without positions all are
+        # one row in memory.
         bias = bias.expand(length, -1)
         if torch.is_autocast_enabled(weight.device.type):
             weight = weight.to(torch.get_autocast_dtype(weight.device.type))
@@ -281,8 +283,9 @@ class SelfAttention(nn.Module):
 class PositionInfusedAttention(SelfAttention):
     """Positions are added to the inputs of queries and keys, not of values (Shortformer, §5).
 
-    ``positions`` is the position table of memory and segment, [M + T, C]; a cache wants the table of all its room. The
-    memory takes positions 0 … M − 1, the segment M … M + T − 1, so cached values stay valid as they move back.
+    ``positions`` is the position table of memory and segment, [M + T, C]; a cache wants the table
+    of all its room. The memory takes positions 0 … M − 1, the segment M … M + T − 1, so cached
+    values stay valid as they move back.
     """
 
     def new_cache(self, batch: int, length: int, positions: Tensor | None = None) -> LayerCache:
@@ -308,8 +311,9 @@ class PositionInfusedAttention(SelfAttention):
 class RotaryAttention(SelfAttention):
     """Queries and keys are turned by angles that grow with position (Su et al. 2021, "RoFormer").
 
-    ``positions`` is the table of memory and segment, [M + T, 2, R/2] of :class:`~fairseq.modules.positions.Rotation`; a
-    cache wants the table of all its room. As with position-infused attention, the memory takes positions 0 … M − 1.
+    ``positions`` is the table of memory and segment, [M + T, 2, R/2] of
+    :class:`~fairseq.modules.positions.Rotation`; a cache wants the table of all its room. As with
+    position-infused attention, the memory takes positions 0 … M − 1.
     """
 
     def new_cache(self, batch: int, length: int, positions: Tensor | None = None) -> LayerCache:
@@ -340,7 +344,8 @@ class RotaryAttention(SelfAttention):
 
 
 def kernels_for(query: Tensor, keys: Pieces, values: Pieces, p: float, *by_distance: Tensor) -> Any:
-    """The kernels in C if they compute this attention, with its other query and table; else None."""
+    """The kernels in C if they compute this attention, with its other query and table; else
+    None."""
     if not on_cpu(query) or p >= 1.0 or not (torch.is_grad_enabled() or query.size(2) >= _FEW):
         return None
     compiled = kernels("attention")
@@ -381,7 +386,8 @@ def _by_products(query: Tensor, keys: Pieces, values: Pieces, visible: Visibilit
 
 
 def _by_flash(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
-    # It aligns the last query with the last key, `F.scaled_dot_product_attention` by a mask, which flash rejects.
+    # It aligns the last query with the last key, `F.scaled_dot_product_attention` by a mask, which
+    # flash rejects.
     dim = query.size(-1)
     padded, scale = pad_heads(query, joined(keys), joined(values)), 1 / math.sqrt(dim)
     return torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, True, scale=scale)[0][..., :dim]
@@ -405,7 +411,8 @@ def attend_in_groups(
         # Repeated: kernels differ in whether they share keys, and in which masks they then take.
         keys, values = ([_repeated(piece, heads) for piece in pieces] for pieces in (keys, values))
         return attend(query, keys, values, visible, dropout_p)
-    # A single token's queries of one group are as many queries of one head, which needs no copies of the cache.
+    # A single token's queries of one group are as many queries of one head, which needs no copies
+    # of the cache.
     folded = query.reshape(query.size(0), groups, heads // groups, -1)  # (B, H/G, G, D)
     return attend(folded, keys, values, Bidirectional(), dropout_p).reshape(query.shape)
 

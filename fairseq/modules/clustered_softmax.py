@@ -1,4 +1,5 @@
-"""Transformer-XL's adaptive softmax: biases everywhere, bands as wide as the embeddings', projections tied or not."""
+"""Transformer-XL's adaptive softmax: biases everywhere, bands as wide as the embeddings',
+projections tied or not."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class BandOutput(nn.Module):
 
 
 class ClusteredSoftmax(BandedSoftmax):
-    """The softmax over one band of words, or the adaptive softmax over several, as Dai et al. 2019 have them.
+    """The softmax over one band of words, or the adaptive softmax over several, as Dai et al. 2019
+    have them.
 
     Args:
         embeddings: the input's, which give each band its width, and, tied, its weights.
@@ -42,7 +44,8 @@ class ClusteredSoftmax(BandedSoftmax):
 
     def __init__(self, embeddings: AdaptiveInput, *, tie_weight: bool, tie_projections: Collection[int] = ()) -> None:
         super().__init__(embeddings.bounds, dropout=0.0)
-        # Parameters that are not tied are left uninitialised: the decoder draws all its initial values at once.
+        # Parameters that are not tied are left uninitialised: the decoder draws all its initial
+        # values at once.
         self.bands = nn.ModuleList()
         for band in range(len(self.bounds) - 1):
             weight, *projections = embeddings.weights(band)

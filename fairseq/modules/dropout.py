@@ -37,7 +37,8 @@ def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
 
 
 def variational_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """Dropout with one mask for all time steps (Gal & Ghahramani 2016, §4.1): x [B, T, C], a mask [B, 1, C]."""
+    """Dropout with one mask for all time steps (Gal & Ghahramani 2016, §4.1): x [B, T, C], a mask
+    [B, 1, C]."""
     if not training or p == 0.0:
         return x
     return x * F.dropout(x.new_ones(x.size(0), 1, x.size(2)), p)
@@ -64,7 +65,8 @@ def _has_kernels(p: float) -> bool:
 
 @functools.cache
 def kernels(part: str) -> Any:
-    """The module *part* of ``fairseq.kernels``, loaded when one is used; None in exports, which leave them out."""
+    """The module *part* of ``fairseq.kernels``, loaded when one is used; None in exports, which
+    leave them out."""
     # Relative to this package, so that an export never takes the kernels of an installed package.
     name = f"{(__package__ or '').rpartition('.')[0] or 'exported'}.kernels.{part}"
     try:
@@ -81,5 +83,6 @@ def is_cpu(x: Tensor) -> bool:
 
 
 def on_cpu(x: Tensor) -> bool:
-    """Return True where *x* is computed by the steps written out for CPUs; torch.compile has kernels of its own."""
+    """Return True where *x* is computed by the steps written out for CPUs; torch.compile has
+    kernels of its own."""
     return is_cpu(x) and not torch.compiler.is_compiling()

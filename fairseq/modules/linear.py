@@ -1,7 +1,8 @@
 """Linear maps; on processors of AMD by oneDNN, whose products in float32 take half the time there.
 
-torch gives products in float32 to Intel's MKL, which leaves AVX-512 unused on other makers' processors: 220 GFLOP/s
-where oneDNN reaches 430, on two cores of a Zen 5. Products in bfloat16 go to oneDNN in torch itself.
+torch gives products in float32 to Intel's MKL, which leaves AVX-512 unused on other makers'
+processors: 220 GFLOP/s where oneDNN reaches 430, on two cores of a Zen 5. Products in bfloat16 go
+to oneDNN in torch itself.
 """
 
 from __future__ import annotations
@@ -27,17 +28,20 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b, as ``torch.nn.functional.linear``: x [..., K], weight [N, K], bias [N] → [..., N]."""
+    """x Wᵀ + b, as ``torch.nn.functional.linear``: x [..., K], weight [N, K], bias [N] →
+    [..., N]."""
     if not is_by_onednn(x, weight):
         return F.linear(x, weight, bias)
     return _Linear.apply(x.reshape(-1, x.size(-1)), weight, bias).unflatten(0, x.shape[:-1])
 
 
 def outer(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The gradient of a weight, gradᵀ x: [n, N], [n, K] → [N, K]; and the bias's [N], where it comes with it."""
+    """The gradient of a weight, gradᵀ x: [n, N], [n, K] → [N, K]; and the bias's [N], where it
+    comes with it."""
     if not is_by_onednn(grad, x):
         return F.linear(grad.t(), x.t()), None
-    # One factor is moved before; oneDNN moves the other as it arranges it. Moving x instead means moving the result.
+    # One factor is moved before; oneDNN moves the other as it arranges it. Moving x instead means
+    # moving the result.
     rows, outputs, inputs = len(x), grad.size(1), x.size(1)
     if rows * inputs + outputs * inputs < rows * outputs:
         return transposed(_Linear.apply(transposed(x)[0], grad.t(), None))[0], None
@@ -46,14 +50,16 @@ def outer(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def transposed(x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """*x* [m, n] as [n, m], contiguous, faster than torch copies; and its sums [n], where they come with it."""
+    """*x* [m, n] as [n, m], contiguous, faster than torch copies; and its sums [n], where they come
+    with it."""
     compiled = None if torch.is_grad_enabled() and x.requires_grad else kernels("training")
     by_kernel = None if compiled is None else compiled.transposed(x)
     return (x.t().contiguous(), None) if by_kernel is None else by_kernel
 
 
 def lowered(x: Tensor) -> Tensor:
-    """*x* in the precision of the matrix products that read it, converted once; autocast converts it for each."""
+    """*x* in the precision of the matrix products that read it, converted once; autocast converts
+    it for each."""
     device = x.device.type
     # torch has no autocast for the meta device.
     if x.is_meta or not torch.is_autocast_enabled(device):

@@ -1,4 +1,5 @@
-"""Memory and key-value caches: the state passed from one segment to the next through ``forward``."""
+"""Memory and key-value caches: the state passed from one segment to the next through
+``forward``."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Memory = list[Tensor]
 """For each layer, the input of its keys and values in earlier segments: [B, M, C], detached."""
 
 Pieces = Sequence[Tensor]
-"""Keys or values [B, H, ·, D] that follow one another in time, a memory's and a segment's: S in all."""
+"""Keys or values [B, H, ·, D] that follow one another in time, a memory's and a segment's: S in
+all."""
 
 
 def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
@@ -33,7 +35,8 @@ def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
 
 
 def keep_rows(memory: Memory | None, rows: int) -> Memory | None:
-    """The memory of the first *rows* rows; the last rows of a batch run out first at the end of a corpus."""
+    """The memory of the first *rows* rows; the last rows of a batch run out first at the end of a
+    corpus."""
     if memory is None or not memory or memory[0].size(0) == rows:
         return memory
     return [layer[:rows] for layer in memory]
@@ -41,15 +44,17 @@ def keep_rows(memory: Memory | None, rows: int) -> Memory | None:
 
 @dataclass
 class LayerCache:
-    """Projected keys and values of one layer, preallocated for the longest span, with the packed projection weights.
+    """Projected keys and values of one layer, preallocated for the longest span, with the packed
+    projection weights.
 
     Attributes:
         keys, values: [B, H, S, D]; keys as they are before a norm, unless they are turned.
         weight: the projections to query, key and value as one matrix [3C, C].
-        bias: the three biases at each position [S, 3C]; with position-infused attention plus the projected positions,
-            since W(x + p) + b = Wx + (Wp + b).
+        bias: the three biases at each position [S, 3C]; with position-infused attention plus the
+            projected positions, since W(x + p) + b = Wx + (Wp + b).
         position_keys: contribution of the positions to the keys [1, H, S, D], or None.
-        rotation: cosines and sines by which the keys of each position are turned already, [S, 2, R/2], or None.
+        rotation: cosines and sines by which the keys of each position are turned already,
+            [S, 2, R/2], or None.
     """
 
     keys: Tensor
@@ -94,15 +99,17 @@ class RelativeLayerCache(LayerCache):
 
 @dataclass
 class KeyValueCache:
-    """The state of token-by-token inference: one :class:`LayerCache` per layer, and the number of tokens in them.
+    """The state of token-by-token inference: one :class:`LayerCache` per layer, and the number of
+    tokens in them.
 
-    A *segment* of ``segment_length`` tokens follows up to ``memory_length`` tokens of memory. When the segment is
-    full, :meth:`next_segment` makes the last ``memory_length`` tokens the memory of the next one, as in
-    non-overlapping inference: the attended span grows from M to M + L and falls back to M + 1.
+    A *segment* of ``segment_length`` tokens follows up to ``memory_length`` tokens of memory. When
+    the segment is full, :meth:`next_segment` makes the last ``memory_length`` tokens the memory of
+    the next one, as in non-overlapping inference: the attended span grows from M to M + L and falls
+    back to M + 1.
 
     Attributes:
-        before: inputs of :class:`~fairseq.modules.positions.TokenShift` that precede the next token: [B, R, C]; None
-            where a segment begins, as in training.
+        before: inputs of :class:`~fairseq.modules.positions.TokenShift` that precede the next
+            token: [B, R, C]; None where a segment begins, as in training.
         bound: arguments of the kernels that last added to these layers.
     """
 
@@ -153,7 +160,8 @@ class KeyValueCache:
 
 @dataclass
 class TokenCache(KeyValueCache):
-    """Cache of tokens [B, S], for models in which a new token changes the positions of all tokens before it."""
+    """Cache of tokens [B, S], for models in which a new token changes the positions of all tokens
+    before it."""
 
     tokens: Tensor | None = None
 

@@ -1,9 +1,10 @@
 """Output layers: the interface, and the plain softmax with its cross entropy.
 
-The [N, V] matrix of logits is the largest thing a language model computes. Here it exists some rows at a time: a
-chunk's logits are turned into its loss and, while they are in cache, into the gradients of both factors, so the
-backward pass only scales them: three matrix products, which is the minimum, and memory for one chunk. torch's
-``F.linear_cross_entropy`` is slower on CPUs and less exact in bfloat16 (``benchmarks/linear_cross_entropy.py``).
+The [N, V] matrix of logits is the largest thing a language model computes. Here it exists some rows
+at a time: a chunk's logits are turned into its loss and, while they are in cache, into the
+gradients of both factors, so the backward pass only scales them: three matrix products, which is
+the minimum, and memory for one chunk. torch's ``F.linear_cross_entropy`` is slower on CPUs and less
+exact in bfloat16 (``benchmarks/linear_cross_entropy.py``).
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from fairseq.modules.linear import is_by_onednn, linear, lowered, outer
 
 # Logits of a chunk: 4 MiB in float32, which stay in a CPU's cache; on a GPU enough to fill it.
 _CHUNK_ELEMENTS, _GPU_CHUNK_ELEMENTS = 1 << 20, 1 << 26
-# Rows of a product by oneDNN are a multiple of it: that compiles kernels for each number of rows, which takes longer
-# than the products of a narrow tail band, whose number of words changes from batch to batch.
+# Rows of a product by oneDNN are a multiple of it: that compiles kernels for each number of rows,
+# which takes longer than the products of a narrow tail band, whose number of words changes from
+# batch to batch.
 _ROWS = 64
-# With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C] once more, which
-# costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows, 32,769 words, C = 768). C rows of logits
-# take no more memory than that gradient, and with their transpose twice as much.
+# With gradients, a chunk leaves a CPU's cache: every chunk adds to the weight's gradient [V, C]
+# once more, which costs more, most of all in bfloat16 (twice the time of one chunk at 160 rows,
+# 32,769 words, C = 768). C rows of logits take no more memory than that gradient, and with their
+# transpose twice as much.
 _GRADIENT_FACTOR = 8
 _MOST_ELEMENTS = 1 << 26  # of them: 256 MiB
 
@@ -34,12 +37,13 @@ _MOST_ELEMENTS = 1 << 26  # of them: 256 MiB
 class OutputLayer(nn.Module):
     """The distribution over words, with three entry points that avoid materialising unused logits.
 
-    A *partition* is the part of the loss that depends on the targets alone. It is made on the host, so that the loss
-    needs no synchronisation with the device.
+    A *partition* is the part of the loss that depends on the targets alone. It is made on the host,
+    so that the loss needs no synchronisation with the device.
     """
 
     def partition(self, target: Tensor, padding_idx: int, band_padding: bool = False) -> Any:
-        """Rows of *target* [N], on the CPU, that are not padding (None: all of them), and their targets."""
+        """Rows of *target* [N], on the CPU, that are not padding (None: all of them), and their
+        targets."""
         keep = target != padding_idx
         if bool(keep.all()):
             return None, target
@@ -47,11 +51,13 @@ class OutputLayer(nn.Module):
         return rows, target[rows]
 
     def loss(self, hidden: Tensor, partition: Any) -> Tensor:
-        """Summed negative log-likelihood (natural log) of the targets that *partition* was made of; hidden [N, C]."""
+        """Summed negative log-likelihood (natural log) of the targets that *partition* was made of;
+        hidden [N, C]."""
         raise NotImplementedError
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
-        """Log-probability of each target: hidden [N, C], target [N], best on the CPU → [N]. No gradient."""
+        """Log-probability of each target: hidden [N, C], target [N], best on the CPU → [N]. No
+        gradient."""
         raise NotImplementedError
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -60,7 +66,8 @@ class OutputLayer(nn.Module):
 
 
 class LinearOutput(OutputLayer):
-    """The plain softmax over one weight [V, C], which may be the embeddings' own, and a bias [V] or none."""
+    """The plain softmax over one weight [V, C], which may be the embeddings' own, and a bias [V] or
+    none."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
         super().__init__()
@@ -69,7 +76,8 @@ class LinearOutput(OutputLayer):
 
     def loss(self, hidden: Tensor, partition: tuple[Tensor | None, Tensor]) -> Tensor:
         rows, target = partition
-        # Before what precedes the projection: most tokens of a masked language model have no target.
+        # Before what precedes the projection: most tokens of a masked language model have no
+        # target.
         chosen = hidden if rows is None else select_rows(hidden, rows)
         return linear_cross_entropy(self._transform(chosen), self.weight, target, self.bias)
 
@@ -81,7 +89,8 @@ class LinearOutput(OutputLayer):
         return self._logits(self._transform(hidden)).float().log_softmax(-1)
 
     def _transform(self, hidden: Tensor) -> Tensor:
-        """What the projection is applied to, for hidden states [..., C]; in subclasses layers before it."""
+        """What the projection is applied to, for hidden states [..., C]; in subclasses layers
+        before it."""
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -92,7 +101,8 @@ def move_partition(partition: Any, device: torch.device) -> Any:
     """*partition* with its tensors on *device*, copied without waiting."""
     if isinstance(partition, Tensor):
         if partition.device.type == "cpu" and device.type not in ("cpu", "meta"):
-            # A copy from pinned memory overlaps with computation; from pageable memory it would wait.
+            # A copy from pinned memory overlaps with computation; from pageable memory it would
+            # wait.
             partition = partition.pin_memory()
         return partition.to(device, non_blocking=True)
     if isinstance(partition, tuple | list):
@@ -110,10 +120,11 @@ def select_rows(hidden: Tensor, rows: Tensor) -> Tensor:
 def linear_cross_entropy(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None) -> Tensor:
     """Sum over n of −log softmax(W h_n + b)[target_n], in float32 (a scalar).
 
-    Under autocast the matrix products run in the lower precision; logits' normalisation and the sum stay in float32.
+    Under autocast the matrix products run in the lower precision; logits' normalisation and the sum
+    stay in float32.
 
-    Shape: hidden [≥ N, C], weight [V, C], target [N] with values in 0 … V − 1, bias [V]. N may be 0; rows of *hidden*
-    beyond it, as :func:`select_rows` makes them, add nothing.
+    Shape: hidden [≥ N, C], weight [V, C], target [N] with values in 0 … V − 1, bias [V]. N may be
+    0; rows of *hidden* beyond it, as :func:`select_rows` makes them, add nothing.
 
     Raises:
         ValueError: there are fewer rows than targets, or more than are made.
@@ -142,7 +153,8 @@ def target_log_probs(
 def row_chunks(
     rows: int, columns: int, device: torch.device, most: int | None = None, least: int = 0
 ) -> Iterator[slice]:
-    """*rows* of *columns* logits, *least* to *most* at a time: few enough for a CPU's cache, enough to fill a GPU."""
+    """*rows* of *columns* logits, *least* to *most* at a time: few enough for a CPU's cache, enough
+    to fill a GPU."""
     # Fewer than 64 rows make a slow matrix product, however large the vocabulary.
     elements = _CHUNK_ELEMENTS if device.type == "cpu" else _GPU_CHUNK_ELEMENTS
     limit = max(64, least, elements // max(columns, 1))
@@ -197,7 +209,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 @dataclass
 class _Gradients:
-    """Gradients of both factors, in float32; the weight's, by far the largest, is made by the first chunk."""
+    """Gradients of both factors, in float32; the weight's, by far the largest, is made by the first
+    chunk."""
 
     hidden: Tensor
     bias: Tensor | None
@@ -237,7 +250,8 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
 
 def _cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> tuple[Tensor, Tensor]:
     """The summed loss, and the *gradient* of the logits, in float32; *logits* otherwise."""
-    # The word with the largest logit: its probability is at least 1 / V, so that the logarithm has all its digits.
+    # The word with the largest logit: its probability is at least 1 / V, so that the logarithm has
+    # all its digits.
     largest, word = logits.max(-1, keepdim=True)  # (n, 1)
     # One kernel that reads and writes once; logsumexp alone is six.
     probabilities = logits.softmax(-1, dtype=torch.float32)
@@ -250,7 +264,8 @@ def _cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> tuple[Tens
 
 
 def _float16_boost(gradient: Tensor, h: Tensor, w: Tensor) -> Tensor:
-    """A power of two that lifts small gradients into float16's range, as large as its products with *h* and *w* allow.
+    """A power of two that lifts small gradients into float16's range, as large as its products with
+    *h* and *w* allow.
 
     The loss scale comes only in the backward pass, too late for what has become zero here.
     """

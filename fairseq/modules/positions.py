@@ -1,4 +1,5 @@
-"""Positions and distances: sinusoids, learned embeddings, rotations; and what stands before a position."""
+"""Positions and distances: sinusoids, learned embeddings, rotations; and what stands before a
+position."""
 
 from __future__ import annotations
 
@@ -13,16 +14,19 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError
 
-# Tables are made a little longer than asked for, so that a row that grows by a token finds its table again.
+# Tables are made a little longer than asked for, so that a row that grows by a token finds its
+# table again.
 _TABLE_STEP = 256
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
 def cached_tensor(function: Function) -> Function:
-    """Decorator that caches tensors, which callers must not modify, of as many calls as there are lengths in training.
+    """Decorator that caches tensors, which callers must not modify, of as many calls as there are
+    lengths in training.
 
-    A compiled graph computes the tensor where it is read; tracing a cache would tie it to what is in there.
+    A compiled graph computes the tensor where it is read; tracing a cache would tie it to what is
+    in there.
     """
     # The lengths of segments and memory that alternate in training and validation.
     remember = functools.lru_cache(maxsize=8)(function)
@@ -42,8 +46,8 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
     """Sinusoidal embeddings of the positions start … start + count − 1: [count, dim], float32.
 
     The first half of the channels holds sines, the second half cosines, with frequencies
-    exp(−i · ln 10000 / (dim/2 − 1)); an odd *dim* ends in a zero. A pure function: its results are kept and shared,
-    so they must not be changed.
+    exp(−i · ln 10000 / (dim/2 − 1)); an odd *dim* ends in a zero. A pure function: its results are
+    kept and shared, so they must not be changed.
     """
     # fairseq's spacing: half − 1 steps from frequency 1 to 1/10000; a single frequency has no step.
     half = dim // 2
@@ -60,10 +64,11 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
 
 @cached_tensor
 def distance_sinusoids(count: int, dim: int, device: torch.device, clamp: int | None = None) -> Tensor:
-    """Transformer-XL's R for the distances count − 1, …, 0: [count, dim], float32 (Dai et al. 2019, §3.3).
+    """Transformer-XL's R for the distances count − 1, …, 0: [count, dim], float32 (Dai et al. 2019,
+    §3.3).
 
-    R_n = [sin(n f), cos(n f)] with f = 10000^(−2k/dim), k = 0 … dim/2 − 1; distances above *clamp* count as *clamp*. A
-    pure function: its results are kept and shared, so they must not be changed.
+    R_n = [sin(n f), cos(n f)] with f = 10000^(−2k/dim), k = 0 … dim/2 − 1; distances above *clamp*
+    count as *clamp*. A pure function: its results are kept and shared, so they must not be changed.
     """
     distances = torch.arange(count - 1, -1, -1, dtype=torch.float32, device=device)
     if clamp is not None:
@@ -75,15 +80,18 @@ def distance_sinusoids(count: int, dim: int, device: torch.device, clamp: int | 
 
 @dataclass(frozen=True)
 class Rotation:
-    """Angles by which the channels of a head turn with the position (Su et al. 2021, "RoFormer", §3.4).
+    """Angles by which the channels of a head turn with the position (Su et al. 2021, "RoFormer",
+    §3.4).
 
     Attributes:
-        dim: channels R that turn, an even number; of the first half and the second each makes a pair.
+        dim: channels R that turn, an even number; of the first half and the second each makes a
+            pair.
         base: ratio of the fastest frequency to the slowest, nearly.
-        scaling: by which positions are divided (Chen et al. 2023, "Extending context window … via positional
-            interpolation").
-        trained: where it is not 0, only frequencies that make few turns in so many tokens are divided, as in Llama 3
-            (Grattafiori et al. 2024, §3.4.1, after Peng et al. 2023, "YaRN").
+        scaling: by which positions are divided (Chen et al. 2023, "Extending context window … via
+            positional interpolation").
+        trained: where it is not 0, only frequencies that make few turns in so many tokens are
+            divided, as in Llama 3 (Grattafiori et al. 2024, §3.4.1, after Peng et al. 2023,
+            "YaRN").
     """
 
     dim: int
@@ -107,19 +115,22 @@ class Rotation:
 
 
 FEW_TURNS, MANY_TURNS = 1.0, 4.0
-"""Frequencies of fewer turns are divided, and of more are not; between them lies a mixture (Llama 3)."""
+"""Frequencies of fewer turns are divided, and of more are not; between them lies a mixture (Llama
+3)."""
 
 
 @cached_tensor
 def _rotations(rotation: Rotation, count: int, device: torch.device) -> Tensor:
-    # In float64: the angle of position 2,000 has an error of 1e-4 in float32, and turning back must give the same key.
+    # In float64: the angle of position 2,000 has an error of 1e-4 in float32, and turning back must
+    # give the same key.
     positions = torch.arange(count, dtype=torch.float64, device=device)
     angles = positions[:, None] * rotation.frequencies(device)  # (count, R/2)
     return torch.stack([angles.cos(), angles.sin()], dim=1).float()
 
 
 def rotated(x: Tensor, table: Tensor) -> Tensor:
-    """*x* [..., T, D] with its first R channels turned as *table* [T, 2, R/2] says; computed in float32."""
+    """*x* [..., T, D] with its first R channels turned as *table* [T, 2, R/2] says; computed in
+    float32."""
     cosines, sines = table.unbind(1)
     half = cosines.size(-1)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -128,7 +139,8 @@ def rotated(x: Tensor, table: Tensor) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """Sinusoids numbered from ``padding_idx + 1``, as the Baevski & Auli baseline adds them to its embeddings.
+    """Sinusoids numbered from ``padding_idx + 1``, as the Baevski & Auli baseline adds them to its
+    embeddings.
 
     Nothing is learned; ``_float_tensor`` is there because fairseq's checkpoints have it.
     """
@@ -142,7 +154,8 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("_float_tensor", torch.zeros(1))
 
     def forward(self, count: int, offset: int = 0) -> Tensor:
-        """Embeddings of *count* tokens of which the first is number *offset* of its row: [count, dim]."""
+        """Embeddings of *count* tokens of which the first is number *offset* of its row:
+        [count, dim]."""
         end = -(-(offset + count) // _TABLE_STEP) * _TABLE_STEP
         return sinusoids(end, self.dim, self._float_tensor.device, self.start)[offset : offset + count]
 
@@ -156,7 +169,8 @@ class LearnedPositions(nn.Embedding):
     """
 
     def __init__(self, count: int, dim: int, padding_idx: int) -> None:
-        # fairseq numbers positions from padding_idx + 1 on, so that its tables begin with rows that no token reads.
+        # fairseq numbers positions from padding_idx + 1 on, so that its tables begin with rows that
+        # no token reads.
         super().__init__(count + padding_idx + 1, dim, padding_idx if padding_idx >= 0 else None)
         self.start = padding_idx + 1
         nn.init.normal_(self.weight, std=dim**-0.5)
@@ -164,7 +178,8 @@ class LearnedPositions(nn.Embedding):
             nn.init.zeros_(self.weight[padding_idx])
 
     def forward(self, count: int, offset: int = 0) -> Tensor:  # type: ignore[override]
-        """Embeddings of *count* tokens of which the first is number *offset* of its row: [count, dim].
+        """Embeddings of *count* tokens of which the first is number *offset* of its row:
+        [count, dim].
 
         Raises:
             UserError: the row is longer than the table.
@@ -179,11 +194,12 @@ class LearnedPositions(nn.Embedding):
 
 
 class TokenShift(nn.Module):
-    """A causal convolution of each channel over time: y_t = x_t + Σ w_i ⊙ x_{t−i}, i from 1 to the reach.
+    """A causal convolution of each channel over time: y_t = x_t + Σ w_i ⊙ x_{t−i}, i from 1 to the
+    reach.
 
-    The first layer then has what a head would have to learn first: which word stands before (Olsson et al. 2022,
-    "In-context learning and induction heads"; as convolutions So et al. 2021, "Primer", §3, and as time mixing Peng
-    et al. 2023, "RWKV").
+    The first layer then has what a head would have to learn first: which word stands before (Olsson
+    et al. 2022, "In-context learning and induction heads"; as convolutions So et al. 2021,
+    "Primer", §3, and as time mixing Peng et al. 2023, "RWKV").
 
     Args:
         dim: channels C.
@@ -192,15 +208,17 @@ class TokenShift(nn.Module):
 
     def __init__(self, dim: int, reach: int) -> None:
         super().__init__()
-        # 0.5 / i: pairs of words count from the first update on, which reaches a perplexity a little sooner than zeros
-        # do. [R, 1, C]: not a matrix that is rounded to int8.
+        # 0.5 / i: pairs of words count from the first update on, which reaches a perplexity a
+        # little sooner than zeros do. [R, 1, C]: not a matrix that is rounded to int8.
         distances = torch.arange(1, reach + 1)[:, None, None]
         self.weight = nn.Parameter((0.5 / distances).expand(reach, 1, dim).clone())
 
     def forward(self, x: Tensor, before: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return *x* [B, T, C] with the tokens before each, and what the next call needs as *before*: [B, R, C].
+        """Return *x* [B, T, C] with the tokens before each, and what the next call needs as
+        *before*: [B, R, C].
 
-        *before* are the inputs that precede *x*; None: *x* begins a segment, before which all inputs are zero.
+        *before* are the inputs that precede *x*; None: *x* begins a segment, before which all
+        inputs are zero.
         """
         reach, tokens = self.weight.size(0), x.size(1)
         if before is None:

@@ -1,9 +1,10 @@
 """Relative attention: as in Transformer-XL, and as in Shaw et al.
 
-For query i and key j the score is qᵢ⁺ · kⱼ + qᵢ* · r(i − j) + b(i − j): content and distance, each with its own query.
-A segment of T queries over K keys meets K distances, so the second term is one product with K vectors, [T, K], whose
-row i must then be moved T − 1 − i columns to the left (Dai et al. 2019, appendix B). In memory that move is a change of
-strides: no element is copied for it, but in compiled graphs.
+For query i and key j the score is qᵢ⁺ · kⱼ + qᵢ* · r(i − j) + b(i − j): content and distance, each
+with its own query. A segment of T queries over K keys meets K distances, so the second term is one
+product with K vectors, [T, K], whose row i must then be moved T − 1 − i columns to the left (Dai et
+al. 2019, appendix B). In memory that move is a change of strides: no element is copied for it, but
+in compiled graphs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from fairseq.modules.memory import LayerCache, Pieces, RelativeLayerCache, joine
 
 @dataclass(frozen=True)
 class RelativePositions:
-    """Inputs of relative attention that all layers share, for queries of which the last stands at the last key.
+    """Inputs of relative attention that all layers share, for queries of which the last stands at
+    the last key.
 
     Attributes:
         table: embeddings of the distances K − 1, …, 0: [K, C]; None where attention has its own.
@@ -58,7 +60,8 @@ class Distances(NamedTuple):
 
 
 class DistanceAttention(SelfAttention):
-    """Base of relative attention: queries and keys of content and of distance; linear maps without biases."""
+    """Base of relative attention: queries and keys of content and of distance; linear maps without
+    biases."""
 
     def _attend(
         self, query: Tensor, keys: Pieces, values: Pieces, positions: Any, visible: Visibility, cache: LayerCache | None
@@ -100,7 +103,8 @@ class DistanceAttention(SelfAttention):
             cache.values,
             cache.weight,
             cache.bias,
-            # Copied once here: heads are strided slices of one product, which every step would read.
+            # Copied once here: heads are strided slices of one product, which every step would
+            # read.
             distance_keys=distances.keys.to(cache.weight.dtype).contiguous(),
             distance_scores=distances.scores,
         )
@@ -137,7 +141,8 @@ class DistanceAttention(SelfAttention):
 
 
 class RelativeAttention(DistanceAttention):
-    """Transformer-XL's attention: (W_q x_i + u)ᵀ W_k,E x_j + (W_q x_i + v)ᵀ W_k,R R_{i−j} (Dai et al. 2019, §3.3).
+    """Transformer-XL's attention: (W_q x_i + u)ᵀ W_k,E x_j + (W_q x_i + v)ᵀ W_k,R R_{i−j} (Dai et
+    al. 2019, §3.3).
 
     With *own_biases* u and v are parameters of this module; otherwise they come with the positions.
     """
@@ -176,9 +181,11 @@ class RelativeAttention(DistanceAttention):
         positions: RelativePositions | None = None,
         visible: Visibility = CAUSAL,
     ) -> dict[str, Tensor]:
-        """The four terms of the scores (§3.3), each [B, H, T, M + T] and divided by √D; 0 for keys that are not seen.
+        """The four terms of the scores (§3.3), each [B, H, T, M + T] and divided by √D; 0 for keys
+        that are not seen.
 
-        (a) content, (b) content-dependent position, (c) global content bias, (d) global position bias.
+        (a) content, (b) content-dependent position, (c) global content bias, (d) global position
+            bias.
         """
         assert positions is not None
         query, keys, _ = self._project(x, memory, positions)
@@ -198,7 +205,8 @@ class RelativeAttention(DistanceAttention):
 
 
 class AttentionBiases(nn.Module):
-    """u and v [H, D] where all layers share one pair (§3.3). The decoder owns them and hands them to every layer."""
+    """u and v [H, D] where all layers share one pair (§3.3). The decoder owns them and hands them
+    to every layer."""
 
     def __init__(self, num_heads: int, head_dim: int) -> None:
         super().__init__()
@@ -207,7 +215,8 @@ class AttentionBiases(nn.Module):
 
 
 def name_as_layers_own(decoder: nn.Module, shared: str, layers: list[str]) -> None:
-    """Let the state dict of *decoder* name the parameters of its submodule *shared* as if each of *layers* had them.
+    """Let the state dict of *decoder* name the parameters of its submodule *shared* as if each of
+    *layers* had them.
 
     Checkpoints have u and v with each layer's attention, shared or not, as the authors' do.
     """
@@ -234,8 +243,8 @@ def name_as_layers_own(decoder: nn.Module, shared: str, layers: list[str]) -> No
 class ShawAttention(DistanceAttention):
     """(q_i + u)ᵀ k_j + q_iᵀ E_{i−j} + b_{i−j}, all learned.
 
-    After Shaw et al. 2018, as Transformer-XL's authors compare with it. Distances beyond the table count as its
-    farthest; its *first* row is the farthest, as in the authors' files.
+    After Shaw et al. 2018, as Transformer-XL's authors compare with it. Distances beyond the table
+    count as its farthest; its *first* row is the farthest, as in the authors' files.
 
     Args:
         count: distances R with parameters of their own.
@@ -274,8 +283,8 @@ def attend_by_distance(
 ) -> Tensor:
     """softmax(Q⁺ Kᵀ + shift(Q* Rᵀ + b) + bias) V.
 
-    On GPUs the scores of distances are the additive bias of torch's fused attention, which gives a bias no gradient on
-    CPUs.
+    On GPUs the scores of distances are the additive bias of torch's fused attention, which gives a
+    bias no gradient on CPUs.
 
     Shape: queries [B, H, T, D]; key, value [B, H, K, D]; bias [T, K] → [B, H, T, D].
     """
@@ -303,17 +312,19 @@ def _by_distance(query: Tensor, distances: Distances) -> Tensor:
 
 
 def shift(raw: Tensor, bias: Tensor | None) -> Tensor:
-    """Scores by distance as scores by key, plus *bias*, which hides the keys after each query (appendix B).
+    """Scores by distance as scores by key, plus *bias*, which hides the keys after each query
+    (appendix B).
 
-    Row i of *raw* moves T − 1 − i columns to the left. Scores of keys after the query are arbitrary but finite, and
-    their gradient must be zero, as a softmax over scores with the bias makes it.
+    Row i of *raw* moves T − 1 − i columns to the left. Scores of keys after the query are arbitrary
+    but finite, and their gradient must be zero, as a softmax over scores with the bias makes it.
 
     Shape: raw [H, B, T, K], bias [T, K] → [B, H, T, K].
     """
     heads, batch, queries, keys = raw.shape
     if not torch.compiler.is_compiling():
         return _Shift.apply(raw, bias).view(batch, heads, queries, keys)
-    # In compiled graphs by a column of padding, as in appendix B: strides there are the compiler's to choose.
+    # In compiled graphs by a column of padding, as in appendix B: strides there are the compiler's
+    # to choose.
     padded = F.pad(raw, (1, 0)).flatten(2)  # (H, B, T · (K + 1)); without its first T, row i begins T − 1 − i later
     moved = padded[:, :, queries:].view(heads, batch, queries, keys)
     moved = moved.transpose(0, 1)
@@ -321,9 +332,11 @@ def shift(raw: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Shift(torch.autograd.Function):
-    """The move is a view with row stride K − 1; its transpose is one copy that leaves out the last column.
+    """The move is a view with row stride K − 1; its transpose is one copy that leaves out the last
+    column.
 
-    The result is [B·H, T, K], and no view of anything: what is added to it in place then costs no copies going back.
+    The result is [B·H, T, K], and no view of anything: what is added to it in place then costs no
+    copies going back.
     """
 
     @staticmethod
@@ -350,7 +363,8 @@ class _Shift(torch.autograd.Function):
         grad = grads[0].unflatten(0, (ctx.batch, -1))
         batch, heads, queries, keys = grad.shape
         result = grad.new_empty(heads, batch, queries * keys)
-        # No row of the forward pass reads the first T − 1 scores, which belong to distances beyond the first query.
+        # No row of the forward pass reads the first T − 1 scores, which belong to distances beyond
+        # the first query.
         result[:, :, : queries - 1] = 0
         moved = result[:, :, queries - 1 : -1].view(heads, batch, queries, keys - 1)
         moved.copy_(grad[..., : keys - 1].transpose(0, 1))

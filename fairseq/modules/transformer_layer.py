@@ -1,4 +1,5 @@
-"""A layer of a transformer: attention and a feed-forward network with residual connections, activations and norms."""
+"""A layer of a transformer: attention and a feed-forward network with residual connections,
+activations and norms."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from fairseq.modules.memory import LayerCache
 logger = logging.getLogger(__name__)
 
 Infuse = Callable[[Tensor], Tensor]
-"""A function of the summed embeddings [B, T, E], applied before their layer norm, that returns the same shape."""
+"""A function of the summed embeddings [B, T, E], applied before their layer norm, that returns the
+same shape."""
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -42,10 +44,11 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
 
 
 class LayerNorm(nn.LayerNorm):
-    """torch's layer norm; under a GPU's autocast in the lower precision, as apex's, with its statistics in float32.
+    """torch's layer norm; under a GPU's autocast in the lower precision, as apex's, with its
+    statistics in float32.
 
-    Autocast would convert inputs to float32, and what reads the results would convert them back, for five times the
-    bytes. Gain and bias are rounded as weights are.
+    Autocast would convert inputs to float32, and what reads the results would convert them back,
+    for five times the bytes. Gain and bias are rounded as weights are.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -58,7 +61,8 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Division by the root mean square, and a gain (Zhang & Sennrich 2019), in the precision of :class:`LayerNorm`."""
+    """Division by the root mean square, and a gain (Zhang & Sennrich 2019), in the precision of
+    :class:`LayerNorm`."""
 
     def forward(self, x: Tensor) -> Tensor:
         if is_cpu(x) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
@@ -70,7 +74,8 @@ class RMSNorm(nn.RMSNorm):
 
 
 def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5, kind: str = "layer", bias: bool = True) -> nn.Module:
-    """Norm of the last *dim* channels, of *kind* layer norm with or without *bias*, or RMS norm, which has none.
+    """Norm of the last *dim* channels, of *kind* layer norm with or without *bias*, or RMS norm,
+    which has none.
 
     Layer norm with a bias is apex's on a GPU, if *apex* allows it and it can be imported.
     """
@@ -105,16 +110,17 @@ class TransformerLayer(nn.Module):
         activation_fn: name of the activation.
         normalize_before: layer norm before each part (pre-norm), not after it.
         apex: allow apex's fused layer norm.
-        remember_input: the memory holds the layer's inputs (Transformer-XL), not what attention read of them
-            (Shortformer): with pre-norm they are normalised anew, together with the segment.
+        remember_input: the memory holds the layer's inputs (Transformer-XL), not what attention
+            read of them (Shortformer): with pre-norm they are normalised anew, together with the
+            segment.
         variational: one dropout mask for all time steps.
         layer_norm_eps: added to the variance in norms.
         norm: kind of the norms; see :func:`layer_norm`.
         bias: whether the feed-forward network and layer norms have biases.
-        gated: multiply the activations by another linear map of the input (Shazeer 2020, "GLU variants improve
-            Transformer"): SwiGLU with ``silu``, GEGLU with ``gelu``.
-        parallel: both parts read the layer's input, each through its norm (Wang & Komatsuzaki 2021, "GPT-J");
-            pre-norm only.
+        gated: multiply the activations by another linear map of the input (Shazeer 2020, "GLU
+            variants improve Transformer"): SwiGLU with ``silu``, GEGLU with ``gelu``.
+        parallel: both parts read the layer's input, each through its norm (Wang & Komatsuzaki 2021,
+            "GPT-J"); pre-norm only.
     """
 
     def __init__(
@@ -139,7 +145,8 @@ class TransformerLayer(nn.Module):
         super().__init__()
         if parallel and not normalize_before:
             raise ValueError("parallel parts of a layer need pre-norm")
-        # fairseq's names, in its order: checkpoints load strictly, and optimizer states are numbered by it.
+        # fairseq's names, in its order: checkpoints load strictly, and optimizer states are
+        # numbered by it.
         self.self_attn = attention
         self.self_attn_layer_norm = layer_norm(embed_dim, apex, layer_norm_eps, norm, bias)
         self.fc1 = Linear(embed_dim, ffn_dim, bias)
@@ -177,7 +184,8 @@ class TransformerLayer(nn.Module):
         """Apply the layer to *x* [B, T, C]; the other arguments but *skip* go to the attention.
 
         Args:
-            skip: return *x* unchanged, as LayerDrop does in training (Fan et al. 2020); it is remembered all the same.
+            skip: return *x* unchanged, as LayerDrop does in training (Fan et al. 2020); it is
+                remembered all the same.
 
         Returns:
             The output [B, T, C], and the part of a memory that *x* makes [B, T, C].
@@ -188,7 +196,8 @@ class TransformerLayer(nn.Module):
         if skip:
             return x, remembered
         if self.remember_input and memory is not None:
-            # Remembered are inputs of the layer: its norm is applied to them with the present weights.
+            # Remembered are inputs of the layer: its norm is applied to them with the present
+            # weights.
             memory = self.attention_input(memory.to(x.dtype))
         attended = self.self_attn(
             attention_input, memory=memory, positions=positions, visible=visible, cache=cache, past_length=past_length

@@ -18,7 +18,8 @@ N = TypeVar("N", bound="NotedExamples[Any]")
 
 SUBSETS = ("rare", "near", "far")
 DISTANCES = {"note_1": 1, "note_2_3": 3, "note_4_8": 8, "note_far": np.iinfo(np.int64).max}
-"""Subsets of targets by the words between them and the nearest note that is read, and the farthest of each."""
+"""Subsets of targets by the words between them and the nearest note that is read, and the farthest
+of each."""
 _NONE = 1 << 40  # farther than any word
 
 
@@ -27,7 +28,8 @@ def by_distance(words: np.ndarray, notes: np.ndarray, both: bool) -> dict[str, t
 
     Args:
         words: number of the word of each target in its row, int64 [B, T].
-        notes: at each token that reads a note, the number of the note's word; −1 elsewhere, int64 [B, T].
+        notes: at each token that reads a note, the number of the note's word; −1 elsewhere, int64
+            [B, T].
         both: whether a target sees notes on both sides, or those at its column and before it.
     """
     distance = words - np.maximum.accumulate(np.where(notes < 0, -_NONE, notes), axis=1)
@@ -42,7 +44,8 @@ def by_distance(words: np.ndarray, notes: np.ndarray, both: bool) -> dict[str, t
 
 
 def subsets_of(rare: np.ndarray) -> dict[str, torch.Tensor]:
-    """The :data:`SUBSETS` of targets: *rare* ones, bool [B, T], all of rows with some, and all of other rows."""
+    """The :data:`SUBSETS` of targets: *rare* ones, bool [B, T], all of rows with some, and all of
+    other rows."""
     mask = torch.from_numpy(rare)
     near = mask.any(1, keepdim=True)  # (B, 1)
     return {"rare": mask, "near": near, "far": ~near}
@@ -55,8 +58,8 @@ class NotedExamples(Generic[B]):
         blocks: the examples.
         spans: the rare words of their corpus.
         read: whether the model reads notes; if not, batches mark the :data:`SUBSETS` only.
-        written: words whose notes have been written, bool [N]; batches mark the :data:`DISTANCES` to them, too, and
-            have ``hidden``, their input with *mask* for each of their tokens.
+        written: words whose notes have been written, bool [N]; batches mark the :data:`DISTANCES`
+            to them, too, and have ``hidden``, their input with *mask* for each of their tokens.
         mask: id of a symbol.
     """
 
@@ -95,7 +98,8 @@ class NotedExamples(Generic[B]):
         return view
 
     def _marked(self, sample: Sample, rare: np.ndarray, spans: np.ndarray, positions: np.ndarray) -> Sample:
-        """*sample* with *rare* targets, bool [B, T], and for a model that reads notes the *spans* that do, [S, 4].
+        """*sample* with *rare* targets, bool [B, T], and for a model that reads notes the *spans*
+        that do, [S, 4].
 
         Column t of the input is the corpus's token at *positions*, int64 [B, T or more].
         """
@@ -119,7 +123,8 @@ class NotedExamples(Generic[B]):
         return hidden
 
     def _distances(self, words: np.ndarray, spans: np.ndarray) -> dict[str, torch.Tensor]:
-        """The :data:`DISTANCES` of targets to *spans* [S, 4]; *words* numbers the words at a sample's positions."""
+        """The :data:`DISTANCES` of targets to *spans* [S, 4]; *words* numbers the words at a
+        sample's positions."""
         raise NotImplementedError
 
 
@@ -129,13 +134,14 @@ class NotedBlocks(NotedExamples[MaskedBlocks]):
     def batch(self, indices: np.ndarray) -> Sample:
         """Rows *indices* [B] padded on the right.
 
-        A word with any token chosen for prediction has no span: its note would reveal the target, and would be taken
-        from a text with the word masked.
+        A word with any token chosen for prediction has no span: its note would reveal the target,
+        and would be taken from a text with the word masked.
 
         Returns:
-            The sample of :class:`MaskedBlocks`; ``subsets``, see :func:`subsets_of`; ``rare_words`` int64
-            [R, 4], all whole rare words of the rows; and for the model ``spans`` int64 [S, 4], those without a chosen
-            token, and ``longest_span``, their maximal number of tokens.
+            The sample of :class:`MaskedBlocks`; ``subsets``, see :func:`subsets_of`; ``rare_words``
+            int64 [R, 4], all whole rare words of the rows; and for the model ``spans`` int64
+            [S, 4], those without a chosen token, and ``longest_span``, their maximal number of
+            tokens.
         """
         sample = self.blocks.batch(indices)
         plain = self.blocks.blocks
@@ -170,8 +176,8 @@ class NotedStream(NotedExamples[TokenBlocks]):
 
     Args:
         blocks, spans, read, written, mask: as of :class:`NotedExamples`.
-        joins: bool [V], symbols that the next token may continue (``…@@``, the unknown symbol). A word that ends in
-            one has no span: only the next token shows that it ends.
+        joins: bool [V], symbols that the next token may continue (``…@@``, the unknown symbol). A
+            word that ends in one has no span: only the next token shows that it ends.
         delay: tokens after the last one of a word at which its note is read.
     """
 
@@ -186,8 +192,9 @@ class NotedStream(NotedExamples[TokenBlocks]):
         """Blocks *indices* [B] as rows padded on the right.
 
         Returns:
-            The sample of :class:`TokenBlocks`; ``subsets``, see :func:`subsets_of`; and for the model ``spans`` int64
-            [S, 4], the rare words that are complete in its input, and ``longest_span``.
+            The sample of :class:`TokenBlocks`; ``subsets``, see :func:`subsets_of`; and for the
+            model ``spans`` int64 [S, 4], the rare words that are complete in its input, and
+            ``longest_span``.
         """
         sample = self.blocks.batch(indices)
         tokens = sample["net_input"]["src_tokens"].numpy()

@@ -1,4 +1,5 @@
-"""What notes are worth to a model: losses by distance to a note, with notes, with other words' notes, and without."""
+"""What notes are worth to a model: losses by distance to a note, with notes, with other words'
+notes, and without."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from fairseq.notes.state import dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask
 
 CONTROLS = {"permuted": "notes of other words", "dropped": "without notes", "hidden": "without rare words"}
-"""How a model is validated besides as it is: the prefixes of figures, and the rows of :func:`distance_table`."""
+"""How a model is validated besides as it is: the prefixes of figures, and the rows of
+:func:`distance_table`."""
 
 
 def columns(figures: Mapping[str, float]) -> tuple[str, ...]:
-    """Names of the *figures* that controls are compared by: over all predicted tokens, and by distance to a note."""
+    """Names of the *figures* that controls are compared by: over all predicted tokens, and by
+    distance to a note."""
     total = next(name for name in ("discriminator_loss", "nll_loss", "loss") if name in figures)
     return (total, *(f"{name}_loss" for name in DISTANCES))
 
@@ -34,7 +37,8 @@ def mark_distances(task: FairseqTask) -> None:
 
 @contextlib.contextmanager
 def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
-    """Within it, words with written notes read one another's (``permuted``), or no word reads (any other *control*).
+    """Within it, words with written notes read one another's (``permuted``), or no word reads (any
+    other *control*).
 
     A model whose notes gain only what all notes share is as good with permuted ones.
     """
@@ -56,7 +60,8 @@ def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
 
 
 def without_rare_words(samples: Iterable[Sample | None]) -> Iterator[Sample | None]:
-    """*samples* with the mask, or the unknown symbol, in place of the words that :func:`mark_distances` measures to."""
+    """*samples* with the mask, or the unknown symbol, in place of the words that
+    :func:`mark_distances` measures to."""
     for sample in samples:
         # Not every task has such samples.
         if sample is not None and "hidden" in sample:
@@ -70,7 +75,8 @@ def control_figures(
     measure: Callable[[str], Mapping[str, float]],
     controls: Iterable[str],
 ) -> dict[str, float]:
-    """The *figures* of a validation that *measure*, given its name, returns in each of *controls*, by prefix."""
+    """The *figures* of a validation that *measure*, given its name, returns in each of *controls*,
+    by prefix."""
     notes = dictionary_of(model)
     result: dict[str, float] = {}
     for control in controls:

@@ -1,7 +1,9 @@
-"""Notes for rare words: vectors added to an encoder's input and averaged from its output (Wu et al. 2021, §3).
+"""Notes for rare words: vectors added to an encoder's input and averaged from its output (Wu et al.
+2021, §3).
 
-A note is not a parameter: gradients never reach the table. No temporary tensor is as large as the table, no shape
-depends on tensor values, and results are deterministic: equal inputs give equal bits on any device.
+A note is not a parameter: gradients never reach the table. No temporary tensor is as large as the
+table, no shape depends on tensor values, and results are deterministic: equal inputs give equal
+bits on any device.
 """
 
 from __future__ import annotations
@@ -23,8 +25,9 @@ INIT_STD = 0.02
 class NoteDictionary(nn.Module):
     """A table of notes [N, C], float32 in any precision of the model.
 
-    Occurrences of rare words are *spans* [S, 4], int64: row, first token, end (exclusive), word. Spans of a row do not
-    overlap, unless the caller passes such spans: a token in several spans reads the mean of their notes.
+    Occurrences of rare words are *spans* [S, 4], int64: row, first token, end (exclusive), word.
+    Spans of a row do not overlap, unless the caller passes such spans: a token in several spans
+    reads the mean of their notes.
 
     Args:
         words: number of rare words N.
@@ -32,22 +35,24 @@ class NoteDictionary(nn.Module):
         note_lambda: weight λ of a note in the input, in [0, 1].
         note_gamma: weight γ of an update's notes in the table, in [0, 1].
         note_half_window: tokens k on either side of a word that its note is taken from.
-        context: notes are taken without the word's own tokens. These are in all of its windows, so that they drown out
-            what differs; a word with nothing around it gives no note.
-        read_window: tokens up to k before and after a rare word read its note, too; a token that belongs to a rare
-            word itself reads the note of that word only, other tokens read the mean of the notes in reach.
+        context: notes are taken without the word's own tokens. These are in all of its windows, so
+            that they drown out what differs; a word with nothing around it gives no note.
+        read_window: tokens up to k before and after a rare word read its note, too; a token that
+            belongs to a rare word itself reads the note of that word only, other tokens read the
+            mean of the notes in reach.
         init_std: standard deviation of the initial notes.
-        form: ``literal``, the paper's formula, or ``centred``. A written note is nearly the mean of all notes, which
-            tells words with notes from others and nothing else. The centred form reads s · (table[w] − m) instead, with
-            m the mean of the written notes, scaled to the norm of the embedding that it is mixed with; a word reads
-            its note once it has been written, and its first note replaces the initial one.
+        form: ``literal``, the paper's formula, or ``centred``. A written note is nearly the mean of
+            all notes, which tells words with notes from others and nothing else. The centred form
+            reads s · (table[w] − m) instead, with m the mean of the written notes, scaled to the
+            norm of the embedding that it is mixed with; a word reads its note once it has been
+            written, and its first note replaces the initial one.
         until: number of updates after which no note is read or taken; None: never.
 
     Attributes:
         table: [N, C].
         tokens_after: tokens behind a word that its note is taken from.
-        moments: of the centred form: the sum of the written notes, the sum of their squared norms, and their number,
-            float64 [C + 2].
+        moments: of the centred form: the sum of the written notes, the sum of their squared norms,
+            and their number, float64 [C + 2].
         digest: SHA-256 of the words, uint8 [32]; zeros for unnamed words.
         taken: occurrences averaged into each note [N], int64.
         written: number of the update that last wrote each note [N], int32; 0 for an initial one.
@@ -108,7 +113,8 @@ class NoteDictionary(nn.Module):
             self.register_buffer("moments", torch.zeros(dim + 2, dtype=torch.float64))
 
     def name_words(self, words: Sequence[str]) -> NoteDictionary:
-        """Set ``digest`` for *words* [N], in order, so that a checkpoint with other words is rejected.
+        """Set ``digest`` for *words* [N], in order, so that a checkpoint with other words is
+        rejected.
 
         Raises:
             ValueError: the number of words is not N.
@@ -130,10 +136,11 @@ class NoteDictionary(nn.Module):
         longest: int | None = None,
         project: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Mix notes into the input: (1 − λ) x + λ note(w) at the tokens of a rare word w, x elsewhere.
+        """Mix notes into the input: (1 − λ) x + λ note(w) at the tokens of a rare word w, x
+        elsewhere.
 
-        note(w) is table[w], or in the centred form ‖x‖ · (table[w] − m) / σ, where σ² is the mean squared distance of
-        the written notes from their mean m.
+        note(w) is table[w], or in the centred form ‖x‖ · (table[w] − m) / σ, where σ² is the mean
+        squared distance of the written notes from their mean m.
 
         Args:
             x: sums of token and position embeddings [B, T, C].
@@ -165,13 +172,15 @@ class NoteDictionary(nn.Module):
         notes = notes.to(x.dtype)
         keep = torch.ones_like(share).masked_fill_(noted, 1 - self.note_lambda).to(x.dtype)
         mixed = (x * keep.view(batch, tokens, 1)).contiguous()  # x may be a transposed view
-        # Other tokens only get zeros added, so without overlaps the order of additions does not matter.
+        # Other tokens only get zeros added, so without overlaps the order of additions does not
+        # matter.
         mixed.view(batch * tokens, -1).index_add_(0, flat.flatten(), notes.flatten(0, 1))
         return mixed
 
     @torch.no_grad()
     def take(self, hidden: Tensor, spans: Tensor, lengths: Tensor, longest: int | None = None) -> tuple[Tensor, Tensor]:
-        """Average the last hidden states around every rare word: over tokens [s − k, t + k) of its row.
+        """Average the last hidden states around every rare word: over tokens [s − k, t + k) of its
+        row.
 
         With ``context`` the word's own tokens [s, t) are left out.
 
@@ -182,8 +191,8 @@ class NoteDictionary(nn.Module):
             longest: as for :meth:`read`.
 
         Returns:
-            Sums of notes [N, C] and their counts [N], sparse, with S values each, one an occurrence: the arguments of
-            :meth:`write`, which may be added over batches.
+            Sums of notes [N, C] and their counts [N], sparse, with S values each, one an
+            occurrence: the arguments of :meth:`write`, which may be added over batches.
         """
         words, dim = self.table.shape
         row, first, end, word = spans.unbind(1)
@@ -209,7 +218,8 @@ class NoteDictionary(nn.Module):
 
     @torch.no_grad()
     def write(self, sums: Tensor, counts: Tensor) -> None:
-        """End an update: table[w] ← (1 − γ) table[w] + γ sums[w] / counts[w] where counts[w] > 0, in place.
+        """End an update: table[w] ← (1 − γ) table[w] + γ sums[w] / counts[w] where counts[w] > 0,
+        in place.
 
         Args:
             sums: [N, C], sparse as returned by :meth:`take`, or dense.
@@ -219,7 +229,8 @@ class NoteDictionary(nn.Module):
         self.updates += 1
         total = counts
         if counts.is_sparse:
-            # Whole numbers: their sum is the same in any order, so this is deterministic on a GPU, too.
+            # Whole numbers: their sum is the same in any order, so this is deterministic on a GPU,
+            # too.
             total = torch.zeros_like(self.taken).index_add_(0, counts._indices()[0], counts._values())
         # Before the counts of this update are added.
         known = self.taken > 0
@@ -239,11 +250,12 @@ class NoteDictionary(nn.Module):
     def _updated(self, table: Tensor, sums: Tensor, counts: Tensor, known: Tensor) -> Tensor:
         """Rows of *table* after an update; *known* are those that an earlier one has written."""
         counts = counts[:, None]
-        # The mean over an update's occurrences (Wu et al. 2021, §3): note ← (1 − γ) note + γ · mean.
+        # The mean over an update's occurrences (Wu et al. 2021, §3): note ← (1 − γ) note + γ ·
+        # mean.
         mean = sums / counts.clamp(min=1)
         moved = (1 - self.note_gamma) * table + self.note_gamma * mean
-        # The first note replaces the initial one: a share of random numbers would set apart words that were written
-        # seldom.
+        # The first note replaces the initial one: a share of random numbers would set apart words
+        # that were written seldom.
         if self.centred:
             moved = torch.where(known[:, None], moved, mean)
         return torch.where(counts > 0, moved, table)
@@ -251,13 +263,15 @@ class NoteDictionary(nn.Module):
     def _count(self, before: Tensor, after: Tensor, known: Tensor, changed: Tensor) -> None:
         """Bring the moments up to date with the rows [R, C] that an update changed, each once."""
         if self.centred:
-            # In float64: moments are brought up to date by differences, whose rounding errors add up.
+            # In float64: moments are brought up to date by differences, whose rounding errors add
+            # up.
             new, old = after.double() * changed[:, None], before.double() * (changed & known)[:, None]
             added = (changed & ~known).sum()
             self.moments += torch.cat(((new - old).sum(0), (new.square() - old.square()).sum()[None], added[None]))
 
     def _notes_of(self, word: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What each of the words [S] reads, [S, C], and whether it reads it, [S]; None: all of them do."""
+        """What each of the words [S] reads, [S, C], and whether it reads it, [S]; None: all of them
+        do."""
         notes = F.embedding(word, self.table)
         active = None if self.until is None else (self.updates < self.until).expand(len(word))
         if not self.centred:
@@ -265,13 +279,15 @@ class NoteDictionary(nn.Module):
         count = self.moments[-1].clamp(min=1)
         mean = self.moments[:-2] / count
         variance = self.moments[-2] / count - mean.square().sum()
-        # Equal notes differ by rounding only: below a 10,000th of their norm there is nothing to tell words apart.
+        # Equal notes differ by rounding only: below a 10,000th of their norm there is nothing to
+        # tell words apart.
         readable = (self.taken[word] > 0) & (variance > 1e-8 * self.moments[-2] / count)
         scaled = (notes - mean.float()) * variance.clamp(min=1e-12).rsqrt().float()
         return scaled, readable if active is None else readable & active
 
     def _reading(self, spans: Tensor, batch: int, tokens: int, longest: int) -> tuple[Tensor, Tensor]:
-        """Tokens that read the note of each span, as indices in the flattened batch, and their weights: [S, W]."""
+        """Tokens that read the note of each span, as indices in the flattened batch, and their
+        weights: [S, W]."""
         row, first, end, _ = spans.unbind(1)
         if not self.read_window:
             flat, inside = _token_indices(row, first, end.clamp(max=tokens), min(longest, tokens), tokens)
@@ -286,7 +302,8 @@ class NoteDictionary(nn.Module):
         return flat, (inner | (inside & (counted == 0)[flat])).float()
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        """Load a checkpoint. Moments that do not fit its table, as in an average of checkpoints, are replaced."""
+        """Load a checkpoint. Moments that do not fit its table, as in an average of checkpoints,
+        are replaced."""
         super()._load_from_state_dict(state, prefix, *args)
         if self.centred and not self.table.is_meta:
             rows = self.table[self.taken > 0].double()
@@ -296,7 +313,8 @@ class NoteDictionary(nn.Module):
                 self.moments.copy_(moments)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NoteDictionary:
-        """Move the module, but keep the precision of notes: in half precision small updates of a mean are lost."""
+        """Move the module, but keep the precision of notes: in half precision small updates of a
+        mean are lost."""
         buffers = {name: getattr(self, name) for name in ("table", *(["moments"] if self.centred else []))}
         super()._apply(fn, recurse)
         for name, value in buffers.items():
@@ -308,13 +326,14 @@ class NoteDictionary(nn.Module):
 class CausalNoteDictionary(NoteDictionary):
     """Notes for causal models: no prediction depends on later tokens.
 
-    The note of a rare word would reveal the following tokens of the word. So it is read only where the word is known
-    to be complete, and only from its second occurrence on, after it has been written. It is averaged over the word and
-    the *k* tokens before it.
+    The note of a rare word would reveal the following tokens of the word. So it is read only where
+    the word is known to be complete, and only from its second occurrence on, after it has been
+    written. It is averaged over the word and the *k* tokens before it.
 
     Args:
-        delay: 0 if the last token of a word shows that it ends (``@@`` marks tokens that do not), 1 if only the next
-            token does (``▁`` marks tokens that begin a word): then that one reads the note.
+        delay: 0 if the last token of a word shows that it ends (``@@`` marks tokens that do not), 1
+            if only the next token does (``▁`` marks tokens that begin a word): then that one reads
+            the note.
     """
 
     def __init__(self, *args: Any, delay: int = 0, **settings: Any) -> None:
@@ -331,7 +350,8 @@ class CausalNoteDictionary(NoteDictionary):
 
 
 def generator_apart(purpose: str) -> torch.Generator:
-    """Return a generator for *purpose*, seeded from the global seed without advancing the global generator.
+    """Return a generator for *purpose*, seeded from the global seed without advancing the global
+    generator.
 
     So a model draws the same initial weights with and without notes.
     """
@@ -345,7 +365,8 @@ def _longest(spans: Tensor, longest: int | None) -> int:
 
 
 def _token_indices(row: Tensor, low: Tensor, high: Tensor, width: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Indices of tokens [low, high) of *row* in a flattened batch, and the mask of valid columns: [S, W].
+    """Indices of tokens [low, high) of *row* in a flattened batch, and the mask of valid columns:
+    [S, W].
 
     The other of the *width* columns repeat the first index.
     """
@@ -355,16 +376,19 @@ def _token_indices(row: Tensor, low: Tensor, high: Tensor, width: int, tokens: i
 
 
 def _in_word(flat: Tensor, spans: Tensor, tokens: int) -> Tensor:
-    """Whether the tokens *flat* [S, W], indices in a flattened batch, belong to the word of their span [S, 4]."""
+    """Whether the tokens *flat* [S, W], indices in a flattened batch, belong to the word of their
+    span [S, 4]."""
     row, first, end, _ = spans.unbind(1)
     position = flat - row[:, None] * tokens
     return (position >= first[:, None]) & (position < end[:, None])
 
 
 def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum the *values* [S, C] of equal words, in their order: words [S], sums [S, C], and which rows count [S].
+    """Sum the *values* [S, C] of equal words, in their order: words [S], sums [S, C], and which
+    rows count [S].
 
-    The shape is fixed: U different words are in the first U rows, and the rest repeats the first one.
+    The shape is fixed: U different words are in the first U rows, and the rest repeats the first
+    one.
     """
     # Stable: values of one word are added in the order of their occurrence, on every device.
     word, order = word.sort(stable=True)

@@ -1,4 +1,5 @@
-"""Notes as an extension of tasks: rare words in their batches, models that read notes, and a task with them."""
+"""Notes as an extension of tasks: rare words in their batches, models that read notes, and a task
+with them."""
 
 from __future__ import annotations
 
@@ -59,14 +60,16 @@ def without_notes(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class NotedModel(BaseFairseqModel):
-    """A model that reads notes and takes new ones; :func:`give_notes` mixes it into the class of a model.
+    """A model that reads notes and takes new ones; :func:`give_notes` mixes it into the class of a
+    model.
 
-    Parameters, optimizer state and checkpoints differ from those without notes only by the names ``notes.…`` and
-    ``note_projection.…``.
+    Parameters, optimizer state and checkpoints differ from those without notes only by the names
+    ``notes.…`` and ``note_projection.…``.
 
     Attributes:
         notes: note dictionary of width C.
-        note_projection: projection of notes to the width of embeddings, if that is another; dropped with the notes.
+        note_projection: projection of notes to the width of embeddings, if that is another; dropped
+            with the notes.
         readers: arguments of ``forward`` that say which networks of the model read notes.
         padding_idx: id of the padding behind the rows of an encoder; −1: rows are full.
     """
@@ -88,9 +91,11 @@ class NotedModel(BaseFairseqModel):
 
         Args:
             src_tokens: int64 [B, T], padded on the right.
-            spans: occurrences of rare words that may read their notes, in a causal model those that are complete in
-                *src_tokens*; int64 [S, 4] (row, first token, end, word). None: no notes are read or taken.
-            longest_span: most tokens of a span; None: computed from the spans, which synchronises a GPU.
+            spans: occurrences of rare words that may read their notes, in a causal model those that
+                are complete in *src_tokens*; int64 [S, 4] (row, first token, end, word). None: no
+                notes are read or taken.
+            longest_span: most tokens of a span; None: computed from the spans, which synchronises a
+                GPU.
             args, inputs: further arguments of the model.
 
         Returns:
@@ -100,14 +105,16 @@ class NotedModel(BaseFairseqModel):
         if spans is None:
             if self.note_projection is None:
                 return super().forward(src_tokens, *args, **inputs)
-            # A rank without a batch must reduce the projection's gradient, too: the graph is as without rare words.
+            # A rank without a batch must reduce the projection's gradient, too: the graph is as
+            # without rare words.
             spans = src_tokens.new_empty(0, 4)
 
         def infuse(x: Tensor) -> Tensor:
             return self.notes.read(x, spans, longest_span, self.note_projection)
 
         output, extra = super().forward(src_tokens, *args, infuse=infuse, **self.readers, **inputs)
-        # The last token that is not padding, not their number: the text itself may contain the padding symbol.
+        # The last token that is not padding, not their number: the text itself may contain the
+        # padding symbol.
         end = torch.arange(1, src_tokens.size(1) + 1, device=src_tokens.device)
         lengths = (src_tokens.ne(self.padding_idx) * end).amax(1)
         # The output of a causal model is its last hidden states.
@@ -145,8 +152,8 @@ def give_notes(
 ) -> None:
     """Let *model*, whose ``forward`` takes ``infuse``, read *notes* and take new ones.
 
-    It becomes a *kind* of model with notes that is also of its own class, rather than part of one: parameters keep
-    their names, and what reads its memory and caches knows that class.
+    It becomes a *kind* of model with notes that is also of its own class, rather than part of one:
+    parameters keep their names, and what reads its memory and caches knows that class.
     """
     cls = type(model)
     # Messages name the class of the model, unless the kind is a registered model itself.
@@ -165,10 +172,12 @@ class Notes:
 
     Attributes:
         words: the rare words; None if the task has only a dictionary.
-        distances: whether samples mark the :data:`~fairseq.notes.blocks.DISTANCES` to written notes.
+        distances: whether samples mark the :data:`~fairseq.notes.blocks.DISTANCES` to written
+            notes.
 
     Raises:
-        UserError: ``notes.txt`` cannot be read, or rows begin with a symbol that is not in the corpus.
+        UserError: ``notes.txt`` cannot be read, or rows begin with a symbol that is not in the
+            corpus.
     """
 
     config_class = CausalNoteConfig
@@ -198,7 +207,8 @@ class Notes:
         if getattr(model.decoder, "project_out_dim", None) is not None:
             raise UserError(f"`notes`: need an output as wide as the embeddings; use `decoder_output_dim` {dim}")
         words = words_of(task, "`notes`")
-        # Where only the next token shows that a word has ended, reading at its last one would reveal that it does.
+        # Where only the next token shows that a word has ended, reading at its last one would
+        # reveal that it does.
         delay = 0 if note_rule(task.source_dictionary).ends_known else 1
         notes = CausalNoteDictionary(len(words), dim, **dictionary_settings(cfg), delay=delay)
         give_notes(model, notes.name_words(words.words))
@@ -215,7 +225,8 @@ class Notes:
 
     @staticmethod
     def measured(args: Mapping[str, Any]) -> Mapping[str, Any]:
-        """*args* with a task that measures losses over rare words, also of models without notes, if they ask for it.
+        """*args* with a task that measures losses over rare words, also of models without notes, if
+        they ask for it.
 
         Raises:
             UserError: the model does not predict words.
@@ -234,7 +245,8 @@ class Notes:
     def extend_dataset(
         self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool
     ) -> Dataset:
-        """*dataset* with its rare words: as subsets of tokens, and as spans if *model* has notes."""
+        """*dataset* with its rare words: as subsets of tokens, and as spans if *model* has
+        notes."""
         combine = self.task.combines(split, training)
         spans = reopen_spans(corpus_prefixes(folder, split, combine=combine), self.words)
         notes = dictionary_of(model)
@@ -250,13 +262,15 @@ class Notes:
         # A vocabulary of bytes may have no unknown symbol.
         unknown = dictionary.unk() if dictionary.unk() >= 0 else dictionary.eos()
         if dictionary.unk() >= 0:
-            # The text of the unknown symbol is not visible, nor whether the next token continues it.
+            # The text of the unknown symbol is not visible, nor whether the next token continues
+            # it.
             joins[unknown] = joins.any()
         delay = 0 if rule.ends_known else 1
         return NotedStream(dataset, spans, joins, delay=delay, read=notes is not None, written=written, mask=unknown)
 
     def _written(self, notes: NoteDictionary | None) -> np.ndarray:
-        """The words with a written note, bool [N]; of a model without notes all, so that the same tokens compare."""
+        """The words with a written note, bool [N]; of a model without notes all, so that the same
+        tokens compare."""
         return np.ones(len(self.words or ()), bool) if notes is None else (notes.taken > 0).cpu().numpy()
 
 
@@ -278,8 +292,8 @@ def words_of(task: Any, flag: str) -> NoteWords:
 class TNFMaskedLMTask(MaskedLMTask):
     """Prediction of chosen tokens by an encoder that reads notes of rare words, and takes new ones.
 
-    The data folder was made with ``fairseq-preprocess --notes``. Batches and chosen tokens are as in
-    ``masked_lm``; models without notes can be trained and validated on this task, too.
+    The data folder was made with ``fairseq-preprocess --notes``. Batches and chosen tokens are as
+    in ``masked_lm``; models without notes can be trained and validated on this task, too.
     """
 
     config_class = TNFMaskedLMConfig

@@ -1,9 +1,10 @@
 """Positions of the rare words of a corpus: two arrays aligned with its tokens, in files.
 
-``PREFIX.notes.bin`` holds an unsigned number a token, little endian: 0 where its word has no note, else the word's
-number in ``notes.txt``, from 1. ``PREFIX.notes.idx`` holds, little endian: the magic bytes, a version (uint64), the
-bytes of such a number (uint8), tokens (uint64), words (uint64), a fingerprint of dictionary and ``notes.txt``
-(32 bytes), and a bit a token, lowest first: whether a word begins there. A line's ``</s>`` is a word.
+``PREFIX.notes.bin`` holds an unsigned number a token, little endian: 0 where its word has no note,
+else the word's number in ``notes.txt``, from 1. ``PREFIX.notes.idx`` holds, little endian: the
+magic bytes, a version (uint64), the bytes of such a number (uint8), tokens (uint64), words
+(uint64), a fingerprint of dictionary and ``notes.txt`` (32 bytes), and a bit a token, lowest first:
+whether a word begins there. A line's ``</s>`` is a word.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ def write_spans(
         prefix: path of the corpus without ``.bin`` and ``.idx``.
         notes: the words that have notes.
         dictionary: of the corpus.
-        parts: for consecutive tokens the number of each one's word [N] (0: no note), and whether a word begins there,
-            bool [N].
+        parts: for consecutive tokens the number of each one's word [N] (0: no note), and whether a
+            word begins there, bool [N].
     """
     dtype, tokens = number_dtype(len(notes)), 0
     rest = np.empty(0, dtype=bool)  # bits that do not fill a byte yet
-    # Closed in the opposite order: the numbers are in place before the index, whose presence implies them.
+    # Closed in the opposite order: the numbers are in place before the index, whose presence
+    # implies them.
     with atomic_file(f"{prefix}.notes.idx") as index, atomic_file(f"{prefix}.notes.bin") as file:
         index.write(bytes(_HEADER.size))
         for numbers, begins in parts:
@@ -72,7 +74,8 @@ def write_spans(
 def mark_texts(
     texts: Mapping[Path, str], notes: NoteWords, dictionary: Dictionary, rule: WordRule, workers: int = 1
 ) -> None:
-    """Write the files beside the corpora of *texts*, by prefix, whose words *workers* processes find.
+    """Write the files beside the corpora of *texts*, by prefix, whose words *workers* processes
+    find.
 
     Args:
         rule: how tokens make words.
@@ -85,17 +88,18 @@ def mark_texts(
 class NoteSpans:
     """The occurrences of rare words in windows of a corpus.
 
-    A word has a span where the window contains all of its tokens. A word cut by an edge has none: half of it is another
-    word, and there are at most two a window.
+    A word has a span where the window contains all of its tokens. A word cut by an edge has none:
+    half of it is another word, and there are at most two a window.
 
     Args:
-        prefix: path of the corpus without ``.bin`` and ``.idx``, or several that are read one after the other.
+        prefix: path of the corpus without ``.bin`` and ``.idx``, or several that are read one after
+            the other.
         dictionary: of the corpus (default: the ``dict.txt`` beside it).
         notes: the words (default: the ``notes.txt`` beside the corpus).
 
     Raises:
-        UserError: a file is missing, truncated or corrupt, has a number that is not a word's, or was made for another
-            corpus, dictionary or ``notes.txt``.
+        UserError: a file is missing, truncated or corrupt, has a number that is not a word's, or
+            was made for another corpus, dictionary or ``notes.txt``.
 
     Attributes:
         notes: the words; a span's word is a number of theirs.
@@ -137,7 +141,8 @@ class NoteSpans:
             lengths: integers [B], at least 1; the windows lie in the corpus.
 
         Returns:
-            int64 [S, 4], by row and position: row, first token and end (exclusive) within the row, word.
+            int64 [S, 4], by row and position: row, first token and end (exclusive) within the row,
+                word.
         """
         column = np.arange(int(np.max(lengths, initial=0)) + 1)
         return self.spans_at(np.asarray(starts, dtype=np.int64)[:, None] + column, lengths)
@@ -146,8 +151,9 @@ class NoteSpans:
         """Return the same for rows that read the corpus at *positions*.
 
         Args:
-            positions: int64 [B, T + 1], tokens at the columns of a row and the one after it, of which each word's are
-                consecutive; outside the corpus (−1, or its length) there is no word.
+            positions: int64 [B, T + 1], tokens at the columns of a row and the one after it, of
+                which each word's are consecutive; outside the corpus (−1, or its length) there is
+                no word.
             lengths: integers [B], up to T; columns behind a row's length are not read.
         """
         begins, numbers = self.begins_at(positions), self._numbers_at(positions)
@@ -157,7 +163,8 @@ class NoteSpans:
         rows, columns = np.nonzero(first)
         if len(rows) == 0:
             return np.empty((0, 4), dtype=np.int64)
-        # The next beginning after each word's, over all rows: where it is not within the row, the word is cut.
+        # The next beginning after each word's, over all rows: where it is not within the row, the
+        # word is cut.
         flat = np.flatnonzero(begins.ravel())
         width = positions.shape[1]
         here = rows * width + columns
@@ -169,7 +176,8 @@ class NoteSpans:
         return np.stack([rows, columns, ends, words], axis=1)[complete].astype(np.int64)
 
     def rare_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return whether the tokens at *positions*, int64 of any shape, belong to rare words, whole or not: bool."""
+        """Return whether the tokens at *positions*, int64 of any shape, belong to rare words, whole
+        or not: bool."""
         return self._numbers_at(positions) > 0
 
     def checksums(self) -> dict[str, int]:
@@ -177,7 +185,8 @@ class NoteSpans:
         return {os.path.basename(array.path): array.crc for pair in self._files for array in pair}
 
     def is_unchanged(self) -> bool:
-        """Return whether the files, ``dict.txt`` and ``notes.txt`` are still those that were opened."""
+        """Return whether the files, ``dict.txt`` and ``notes.txt`` are still those that were
+        opened."""
         words = all(stamp(path) == before for path, before in self._stamps.items())
         return words and all(numbers.is_unchanged() and bits.is_unchanged() for numbers, bits in self._files)
 
@@ -187,13 +196,15 @@ class NoteSpans:
         return np.where(inside, self._numbers[nearest], 0)
 
     def begins_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return whether a word begins at each of *positions*, int64 of any shape; true outside the corpus."""
+        """Return whether a word begins at each of *positions*, int64 of any shape; true outside the
+        corpus."""
         inside, nearest = self._inside(positions)
         # A beginning behind the corpus ends its last word.
         return self._begins[nearest] | ~inside
 
     def _inside(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return which of *positions* are in the corpus, and the nearest ones that are: rows stay runs of the file."""
+        """Return which of *positions* are in the corpus, and the nearest ones that are: rows stay
+        runs of the file."""
         return (positions >= 0) & (positions < len(self)), np.clip(positions, 0, len(self) - 1)
 
 
@@ -233,7 +244,8 @@ SPANS: dict[tuple[str, int], NoteSpans] = {}  # checked when they were opened; a
 
 
 def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -> tuple[StoredArray, StoredArray]:
-    """The numbers [N] and bits of one corpus, once they are known to belong to it, to *fingerprint* and *words*."""
+    """The numbers [N] and bits of one corpus, once they are known to belong to it, to *fingerprint*
+    and *words*."""
     index, numbers = f"{prefix}.notes.idx", f"{prefix}.notes.bin"
     header, _ = _begin(index)
     if len(header) < _HEADER.size or not header.startswith(MAGIC):

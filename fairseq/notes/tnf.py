@@ -1,4 +1,5 @@
-"""Taking Notes on the Fly: an encoder that reads notes of rare words and takes new ones (Wu et al. 2021)."""
+"""Taking Notes on the Fly: an encoder that reads notes of rare words and takes new ones (Wu et al.
+2021)."""
 
 from __future__ import annotations
 
@@ -29,8 +30,9 @@ class NotedEncoder(NotedModel):
     """An encoder with notes."""
 
     encoder_class: ClassVar[Any]
-    """Called as ``encoder(src_tokens, infuse=…, …)``, where *infuse* is a function of the summed embeddings [B, T, E];
-    it returns a pair of which the second holds ``hidden``, its last hidden states [B, T, C]."""
+    """Called as ``encoder(src_tokens, infuse=…, …)``, where *infuse* is a function of the summed
+    embeddings [B, T, E]; it returns a pair of which the second holds ``hidden``, its last hidden
+    states [B, T, C]."""
     decisive_settings: tuple[str, ...] = ("note_lambda", "note_form", "note_read_window")
     predicts_next_token = False
 
@@ -61,7 +63,8 @@ class NotedEncoder(NotedModel):
 
     @staticmethod
     def readers_of(args: Any) -> dict[str, Any]:
-        """Arguments of ``forward`` that say which networks of an encoder with settings *args* read notes."""
+        """Arguments of ``forward`` that say which networks of an encoder with settings *args* read
+        notes."""
         return {}
 
     @classmethod
@@ -96,8 +99,8 @@ class TNFBert(NotedEncoder):
 class TNFElectra(NotedEncoder):
     """ELECTRA with notes.
 
-    Generator and discriminator share their embeddings, but the generator alone reads notes, unless both are to; notes
-    are taken from the discriminator, which is the finished model.
+    Generator and discriminator share their embeddings, but the generator alone reads notes, unless
+    both are to; notes are taken from the discriminator, which is the finished model.
     """
 
     config_class = TNFElectraConfig
@@ -110,7 +113,8 @@ class TNFElectra(NotedEncoder):
 
 
 def _projection(dim: int, embed_dim: int) -> nn.Linear | None:
-    """Projection from notes to embeddings; its initialization leaves the global generator unchanged."""
+    """Projection from notes to embeddings; its initialization leaves the global generator
+    unchanged."""
     if embed_dim == dim:
         return None
     projection = nn.utils.skip_init(nn.Linear, dim, embed_dim, bias=False)

@@ -1,4 +1,5 @@
-"""Adam with decoupled weight decay, in fairseq's form, and LAMB, in the form of NVIDIA apex's FusedLAMB."""
+"""Adam with decoupled weight decay, in fairseq's form, and LAMB, in the form of NVIDIA apex's
+FusedLAMB."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ logger = logging.getLogger(__name__)
 class Adam(CountingOptimizer):
     """Adam with decoupled weight decay: λ shrinks the parameter by 1 − η·λ before the update.
 
-    With moments m and v after t updates: p ← p − η·√(1 − β₂ᵗ)/(1 − β₁ᵗ) · m / (√v + ε). ε is added to the root of
-    the second moment *before* bias correction: PyTorch's own Adam adds it after that, and so does this one with
-    *torch_eps*.
+    With moments m and v after t updates: p ← p − η·√(1 − β₂ᵗ)/(1 − β₁ᵗ) · m / (√v + ε). ε is added
+    to the root of the second moment *before* bias correction: PyTorch's own Adam adds it after
+    that, and so does this one with *torch_eps*.
 
-    Source: Kingma & Ba 2015, "Adam", the remark that ends section 2; Loshchilov & Hutter 2019, "Decoupled weight
-    decay regularization", algorithm 2.
+    Source: Kingma & Ba 2015, "Adam", the remark that ends section 2; Loshchilov & Hutter 2019,
+    "Decoupled weight decay regularization", algorithm 2.
     """
 
     def __init__(
@@ -52,14 +53,16 @@ class Adam(CountingOptimizer):
         super().__init__(params, settings)
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
-        """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ), or ε."""
+        """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ), or
+        ε."""
         beta1, beta2 = group["betas"]
         device = params[0].device
         scale = None if factor is None else divisor(factor, 1.0, device)
         # Not all parameters have had their first update together.
         for step, indices in buckets(params, (state["step"] for state in states), math.inf):
             unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
-            # The kernel reads the step on the device, where it is made: a copy from the host would synchronise.
+            # The kernel reads the step on the device, where it is made: a copy from the host would
+            # synchronise.
             torch._fused_adamw_(
                 [params[i] for i in indices],
                 [grads[i] for i in indices],
@@ -79,10 +82,12 @@ class Adam(CountingOptimizer):
 
 
 class FairseqAdam(FairseqOptimizer):
-    """``--optimizer adam``: :class:`Adam`, or NVIDIA apex's FusedAdam where it is importable, unless ``--no-apex``.
+    """``--optimizer adam``: :class:`Adam`, or NVIDIA apex's FusedAdam where it is importable,
+    unless ``--no-apex``.
 
-    apex adds ``--adam-eps`` after the second moment's bias correction, :class:`Adam` (as fairseq without apex) before;
-    with the usual values the difference shows in the first updates only. Each restores the other's state.
+    apex adds ``--adam-eps`` after the second moment's bias correction, :class:`Adam` (as fairseq
+    without apex) before; with the usual values the difference shows in the first updates only. Each
+    restores the other's state.
     """
 
     config_class = AdamConfig
@@ -127,8 +132,9 @@ def _apex_adam(params: list[Any]) -> Any:
 class LAMB(CountingOptimizer):
     """Adam whose update of a parameter is scaled to the parameter's norm.
 
-    With unbiased moments m and v, u = m / (√v + ε) + λ·p; p ← p − η·(‖p‖ / ‖u‖)·u. The ratio is 1 where a norm is 0,
-    and without weight decay. All gradients together are scaled to a norm of at most *max_grad_norm* before.
+    With unbiased moments m and v, u = m / (√v + ε) + λ·p; p ← p − η·(‖p‖ / ‖u‖)·u. The ratio is 1
+    where a norm is 0, and without weight decay. All gradients together are scaled to a norm of at
+    most *max_grad_norm* before.
 
     Source: You et al. 2020, "Large batch optimization for deep learning", algorithm 2.
     """
@@ -167,14 +173,16 @@ class LAMB(CountingOptimizer):
         if group["weight_decay"] != 0:
             torch._foreach_add_(updates, params, alpha=group["weight_decay"])
             weights, lengths = (torch.stack(torch._foreach_norm(tensors, 2)) for tensors in (params, updates))
-            # A new parameter of zeros would never move, and an update of zeros would divide by zero.
+            # A new parameter of zeros would never move, and an update of zeros would divide by
+            # zero.
             ratios = torch.where((weights > 0) & (lengths > 0), weights / lengths, torch.ones_like(weights))
             torch._foreach_mul_(updates, list(ratios.unbind()))
         torch._foreach_sub_(params, updates, alpha=group["lr"])
 
 
 class FairseqLAMB(FairseqOptimizer):
-    """``--optimizer lamb``: see :class:`LAMB`. It also restores states of apex's FusedLAMB, which fairseq uses."""
+    """``--optimizer lamb``: see :class:`LAMB`. It also restores states of apex's FusedLAMB, which
+    fairseq uses."""
 
     config_class = LAMBConfig
     optimizer_class = LAMB

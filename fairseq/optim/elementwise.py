@@ -1,4 +1,5 @@
-"""Base class of our optimizers: float32 arithmetic for every parameter, few kernels, no device synchronisation."""
+"""Base class of our optimizers: float32 arithmetic for every parameter, few kernels, no device
+synchronisation."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ Factor = Tensor | float | None
 """What gradients are multiplied by before an update; None: nothing."""
 
 CHUNK = 1 << 22
-"""Elements of half precision that are widened to float32 at a time: 16 MiB for each temporary tensor."""
+"""Elements of half precision that are widened to float32 at a time: 16 MiB for each temporary
+tensor."""
 
 RESET = "use another checkpoint or `reset_optimizer`"
 
@@ -33,36 +35,41 @@ RESET = "use another checkpoint or `reset_optimizer`"
 class ElementwiseOptimizer(torch.optim.Optimizer):
     """A torch optimizer whose update of all parameters is a handful of multi-tensor operations.
 
-    Parameters of half precision (``--memory-efficient-fp16``) are updated in float32: their state is float32, and
-    only the result is rounded. They are widened :data:`CHUNK` elements at a time, so that a step allocates no more
-    than a few chunks. Updates are given contiguous tensors. They are elementwise, so that equal inputs give equal bits.
+    Parameters of half precision (``--memory-efficient-fp16``) are updated in float32: their state
+    is float32, and only the result is rounded. They are widened :data:`CHUNK` elements at a time,
+    so that a step allocates no more than a few chunks. Updates are given contiguous tensors. They
+    are elementwise, so that equal inputs give equal bits.
 
-    Where :attr:`sliceable` is false, an update needs whole parameters, which are widened one at a time.
+    Where :attr:`sliceable` is false, an update needs whole parameters, which are widened one at a
+    time.
 
-    Subclasses define :meth:`new_state` and :meth:`update`, and :meth:`begin_step` and :meth:`end_step` where something
-    changes once a step.
+    Subclasses define :meth:`new_state` and :meth:`update`, and :meth:`begin_step` and
+    :meth:`end_step` where something changes once a step.
     """
 
     sliceable = True
 
-    # torch excludes these from compilation, and imports its compiler to do so: two seconds at the start of every run.
+    # torch excludes these from compilation, and imports its compiler to do so: two seconds at the
+    # start of every run.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
     _restore = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
     def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
-        """Return the initial state of a parameter; *zeros* makes a tensor of its shape in the state's dtype."""
+        """Return the initial state of a parameter; *zeros* makes a tensor of its shape in the
+        state's dtype."""
         raise NotImplementedError
 
     def begin_step(self, group: Group, states: States) -> None:
         """Advance what changes once a step, however many chunks it has; before the update."""
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
-        """Update *params* and the tensors of *states* in place, of one group or of a chunk of it, in float32 or more.
+        """Update *params* and the tensors of *states* in place, of one group or of a chunk of it,
+        in float32 or more.
 
-        In a chunk the tensors are one-dimensional slices of the parameters and of their states. Gradients count times
-        *factor*, by which *grads* may be multiplied in place.
+        In a chunk the tensors are one-dimensional slices of the parameters and of their states.
+        Gradients count times *factor*, by which *grads* may be multiplied in place.
         """
         raise NotImplementedError
 
@@ -75,7 +82,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
         Args:
             closure: recomputes the loss, as torch's optimizers take it.
-            factor: applied in float32. Gradients of half precision stay as they are, others are scaled in place.
+            factor: applied in float32. Gradients of half precision stay as they are, others are
+                scaled in place.
         """
         loss = None
         if closure is not None:
@@ -108,7 +116,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         self.end_step(group)
 
     def load_state_dict(self, state_dict: dict[str, Any], adopt: bool = False) -> None:
-        """Restore a state in torch's layout. Its tensors are copied, to the parameter's device, never below float32.
+        """Restore a state in torch's layout. Its tensors are copied, to the parameter's device,
+        never below float32.
 
         With *adopt* tensors that have device and type already are used instead.
         """
@@ -116,8 +125,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         self._check_entries()
         stored = [index for group in state_dict["param_groups"] for index in group["params"]]
         params = [p for group in self.param_groups for p in group["params"]]
-        # torch casts a state to the type of its parameter, so that float32 values would lose digits: taken from the
-        # file again.
+        # torch casts a state to the type of its parameter, so that float32 values would lose
+        # digits: taken from the file again.
         for index, p in zip(stored, params, strict=True):
             self.state[p] = {name: value for name, value in self.state[p].items() if value is not None}
             for name, value in state_dict["state"].get(index, {}).items():
@@ -127,7 +136,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                     )
 
     def _check_entries(self) -> None:
-        """Raise UserError if the state of a parameter lacks what an update reads, or has it in another shape.
+        """Raise UserError if the state of a parameter lacks what an update reads, or has it in
+        another shape.
 
         Fused kernels trust shapes: they would write beyond a smaller tensor.
         """
@@ -145,7 +155,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
 
 
 def check_number(value: Any, name: str) -> None:
-    """Raise UserError if *value*, called *name* in an optimizer's state, is no number that an update can start from."""
+    """Raise UserError if *value*, called *name* in an optimizer's state, is no number that an
+    update can start from."""
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
     # Compared as it is: a whole number of a file may be beyond float64. NaN is in no range.
     if not (isinstance(number, int | float) and 0 <= number < 2**31):
@@ -159,7 +170,8 @@ def check_number(value: Any, name: str) -> None:
 
 
 class CountingOptimizer(ElementwiseOptimizer):
-    """A base of optimizers whose arithmetic depends on the number of a parameter's updates, ``step`` in its state.
+    """A base of optimizers whose arithmetic depends on the number of a parameter's updates,
+    ``step`` in its state.
 
     Subclasses define :meth:`update_at`, and :meth:`new_state` unless they keep two moments.
     """
@@ -179,7 +191,8 @@ class CountingOptimizer(ElementwiseOptimizer):
             )
 
     def update_at(self, step: int, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """Update *params* and *states* in place, as :meth:`update` does without a factor, in their *step*-th update."""
+        """Update *params* and *states* in place, as :meth:`update` does without a factor, in their
+        *step*-th update."""
         raise NotImplementedError
 
 
@@ -193,7 +206,8 @@ def scale_(gradients: Tensors, factor: Factor) -> None:
 
 
 def divisor(factor: Factor, multiple: float, device: torch.device) -> Tensor:
-    """What fused kernels divide gradients by, to multiply them by *factor* and *multiple*: a float32 scalar.
+    """What fused kernels divide gradients by, to multiply them by *factor* and *multiple*: a
+    float32 scalar.
 
     It is made on the device: a copy from the host would synchronise.
     """
@@ -204,12 +218,14 @@ def divisor(factor: Factor, multiple: float, device: torch.device) -> Tensor:
 
 
 def slices(tensor: Tensor) -> Iterator[Tensor]:
-    """One-dimensional views of *tensor* of at most :data:`CHUNK` elements; *tensor* itself if it is not contiguous."""
+    """One-dimensional views of *tensor* of at most :data:`CHUNK` elements; *tensor* itself if it is
+    not contiguous."""
     yield from tensor.view(-1).split(CHUNK) if tensor.is_contiguous() else (tensor,)
 
 
 def together(items: Iterable[T], numel: Callable[[T], int], largest: float) -> Iterator[list[T]]:
-    """*items* in order, in lists of at most *largest* elements or one item, so that temporary tensors are small."""
+    """*items* in order, in lists of at most *largest* elements or one item, so that temporary
+    tensors are small."""
     batch: list[T] = []
     size = 0
     for item in items:
@@ -246,7 +262,8 @@ def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[tuple[Te
 
 
 def _is_copied(p: Tensor) -> bool:
-    """Return whether *p* is updated in a copy: of half precision, or not contiguous (fused kernels ignore strides)."""
+    """Return whether *p* is updated in a copy: of half precision, or not contiguous (fused kernels
+    ignore strides)."""
     return is_half(p) or not p.is_contiguous()
 
 

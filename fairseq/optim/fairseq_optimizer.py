@@ -30,13 +30,16 @@ class FairseqOptimizer(Part):
     optimizer_class: type[torch.optim.Optimizer] | None = None
     """The torch optimizer inside, made with :attr:`optimizer_config`."""
     supports_half_parameters = True
-    """True if parameters may be float16 (``--memory-efficient-fp16``): the state must be float32."""
+    """True if parameters may be float16 (``--memory-efficient-fp16``): the state must be
+    float32."""
 
     group_settings: Mapping[str, str] = {"weight_decay": "weight_decay"}
-    """What the groups of parameters hold of the settings, and a restored state replaces: their name by the group's."""
+    """What the groups of parameters hold of the settings, and a restored state replaces: their name
+    by the group's."""
 
     updates_parts = False
-    """True if a part of a parameter is updated as it would be within the whole (``--ddp-backend fully_sharded``)."""
+    """True if a part of a parameter is updated as it would be within the whole
+    (``--ddp-backend fully_sharded``)."""
 
     def __init__(self, args: Any, params: Iterable[Any] | None = None) -> None:
         self.args = self.cfg = args
@@ -53,7 +56,8 @@ class FairseqOptimizer(Part):
 
         Args:
             name: of the parameter, as in checkpoints.
-            role: one of :mod:`fairseq.optim.groups`: ``HIDDEN``, ``NO_DECAY`` (norms and biases) or ``OUTER``.
+            role: one of :mod:`fairseq.optim.groups`: ``HIDDEN``, ``NO_DECAY`` (norms and biases) or
+                ``OUTER``.
         """
         return {}
 
@@ -64,7 +68,8 @@ class FairseqOptimizer(Part):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The keyword arguments of the torch optimizer: the rate, and what its groups hold of the settings."""
+        """The keyword arguments of the torch optimizer: the rate, and what its groups hold of the
+        settings."""
         if self.config is None:
             return {}  # a subclass with other settings gives its own
         values = {key: getattr(self.config, name) for key, name in self.group_settings.items()}
@@ -80,7 +85,8 @@ class FairseqOptimizer(Part):
         return [p for group in self.param_groups for p in group["params"]]
 
     def settings_in_force(self) -> dict[str, Any]:
-        """Return the settings that the groups hold, by name; after a state is restored they may be its own."""
+        """Return the settings that the groups hold, by name; after a state is restored they may be
+        its own."""
         # Norms and biases without weight decay do not have the setting in force.
         decayed = [group for group in self.param_groups if group.get("group") != NO_DECAY]
         group = decayed[0] if decayed else {}
@@ -105,7 +111,8 @@ class FairseqOptimizer(Part):
     def scaled_step(self, factor: Tensor | float) -> None:
         """Update the parameters from their gradients times *factor*, which may be done in place.
 
-        Our optimizers multiply gradients of half precision in float32, where small ones do not underflow.
+        Our optimizers multiply gradients of half precision in float32, where small ones do not
+        underflow.
         """
         if isinstance(self.optimizer, ElementwiseOptimizer) and type(self).step is FairseqOptimizer.step:
             self.optimizer.step(factor=factor)
@@ -127,9 +134,10 @@ class FairseqOptimizer(Part):
         """Restore a state, ours or fairseq's.
 
         Args:
-            state: what :meth:`state_dict` returned. Its tensors are copied, unless *adopt*: nothing else uses them.
-            overrides: settings that replace the state's, e.g. ``{"weight_decay": 0.1}``; a group of norms and biases
-                without weight decay stays one.
+            state: what :meth:`state_dict` returned. Its tensors are copied, unless *adopt*: nothing
+                else uses them.
+            overrides: settings that replace the state's, e.g. ``{"weight_decay": 0.1}``; a group of
+                norms and biases without weight decay stays one.
 
         Raises:
             UserError: the state belongs to other parameters, or an override names no setting.
@@ -162,7 +170,8 @@ class FairseqOptimizer(Part):
 
 
 def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> FairseqOptimizer:
-    """Return the optimizer that *settings* choose, of the *params* that require a gradient, or of groups as dicts."""
+    """Return the optimizer that *settings* choose, of the *params* that require a gradient, or of
+    groups as dicts."""
     settings = training_settings(settings)
     cls = OPTIMIZERS[settings.chosen.optimizer]
     trained = [p for p in params if isinstance(p, dict) or p.requires_grad]
@@ -170,7 +179,8 @@ def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> Fairse
 
 
 def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
-    """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as fairseq has it."""
+    """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as
+    fairseq has it."""
     groups = [dict(group) for group in state["param_groups"]]
     entries = {index: dict(entry) for index, entry in state["state"].items()}
     for number, group in enumerate(groups):
@@ -208,7 +218,8 @@ def _is_alike(expected: Any, value: Any) -> bool:
         return isinstance(value, type(expected)) or value is None
     if isinstance(expected, int | float | Tensor):
         number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        # Compared, not converted: a whole number of a file may be beyond float64. NaN is in no range.
+        # Compared, not converted: a whole number of a file may be beyond float64. NaN is in no
+        # range.
         return isinstance(number, int | float) and abs(number) <= sys.float_info.max
     return True
 

@@ -18,20 +18,25 @@ from fairseq.optim.groups import HIDDEN, hidden_apart
 from fairseq.optim.settings import MuonConfig
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic iteration: singular values reach 1 ± 0.3 in few steps (Jordan et al. 2024)."""
+"""Coefficients of the quintic iteration: singular values reach 1 ± 0.3 in few steps (Jordan et al.
+2024)."""
 
 ADAM_RMS = 0.2
-"""Root mean square of Adam's update at rate 1, to which a matrix's is scaled: one rate serves both."""
+"""Root mean square of Adam's update at rate 1, to which a matrix's is scaled: one rate serves
+both."""
 
 BATCH = 1 << 24
-"""Elements of equally shaped matrices that are orthogonalised together: 64 MiB of float32 for each temporary tensor."""
+"""Elements of equally shaped matrices that are orthogonalised together: 64 MiB of float32 for each
+temporary tensor."""
 
 
 class FairseqMuon(FairseqOptimizer):
-    """``--optimizer muon``: :class:`Muon` for the matrices inside the layers, Adam for everything else.
+    """``--optimizer muon``: :class:`Muon` for the matrices inside the layers, Adam for everything
+    else.
 
-    Embeddings, output layers, norms and biases are Adam's, also where they are matrices. ``--muon-lr`` follows the
-    schedule of ``--lr``. With ``--bf16`` the iteration runs in bfloat16, whose error it corrects.
+    Embeddings, output layers, norms and biases are Adam's, also where they are matrices.
+    ``--muon-lr`` follows the schedule of ``--lr``. With ``--bf16`` the iteration runs in bfloat16,
+    whose error it corrects.
     """
 
     config_class = MuonConfig
@@ -63,13 +68,15 @@ class FairseqMuon(FairseqOptimizer):
 
 
 class Muon(Adam):
-    """Orthogonal updates for the groups of hidden matrices, :class:`~fairseq.optim.adam.Adam` for the other groups.
+    """Orthogonal updates for the groups of hidden matrices, :class:`~fairseq.optim.adam.Adam` for
+    the other groups.
 
-    With momentum buffer b ← μ·b + g and update u = g + μ·b (Nesterov), p ← p − η·(λ·p + 0.2·√max(n, m)·NS(u)), where
-    NS(u) is the matrix u of n × m with its singular values near 1. Signs and relative sizes of rates are as in Adam.
+    With momentum buffer b ← μ·b + g and update u = g + μ·b (Nesterov), p ← p − η·(λ·p + 0.2·√max(n,
+    m)·NS(u)), where NS(u) is the matrix u of n × m with its singular values near 1. Signs and
+    relative sizes of rates are as in Adam.
 
-    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et al. 2025, "Muon is
-    scalable for LLM training", section 2.2, for the weight decay and the scale.
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"; Liu et
+    al. 2025, "Muon is scalable for LLM training", section 2.2, for the weight decay and the scale.
 
     Args:
         lr: rate of a group, unless it has its own.
@@ -110,19 +117,22 @@ class Muon(Adam):
         for _, indices in buckets(updates, (update.shape for update in updates), BATCH):
             stacked = torch.stack([updates[i] for i in indices])
             matrices = orthogonal(stacked.to(fastest(self.dtype, stacked.device)), self.iterations)
-            # An orthogonal n × m matrix has the root mean square 1 / √max(n, m): this makes it 0.2 for every shape.
+            # An orthogonal n × m matrix has the root mean square 1 / √max(n, m): this makes it 0.2
+            # for every shape.
             scale = ADAM_RMS * max(matrices.shape[-2:]) ** 0.5
             steps = [matrix.to(params[i].dtype) for i, matrix in zip(indices, matrices, strict=True)]
             torch._foreach_add_([params[i] for i in indices], steps, alpha=-group["lr"] * scale)
 
 
 def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
-    """Return *matrices* [N, n, m] with singular values near 1: U·Vᵀ of U·S·Vᵀ, to within 0.3 of each singular value.
+    """Return *matrices* [N, n, m] with singular values near 1: U·Vᵀ of U·S·Vᵀ, to within 0.3 of
+    each singular value.
 
-    A quintic Newton-Schulz iteration, X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X of Frobenius norm 1. A zero matrix
-    stays one.
+    A quintic Newton-Schulz iteration, X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X of Frobenius
+    norm 1. A zero matrix stays one.
 
-    Source: Jordan et al. 2024; Higham 2008, "Functions of matrices", section 8.3, for the iteration.
+    Source: Jordan et al. 2024; Higham 2008, "Functions of matrices", section 8.3, for the
+    iteration.
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]

@@ -1,4 +1,5 @@
-"""Gradient descent: plain and with momentum, Nesterov's in fairseq's form, and Adagrad, as PyTorch has it."""
+"""Gradient descent: plain and with momentum, Nesterov's in fairseq's form, and Adagrad, as PyTorch
+has it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ LARGEST_CHANGE = 1e4
 
 
 class MomentumSGD(ElementwiseOptimizer):
-    """g ← g + λ·p; buf ← μ·buf + g; p ← p − η·buf, as in :class:`torch.optim.SGD`, whose states it shares."""
+    """g ← g + λ·p; buf ← μ·buf + g; p ← p − η·buf, as in :class:`torch.optim.SGD`, whose states it
+    shares."""
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -48,13 +50,15 @@ class SGD(FairseqOptimizer):
 
 
 class NAG(ElementwiseOptimizer):
-    """Nesterov's momentum with the learning rate inside the buffer, which follows when the rate changes.
+    """Nesterov's momentum with the learning rate inside the buffer, which follows when the rate
+    changes.
 
     With gradient g, rate η, momentum μ and c = η / η_old:
     p ← p + μ²·c·buf − (1 + μ)·η·g; buf ← μ·c·buf − η·g; weight decay λ shrinks p by 1 − η·λ before.
 
-    Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep learning", eq. 3–4;
-    Bengio et al. 2012, "Advances in optimizing recurrent networks", eq. 7, for the form without a look-ahead.
+    Source: Sutskever et al. 2013, "On the importance of initialization and momentum in deep
+    learning", eq. 3–4; Bengio et al. 2012, "Advances in optimizing recurrent networks", eq. 7, for
+    the form without a look-ahead.
     """
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.99, weight_decay: float = 0.0) -> None:
@@ -66,8 +70,9 @@ class NAG(ElementwiseOptimizer):
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
         """One call of PyTorch's kernel of SGD with Nesterov's momentum.
 
-        With rate r, momentum m and dampening d it computes buf ← m·buf + (1 − d)·ĝ; p ← p − r·(ĝ + m·buf), which is the
-        update above for ĝ = −c·η·g, r = −1/c, m = μ·c and d = 1 − 1/c. It multiplies gradients itself.
+        With rate r, momentum m and dampening d it computes buf ← m·buf + (1 − d)·ĝ; p ← p − r·(ĝ +
+        m·buf), which is the update above for ĝ = −c·η·g, r = −1/c, m = μ·c and d = 1 − 1/c. It
+        multiplies gradients itself.
         """
         lr, lr_old, momentum = group["lr"], group["lr_old"], group["momentum"]
         # After a rate of 0 the buffer is 0.

@@ -1,7 +1,8 @@
-"""Sizes and checksums of a data folder's files, in ``checksums.txt`` beside them; the fingerprint of a dictionary.
+"""Sizes and checksums of a data folder's files, in ``checksums.txt`` beside them; the fingerprint
+of a dictionary.
 
-A line ``crc32 size name`` for each file that ``fairseq-preprocess`` wrote. fairseq ignores the file; folders without it
-are read unchecked.
+A line ``crc32 size name`` for each file that ``fairseq-preprocess`` wrote. fairseq ignores the
+file; folders without it are read unchecked.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _PIECE = 1 << 22
 
 
 def record(written: Path, folder: Path) -> None:
-    """Write ``checksums.txt`` for the files of *written*, which move to *folder*; those it has already are kept."""
+    """Write ``checksums.txt`` for the files of *written*, which move to *folder*; those it has
+    already are kept."""
     # A second run may add a split to a folder.
     entries = _read(folder / NAME) if exists(folder / NAME) else {}
     for entry in sorted(os.scandir(written), key=lambda entry: entry.name):
@@ -42,7 +44,8 @@ def record(written: Path, folder: Path) -> None:
 
 
 class Verification:
-    """The checks of a folder's files while they are opened: ``checksums.txt``, read once, and a log of the progress.
+    """The checks of a folder's files while they are opened: ``checksums.txt``, read once, and a log
+    of the progress.
 
     The progress is through *files*, which will be checked; without them none is logged.
     """
@@ -58,8 +61,8 @@ class Verification:
     def expected(self, path: str | Path) -> tuple[int, int] | None:
         """Return size and CRC-32 of *path*, a file of the folder; None if they were not recorded.
 
-        Where other files were listed, a warning names *path*: it was put there beside what ``fairseq-preprocess``
-        wrote, perhaps with the ids of another dictionary.
+        Where other files were listed, a warning names *path*: it was put there beside what
+        ``fairseq-preprocess`` wrote, perhaps with the ids of another dictionary.
         """
         name = os.path.basename(path)
         if self._entries and name not in self._entries:
@@ -75,7 +78,8 @@ class Verification:
 
 
 def check(path: str | Path, pieces: Iterable[bytes] | None = None) -> None:
-    """Raise UserError if a file is missing, damaged or changed, by its line in ``checksums.txt``, if there is one.
+    """Raise UserError if a file is missing, damaged or changed, by its line in ``checksums.txt``,
+    if there is one.
 
     *pieces* are its content, where it has been read already.
     """

@@ -120,9 +120,10 @@ class FileGroup:
 def atomic_files() -> Iterator[FileGroup]:
     """A group of files, written atomically when the ``with`` block ends without an exception.
 
-    They are written under temporary names in their own folders, flushed to disk, and renamed one right after the other.
-    After an exception, also of a rename, they are removed, and the former contents remain. A symbolic link is replaced;
-    its target, which others may read, stays as it is. A device or a pipe is written to at the end, never replaced.
+    They are written under temporary names in their own folders, flushed to disk, and renamed one
+    right after the other. After an exception, also of a rename, they are removed, and the former
+    contents remain. A symbolic link is replaced; its target, which others may read, stays as it is.
+    A device or a pipe is written to at the end, never replaced.
     """
     with contextlib.ExitStack() as temporaries:
         group = FileGroup(temporaries)
@@ -148,10 +149,10 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
     *folder* is made if needed. If it is new and stays empty, it is removed again.
 
     Args:
-        names: every file that a run may write, in the order in which they move; those not written this time are
-            removed from *folder*. The last one is removed first and moves last, so that its presence implies that
-            the others are of the same run. By default whatever was written moves: as a whole, by one rename, where
-            *folder* is empty.
+        names: every file that a run may write, in the order in which they move; those not written
+            this time are removed from *folder*. The last one is removed first and moves last, so
+            that its presence implies that the others are of the same run. By default whatever was
+            written moves: as a whole, by one rename, where *folder* is empty.
         flag: the command-line flag that named *folder*, for error messages.
 
     Raises:
@@ -236,8 +237,8 @@ def _replace(path: Path, make: Callable[[Path], None]) -> None:
 def remove_leftovers(folder: str | Path) -> None:
     """Remove temporary files and folders that killed processes of this host left in *folder*.
 
-    A live writer holds a lock on its temporary file, which the kernel releases with the process; other hosts are told
-    apart by name, since locks need not reach across a network filesystem.
+    A live writer holds a lock on its temporary file, which the kernel releases with the process;
+    other hosts are told apart by name, since locks need not reach across a network filesystem.
     """
     with contextlib.suppress(OSError):
         # A list: entries are removed meanwhile.
@@ -343,7 +344,8 @@ def _system_errors(flag: str, path: str | Path) -> Iterator[None]:
 
 
 def _is_about(error: OSError, path: str | Path) -> bool:
-    """Return whether *error* concerns *path*, a folder of it, or a temporary file; errors of ``write`` name no file."""
+    """Return whether *error* concerns *path*, a folder of it, or a temporary file; errors of
+    ``write`` name no file."""
     if error.filename is None:
         return True
     source, target = Path(os.path.realpath(error.filename)), Path(os.path.realpath(path))
@@ -355,7 +357,8 @@ def _is_about(error: OSError, path: str | Path) -> bool:
 
 
 def _destination(path: str | Path) -> Path:
-    """The name that is replaced where *path* is written: a link and not its target, which may be shared."""
+    """The name that is replaced where *path* is written: a link and not its target, which may be
+    shared."""
     folder = os.path.realpath(os.path.dirname(path))
     # `/dev/stdout` is no link of a user: it stands for the file that a shell opened.
     is_stream = folder == "/dev" or folder.startswith("/proc/")

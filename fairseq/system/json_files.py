@@ -1,4 +1,5 @@
-"""JSON files; they are read within bounds: UTF-8, not too large or deep, finite numbers, no lone surrogates."""
+"""JSON files; they are read within bounds: UTF-8, not too large or deep, finite numbers, no lone
+surrogates."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ DIGITS = 40  # of a whole number
 
 
 def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any:
-    """Return the value in a JSON file of at most *largest* bytes; a vocabulary of a million words takes some 50 MB.
+    """Return the value in a JSON file of at most *largest* bytes; a vocabulary of a million words
+    takes some 50 MB.
 
     Raises:
-        UserError: it cannot be read, is no regular file, is too large, or is not JSON as :func:`parse_json` reads it.
-            The message ends in *advice*.
+        UserError: it cannot be read, is no regular file, is too large, or is not JSON as
+            :func:`parse_json` reads it. The message ends in *advice*.
     """
     content = read_named(path, advice, largest=largest)
     try:
@@ -32,7 +34,8 @@ def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any
 
 
 def write_json(path: str | Path, value: Any, flag: str = "`results_path`", create: Create = atomic_file) -> None:
-    """Write a report to *path* atomically, alone or in the group of *create*; NaN and infinities become null."""
+    """Write a report to *path* atomically, alone or in the group of *create*; NaN and infinities
+    become null."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with create(path, flag) as file:
         # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.
@@ -43,8 +46,9 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
     """Return the value of JSON in UTF-8, without a byte order mark.
 
     Raises:
-        ValueError: it is not JSON, is nested deeper than :data:`DEPTH`, or has NaN, Infinity, a number beyond float64
-            or of more than :data:`DIGITS` digits, or, without *any_text*, halves of surrogate pairs, which UTF-8 lacks.
+        ValueError: it is not JSON, is nested deeper than :data:`DEPTH`, or has NaN, Infinity, a
+            number beyond float64 or of more than :data:`DIGITS` digits, or, without *any_text*,
+            halves of surrogate pairs, which UTF-8 lacks.
     """
     try:
         text = content.decode("utf-8") if isinstance(content, bytes) else content
@@ -55,7 +59,8 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
         raise ValueError("nested too deeply") from None
     if is_deep(value):
         raise ValueError(f"nested deeper than {DEPTH} levels")
-    # Only escapes can hold half of a pair: text decoded from UTF-8 has none. The costly check runs for these alone.
+    # Only escapes can hold half of a pair: text decoded from UTF-8 has none. The costly check runs
+    # for these alone.
     if not any_text and ("\\ud" in text or "\\uD" in text):
         try:
             json.dumps(value, ensure_ascii=False).encode()
@@ -65,7 +70,8 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """Return *value*, its dicts and lists, with None in place of numbers that JSON does not have."""
+    """Return *value*, its dicts and lists, with None in place of numbers that JSON does not
+    have."""
     if isinstance(value, Mapping):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from fairseq.errors import UserError
 
-# Nothing can be under such a path. Anything else, as a folder that this user may not enter, leaves the answer open.
+# Nothing can be under such a path. Anything else, as a folder that this user may not enter, leaves
+# the answer open.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 
 

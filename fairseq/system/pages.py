@@ -11,13 +11,15 @@ from fairseq.system.terminal import page_text
 
 
 def page(title: str, facts: Mapping[str, Any], body: str, style: str = "") -> str:
-    """Return one self-contained page of *body*, HTML, and additional CSS; *facts*, texts by name, stand at its head."""
+    """Return one self-contained page of *body*, HTML, and additional CSS; *facts*, texts by name,
+    stand at its head."""
     listed = "\n".join(f"<dt>{page_text(name)}</dt><dd>{page_text(str(value))}</dd>" for name, value in facts.items())
     return _PAGE.format(title=page_text(title), style=_STYLE + style, facts=listed, body=body)
 
 
 def run_facts(about: Mapping[str, Any]) -> dict[str, str]:
-    """Return facts for the head of a page from what :func:`~fairseq.system.provenance.about_run` returned."""
+    """Return facts for the head of a page from what :func:`~fairseq.system.provenance.about_run`
+    returned."""
     facts = {"Command": about["command"], "Commit": about["commit"] or "not known"}
     for name in ("machine", "versions"):
         facts[name.capitalize()] = ", ".join(f"{part} {value}" for part, value in about[name].items())
@@ -35,7 +37,8 @@ def paragraphs(lines: Sequence[str]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return a table of text; the first row is its head, and every column but the first is aligned to the right."""
+    """Return a table of text; the first row is its head, and every column but the first is aligned
+    to the right."""
     lines = [
         "".join(f"<{kind}>{page_text(cell)}</{kind}>" for cell in row)
         for kind, row in zip(["th", *["td"] * len(rows)], rows, strict=False)

@@ -1,4 +1,5 @@
-"""The version of this package, and other installed packages with its import name, such as Meta's ``fairseq``."""
+"""The version of this package, and other installed packages with its import name, such as Meta's
+``fairseq``."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ INSTALLED = (".dist-info", ".egg-info")
 
 
 def warn_of_neighbour() -> None:
-    """Log one line if another installed package has files in ``fairseq/``, in the first process only."""
+    """Log one line if another installed package has files in ``fairseq/``, in the first process
+    only."""
     other = next(_neighbours(), None)
     if other is None:
         return
@@ -34,7 +36,8 @@ def warn_of_neighbour() -> None:
 
 
 def _neighbours() -> Iterator[tuple[str, str]]:
-    """Name and folder of each such package; of folders named otherwise than ``fairseq…`` nothing is read, for speed."""
+    """Name and folder of each such package; of folders named otherwise than ``fairseq…`` nothing is
+    read, for speed."""
     for folder in sys.path:
         with contextlib.suppress(OSError):  # no such folder, or a zip file
             for entry in os.listdir(folder or "."):

@@ -1,7 +1,8 @@
 """How long OpenMP's threads wait for one another without giving up their cores.
 
-libgomp's waiting threads spin for milliseconds, which is fastest on idle cores. Beside another program they take the
-cores from the threads that they wait for: training falls to a third of its speed.
+libgomp's waiting threads spin for milliseconds, which is fastest on idle cores. Beside another
+program they take the cores from the threads that they wait for: training falls to a third of its
+speed.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from pathlib import Path
 
 _CHOICES = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # a user's
 _INTERVAL = 0.25  # seconds between two looks at the load
-# Shares of the time in which threads are ready to run and have no core: between them nothing changes.
+# Shares of the time in which threads are ready to run and have no core: between them nothing
+# changes.
 _LOADED, _IDLE = 0.3, 0.1
 
 
 @contextlib.contextmanager
 def short_waits_under_load() -> Iterator[None]:
-    """Let threads of OpenMP sleep soon while other programs use the cores of this process, unless the user chose.
+    """Let threads of OpenMP sleep soon while other programs use the cores of this process, unless
+    the user chose.
 
-    Results do not depend on it. Where the operating system does not tell how long threads waited, or lets this process
-    start no thread, nothing happens.
+    Results do not depend on it. Where the operating system does not tell how long threads waited,
+    or lets this process start no thread, nothing happens.
     """
     end = threading.Event()
     with contextlib.ExitStack() as watched:
@@ -36,8 +39,10 @@ def short_waits_under_load() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _threads(name: str, count: int, work: Callable[[], None]) -> Iterator[bool]:
-    """Run *work* in *count* threads, which end with the context; False if not all of them can be started."""
-    # Not daemons: one that is in an operator of torch when the interpreter ends ends the process with SIGABRT.
+    """Run *work* in *count* threads, which end with the context; False if not all of them can be
+    started."""
+    # Not daemons: one that is in an operator of torch when the interpreter ends ends the process
+    # with SIGABRT.
     threads = [threading.Thread(target=work, name=name) for _ in range(count)]
     started: list[threading.Thread] = []
     try:
@@ -71,7 +76,8 @@ def _watch(end: threading.Event) -> None:
 def _spare_threads() -> Iterator[None]:
     """Have more threads of OpenMP than there are cores, asleep until the context ends.
 
-    libgomp's threads then spin a hundred times instead of 300,000. It offers no other way to change that in a process.
+    libgomp's threads then spin a hundred times instead of 300,000. It offers no other way to change
+    that in a process.
     """
     import torch  # waits for the end of an import that another thread has begun
 
@@ -95,7 +101,8 @@ def _spare_threads() -> Iterator[None]:
 
 
 def _waited() -> dict[str, float]:
-    """Seconds that each thread of this process was ready to run and had no core; empty where that is not known."""
+    """Seconds that each thread of this process was ready to run and had no core; empty where that
+    is not known."""
     seconds = {}
     # A thread may end meanwhile, or there is no such file.
     with contextlib.suppress(OSError):

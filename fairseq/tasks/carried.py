@@ -1,9 +1,10 @@
-"""Carried state: a value that one training step hands to the next, owned by the task and saved in checkpoints.
+"""Carried state: a value that one training step hands to the next, owned by the task and saved in
+checkpoints.
 
-``forward`` takes it as keyword arguments and returns its successor in ``extra``. The values of an update are
-provisional until the update is applied. An update may be skipped for gradients that overflowed after a finite forward
-pass: memory goes on with the text, what changes with the weights does not. After a forward pass that is not finite,
-the state is unchanged.
+``forward`` takes it as keyword arguments and returns its successor in ``extra``. The values of an
+update are provisional until the update is applied. An update may be skipped for gradients that
+overflowed after a finite forward pass: memory goes on with the text, what changes with the weights
+does not. After a forward pass that is not finite, the state is unchanged.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ Carried = Mapping[str, Any]
 
 
 class CarriedState:
-    """Base of the kinds of carried state: functions that use, advance, commit and save values, which it does not hold.
+    """Base of the kinds of carried state: functions that use, advance, commit and save values,
+    which it does not hold.
 
-    To add a kind, override what differs and list the class in ``kinds`` of a task; trainer, loss graph and checkpoints
-    need no change. By default a value is None at the start of an epoch, and no checkpoint has it.
+    To add a kind, override what differs and list the class in ``kinds`` of a task; trainer, loss
+    graph and checkpoints need no change. By default a value is None at the start of an epoch, and
+    no checkpoint has it.
     """
 
     name: str
@@ -49,25 +52,29 @@ class CarriedState:
         return after
 
     def skip(self, before: Any, after: Any) -> Any:
-        """The initial value of the next update, after this one was not applied though its forward pass was finite."""
+        """The initial value of the next update, after this one was not applied though its forward
+        pass was finite."""
         return after
 
     def restart(self, value: Any) -> Any:
         """The value at the beginning of an epoch."""
 
     def save(self, value: Any, world: World) -> Any:
-        """Plain values and CPU tensors for a checkpoint, complete on rank 0; called on every rank."""
+        """Plain values and CPU tensors for a checkpoint, complete on rank 0; called on every
+        rank."""
 
     def load(self, saved: Any, rows: int, world: World) -> Any:
         """The value in *saved*; *rows* is the number of rows of a batch on one rank."""
 
 
 class RowMemory(CarriedState):
-    """The memory of rows that continue each other from batch to batch (Shortformer's cache, Transformer-XL's memory).
+    """The memory of rows that continue each other from batch to batch (Shortformer's cache,
+    Transformer-XL's memory).
 
-    The value is a :data:`~fairseq.modules.memory.Memory` of this rank's rows, or None at a start. In checkpoints it is
-    the rows of all ranks, in rank order, [rows, M, C] a layer. Ranks have separate rows, so that nothing is reduced,
-    and a skipped update keeps its memory: the weights did not change, and the next segment follows this one.
+    The value is a :data:`~fairseq.modules.memory.Memory` of this rank's rows, or None at a start.
+    In checkpoints it is the rows of all ranks, in rank order, [rows, M, C] a layer. Ranks have
+    separate rows, so that nothing is reduced, and a skipped update keeps its memory: the weights
+    did not change, and the next segment follows this one.
     """
 
     name = "memory"
@@ -80,7 +87,8 @@ class RowMemory(CarriedState):
             )
 
     def inputs(self, value: Memory | None, sample: Sample) -> dict[str, Any]:
-        """The memory of the rows that *sample* has; exhausted rows are dropped from the end of the batch."""
+        """The memory of the rows that *sample* has; exhausted rows are dropped from the end of the
+        batch."""
         memory = keep_rows(value, sample["nsentences"])
         # Left out and not passed as None: a model without memory need not have the argument.
         return {} if memory is None else {"memory": memory}
@@ -96,7 +104,8 @@ class RowMemory(CarriedState):
         """This rank's part of the saved rows."""
         if any(not isinstance(layer, Tensor) or layer.dim() != 3 or layer.shape != saved[0].shape for layer in saved):
             raise UserError("checkpoint: its memory is not a tensor (rows, tokens, channels) a layer; use another")
-        # Rows lie in rank order; another number of processes with as many rows in all finds the same ones.
+        # Rows lie in rank order; another number of processes with as many rows in all finds the
+        # same ones.
         first = world.rank * rows
         local = [layer[first : first + rows].to(world.device) for layer in saved]
         # A rank behind the last saved row has none: exhausted rows were dropped.

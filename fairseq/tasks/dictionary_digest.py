@@ -1,4 +1,5 @@
-"""The dictionary of a checkpoint: its digest, and its comparison with the dictionary of a run or a command."""
+"""The dictionary of a checkpoint: its digest, and its comparison with the dictionary of a run or a
+command."""
 
 from __future__ import annotations
 
@@ -27,9 +28,11 @@ def dictionary_of(task: FairseqTask) -> Dictionary | None:
 
 
 def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
-    """Return the digest of the dictionary that the checkpoint *state*, read from *path*, was trained with, or None.
+    """Return the digest of the dictionary that the checkpoint *state*, read from *path*, was
+    trained with, or None.
 
-    Checkpoints of earlier versions and of fairseq have none; theirs is the digest of the ``dict.txt`` beside them.
+    Checkpoints of earlier versions and of fairseq have none; theirs is the digest of the
+    ``dict.txt`` beside them.
     """
     if state.get(KEY) is not None:
         return str(state[KEY])
@@ -39,7 +42,8 @@ def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
 
 
 def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dictionary | None) -> None:
-    """Raise UserError if the checkpoint *state*, read from *path*, was trained with another dictionary."""
+    """Raise UserError if the checkpoint *state*, read from *path*, was trained with another
+    dictionary."""
     if dictionary is None:
         return
     stored = stored_digest(state, path)
@@ -48,7 +52,8 @@ def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dic
 
 
 def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
-    """Raise UserError if *folder* has checkpoints beside another ``dict.txt``, which a run must not replace."""
+    """Raise UserError if *folder* has checkpoints beside another ``dict.txt``, which a run must not
+    replace."""
     path = Path(folder) / DICTIONARY
     # Without checkpoints the file is what an earlier attempt left behind, and may be replaced.
     if dictionary is None or not is_file(path) or not any(Path(folder).glob("checkpoint*.pt")):

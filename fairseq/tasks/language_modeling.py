@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 class LanguageModelingTask(FairseqTask):
     """Next-word prediction over binarised text in the data folder.
 
-    With a model that has memory, or ``--streams``, the batches are streams: row r of a batch continues row r of the
-    previous batch.
+    With a model that has memory, or ``--streams``, the batches are streams: row r of a batch
+    continues row r of the previous batch.
     """
 
     config_class = LanguageModelingTaskConfig
@@ -81,8 +81,8 @@ class LanguageModelingTask(FairseqTask):
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         mode = self.cfg.sample_break_mode
         if not (self.reads_streams or model.memory_length > 0):
-            # fairseq permutes all blocks and leaves out the long ones afterwards; its order needs to know which these
-            # are.
+            # fairseq permutes all blocks and leaves out the long ones afterwards; its order needs
+            # to know which these are.
             selection = dataset.selection if isinstance(dataset, TokenBlocks) else None
             return batching.blocks(dataset.sizes, by_size=mode != "none", selection=selection)
         if mode != "none":
@@ -103,10 +103,11 @@ class LanguageModelingTask(FairseqTask):
 
 
 class TruncatedBPTTLMTask(LanguageModelingTask):
-    """Language modelling over rows that continue from batch to batch, under the name in fairseq's ``truncated_bptt``.
+    """Language modelling over rows that continue from batch to batch, under the name in fairseq's
+    ``truncated_bptt``.
 
-    The architecture ``transformer_xl`` has the example's defaults with this task; cutoffs beyond the dictionary are
-    left out, as there.
+    The architecture ``transformer_xl`` has the example's defaults with this task; cutoffs beyond
+    the dictionary are left out, as there.
     """
 
     @property

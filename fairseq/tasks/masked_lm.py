@@ -23,8 +23,8 @@ from fairseq.text.dictionary import Dictionary
 class MaskedLMTask(FairseqTask):
     """Prediction of chosen tokens of binarised text in the data folder.
 
-    Rows begin with ``<s>``, and ``<mask>`` is added to the dictionary as its last symbol, both as in fairseq; the data
-    folder is unchanged.
+    Rows begin with ``<s>``, and ``<mask>`` is added to the dictionary as its last symbol, both as
+    in fairseq; the data folder is unchanged.
     """
 
     config_class = MaskedLMTaskConfig
@@ -67,11 +67,13 @@ class MaskedLMTask(FairseqTask):
         if longest is None:
             return dataset
         assert isinstance(dataset, MaskedBlocks)
-        # Blocks of more than one line that are too long are a mistake in --tokens-per-sample, which is reported.
+        # Blocks of more than one line that are too long are a mistake in --tokens-per-sample, which
+        # is reported.
         return dataset.cut_long(max(longest, self.cfg.tokens_per_sample))
 
     def masking(self) -> Masking:
-        """Return the masking of the settings; raise UserError if the dictionary lacks a symbol, or has no words."""
+        """Return the masking of the settings; raise UserError if the dictionary lacks a symbol, or
+        has no words."""
         check_symbols(self.dictionary, "masked_lm", "mask", "bos", "pad")
         special = special_symbols(self.dictionary)
         if special.all():

@@ -1,8 +1,9 @@
 """Classes or scores of single sentences and pairs: fine-tuning of encoders.
 
-Raw TSV files (:mod:`fairseq.data.glue` has the columns, labels and metrics of each GLUE task) are encoded as the
-pre-training text was; fairseq's folders (:mod:`fairseq.data.sentence_folders`) are binarised text. Rows are kept in
-memory. The model is the encoder of a ``bert`` or ``electra`` model with a head over the first token.
+Raw TSV files (:mod:`fairseq.data.glue` has the columns, labels and metrics of each GLUE task) are
+encoded as the pre-training text was; fairseq's folders (:mod:`fairseq.data.sentence_folders`) are
+binarised text. Rows are kept in memory. The model is the encoder of a ``bert`` or ``electra`` model
+with a head over the first token.
 """
 
 from __future__ import annotations
@@ -42,10 +43,12 @@ UNLABELLED = "test"
 
 
 class SentencePredictionTask(FairseqTask):
-    """Prediction of a class or a score of each row of the TSV files, or of binarised text, in the data folder.
+    """Prediction of a class or a score of each row of the TSV files, or of binarised text, in the
+    data folder.
 
-    Text of tables is encoded like the pre-training text, with tokenizer and dictionary of ``--data-bin``, to which
-    ``<mask>`` is added as in pre-training. Rows are ``<s> a </s>`` or ``<s> a </s> b </s>``.
+    Text of tables is encoded like the pre-training text, with tokenizer and dictionary of
+    ``--data-bin``, to which ``<mask>`` is added as in pre-training. Rows are ``<s> a </s>`` or
+    ``<s> a </s> b </s>``.
     """
 
     config_class = SentencePredictionTaskConfig
@@ -67,7 +70,8 @@ class SentencePredictionTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, args: Settings, **kwargs: Any) -> SentencePredictionTask:
-        # From the flat settings: the classes of a checkpoint's may have to be completed before they are checked.
+        # From the flat settings: the classes of a checkpoint's may have to be completed before they
+        # are checked.
         settings = typed_settings(args)
         cfg = fields.typed(SentencePredictionTaskConfig, settings.flat)
         data = data_folders(settings.data_path)[0]
@@ -75,11 +79,12 @@ class SentencePredictionTask(FairseqTask):
             known = cfg.completed(data)
             settings = settings.changed(labels=known.labels, sentence_pairs=known.sentence_pairs)
         inputs = input_folders(data)
-        # Each of fairseq's folders has a dictionary, and they must be equal: `load_dictionary` compares the ones of a
-        # list.
+        # Each of fairseq's folders has a dictionary, and they must be equal: `load_dictionary`
+        # compares the ones of a list.
         folder = ":".join(map(str, inputs)) or cfg.data_bin or ""
         if not folder:
-            # DATA if it has a dictionary, else the folder of the checkpoint that weights come from, if that has one.
+            # DATA if it has a dictionary, else the folder of the checkpoint that weights come from,
+            # if that has one.
             has_one = any(exists(Path(each) / DICTIONARY) for each in data_folders(settings.data_path))
             beside = None if has_one else folder_beside(settings.flat.get("finetune_from_model"))
             folder = beside or settings.data_path
@@ -101,7 +106,8 @@ class SentencePredictionTask(FairseqTask):
         return dictionary
 
     def build_model(self, args: Settings) -> BaseFairseqModel:
-        """The encoder of the chosen architecture, with a classification head instead of the pre-training head."""
+        """The encoder of the chosen architecture, with a classification head instead of the
+        pre-training head."""
         cfg, model = self.cfg, cast(Any, super().build_model(args))
         if isinstance(getattr(model, "classification_heads", None), nn.ModuleDict):
             # It has heads beside its output layer.
@@ -119,11 +125,13 @@ class SentencePredictionTask(FairseqTask):
         return {"tokens_per_sample": self.cfg.tokens_per_sample}
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> SentenceRows:
-        """The rows of *split*, read once and kept in memory; of tables, ``valid`` is the development file."""
+        """The rows of *split*, read once and kept in memory; of tables, ``valid`` is the
+        development file."""
         data = Path(folder or data_folders(self.settings.data_path)[0])
         inputs = input_folders(data)
         path = data / split if inputs else split_file(data, split, self.layout)
-        # Validation comes back to a split every epoch: encoding it again would cost more than its memory.
+        # Validation comes back to a split every epoch: encoding it again would cost more than its
+        # memory.
         if path not in self._rows:
             labelled = not split.startswith(UNLABELLED)
             if inputs:
@@ -140,7 +148,8 @@ class SentencePredictionTask(FairseqTask):
         return self._rows[path]
 
     def rows(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Label | None], name: str) -> SentenceRows:
-        """The rows of *texts*, one or two sentences each, with their *labels*; *name* stands in warnings.
+        """The rows of *texts*, one or two sentences each, with their *labels*; *name* stands in
+        warnings.
 
         They are cut to what the model reads, whatever the settings do with the rows of a split.
         """
@@ -174,7 +183,8 @@ class SentencePredictionTask(FairseqTask):
 
 
 def folder_beside(checkpoint: str | Path | None) -> str | None:
-    """The folder of *checkpoint* if it has a dictionary, as the folders of runs and imports have; else None."""
+    """The folder of *checkpoint* if it has a dictionary, as the folders of runs and imports have;
+    else None."""
     if not checkpoint:
         return None
     folder = find_checkpoint(checkpoint).parent
@@ -182,7 +192,8 @@ def folder_beside(checkpoint: str | Path | None) -> str | None:
 
 
 def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
-    """The tokenizer beside the *dictionary*, or of subword-nmt's *codes*; UserError if there are both."""
+    """The tokenizer beside the *dictionary*, or of subword-nmt's *codes*; UserError if there are
+    both."""
     assert dictionary.path is not None
     tokenizer = find_tokenizer(dictionary.path, dictionary.symbols)
     if codes is None:

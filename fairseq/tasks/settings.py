@@ -67,7 +67,8 @@ class SentencePredictionTaskConfig(Config):
         """Columns, labels and metrics.
 
         Raises:
-            UserError: unknown GLUE task, fewer than two classes, or settings that contradict each other.
+            UserError: unknown GLUE task, fewer than two classes, or settings that contradict each
+                other.
         """
         layout = self._layout()
         if self.num_classes not in (-1, layout.outputs):
@@ -97,10 +98,12 @@ class SentencePredictionTaskConfig(Config):
         return Layout(self._sentences(), labels=labels)
 
     def completed(self, folder: str | Path) -> SentencePredictionTaskConfig:
-        """These settings with the classes of the training data in *folder*, unless known, and whether it holds pairs.
+        """These settings with the classes of the training data in *folder*, unless known, and
+        whether it holds pairs.
 
         Raises:
-            UserError: the data cannot be read, have no classes, or no pairs where the settings ask for pairs.
+            UserError: the data cannot be read, have no classes, or no pairs where the settings ask
+                for pairs.
         """
         inputs = input_folders(folder)
         if self.sentence_pairs and len(inputs) == 1:

@@ -16,7 +16,8 @@ from fairseq.system.opening import decoded, read_named
 
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
-# fairseq rejects a file with this line, whose count is no number, instead of loading it with shifted ids.
+# fairseq rejects a file with this line, whose count is no number, instead of loading it with
+# shifted ids.
 HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
 OVERWRITE = "#fairseq:overwrite"  # ends the line of a word that gets an id of its own beside an equal symbol
 DIGITS = 18  # of a count, at most: it fits into 64 bits
@@ -27,13 +28,15 @@ FILLER = "madeupword"  # begins the symbols that round up the size of a dictiona
 class Dictionary:
     """A two-way mapping between symbols and consecutive ids.
 
-    The four special symbols come first (``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3) and are not written to the
-    file. A special symbol that occurs as a word of the text is that special symbol, but for ``<pad>``: no loss counts
-    padding, and no attention reads it, so that the word is unknown, see :meth:`text_index`.
+    The four special symbols come first (``<s>`` 0, ``<pad>`` 1, ``</s>`` 2, ``<unk>`` 3) and are
+    not written to the file. A special symbol that occurs as a word of the text is that special
+    symbol, but for ``<pad>``: no loss counts padding, and no attention reads it, so that the word
+    is unknown, see :meth:`text_index`.
 
-    The vocabulary of a model from elsewhere has its own ids: :meth:`of_listed` makes a dictionary of just its symbols,
-    some of which are special; the special symbols that it lacks have the id -1. Its file begins with a line that names
-    the special ones, ``#specials eos=<eos> unk=<unk>``, and lists all symbols in the order of their ids.
+    The vocabulary of a model from elsewhere has its own ids: :meth:`of_listed` makes a dictionary
+    of just its symbols, some of which are special; the special symbols that it lacks have the id
+    -1. Its file begins with a line that names the special ones, ``#specials eos=<eos> unk=<unk>``,
+    and lists all symbols in the order of their ids.
 
     Attributes:
         symbols: the symbol of each id.
@@ -88,7 +91,8 @@ class Dictionary:
         self.mask_index = self.indices.get(roles.get(MASK, ""), NONE)
 
     def add_mask(self, word: str = "<mask>") -> None:
-        """Let *word* be the mask symbol; it is added at the end unless the dictionary has a mask symbol already."""
+        """Let *word* be the mask symbol; it is added at the end unless the dictionary has a mask
+        symbol already."""
         if self.mask_index == NONE:
             self.mask_index = self.add_symbol(word, 0)
 
@@ -101,7 +105,8 @@ class Dictionary:
         return self.bos_index
 
     def begin(self) -> int:
-        """The id of the begin-of-sentence symbol, for ``--add-bos-token``; UserError if there is none."""
+        """The id of the begin-of-sentence symbol, for ``--add-bos-token``; UserError if there is
+        none."""
         if self.bos_index == NONE:
             raise UserError(f"`add_bos_token`: {self.path or 'the dictionary'} has no bos symbol; leave it out")
         return self.bos_index
@@ -134,13 +139,15 @@ class Dictionary:
     def digest(self) -> str:
         """Return the SHA-256 of the symbols in the order of their ids, in hexadecimal digits.
 
-        A mask symbol at the end is left out: tasks of masked tokens add it to the dictionary of a data folder.
+        A mask symbol at the end is left out: tasks of masked tokens add it to the dictionary of a
+        data folder.
         """
         last = len(self) - 1
         return checksums.fingerprint(self.symbols[:last] if self.mask_index == last else self.symbols)
 
     def words(self) -> list[str]:
-        """Return the symbols that occur in text: no special ones at the start, and none that round up the size."""
+        """Return the symbols that occur in text: no special ones at the start, and none that round
+        up the size."""
         return [word for word in self.symbols[self.nspecial :] if not word.startswith(FILLER)]
 
     def __repr__(self) -> str:
@@ -152,7 +159,8 @@ class Dictionary:
         return self._unknown(word) if index == NONE else index
 
     def text_index(self, word: str) -> int:
-        """The id of *word* of a text, in which the padding symbol is a word that is not known; see :meth:`index`."""
+        """The id of *word* of a text, in which the padding symbol is a word that is not known; see
+        :meth:`index`."""
         index = self.indices.get(word, self.unk_index)
         # Some models from elsewhere pad with the symbol at the end of a line.
         is_padding = index == self.pad_index != self.eos_index
@@ -164,7 +172,8 @@ class Dictionary:
         return self.unk_index
 
     def lack(self) -> str:
-        """Return the error message for an unknown word of a dictionary without an unknown symbol."""
+        """Return the error message for an unknown word of a dictionary without an unknown
+        symbol."""
         which = f"the dictionary {self.path}" if self.path else "the dictionary"
         if all(symbol == placeholder(index) for index, symbol in enumerate(self.symbols)):
             return (
@@ -178,7 +187,8 @@ class Dictionary:
         )
 
     def add_symbol(self, word: str, n: int = 1) -> int:
-        """Count *n* more occurrences of *word*, adding it at the end if it is new; returns its id."""
+        """Count *n* more occurrences of *word*, adding it at the end if it is new; returns its
+        id."""
         index = self.indices.get(word)
         if index is None:
             index = self.indices[word] = len(self.symbols)
@@ -188,11 +198,13 @@ class Dictionary:
         return index
 
     def update(self, counter: Mapping[str, int] | Dictionary) -> None:
-        """Count the words of *counter*; new ones are added in code-point order, a dictionary's in its order."""
+        """Count the words of *counter*; new ones are added in code-point order, a dictionary's in
+        its order."""
         if isinstance(counter, Dictionary):
             counts = list(zip(counter.symbols, counter.count, strict=True))
         else:
-            # The order of a counter depends on the order of reading; sorted, ids are equal for any number of processes.
+            # The order of a counter depends on the order of reading; sorted, ids are equal for any
+            # number of processes.
             counts = [(word, counter[word]) for word in sorted(counter)]
         for word, n in counts:
             self.add_symbol(word, n)
@@ -230,14 +242,16 @@ class Dictionary:
 
     @classmethod
     def parse(cls, content: bytes, path: str | Path) -> Dictionary:
-        """Return the dictionary of a ``dict.txt``: a line for each symbol that is not special, or each after a header.
+        """Return the dictionary of a ``dict.txt``: a line for each symbol that is not special, or
+        each after a header.
 
-        A line is ``word count``. One that ends in ``#fairseq:overwrite`` gives a word that is already there, such as
-        ``<pad>``, a new id as a word of the text; the special symbol keeps its own.
+        A line is ``word count``. One that ends in ``#fairseq:overwrite`` gives a word that is
+        already there, such as ``<pad>``, a new id as a word of the text; the special symbol keeps
+        its own.
 
         Raises:
-            UserError: the content is empty, not UTF-8 or differs from ``checksums.txt``, a line has no count, a word
-                is there twice, or the header names a word that is not there.
+            UserError: the content is empty, not UTF-8 or differs from ``checksums.txt``, a line has
+                no count, a word is there twice, or the header names a word that is not there.
         """
         checksums.check(path, [content])
         text = decoded(content, path, "make the dictionary again")
@@ -274,7 +288,8 @@ class Dictionary:
         self.add_symbol(word, int(count))
 
     def save(self, path: str | Path, create: Create = atomic_file) -> None:
-        """Write the symbols that are not special (or all, after a header) as ``word count``, whole or not at all."""
+        """Write the symbols that are not special (or all, after a header) as ``word count``, whole
+        or not at all."""
         words = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
         before = set(self.symbols[: self.nspecial])
         lines = []
@@ -290,14 +305,16 @@ class Dictionary:
             file.write("".join(lines).encode())
 
     def encode_line(self, text: str, append_eos: bool = True) -> np.ndarray:
-        """The ids of the words of *text*, split at any white space: int32 [words], or [words + 1] with ``</s>``."""
+        """The ids of the words of *text*, split at any white space: int32 [words], or [words + 1]
+        with ``</s>``."""
         ids = [self.text_index(word) for word in text.split()]
         if append_eos:
             ids.append(self.eos_index)
         return np.array(ids, dtype=np.int32)
 
     def string(self, ids: Iterable[Any], bpe_symbol: str | None = None) -> str:
-        """The words of *ids* (a list, array or tensor of one dimension), without ``<s>``, ``<pad>`` and ``</s>``.
+        """The words of *ids* (a list, array or tensor of one dimension), without ``<s>``, ``<pad>``
+        and ``</s>``.
 
         Args:
             bpe_symbol: mark at the end of a subword that joins it to the next one, as ``"@@ "``.
@@ -321,7 +338,8 @@ def placeholder(index: int) -> str:
 
 
 def _read_header(line: str, where: str) -> dict[str, str] | None:
-    """The special symbols that a first line names; None if it is an ordinary one, which ends in a number.
+    """The special symbols that a first line names; None if it is an ordinary one, which ends in a
+    number.
 
     Raises:
         UserError: it names something else, or no ``eos``.

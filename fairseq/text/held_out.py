@@ -24,11 +24,12 @@ class Part:
 
 
 def split_text(path: str, form: TextFormat, shares: Mapping[str, float], folder: str | Path) -> dict[str, Part]:
-    """Cut the text at *path* into files in *folder*: training text first, then a part for each of *shares*, by name.
+    """Cut the text at *path* into files in *folder*: training text first, then a part for each of
+    *shares*, by name.
 
-    A cut is behind a blank line if there is one in the first half of the part, else behind a line. Documents shorter
-    than that are held out whole, with no neighbours of training lines. Compressed files are written as plain text,
-    tables as JSON lines.
+    A cut is behind a blank line if there is one in the first half of the part, else behind a line.
+    Documents shorter than that are held out whole, with no neighbours of training lines. Compressed
+    files are written as plain text, tables as JSON lines.
 
     Raises:
         UserError: the text cannot be read, or is too short to have lines in every part.
@@ -36,7 +37,8 @@ def split_text(path: str, form: TextFormat, shares: Mapping[str, float], folder:
     text = os.path.join(folder, "whole")
     with open(text, "wb") as out:
         for block in read_blocks(path, form):
-            # Mistakes are reported here, where lines have the numbers of the file that the user knows.
+            # Mistakes are reported here, where lines have the numbers of the file that the user
+            # knows.
             lines_of(block, form)
             out.write(block.data)
     with open(text, "rb") as file:
@@ -57,12 +59,14 @@ def split_text(path: str, form: TextFormat, shares: Mapping[str, float], folder:
 def _cuts(file: BinaryIO, size: int, form: TextFormat, shares: Sequence[float]) -> Iterator[int]:
     """The offsets at which the training text, and each part but the last, end."""
     for number, share in enumerate(shares):
-        # With at most half of a part searched, no part is left empty where documents are longer than the part.
+        # With at most half of a part searched, no part is left empty where documents are longer
+        # than the part.
         yield _cut(file, int(size * (1 - sum(shares[number:]))), min(SEARCHED, int(size * share / 2)), form)
 
 
 def _cut(file: BinaryIO, target: int, searched: int, form: TextFormat) -> int:
-    """The end of a blank line within *searched* bytes of the offset *target*, or else of the line that is there."""
+    """The end of a blank line within *searched* bytes of the offset *target*, or else of the line
+    that is there."""
     file.seek(max(target - 1, 0))
     file.readline()
     first = at = file.tell()

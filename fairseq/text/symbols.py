@@ -1,8 +1,9 @@
 """Bytes or letters of a text as symbols separated by spaces, as in enwik8 and text8.
 
-A text becomes ``train.txt`` (the first 90 %), ``valid.txt`` and ``test.txt`` (5 % each), cut at exact bytes, and
-``dict.txt``, the symbols of all three by falling frequency. A line ends at each line feed (bytes) or space (letters),
-which ``</s>`` represents: a split has as many tokens as characters, or one more if it ends in the middle of a line.
+A text becomes ``train.txt`` (the first 90 %), ``valid.txt`` and ``test.txt`` (5 % each), cut at
+exact bytes, and ``dict.txt``, the symbols of all three by falling frequency. A line ends at each
+line feed (bytes) or space (letters), which ``</s>`` represents: a split has as many tokens as
+characters, or one more if it ends in the middle of a line.
 """
 
 from __future__ import annotations
@@ -32,19 +33,21 @@ def symbol(byte: int, kind: str) -> str:
 
 
 def split_sizes(total: int) -> dict[str, int]:
-    """Bytes of each split of a text of *total* bytes: 90, 5 and 5 %; for enwik8 and text8 90, 5 and 5 million."""
+    """Bytes of each split of a text of *total* bytes: 90, 5 and 5 %; for enwik8 and text8 90, 5 and
+    5 million."""
     part = total // 20
     return {"train": total - 2 * part, "valid": part, "test": part}
 
 
 def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
-    """Write the splits of *source* and their dictionary to *destdir*, all four files or none; return tokens by split.
+    """Write the splits of *source* and their dictionary to *destdir*, all four files or none;
+    return tokens by split.
 
     Memory is constant in the length of the text.
 
     Raises:
-        UserError: the text cannot be read, is too short to split or has other characters than letters; the files cannot
-            be written.
+        UserError: the text cannot be read, is too short to split or has other characters than
+            letters; the files cannot be written.
     """
     try:
         with contextlib.ExitStack() as files:
@@ -61,7 +64,8 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
                 out = files.enter_context(group.file(destdir / f"{name}.txt"))
                 tokens[name] = _write_split(text, out, size, kind, counts, report)
             dictionary = Dictionary()
-            # From all three splits: of 256 possible symbols none must be unknown in a test of bits per character.
+            # From all three splits: of 256 possible symbols none must be unknown in a test of bits
+            # per character.
             for byte in np.flatnonzero(counts).tolist():
                 if byte != LINE_ENDS[kind]:
                     dictionary.add_symbol(symbol(byte, kind), int(counts[byte]))
@@ -77,7 +81,8 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
 def _write_split(
     text: BinaryIO, out: BinaryIO, size: int, kind: str, counts: np.ndarray, report: Callable[[int], Any]
 ) -> int:
-    """Write the next *size* bytes of *text* as symbols, and count them; return the number of tokens."""
+    """Write the next *size* bytes of *text* as symbols, and count them; return the number of
+    tokens."""
     end = LINE_ENDS[kind]
     table = [b"\n" if byte == end else f"{symbol(byte, kind)} ".encode("latin-1") for byte in range(256)]
     tokens, last, left = size, end, size

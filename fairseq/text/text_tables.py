@@ -1,7 +1,9 @@
-"""Texts in tables: a column of Parquet files, of Arrow files, and of folders of the ``datasets`` library.
+"""Texts in tables: a column of Parquet files, of Arrow files, and of folders of the ``datasets``
+library.
 
-``Dataset.save_to_disk`` writes ``state.json``, which lists Arrow files, and ``DatasetDict.save_to_disk`` such a folder
-for each split. Rows are read a few at a time. pyarrow, an optional dependency, is imported on demand.
+``Dataset.save_to_disk`` writes ``state.json``, which lists Arrow files, and
+``DatasetDict.save_to_disk`` such a folder for each split. Rows are read a few at a time. pyarrow,
+an optional dependency, is imported on demand.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ def table_files(path: str) -> list[str]:
     """Return the files of the table *path*.
 
     Raises:
-        UserError: it is a folder that ``datasets`` did not write, of several splits, without rows, or of chosen rows.
+        UserError: it is a folder that ``datasets`` did not write, of several splits, without rows,
+            or of chosen rows.
     """
     folder = Path(path)
     if not is_folder(folder):
@@ -63,10 +66,12 @@ def table_files(path: str) -> list[str]:
 
 
 def table_rows(path: str, field: str) -> Iterator[tuple[list[str | None], int]]:
-    """Yield the texts in the column *field* of a file, a few rows at once, and the bytes of the file that they took.
+    """Yield the texts in the column *field* of a file, a few rows at once, and the bytes of the
+    file that they took.
 
     Raises:
-        UserError: pyarrow is missing, the file cannot be read or is damaged, or has no such column of text.
+        UserError: pyarrow is missing, the file cannot be read or is damaged, or has no such column
+            of text.
     """
     missing = f"{path}: needs the package pyarrow; {EXTRA}"
     arrow = import_package("pyarrow", missing)

@@ -1,7 +1,7 @@
 """Tokenisation of files in several processes; the same output for any number of them.
 
-``fairseq-preprocess`` cuts raw text into blocks whose size does not depend on the number of processes, tokenises them
-into a temporary file, and counts and binarises that.
+``fairseq-preprocess`` cuts raw text into blocks whose size does not depend on the number of
+processes, tokenises them into a temporary file, and counts and binarises that.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class TokenizedText:
 def tokenized_texts(
     splits: Mapping[str, str], tokenizer: Tokenizer | None, form: TextFormatConfig, workers: int, folder: str | Path
 ) -> Iterator[dict[str, TokenizedText]]:
-    """Tokenise the text of each split into temporary files of *folder*, which are removed at the end.
+    """Tokenise the text of each split into temporary files of *folder*, which are removed at the
+    end.
 
     Without a tokenizer, plain text is symbols and is left where it is. See :func:`tokenize_file`.
     """
@@ -82,13 +83,15 @@ def learn_subwords(
     workers: int,
     folder: str | Path,
 ) -> Subwords:
-    """Learn *size* merges, pieces or symbols of the words of *sources*; temporary files are made in *folder*.
+    """Learn *size* merges, pieces or symbols of the words of *sources*; temporary files are made in
+    *folder*.
 
     Raises:
         UserError: see :func:`tokenize_file`; or nothing can be learned.
     """
     tokenizer = Tokenizer(words=words) if words is not None else None
-    # Byte-level symbols hold the space before a word, so that counts of words without their spaces do not suffice.
+    # Byte-level symbols hold the space before a word, so that counts of words without their spaces
+    # do not suffice.
     if kind.learns_lines:
         lines = (batch for source in sources for batch in _batches(source, form, tokenizer))
         return kind(kind.learn_lines(lines, size), LEARNED)
@@ -109,14 +112,16 @@ def _batches(source: str, form: TextFormatConfig, tokenizer: Tokenizer | None) -
 
 @dataclass(frozen=True)
 class TokenizeBlock:
-    """Tokenises a block: bytes of its lines, each with symbols separated by spaces, and the size of what is read."""
+    """Tokenises a block: bytes of its lines, each with symbols separated by spaces, and the size of
+    what is read."""
 
     tokenizer: Tokenizer | None  # None leaves lines as they are
     undo: bool = False  # make text of lines of symbols
 
     def __call__(self, block: Block, form: TextFormat) -> tuple[bytes, RawCounts]:
         lines, tokenizer = lines_of(block, form), self.tokenizer
-        # The first block is enough to tell an alphabet, and is the same for any number of processes.
+        # The first block is enough to tell an alphabet, and is the same for any number of
+        # processes.
         if block.first == 1 and not self.undo:
             check_alphabet(tokenizer, lines)
         result = lines
@@ -135,7 +140,8 @@ def tokenize_stream(file: BinaryIO, form: TextFormat, workers: Workers[tuple[byt
 
 
 def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, RawCounts]], out: BinaryIO) -> RawCounts:
-    """Write the symbols of each line of a text to *out*, with a progress bar; return the size of the raw text.
+    """Write the symbols of each line of a text to *out*, with a progress bar; return the size of
+    the raw text.
 
     Raises:
         UserError: the text cannot be read, has no words or is not UTF-8.
@@ -151,7 +157,8 @@ def tokenize_file(path: str, form: TextFormat, workers: Workers[tuple[bytes, Raw
 
 
 def check_alphabet(tokenizer: Tokenizer | None, lines: Sequence[str]) -> None:
-    """Raise UserError if codes that were not learned in this run know fewer than half of the characters of *lines*."""
+    """Raise UserError if codes that were not learned in this run know fewer than half of the
+    characters of *lines*."""
     subwords = tokenizer.subwords if tokenizer is not None else None
     text = " ".join(lines)[:10_000]
     # Learned on this very text, they know it.
@@ -172,7 +179,8 @@ def save_counts(prefix: str | Path, counts: RawCounts) -> None:
 
 
 def load_counts(prefix: str | Path) -> RawCounts | None:
-    """Return the size of a split's raw text, None if it was not recorded; UserError if the file is damaged."""
+    """Return the size of a split's raw text, None if it was not recorded; UserError if the file is
+    damaged."""
     path = f"{prefix}.raw.json"
     if not exists(path):
         return None

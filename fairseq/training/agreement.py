@@ -14,10 +14,11 @@ _FAILURE = "failure"
 
 
 def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: int) -> None:
-    """Raise UserError, the same on all processes, unless all are at the same update and read the same batches of data.
+    """Raise UserError, the same on all processes, unless all are at the same update and read the
+    same batches of data.
 
-    To be called on every process. The data are opened, and must be readable. Processes exchange one number; only if
-    those differ what it was computed from.
+    To be called on every process. The data are opened, and must be readable. Processes exchange one
+    number; only if those differ what it was computed from.
     """
     if world.size == 1:
         return

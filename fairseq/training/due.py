@@ -1,4 +1,5 @@
-"""What is due after an update: a validation, a checkpoint; a value, so that a resumed run can do what was left."""
+"""What is due after an update: a validation, a checkpoint; a value, so that a resumed run can do
+what was left."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Due:
 def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch_updates: int) -> int:
     """Updates between validations within epochs of *epoch_updates*; 0: none.
 
-    A long run is validated and saved ten times, if its epochs do not end more often and the user asks for no interval.
+    A long run is validated and saved ten times, if its epochs do not end more often and the user
+    asks for no interval.
     """
     if saving.validate_interval_updates is not None:
         return saving.validate_interval_updates

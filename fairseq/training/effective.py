@@ -25,7 +25,8 @@ EVENTS = "events.out.tfevents.*"  # TensorBoard's names
 
 
 def effective(settings: TrainingSettings) -> dict[str, Any]:
-    """The settings by flag name with underscores, sorted; without the data folder and what Python objects have."""
+    """The settings by flag name with underscores, sorted; without the data folder and what Python
+    objects have."""
     plain = (bool, int, float, str, list, tuple)
     # Python callers may pass objects, which no YAML file can hold.
     values = {name: value for name, value in settings.flat.items() if value is None or isinstance(value, plain)}
@@ -41,7 +42,8 @@ def describe(settings: TrainingSettings) -> str:
 
 
 def check_outputs(settings: TrainingSettings) -> None:
-    """Raise UserError if a metrics file or TensorBoard logs are of another run, which this one would cut or hide.
+    """Raise UserError if a metrics file or TensorBoard logs are of another run, which this one
+    would cut or hide.
 
     The run's own are those in the settings that it wrote last.
     """
@@ -61,7 +63,8 @@ def check_outputs(settings: TrainingSettings) -> None:
 
 
 def _outputs(save_dir: Path) -> dict[str, Any]:
-    """The files that the run in *save_dir* writes outside its checkpoints, with the name of its folder."""
+    """The files that the run in *save_dir* writes outside its checkpoints, with the name of its
+    folder."""
     try:
         written = read_yaml(save_dir / SETTINGS_FILE)
     except UserError:  # there is none
@@ -72,7 +75,8 @@ def _outputs(save_dir: Path) -> dict[str, Any]:
 def record(settings: TrainingSettings, task: FairseqTask, manager: CheckpointManager, has_work: bool) -> None:
     """Log the *settings* of all stages and write them and the dictionary to the checkpoint folder.
 
-    A run that *has_work* to do: another one leaves the file, like the checkpoints, as of the last update.
+    A run that *has_work* to do: another one leaves the file, like the checkpoints, as of the last
+    update.
     """
     dictionary = dictionary_of(task)
     if dictionary is not None and dictionary.path is not None:
@@ -85,7 +89,8 @@ def record(settings: TrainingSettings, task: FairseqTask, manager: CheckpointMan
 
 
 def write_settings(settings: TrainingSettings, path: Path) -> None:
-    """Write the settings to the YAML file at *path*, which is read in any folder: the run's own paths are absolute."""
+    """Write the settings to the YAML file at *path*, which is read in any folder: the run's own
+    paths are absolute."""
     import yaml
 
     values = effective(settings)

@@ -10,10 +10,11 @@ from fairseq.data.indexed_dataset import token_count
 
 
 def with_max_update(settings: TrainingSettings, processes: int) -> TrainingSettings:
-    """*settings* with a ``max_update`` if their schedule needs one: the updates of ``max_epoch`` epochs, or of one.
+    """*settings* with a ``max_update`` if their schedule needs one: the updates of ``max_epoch``
+    epochs, or of one.
 
-    Counted in tokens, so that blocks and batches that are not full do not count. Tasks without blocks of
-    ``tokens_per_sample`` are left as they are.
+    Counted in tokens, so that blocks and batches that are not full do not count. Tasks without
+    blocks of ``tokens_per_sample`` are left as they are.
 
     Raises:
         UserError: the training split is missing.

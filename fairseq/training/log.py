@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 class Reporter:
-    """Shows metrics by progress bars, and writes them to the recorders; processes but the first do neither."""
+    """Shows metrics by progress bars, and writes them to the recorders; processes but the first do
+    neither."""
 
     def __init__(self, common: CommonConfig, saving: CheckpointConfig, world: World) -> None:
         self.common = common
@@ -29,13 +30,15 @@ class Reporter:
 
     @contextlib.contextmanager
     def recording(self, updates: int) -> Iterator[None]:
-        """Open the recorders of a run that has made so many *updates*, inside the ``with`` block."""
+        """Open the recorders of a run that has made so many *updates*, inside the ``with``
+        block."""
         common, saving = self.common if self.is_first else None, self.saving
         with recording(common, saving.save_dir, updates, not saving.no_save) as self._record:
             yield
 
     def record(self, values: Mapping[str, Any] | None, tag: str, step: int) -> None:
-        """Write *values*, what they are of (``train_inner``, ``train`` or a split), and step; None: no line is due."""
+        """Write *values*, what they are of (``train_inner``, ``train`` or a split), and step; None:
+        no line is due."""
         self._record(values, tag, step)
 
     def bar(self, items: Iterable[T], epoch: int, total: int, **shown_at: Any) -> ProgressBar[T]:
@@ -49,7 +52,8 @@ class Reporter:
 def interval_line(state: TrainingState, ends: bool = True) -> dict[str, Any]:
     """Metrics of the updates since the interval began; if it *ends*, the next one begins.
 
-    A line within the interval leaves its sums as they are, so that the line at its end is fairseq's.
+    A line within the interval leaves its sums as they are, so that the line at its end is
+    fairseq's.
     """
     meter, clock = state.meters["train_inner"], state.clock
     report = meter.report(state.figures)
@@ -75,14 +79,16 @@ def validation_line(epoch: int, stage: Stage | None, report: Mapping[str, float]
 
 
 def is_due(updates: int, interval: int) -> bool:
-    """Return whether something that is done every *interval* updates, 0 never, follows update *updates*."""
+    """Return whether something that is done every *interval* updates, 0 never, follows update
+    *updates*."""
     return interval > 0 and updates % interval == 0
 
 
 def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochIterator) -> int | None:
     """Return the updates of the whole run, by the limit that comes first; None without one.
 
-    *batches* of training stand at the position that *num_updates* have reached; ``max_update`` is the last stage's.
+    *batches* of training stand at the position that *num_updates* have reached; ``max_update`` is
+    the last stage's.
     """
     limits = [cfg.max_update] if cfg.max_update else []
     if cfg.max_epoch:
@@ -95,7 +101,8 @@ def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochItera
 
 
 def opening_lines(settings: TrainingSettings, num_updates: int, batches: EpochIterator) -> list[str]:
-    """Return how much data an update and an epoch read, how long the run is, its precision and its folder."""
+    """Return how much data an update and an epoch read, how long the run is, its precision and its
+    folder."""
     cfg, common = settings.optimization, settings.common
     per_epoch = math.ceil(len(batches) / cfg.update_freq[-1])
     sizes = getattr(batches.dataset, "sizes", None)
@@ -114,7 +121,8 @@ def opening_lines(settings: TrainingSettings, num_updates: int, batches: EpochIt
 
 
 def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: EpochIterator, wall: float) -> float | None:
-    """Return the seconds to the end of the run at the speed of *line*; see :func:`total_updates`."""
+    """Return the seconds to the end of the run at the speed of *line*; see
+    :func:`total_updates`."""
     if line["ups"] <= 0:
         return None
     total = total_updates(cfg, line["num_updates"], batches)

@@ -1,4 +1,5 @@
-"""Training: stages, their epochs, the updates of an epoch, and what accompanies them as callbacks."""
+"""Training: stages, their epochs, the updates of an epoch, and what accompanies them as
+callbacks."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.n
 
 
 def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
-    """Return the job of a training run, which :func:`fairseq.distributed.run` runs on as many processes as it needs."""
+    """Return the job of a training run, which :func:`fairseq.distributed.run` runs on as many
+    processes as it needs."""
     if not settings.checkpoint.disable_validation:
         data = settings.data
         leaves_out = data.ignore_unused_valid_subsets or data.combine_valid_subsets
@@ -45,7 +47,8 @@ def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
 
 
 def run_process(settings: TrainingSettings, world: World) -> None:
-    """Train as one process of *world*, with a log on stderr; if a signal stops the run, exit with 128 + its number."""
+    """Train as one process of *world*, with a log on stderr; if a signal stops the run, exit with
+    128 + its number."""
     with Interruption() as interruption, closed_pipes(interruption.record_closed_pipe):
         log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
         with log_file(settings.common.log_file if world.is_first else None):
@@ -60,23 +63,27 @@ def train(
     interruption: Interruption | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> int:
-    """Train what *settings* describe, on one process of *world*: restore, run every stage that is left, save.
+    """Train what *settings* describe, on one process of *world*: restore, run every stage that is
+    left, save.
 
     Args:
         interruption: the signal that asks this process to stop; polled after each update.
         callbacks: what accompanies training beside the run's own callbacks.
 
     Returns:
-        The number of the signal that stopped the run, the same on every rank; 0 if it ended by its settings.
+        The number of the signal that stopped the run, the same on every rank; 0 if it ended by its
+        settings.
 
     Raises:
         UserError: the settings, the data or the checkpoint are invalid.
     """
     started, interruption = time.perf_counter(), interruption or Interruption()
-    # One process names and writes checkpoints; of sharded ones the others write their parts into its folder.
+    # One process names and writes checkpoints; of sharded ones the others write their parts into
+    # its folder.
     manager = CheckpointManager(settings.checkpoint) if world.is_first else None
     with manager.locked() if manager is not None else contextlib.nullcontext():
-        # Before hours of training, and under the lock, so that no other run changes the folder meanwhile.
+        # Before hours of training, and under the lock, so that no other run changes the folder
+        # meanwhile.
         if manager is not None:
             check_recorders(settings.common)
             check_outputs(settings)
@@ -106,12 +113,14 @@ def train(
                     log_end(state, time.perf_counter() - started)
                 return 0
             logger.info("stage %d is done after %d updates", stage.number, state.num_updates)
-            # From here on the state is on the host alone: a device never holds the models and moments of two stages.
+            # From here on the state is on the host alone: a device never holds the models and
+            # moments of two stages.
             origin = resume.Origin("stage", copied(state.state_dict(), again=False), f"stage {stage.number}")
             # What opens the next data folder refers to the model.
             state.batches.close()
             del state, accompanying
-            # Wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer leaves.
+            # Wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer
+            # leaves.
             gc.collect()
             settings = settings.changed(**RESETS_OFF)
 
@@ -167,7 +176,8 @@ def finish_update(state: TrainingState, callbacks: Sequence[Callback]) -> None:
 
 
 def groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
-    """The rest of the epoch in groups of *size* samples, one group per update, without reading ahead."""
+    """The rest of the epoch in groups of *size* samples, one group per update, without reading
+    ahead."""
     samples = iter(batches)
     for remaining in range(len(batches) - batches.iterations_in_epoch, 0, -size):
         yield list(itertools.islice(samples, min(size, remaining)))

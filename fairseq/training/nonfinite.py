@@ -1,4 +1,5 @@
-"""Updates with a loss or gradients that are infinite or NaN: where they begin, and how many are skipped."""
+"""Updates with a loss or gradients that are infinite or NaN: where they begin, and how many are
+skipped."""
 
 from __future__ import annotations
 
@@ -73,16 +74,19 @@ class NonFiniteUpdates:
 
 def check_scale(scaler: LossScaler, find: Callable[[], Finding]) -> None:
     """Raise NonFinite if no other loss scale can help after an update that overflowed."""
-    # The passes are repeated only for a message that ends the run: most overflows need no more than a lower scale.
+    # The passes are repeated only for a message that ends the run: most overflows need no more than
+    # a lower scale.
     if (reason := scaler.exhausted()) is not None:
         advice = "resume from an earlier checkpoint with a lower `lr` or `clip_norm`, or train with `bf16`"
         raise NonFinite(find(), reason, advice)
 
 
 def check_weights(parameters: Mapping[str, nn.Parameter], world: World, update: int) -> None:
-    """Raise UserError if a weight is infinite or NaN on any rank: no command would load a checkpoint with it.
+    """Raise UserError if a weight is infinite or NaN on any rank: no command would load a
+    checkpoint with it.
 
-    To be called on every process, with the model's *parameters* by name, or this rank's parts of them.
+    To be called on every process, with the model's *parameters* by name, or this rank's parts of
+    them.
     """
     parts = {name: value.detach() for name, value in parameters.items() if value.numel()}
     largest = torch.stack(list(torch._foreach_norm(list(parts.values()), math.inf))) if parts else torch.zeros(1)
@@ -106,9 +110,9 @@ def find(
 ) -> Finding:
     """Return where an update that was not applied is not finite, the same on every rank.
 
-    The weights are checked, then a second forward pass, without gradients, then the gradients in the order of the
-    backward pass. Dropout draws other random numbers than in the first pass. *parameters* of *graph* are given by name,
-    or this rank's parts of them, with their gradients.
+    The weights are checked, then a second forward pass, without gradients, then the gradients in
+    the order of the backward pass. Dropout draws other random numbers than in the first pass.
+    *parameters* of *graph* are given by name, or this rank's parts of them, with their gradients.
     """
     ids = [number for sample in samples if sample is not None and "id" in sample for number in sample["id"].tolist()]
     first = next((f"the weights {name}" for name, value in parameters.items() if not _is_finite(value)), None)
@@ -124,7 +128,8 @@ def find(
 def _second_pass(
     graph: LossGraph, task: FairseqTask, samples: Sequence[Sample | None], precision: Precision, world: World
 ) -> tuple[str | None, list[str]]:
-    """The first output that is not finite, if one is, and the names of the modules in the order in which they end."""
+    """The first output that is not finite, if one is, and the names of the modules in the order in
+    which they end."""
     order: list[str] = []
     bad: list[str] = []
 
@@ -137,7 +142,8 @@ def _second_pass(
     handles = [module.register_forward_hook(partial(report, name)) for name, module in graph.named_modules()]
     carried = task.carried
     try:
-        # The next update must draw what it would have drawn. Hooks run in eager mode only, not inside compiled code.
+        # The next update must draw what it would have drawn. Hooks run in eager mode only, not
+        # inside compiled code.
         same_numbers = devices.same_random_numbers(world.device)
         with torch.no_grad(), same_numbers, torch.compiler.set_stance("force_eager"):
             for sample in samples:
@@ -150,14 +156,17 @@ def _second_pass(
 
 
 def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], order: Sequence[str]) -> str | None:
-    """The parameter whose gradient the backward pass completes first among those that are not finite.
+    """The parameter whose gradient the backward pass completes first among those that are not
+    finite.
 
-    *order* names its modules as the forward pass ends them. A tied parameter belongs to the first that has it.
+    *order* names its modules as the forward pass ends them. A tied parameter belongs to the first
+    that has it.
     """
     names = {id(value): name for name, value in graph.named_parameters()}
     used = [id(value) for name in order for value in graph.get_submodule(name).parameters(recurse=False)]
     gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-    # Backward runs from the last module to the first, so that the last of these gradients is completed first.
+    # Backward runs from the last module to the first, so that the last of these gradients is
+    # completed first.
     in_order = [names[value] for value in dict.fromkeys(used)]
     bad = [name for name in in_order if name in gradients and not _is_finite(gradients[name])]
     return f"the gradient of {bad[-1]}" if bad else None

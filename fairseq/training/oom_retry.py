@@ -1,4 +1,5 @@
-"""Batches that exceed memory: their shape in the error message, or with ``--oom-retry`` their halves."""
+"""Batches that exceed memory: their shape in the error message, or with ``--oom-retry`` their
+halves."""
 
 from __future__ import annotations
 
@@ -22,17 +23,18 @@ Rebatch = Callable[[np.ndarray], Sample]
 class BatchSplitter:
     """Repetition of the passes of an update with smaller batches, where memory does not suffice.
 
-    Losses are sums over targets, and gradients are divided once an update, so that the halves add up to the whole, but
-    for rounding and other random numbers of dropout.
+    Losses are sums over targets, and gradients are divided once an update, so that the halves add
+    up to the whole, but for rounding and other random numbers of dropout.
 
     Args:
         enabled: ``--oom-retry``; otherwise a batch that exceeds memory is an error.
         model: without memory, whose rows continue from batch to batch.
-        repeatable: whether a process may repeat its passes alone: there are no others, or gradients are reduced after
-            the last pass only.
+        repeatable: whether a process may repeat its passes alone: there are no others, or gradients
+            are reduced after the last pass only.
 
     Raises:
-        UserError: *enabled*, and batches of *model* cannot be split or the passes cannot be repeated.
+        UserError: *enabled*, and batches of *model* cannot be split or the passes cannot be
+            repeated.
     """
 
     def __init__(self, enabled: bool, model: BaseFairseqModel, repeatable: bool) -> None:
@@ -49,7 +51,8 @@ class BatchSplitter:
             )
 
     def describe(self, error: Exception, samples: Samples, update: int) -> str:
-        """Return the message of *update*, whose *samples* exceed memory; an *error* of another kind is raised again."""
+        """Return the message of *update*, whose *samples* exceed memory; an *error* of another kind
+        is raised again."""
         if not is_out_of_memory(error):
             raise error
         return out_of_memory_message(error, f"in update {update} on {_shapes(samples)}")

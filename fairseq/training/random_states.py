@@ -23,7 +23,8 @@ def gather_random_states(world: World) -> list[dict[str, Tensor]]:
 
 
 def restore_random_states(states: Sequence[Mapping[str, Tensor]] | None, world: World, source: str) -> None:
-    """Restore this process's part of *states*; states of another number of processes are dropped with a line."""
+    """Restore this process's part of *states*; states of another number of processes are dropped
+    with a line."""
     if states and len(states) != world.size:
         logger.info(
             "random states of %s are dropped: processes then %d, now %d; dropout starts from `seed`",

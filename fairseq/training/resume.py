@@ -1,4 +1,5 @@
-"""Resuming: choose and read a checkpoint, restore the state from it, report settings that differ."""
+"""Resuming: choose and read a checkpoint, restore the state from it, report settings that
+differ."""
 
 from __future__ import annotations
 
@@ -27,9 +28,10 @@ logger = logging.getLogger(__name__)
 
 LONGEST = 100  # items of a list, characters of a value
 
-# Where a run computes, what it writes, shows and validates, and when it ends. An update is the same but for rounding,
-# with two exceptions: another number of processes changes its batches, which is logged with the random states that
-# are dropped then, and max_update is the length of some schedules, whose rates the log has.
+# Where a run computes, what it writes, shows and validates, and when it ends. An update is the same
+# but for rounding, with two exceptions: another number of processes changes its batches, which is
+# logged with the random states that are dropped then, and max_update is the length of some
+# schedules, whose rates the log has.
 IGNORED_ON_RESUME = {
     *(field.name for cls in (CheckpointConfig, DistributedConfig, ProfileConfig) for field in dataclasses.fields(cls)),
     *("data", "user_dir", "cpu", "compile", "no_apex", "num_workers", "dataset_impl", "oom_retry"),
@@ -41,10 +43,12 @@ IGNORED_ON_RESUME = {
 
 @dataclasses.dataclass
 class Origin:
-    """What a stage goes on from: a checkpoint, the weights of another run, the stage before, or nothing.
+    """What a stage goes on from: a checkpoint, the weights of another run, the stage before, or
+    nothing.
 
     Attributes:
-        state: of a checkpoint, its file or the stage; None once the run has it, so that training does not hold it.
+        state: of a checkpoint, its file or the stage; None once the run has it, so that training
+            does not hold it.
         source: the file or the stage, as messages call it.
     """
 
@@ -66,7 +70,8 @@ class Origin:
 
 
 def choose(settings: TrainingSettings, world: World, manager: CheckpointManager | None) -> Origin:
-    """Choose and read what a run goes on from, the same file on every process; *manager* of the first process."""
+    """Choose and read what a run goes on from, the same file on every process; *manager* of the
+    first process."""
     model, distributed = settings.checkpoint.finetune_from_model, settings.distributed
     rows = shard_of(distributed, world) if is_sharded(distributed, world) else None
     # Chosen by one process, so that all read the same file.
@@ -80,9 +85,11 @@ def choose(settings: TrainingSettings, world: World, manager: CheckpointManager 
 
 
 def _newest_good(paths: list[str], rows: tuple[int, int] | None, world: World) -> Origin:
-    """The first of *paths* that every process can read; of a sharded checkpoint each reads its *rows*.
+    """The first of *paths* that every process can read; of a sharded checkpoint each reads its
+    *rows*.
 
-    A file may be damaged anywhere, and is read in full, once: what was read is what the run goes on from.
+    A file may be damaged anywhere, and is read in full, once: what was read is what the run goes on
+    from.
     """
     failures: list[str] = []
     for path in paths:
@@ -120,13 +127,15 @@ def begin(state: TrainingState, origin: Origin) -> None:
                 log_differences(state, requested, saved.get("args") or {}, origin.source)
         case "weights":
             _load_weights(state, saved, origin.source)
-        # Not within restoring(): a state of this process that cannot be restored is a bug, not a bad file.
+        # Not within restoring(): a state of this process that cannot be restored is a bug, not a
+        # bad file.
         case "stage":
             restore(state, saved, origin.source, adopt=True)
 
 
 def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adopt: bool = False) -> None:
-    """Continue from the checkpoint *saved*, called *source*; see :meth:`TrainingState.load_state_dict`."""
+    """Continue from the checkpoint *saved*, called *source*; see
+    :meth:`TrainingState.load_state_dict`."""
     check_dictionary(saved, source, dictionary_of(state.task))
     # First, because it names the setting by which parameters have other names or shapes.
     check_settings(state.model, saved.get("args") or {}, state.settings.model, source, state.settings.extensions)
@@ -140,7 +149,8 @@ def _load_weights(state: TrainingState, saved: Mapping[str, Any], source: str) -
 
 
 def at_version(settings: TrainingSettings, stored: Mapping[str, Any]) -> TrainingSettings:
-    """*settings* with ``--arch transformer_lm`` as the fairseq that *stored* a checkpoint's settings meant it."""
+    """*settings* with ``--arch transformer_lm`` as the fairseq that *stored* a checkpoint's
+    settings meant it."""
     values = resumed(settings.model, stored) if settings.chosen.arch == "transformer_lm" else {}
     if values:
         text = ", ".join(f"{name}={value}" for name, value in values.items())
@@ -150,7 +160,8 @@ def at_version(settings: TrainingSettings, stored: Mapping[str, Any]) -> Trainin
 
 @contextlib.contextmanager
 def restoring(path: str) -> Iterator[None]:
-    """Turn any failure to restore the checkpoint at *path* into a UserError: its content may be of any kind."""
+    """Turn any failure to restore the checkpoint at *path* into a UserError: its content may be of
+    any kind."""
     try:
         yield
     # The parts that restore themselves do not know the file that they come from.
@@ -167,7 +178,8 @@ def restoring(path: str) -> Iterator[None]:
 
 
 def log_differences(state: TrainingState, requested: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:
-    """Log one warning with the settings of *state*, restored, that differ from the checkpoint's; nothing without any.
+    """Log one warning with the settings of *state*, restored, that differ from the checkpoint's;
+    nothing without any.
 
     Those *stored* in the checkpoint may be of another version or of fairseq.
     """
@@ -203,6 +215,7 @@ def _short(value: object) -> str:
 
 
 def _is_flat(value: object) -> bool:
-    """Return whether *value* is one, or a short list, of those that flags have: checkpoints may hold anything."""
+    """Return whether *value* is one, or a short list, of those that flags have: checkpoints may
+    hold anything."""
     items = value if isinstance(value, list | tuple) else [value]
     return len(items) <= LONGEST and all(item is None or isinstance(item, bool | int | float | str) for item in items)

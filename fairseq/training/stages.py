@@ -1,9 +1,9 @@
 """Staged training: short inputs first, longer ones later (Press et al. 2021, §4).
 
-A stage is the run that fairseq's second command would be: new blocks, a new model object, everything else from the
-state of the stage before, through the code that restores a checkpoint, so that ``--stages`` and the two commands
-agree to the last bit. Between stages the state waits on the host, and the former model and optimizer are gone before
-the next ones are built.
+A stage is the run that fairseq's second command would be: new blocks, a new model object,
+everything else from the state of the stage before, through the code that restores a checkpoint, so
+that ``--stages`` and the two commands agree to the last bit. Between stages the state waits on the
+host, and the former model and optimizer are gone before the next ones are built.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _STAGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}|(?=:))(?::(\S+))?)?")
 
 @dataclass(frozen=True)
 class Stage:
-    """Train on blocks of *tokens_per_sample* up to *max_update* updates; stages are numbered from 1.
+    """Train on blocks of *tokens_per_sample* up to *max_update* updates; stages are numbered from
+    1.
 
     Without *max_tokens* in a batch, or *lr*, the run's hold.
     """
@@ -103,7 +104,8 @@ def plan(settings: TrainingSettings) -> list[Stage]:
 
 
 def _check_rates(settings: TrainingSettings) -> None:
-    """Raise UserError if a stage's rate cannot replace ``--lr``: the schedule has its own, or it is not the peak."""
+    """Raise UserError if a stage's rate cannot replace ``--lr``: the schedule has its own, or it is
+    not the peak."""
     name = settings.chosen.lr_scheduler
     if "lr" in LR_SCHEDULERS[name].restored_settings:
         raise UserError(f"`stages`: `lr_scheduler` {name} goes on from the rate before; leave the stages' LR out")
@@ -117,9 +119,11 @@ def stage_at(stages: list[Stage], updates: int) -> Stage:
 
 
 def settings_at(settings: TrainingSettings, stages: list[Stage], stage: Stage) -> TrainingSettings:
-    """*settings* as the command of *stage* would have them: cache and validation lengths follow the stage's blocks.
+    """*settings* as the command of *stage* would have them: cache and validation lengths follow the
+    stage's blocks.
 
-    Its number of tokens is the batch's only limit, so that ``--batch-size``, given or the default, does not lower it.
+    Its number of tokens is the batch's only limit, so that ``--batch-size``, given or the default,
+    does not lower it.
     """
     lengths = {s.tokens_per_sample for s in stages}
     changes: dict[str, Any] = {"tokens_per_sample": stage.tokens_per_sample, "max_update": stages[-1].max_update}

@@ -1,4 +1,5 @@
-"""The state of a run between two updates, with its one ``state_dict`` and its one ``load_state_dict``."""
+"""The state of a run between two updates, with its one ``state_dict`` and its one
+``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingState:
-    """Everything that a run, or a stage of it, holds between two updates, on one process of *world*.
+    """Everything that a run, or a stage of it, holds between two updates, on one process of
+    *world*.
 
     The model is placed on the device of *world*.
 
@@ -51,7 +53,8 @@ class TrainingState:
         settings: in force: the run's, with what is *inferred* and *restored*.
         inferred: settings that the task inferred from the data, such as the classes of a table.
         restored: settings that a restored state put in place of the ones given, by name.
-        graph: model and criterion as one module, so that whatever wraps it sees the whole computation.
+        graph: model and criterion as one module, so that whatever wraps it sees the whole
+            computation.
         reducer: the execution of *graph* on the data of all processes.
         scaler: of the loss; None: it is not scaled.
         average: the mean of the weights, which is validated and saved; None: the weights are.
@@ -155,7 +158,8 @@ class TrainingState:
         self.clock = Clock(self.meters)
 
     def end_epoch(self) -> None:
-        """End the epoch of the last update, after its validation: a checkpoint then is at the start of the next."""
+        """End the epoch of the last update, after its validation: a checkpoint then is at the start
+        of the next."""
         # The next epoch begins elsewhere in the corpus.
         self.task.restart()
         # A metric that does not improve may lower the rate.
@@ -163,7 +167,8 @@ class TrainingState:
         self.lr_scheduler.step_update(self.num_updates)
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which the model has the weights to validate and save: where one is asked for, their mean."""
+        """Context in which the model has the weights to validate and save: where one is asked for,
+        their mean."""
         return self.average.in_place() if self.average is not None else contextlib.nullcontext()
 
     def get_lr(self) -> float:
@@ -181,9 +186,11 @@ class TrainingState:
     # --- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything a run needs to continue, in fairseq's layout; to be called on every process.
+        """Return everything a run needs to continue, in fairseq's layout; to be called on every
+        process.
 
-        Tensors are the live ones: only the process that writes the checkpoint copies them to the host.
+        Tensors are the live ones: only the process that writes the checkpoint copies them to the
+        host.
         """
         extra: dict[str, Any] = {
             "random": gather_random_states(self.world),
@@ -237,14 +244,16 @@ class TrainingState:
         }
 
     def measured(self) -> Mapping[str, Any] | None:
-        """Return what validations measure, see :func:`~fairseq.training.best.fingerprint`; None if not known."""
+        """Return what validations measure, see :func:`~fairseq.training.best.fingerprint`; None if
+        not known."""
         # Once, since the data of a split stay: computed where it is first needed, which opens them.
         if self._measured is None and self.validation:
             self._measured = fingerprint(self.settings, *next(iter(self.validation.items())))
         return self._measured
 
     def _stored_model(self) -> dict[str, Any]:
-        """The model as a checkpoint stores it: where a mean of the weights is asked for, in place of the parameters."""
+        """The model as a checkpoint stores it: where a mean of the weights is asked for, in place
+        of the parameters."""
         stored = self.reducer.consolidated(stored_parameters(self.model))
         if self.average is None:
             return stored
@@ -281,8 +290,10 @@ class TrainingState:
         Args:
             source: what to call it in messages.
             options: what is ignored (``--reset-…``) and overridden; default: the run's settings.
-            rows: rows of a batch on one rank whose memory is restored where no batches are read; 0: none.
-            adopt: nothing else uses the tensors of the optimizer's state, so that they need not be copied.
+            rows: rows of a batch on one rank whose memory is restored where no batches are read; 0:
+                none.
+            adopt: nothing else uses the tensors of the optimizer's state, so that they need not be
+                copied.
 
         Raises:
             UserError: its parameters are not the model's, or its optimizer not the one asked for.
@@ -334,7 +345,8 @@ class TrainingState:
         if self.average is not None:
             self.average.load_state_dict(average)
         else:
-            # The file has the mean in place of the parameters; training goes on from the weights beside it.
+            # The file has the mean in place of the parameters; training goes on from the weights
+            # beside it.
             restore_weights(self._trained(), average)
 
     def _load_optimizer(
@@ -367,7 +379,8 @@ class TrainingState:
             names = (*names, "fp16_init_scale")
         self.num_updates = int(history.get("num_updates", 0))
         self.skipped.count = int(extra.get("skipped_nonfinite", 0))
-        # What is in force now by the state of the optimizer, the schedule or the scaler, whatever was given.
+        # What is in force now by the state of the optimizer, the schedule or the scaler, whatever
+        # was given.
         stored_values = {name: value for name, value in (state.get("args") or {}).items() if name in names}
         in_force = {**self.optimizer.settings_in_force(), **stored_values}
         flat = self.settings.flat
@@ -375,7 +388,8 @@ class TrainingState:
         self.settings = self.settings.changed(**self.restored)
 
     def _load_metrics(self, extra: Mapping[str, Any], stored: Mapping[str, Any], options: CheckpointConfig) -> None:
-        """Restore sums, times and the best metric, unless that was measured otherwise than this run's will be."""
+        """Restore sums, times and the best metric, unless that was measured otherwise than this
+        run's will be."""
         for name, meter in self.meters.items():
             if name in (extra.get("sums") or {}):
                 meter.load_state_dict(extra["sums"][name])

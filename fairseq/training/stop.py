@@ -1,4 +1,5 @@
-"""The end of a run: the limit that ended it, in the words of its last message, and the commands that follow."""
+"""The end of a run: the limit that ended it, in the words of its last message, and the commands
+that follow."""
 
 from __future__ import annotations
 
@@ -33,13 +34,15 @@ def log_end(state: TrainingState, seconds: float) -> None:
 
 
 def describe_end(seconds: float, metric: str, best: float | None) -> str:
-    """Return the last message of a run of *seconds*, with its *best* validation *metric*; None without a validation."""
+    """Return the last message of a run of *seconds*, with its *best* validation *metric*; None
+    without a validation."""
     result = "no validation" if best is None else f"best validation {metric} {best:.4g}"
     return f"done training in {seconds:.1f} seconds ({duration(seconds)}); {result}"
 
 
 def next_steps(settings: TrainingSettings, command: str, argv: Sequence[str]) -> list[str]:
-    """Return what can be done with a run that has ended, with the commands; nothing where nothing was saved.
+    """Return what can be done with a run that has ended, with the commands; nothing where nothing
+    was saved.
 
     *command* is the module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
     """
@@ -55,7 +58,8 @@ def next_steps(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
 
 
 def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) -> str | None:
-    """Return the command that evaluates the best checkpoint of a run, or else the last; None if there is none.
+    """Return the command that evaluates the best checkpoint of a run, or else the last; None if
+    there is none.
 
     *command* is the module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
     """
@@ -76,7 +80,8 @@ def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
 
 
 def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -> str:
-    """Return what the log says of a run that the signal *number* stopped after *updates*: how to go on."""
+    """Return what the log says of a run that the signal *number* stopped after *updates*: how to go
+    on."""
     if saving.no_save or saving.no_last_checkpoints:
         then = f"nothing to go on from was saved (`{'no_save' if saving.no_save else 'no_last_checkpoints'}`)"
     else:
@@ -85,7 +90,8 @@ def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -
 
 
 def continuation(argv: Sequence[str]) -> str:
-    """Return the command that goes on with a run which ``sys.argv`` *argv* started, without flags that restart it."""
+    """Return the command that goes on with a run which ``sys.argv`` *argv* started, without flags
+    that restart it."""
     program, *words = argv
     path = Path(program)
     if path.parent.name == "fairseq_cli":
@@ -102,7 +108,8 @@ def continuation(argv: Sequence[str]) -> str:
 
 
 def _program(program: str, command: str) -> list[str]:
-    """The words that start *command*, a module of :mod:`fairseq_cli`, in the way *program* was started."""
+    """The words that start *command*, a module of :mod:`fairseq_cli`, in the way *program* was
+    started."""
     path = Path(program)
     if path.parent.name == "fairseq_cli":
         return ["python", "-m", f"fairseq_cli.{command}"]

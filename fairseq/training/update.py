@@ -1,7 +1,7 @@
 """One update, from samples to the applied step.
 
-The host synchronises once per update, because a loss or gradient that is not finite decides whether the update is
-applied. Metrics stay on the device until a line of the log is due.
+The host synchronises once per update, because a loss or gradient that is not finite decides whether
+the update is applied. Metrics stay on the device until a line of the log is due.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from fairseq.training.state import TrainingState
 
 
 def update(state: TrainingState, samples: Sequence[Sample | None]) -> bool:
-    """Update *state* from *samples*, this process's batches (None: an empty one), equally many on every rank.
+    """Update *state* from *samples*, this process's batches (None: an empty one), equally many on
+    every rank.
 
     Returns:
-        False if nothing was updated: half-precision gradients overflowed, or the update is skipped because its loss or
+        False if nothing was updated: half-precision gradients overflowed, or the update is skipped
+            because its loss or
         gradients are not finite.
 
     Raises:
@@ -33,8 +35,8 @@ def update(state: TrainingState, samples: Sequence[Sample | None]) -> bool:
     state.graph.update_num = state.num_updates
     batches, loss = samples, None
     while True:
-        # Forward and backward, a batch at a time. The state that steps carry goes from batch to batch as a value,
-        # provisionally; gradients add up.
+        # Forward and backward, a batch at a time. The state that steps carry goes from batch to
+        # batch as a value, provisionally; gradients add up.
         carried, sums, host_size = state.task.carried, None, 0
         try:
             for number, sample in enumerate(batches):
@@ -61,8 +63,9 @@ def update(state: TrainingState, samples: Sequence[Sample | None]) -> bool:
     state.reducer.reduce()
     sums = state.votes.reduced(sums)
 
-    # Normalisation by the global number of targets, and clipping, as one factor that the optimizer applies: gradients
-    # need not be rounded to float16. The number stays on the device, where reading it would wait for the backward pass.
+    # Normalisation by the global number of targets, and clipping, as one factor that the optimizer
+    # applies: gradients need not be rounded to float16. The number stays on the device, where
+    # reading it would wait for the backward pass.
     size = host_size if state.world.size == 1 else sums[SIZE]
     factor = gradient_factor(size, state.world.size, state.scaler.scale if state.scaler is not None else 1.0)
     gnorm, factor = norm_and_factor(
@@ -92,7 +95,8 @@ def update(state: TrainingState, samples: Sequence[Sample | None]) -> bool:
 
 
 def _skip(state: TrainingState, samples: Sequence[Sample | None], carried: Carried, sums: NamedSums) -> None:
-    """Skip the update of *samples*, which is not finite; raise NonFinite if no more may be skipped."""
+    """Skip the update of *samples*, which is not finite; raise NonFinite if no more may be
+    skipped."""
 
     def find() -> nonfinite.Finding:
         parameters = dict(state.reducer.named_parameters())
@@ -106,7 +110,8 @@ def _skip(state: TrainingState, samples: Sequence[Sample | None], carried: Carri
         nonfinite.check_scale(state.scaler, find)
     else:
         state.skipped.skip(find())
-    # A finite loss was computed from finite states, which what follows in the text continues: gradients alone
-    # overflowed, most often by the loss scale. Otherwise the state stays as of the last finite forward pass.
+    # A finite loss was computed from finite states, which what follows in the text continues:
+    # gradients alone overflowed, most often by the loss scale. Otherwise the state stays as of the
+    # last finite forward pass.
     if bool(torch.isfinite(sums["loss"])):
         state.task.skip(carried)

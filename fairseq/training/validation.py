@@ -16,7 +16,8 @@ from fairseq.training.state import TrainingState
 
 
 def evaluate(state: TrainingState, batches: Iterable[Sample | None]) -> Meter:
-    """Return the sums over *batches* for the weights that a run validates and saves; see :func:`validate`."""
+    """Return the sums over *batches* for the weights that a run validates and saves; see
+    :func:`validate`."""
     with state.averaged():
         meter = validate(state.graph, state.task, batches, state.precision, state.world)
         # Without a backward pass sharded layers stay gathered.
@@ -30,7 +31,8 @@ def validate(
 ) -> Meter:
     """Return the sums over *batches* of one split, reduced over ranks.
 
-    The state that training steps carry stays as it is: a validation begins with its own and drops it at the end.
+    The state that training steps carry stays as it is: a validation begins with its own and drops
+    it at the end.
 
     Args:
         graph: model and criterion; left in evaluation mode.

@@ -1,4 +1,5 @@
-"""Decisions of all ranks, such as to stop or to save, taken in the reduction of an update's sums."""
+"""Decisions of all ranks, such as to stop or to save, taken in the reduction of an update's
+sums."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from fairseq.modules import devices
 class Votes:
     """Decisions by name: one is taken when any rank wishes so, on every rank after the same update.
 
-    One process decides on the host, without any tensor. Several read the votes where reading costs nothing: on CPUs at
-    once, on GPUs the previous update's, which the device has finished by then.
+    One process decides on the host, without any tensor. Several read the votes where reading costs
+    nothing: on CPUs at once, on GPUs the previous update's, which the device has finished by then.
     """
 
     def __init__(self, world: World) -> None:
@@ -30,7 +31,8 @@ class Votes:
         self._answered: set[str] = set()
 
     def register(self, name: str, wish: Callable[[], bool]) -> None:
-        """Let *wish*, asked once per update, decide on *name* for this rank; in the same order on every rank."""
+        """Let *wish*, asked once per update, decide on *name* for this rank; in the same order on
+        every rank."""
         self._wishes[name] = wish
         self._results[name] = False
 
@@ -50,7 +52,8 @@ class Votes:
         if self.on_host:
             self._results = dict(zip(self._wishes, wishes, strict=True))
             return sums
-        # In the reduction of the sums: one of their own would synchronise processes twice per update.
+        # In the reduction of the sums: one of their own would synchronise processes twice per
+        # update.
         votes = torch.tensor(wishes, dtype=sums.values.dtype).to(sums.values.device, non_blocking=True)
         names = tuple(f"vote_{name}" for name in self._wishes)
         total = NamedSums((*sums.names, *names), torch.cat([sums.values, votes]), sums.rows).reduced(self.world)

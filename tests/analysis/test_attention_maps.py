@@ -1,4 +1,5 @@
-"""fairseq-attention: averages over distance against naive accumulation, its files, and mistakes in one line."""
+"""fairseq-attention: averages over distance against naive accumulation, its files, and mistakes in
+one line."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def one_thread():
 
 @pytest.fixture(scope="module")
 def transformer_xl(tmp_path_factory):
-    """A Transformer-XL of 2 layers with 2 heads, segments of 16 and memory of 24, after a few updates."""
+    """A Transformer-XL of 2 layers with 2 heads, segments of 16 and memory of 24, after a few
+    updates."""
     folder = tmp_path_factory.mktemp("xl")
     flags = "--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --batch-size 4 --mem-len 24"
     runs.train(folder, flags, "--tokens-per-sample 16 --optimizer adam --lr 0.01 --max-update 5 --no-epoch-checkpoints")
@@ -52,19 +54,22 @@ def transformer_xl(tmp_path_factory):
 
 @pytest.fixture
 def undrawn(monkeypatch):
-    """The names of pictures in place of their content, for tests of the files: drawing takes seconds."""
+    """The names of pictures in place of their content, for tests of the files: drawing takes
+    seconds."""
     for name in ("draw_distances", "draw_terms", "draw_position"):
         monkeypatch.setattr(command.plots, name, lambda path, *rest, name=name: path.write_bytes(name.encode()))
 
 
 def run(*flags, data=runs.DATA):
-    """Run the command in this process; returns its figures. A list holds words that are not to be split."""
+    """Run the command in this process; returns its figures. A list holds words that are not to be
+    split."""
     argv = [word for flag in flags for word in ([str(f) for f in flag] if isinstance(flag, list) else flag.split())]
     return command.main(options.parse_args_and_arch(get_attention_parser(), [str(data), "--cpu", *argv]))
 
 
 class ThreeBack(nn.Module):
-    """Attention whose head 0 looks three tokens back (or as far as it can), and head 1 at itself."""
+    """Attention whose head 0 looks three tokens back (or as far as it can), and head 1 at
+    itself."""
 
     num_heads = 2
 
@@ -135,7 +140,8 @@ def test_without_memory_every_token_counts_and_reach_says_how_far_they_see():
     full, last = 12, 7  # segments of 8 tokens, and the tokens of the thirteenth
     expected = [(full * (8 - d) + max(0, last - d)) / 103 for d in range(8)]
     np.testing.assert_allclose(maps.reach, expected)
-    # The first three tokens of each segment cannot look three back and look at the segment's first instead.
+    # The first three tokens of each segment cannot look three back and look at the segment's first
+    # instead.
     np.testing.assert_allclose(maps.attention[0, 0], [13 / 103] * 3 + [(103 - 39) / 103] + [0] * 4)
     np.testing.assert_allclose(maps.given_reach(maps.attention)[0, 0, 3], 1)
 
@@ -146,7 +152,8 @@ def test_terms_are_softmaxes_of_what_a_query_sees():
     for term in maps.terms.values():
         np.testing.assert_allclose(term.sum(-1), 1)
     assert maps.terms["b"][0, 0, 3] == pytest.approx(1) and maps.terms["b"][0, 1, 0] == pytest.approx(1)
-    # (c) is e⁵ at distance 3 among S − 1 ones, where the queries of a segment see 13 to 20 keys; the last sees 19.
+    # (c) is e⁵ at distance 3 among S − 1 ones, where the queries of a segment see 13 to 20 keys;
+    # the last sees 19.
     seen = np.array([*range(13, 21)] * 10 + [*range(13, 20)])
     assert maps.terms["c"][0, 0, 3] == pytest.approx(np.mean(np.exp(5) / (np.exp(5) + seen - 1)), rel=1e-6)
     assert maps.terms["a"][0, 0, 0] == pytest.approx(np.mean(1 / seen))
@@ -205,7 +212,8 @@ def test_the_report_needs_no_other_file_and_paths_cannot_change_it(transformer_x
 
 
 class Watched(naive.NaiveLM):
-    """The naive model, which notes what each head of each query attends to: (layer, head) → [[weight by distance]]."""
+    """The naive model, which notes what each head of each query attends to: (layer, head) →
+    [[weight by distance]]."""
 
     def attention(self, name, context, queries, infused):
         dim, heads = self.args["decoder_embed_dim"], self.args["decoder_attention_heads"]
@@ -347,7 +355,8 @@ def test_a_position_with_full_memory_is_chosen_by_the_seed():
     reader = stub_reader(memory=30, rows=2)
     found = [reader.choose_position(seed) for seed in range(40)]
     assert found == [reader.choose_position(seed) for seed in range(40)]
-    # Rows of seven and six segments of 8 tokens, of which the first four do not have 30 tokens before them.
+    # Rows of seven and six segments of 8 tokens, of which the first four do not have 30 tokens
+    # before them.
     assert {*found} == {39, 47, 55, 95, 102}
 
 

@@ -1,4 +1,5 @@
-"""fairseq-recl: the metric as the paper defines it, exact windows, its files, and mistakes in one line."""
+"""fairseq-recl: the metric as the paper defines it, exact windows, its files, and mistakes in one
+line."""
 
 from __future__ import annotations
 
@@ -39,13 +40,15 @@ def one_thread():
 
 
 def run(*flags, data=runs.DATA):
-    """Run the command in this process; returns its figures. A list holds words that are not to be split."""
+    """Run the command in this process; returns its figures. A list holds words that are not to be
+    split."""
     argv = [word for flag in flags for word in ([str(f) for f in flag] if isinstance(flag, list) else flag.split())]
     return command.main(options.parse_args_and_arch(get_recl_parser(), [str(data), "--cpu", *argv]))
 
 
 def by_loops(losses, contexts, top_r, threshold):
-    """RECLs and relative gains [M][K − 1] of losses [M][K][N], a position at a time, as appendix C words it."""
+    """RECLs and relative gains [M][K − 1] of losses [M][K][N], a position at a time, as appendix C
+    words it."""
     models, positions = range(len(losses)), range(len(losses[0][0]))
     gains = [[] for _ in models]
     for k in range(len(contexts) - 1):
@@ -66,8 +69,9 @@ def by_loops(losses, contexts, top_r, threshold):
 
 
 def test_a_group_whose_answer_is_known():
-    # Perplexities 8 and 4 with the short context: the baseline is 4 everywhere. Then the first model halves it at
-    # half of the positions, and the second, now at 3.9 everywhere, gains 2.5 %; another step brings neither anything.
+    # Perplexities 8 and 4 with the short context: the baseline is 4 everywhere. Then the first
+    # model halves it at half of the positions, and the second, now at 3.9 everywhere, gains 2.5 %;
+    # another step brings neither anything.
     first = np.log([[8, 8, 8, 8], [2, 4, 2, 4], [2, 4, 2, 4]])
     second = np.log([[4, 4, 4, 4], [3.9, 3.9, 3.9, 3.9], [3.9, 3.9, 3.9, 3.9]])
     gains = recl.relative_gains(np.stack([first, second]), 1.0)
@@ -181,7 +185,8 @@ def test_the_command_writes_what_it_measured(tmp_path, capsys):
 
 
 def measured(*models):
-    """Losses [M, K, N] of models with these perplexities at 10, 20, … tokens; at every other position 0.2 more."""
+    """Losses [M, K, N] of models with these perplexities at 10, 20, … tokens; at every other
+    position 0.2 more."""
     losses = np.log(np.array(models, dtype=float))[:, :, None] + np.array([0, 0.2, 0, 0.2])
     return recl.ContextLosses([f"m{i}" for i in range(len(models))], np.arange(1, losses.shape[1] + 1) * 10, losses)
 

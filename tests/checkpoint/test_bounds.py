@@ -1,4 +1,5 @@
-"""The plain data of a checkpoint end: their depth, whole numbers and repetitions have limits, which are exact."""
+"""The plain data of a checkpoint end: their depth, whole numbers and repetitions have limits, which
+are exact."""
 
 from __future__ import annotations
 

@@ -274,7 +274,8 @@ def test_a_checkpoint_cut_anywhere_is_a_user_error(tmp_path, zipped):
     content = whole.read_bytes()
     for length in [1, 2, 3, 4, 5, 10, *range(50, len(content), 97), len(content) - 1]:
         path.write_bytes(content[:length])
-        # Half a name is an unknown name; a header may already claim tensors that the file no longer holds.
+        # Half a name is an unknown name; a header may already claim tensors that the file no longer
+        # holds.
         with pytest.raises(UserError, match="truncated|rejected|larger than the file") as error:
             load(path)
         only_line(error, path)

@@ -1,4 +1,5 @@
-"""Checks of a file and its tensors: exact limits, messages that name the part, nothing rejected that is sound."""
+"""Checks of a file and its tensors: exact limits, messages that name the part, nothing rejected
+that is sound."""
 
 from __future__ import annotations
 

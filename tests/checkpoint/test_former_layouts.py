@@ -1,4 +1,5 @@
-"""Checkpoints of fairseq 0.6 to 0.12 in today's layout, piece by piece; whole files are in tests/golden."""
+"""Checkpoints of fairseq 0.6 to 0.12 in today's layout, piece by piece; whole files are in
+tests/golden."""
 
 from __future__ import annotations
 

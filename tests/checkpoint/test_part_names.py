@@ -1,4 +1,5 @@
-"""Folders of sharded checkpoints: each tensor under its own name, and no command writes into them."""
+"""Folders of sharded checkpoints: each tensor under its own name, and no command writes into
+them."""
 
 from __future__ import annotations
 

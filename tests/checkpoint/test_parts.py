@@ -1,4 +1,5 @@
-"""Folders of sharded checkpoints: what processes write is read in full or by rows; what does not fit is rejected."""
+"""Folders of sharded checkpoints: what processes write is read in full or by rows; what does not
+fit is rejected."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def content_of(value: Any) -> bytes:
 
 
 def folder_with(path: Path, pieces: list[tuple[int, Any]], **manifest: Any) -> Path:
-    """A checkpoint of one tensor in *pieces*, first row and rows, each in a file of its own after 7 other bytes.
+    """A checkpoint of one tensor in *pieces*, first row and rows, each in a file of its own after 7
+    other bytes.
 
     Keyword arguments replace fields of the tensor in the manifest.
     """

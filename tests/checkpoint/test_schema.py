@@ -1,4 +1,5 @@
-"""Each part of a checkpoint beside the weights has its type: others are rejected, with the part and the type."""
+"""Each part of a checkpoint beside the weights has its type: others are rejected, with the part and
+the type."""
 
 from __future__ import annotations
 

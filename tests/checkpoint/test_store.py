@@ -1,4 +1,5 @@
-"""One file: copies of tensors, what is read however it was saved, and one-line reasons why a file is not."""
+"""One file: copies of tensors, what is read however it was saved, and one-line reasons why a file
+is not."""
 
 from __future__ import annotations
 

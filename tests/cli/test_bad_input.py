@@ -1,4 +1,5 @@
-"""A user's mistake in ``fairseq-train`` is one line that names the flag or file, with exit code 2."""
+"""A user's mistake in ``fairseq-train`` is one line that names the flag or file, with exit code
+2."""
 
 from __future__ import annotations
 

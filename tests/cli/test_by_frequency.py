@@ -1,4 +1,5 @@
-"""fairseq-eval-lm and fairseq-validate --by-frequency: against words counted and summed in a loop."""
+"""fairseq-eval-lm and fairseq-validate --by-frequency: against words counted and summed in a
+loop."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def validated(*flags: Any, data: Path = runs.DATA) -> dict[str, Any]:
 
 
 def literal(words: list[tuple[str, float]], counts: Counter[str]) -> dict[str, tuple[int, float, float]]:
-    """Number, mean loss and its standard error of the words of each band, from (word, loss in bits)."""
+    """Number, mean loss and its standard error of the words of each band, from (word, loss in
+    bits)."""
     bands: dict[str, list[float]] = {}
     for word, loss in words:
         low = max([0, *(edge for edge in EDGES if edge <= counts[word])])

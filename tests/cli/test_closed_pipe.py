@@ -1,4 +1,5 @@
-"""A command whose output nobody reads any more, as behind ``| head``, ends quietly; training saves first."""
+"""A command whose output nobody reads any more, as behind ``| head``, ends quietly; training saves
+first."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def without_nohup() -> Iterator[None]:
 
 
 def headed(script: str, *flags: Any, lines: int = 1, **settings: Any) -> tuple[int, str]:
-    """The exit code and stderr of a script of whose output *lines* lines are read, before its pipe is closed."""
+    """The exit code and stderr of a script of whose output *lines* lines are read, before its pipe
+    is closed."""
     with warm.start(script, *flags, **settings) as process:
         assert process.stdout is not None and process.stderr is not None
         for _ in range(lines):

@@ -1,4 +1,5 @@
-"""fairseq-eval-lm --score-documents: a score for each document, which does not depend on the others."""
+"""fairseq-eval-lm --score-documents: a score for each document, which does not depend on the
+others."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ COMMAND = re.compile(rf"^(?:.*\| )?({'|'.join(map(re.escape, PARSERS))}) (.*)$",
 
 
 def commands(page: Path) -> list[tuple[str, list[str]]]:
-    """The program and the words of each command in the code blocks of *page*; ``…`` stands for more of them."""
+    """The program and the words of each command in the code blocks of *page*; ``…`` stands for more
+    of them."""
     blocks = re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     text = "".join(blocks).replace("\\\n", " ")
     found = [(program, shlex.split(rest, comments=True)) for program, rest in COMMAND.findall(text)]

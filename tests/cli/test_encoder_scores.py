@@ -1,4 +1,5 @@
-"""fairseq-eval-lm and the harness's requests for encoders: the numbers of a loop that masks one token at a time."""
+"""fairseq-eval-lm and the harness's requests for encoders: the numbers of a loop that masks one
+token at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Variables of the environment with which a library cannot be imported: one line that names them."""
+"""Variables of the environment with which a library cannot be imported: one line that names
+them."""
 
 from __future__ import annotations
 

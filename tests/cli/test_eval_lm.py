@@ -42,7 +42,8 @@ MODES = {
 
 
 def evaluate(*flags, data=runs.DATA):
-    """Run the command in this process; returns its figures. A list holds words that are not to be split."""
+    """Run the command in this process; returns its figures. A list holds words that are not to be
+    split."""
     words = [word for flag in flags for word in (flag if isinstance(flag, list) else str(flag).split())]
     return eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), [str(data), *words]))
 
@@ -56,7 +57,8 @@ def scores(tmp_path, *flags, data=runs.DATA):
 
 
 def close(lprobs, expected):
-    """Equal but for the rounding of float32: these random models are less well-behaved than trained ones."""
+    """Equal but for the rounding of float32: these random models are less well-behaved than trained
+    ones."""
     np.testing.assert_allclose(lprobs, expected, rtol=2e-6, atol=1e-5)
 
 

@@ -1,4 +1,5 @@
-"""The language-model commands of fairseq 0.12.2's examples: they parse verbatim, and run at a small size."""
+"""The language-model commands of fairseq 0.12.2's examples: they parse verbatim, and run at a small
+size."""
 
 from __future__ import annotations
 

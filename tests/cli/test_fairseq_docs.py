@@ -49,7 +49,8 @@ REGISTRIES = {
 
 
 def parts() -> list[tuple[str, str, bool]]:
-    """Kind and name of every part in the page's table, and whether it is there; models have no kind."""
+    """Kind and name of every part in the page's table, and whether it is there; models have no
+    kind."""
     found = []
     rows = re.findall(r"^\| (\w* ?)(`.*?) \| (same|different|refused) \|", PARTS, flags=re.MULTILINE)
     for kind, names, status in rows:

@@ -1,4 +1,5 @@
-"""fairseq-finetune: runs for seeds and rates, mean and deviation, the best rate, predictions, one-line errors."""
+"""fairseq-finetune: runs for seeds and rates, mean and deviation, the best rate, predictions,
+one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a new user tries first: a model trained without a list of flags, text as it comes, and help on the way."""
+"""What a new user tries first: a model trained without a list of flags, text as it comes, and help
+on the way."""
 
 from __future__ import annotations
 

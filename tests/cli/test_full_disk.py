@@ -1,4 +1,5 @@
-"""A disk that is full ends a command with one line, and neither files nor folders are left behind."""
+"""A disk that is full ends a command with one line, and neither files nor folders are left
+behind."""
 
 from __future__ import annotations
 
@@ -95,7 +96,8 @@ def test_a_picture_that_fills_the_disk_is_one_line(kind: str, tmp_path: Path) ->
 def test_metrics_of_which_no_line_fits_leave_neither_file_nor_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The limit on the length of a file stands for the disk: what is written ends within the first line."""
+    """The limit on the length of a file stands for the disk: what is written ends within the first
+    line."""
     monkeypatch.chdir(tmp_path)
     flags = f"{runs.DATA} {runs.SHORT} --no-save --disable-validation --metrics-file new/m.jsonl"
     monkeypatch.setattr(sys, "argv", ["train", *flags.split()])

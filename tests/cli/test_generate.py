@@ -1,4 +1,5 @@
-"""Texts in batches and by beam search are those found one by one and by hand; fairseq-generate shows what it made."""
+"""Texts in batches and by beam search are those found one by one and by hand; fairseq-generate
+shows what it made."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def model(request, data):
 
 
 def strong_model(flags, data):
-    """A model whose random weights are large enough for its choices to depend on all that it reads."""
+    """A model whose random weights are large enough for its choices to depend on all that it
+    reads."""
     built = runs.model_of(flags, SMALL, data=data).eval()
     generator = torch.Generator().manual_seed(11)
     with torch.no_grad():
@@ -63,7 +65,8 @@ def strong_model(flags, data):
 
 @torch.no_grad()
 def lprobs_by_hand(model, tokens):
-    """The next token's distribution [V] after *tokens*, without a cache: segments with memory, or the last window."""
+    """The next token's distribution [V] after *tokens*, without a cache: segments with memory, or
+    the last window."""
     memory, rest = None, list(tokens)
     while len(rest) > LENGTH:
         if model.memory_length:

@@ -1,4 +1,5 @@
-"""``--help`` is short, complete and named for people; a flag in the wrong place says where it belongs."""
+"""``--help`` is short, complete and named for people; a flag in the wrong place says where it
+belongs."""
 
 from __future__ import annotations
 

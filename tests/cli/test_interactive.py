@@ -1,4 +1,5 @@
-"""fairseq-interactive: prompts in, running text out, the same by pipe and by file; text and tokens, there and back."""
+"""fairseq-interactive: prompts in, running text out, the same by pipe and by file; text and tokens,
+there and back."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def pipe(monkeypatch):
     return fill
 
 
-# ---- the command -----------------------------------------------------------------------------------------------------
+# ---- the command -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", [SAMPLING, "", "--beam 3", f"{SAMPLING} --num-samples 3", f"{SAMPLING} --json"])
@@ -201,7 +202,7 @@ def test_output_that_has_not_every_character_shows_the_rest():
     assert done.returncode == 0 and done.stdout.startswith(rb"\xe9 \u2013 gres"), done.stderr
 
 
-# ---- text ------------------------------------------------------------------------------------------------------------
+# ---- text --------------------------------------------------------------------------------------
 
 
 def dictionary_of(*symbols):

@@ -1,4 +1,5 @@
-"""A model is one argument: its folder, or a checkpoint, which has its dictionary and tokenizer beside it."""
+"""A model is one argument: its folder, or a checkpoint, which has its dictionary and tokenizer
+beside it."""
 
 from __future__ import annotations
 

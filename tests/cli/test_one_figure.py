@@ -1,4 +1,5 @@
-"""A table of the figures that several commands print of one checkpoint and one text: equal to the printed digit.
+"""A table of the figures that several commands print of one checkpoint and one text: equal to the
+printed digit.
 
 A second one has the accuracy of a classifier.
 """

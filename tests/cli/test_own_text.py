@@ -1,4 +1,5 @@
-"""Plain text through every command: preprocessed, trained on, evaluated, continued, and what was written read again."""
+"""Plain text through every command: preprocessed, trained on, evaluated, continued, and what was
+written read again."""
 
 from __future__ import annotations
 

@@ -19,7 +19,8 @@ LOSSES = (10.0, 8.0, 6.0, 6.5)
 
 
 def metrics(path: Path, losses: tuple[float, ...] = LOSSES, **further: Any) -> Path:
-    """A run with an interval and a validation every 10 updates, each of 100 tokens and 36 seconds."""
+    """A run with an interval and a validation every 10 updates, each of 100 tokens and 36
+    seconds."""
     lines = []
     for number, loss in enumerate(losses, start=1):
         figures = {"step": 10 * number, "loss": loss, "wpb": 100.0, "wall": 360.0 * number}

@@ -1,4 +1,5 @@
-"""Tasks of a user's own that override fairseq's methods: called where the signature fits, else refused by name."""
+"""Tasks of a user's own that override fairseq's methods: called where the signature fits, else
+refused by name."""
 
 from __future__ import annotations
 

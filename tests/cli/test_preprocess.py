@@ -1,4 +1,5 @@
-"""Preprocessing: fairseq's bytes for any number of processes, awkward text, and nothing left behind by a failure."""
+"""Preprocessing: fairseq's bytes for any number of processes, awkward text, and nothing left behind
+by a failure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Preprocessing that cannot work: one line that names the text or flag, and nothing left behind or changed."""
+"""Preprocessing that cannot work: one line that names the text or flag, and nothing left behind or
+changed."""
 
 from __future__ import annotations
 

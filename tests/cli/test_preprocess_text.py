@@ -1,4 +1,5 @@
-"""fairseq-preprocess on raw text: complete folders, the same bytes for any number of processes, one-line errors."""
+"""fairseq-preprocess on raw text: complete folders, the same bytes for any number of processes,
+one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Settings are checked where they are made: in Python in the names of fields, on a command line in those of flags."""
+"""Settings are checked where they are made: in Python in the names of fields, on a command line in
+those of flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Killed work is repeated; odd names and folders of two preparations are neither tracebacks nor silent mixtures."""
+"""Killed work is repeated; odd names and folders of two preparations are neither tracebacks nor
+silent mixtures."""
 
 from __future__ import annotations
 

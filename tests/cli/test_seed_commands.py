@@ -1,4 +1,5 @@
-"""The command lines that the Shortformer's authors published: they parse verbatim, and run at a small size."""
+"""The command lines that the Shortformer's authors published: they parse verbatim, and run at a
+small size."""
 
 from __future__ import annotations
 

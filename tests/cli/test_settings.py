@@ -45,8 +45,8 @@ def settings(*flags: Any) -> TrainingSettings:
 def configs() -> list[type]:
     """Every dataclass of the package whose name ends in Config.
 
-    Files for exported folders need transformers, the harness's model lm-eval; settings of plug-ins for fairseq may
-    be changed, as there.
+    Files for exported folders need transformers, the harness's model lm-eval; settings of plug-ins
+    for fairseq may be changed, as there.
     """
     names = [found.name for found in pkgutil.walk_packages([str(PACKAGE)], "fairseq.")]
     others = re.compile(r"\.(exported|interop\.fairseq)\.|\.harness\.model$")

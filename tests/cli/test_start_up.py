@@ -1,4 +1,5 @@
-"""Help, versions and mistakes of a command line are answered before torch is imported, which takes seconds."""
+"""Help, versions and mistakes of a command line are answered before torch is imported, which takes
+seconds."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ print(json.dumps(found))
 
 
 def answers(script: str, *lines: list[str]) -> list[tuple[int, bool, bool]]:
-    """The exit code of *script* with each of *lines*, whether torch was imported, and whether it said something."""
+    """The exit code of *script* with each of *lines*, whether torch was imported, and whether it
+    said something."""
     words = [sys.executable, "-c", PROBE, SCRIPTS[script], script, json.dumps(lines)]
     # A working copy, whichever was installed.
     environment = {**os.environ, "PYTHONPATH": str(runs.ROOT)}

@@ -1,4 +1,5 @@
-"""Control characters from corpora, dictionaries, prompts and files reach no terminal and no HTML page."""
+"""Control characters from corpora, dictionaries, prompts and files reach no terminal and no HTML
+page."""
 
 from __future__ import annotations
 

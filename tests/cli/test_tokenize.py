@@ -1,4 +1,5 @@
-"""fairseq-tokenize: text to symbols and back, of files and pipes, with flags or the tokenizer of a data folder."""
+"""fairseq-tokenize: text to symbols and back, of files and pipes, with flags or the tokenizer of a
+data folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Metrics of sentence prediction: over batches and ranks they are those of all predictions together."""
+"""Metrics of sentence prediction: over batches and ranks they are those of all predictions
+together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Losses over subsets of tokens are means over the tokens that a mask names, whatever the subset is."""
+"""Losses over subsets of tokens are means over the tokens that a mask names, whatever the subset
+is."""
 
 from __future__ import annotations
 

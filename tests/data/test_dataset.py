@@ -19,7 +19,8 @@ PAD = 1
 
 
 class Pairs:
-    """Sentence pairs in memory; one token of each row is masked at random, by seed, epoch and number."""
+    """Sentence pairs in memory; one token of each row is masked at random, by seed, epoch and
+    number."""
 
     def __init__(self, rows: list[list[int]], numbers: np.ndarray | None = None, epoch: int = 0) -> None:
         self.rows = rows

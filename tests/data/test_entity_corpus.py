@@ -1,4 +1,5 @@
-"""The synthetic corpus of entities: a name tells its properties, and nothing else in a line does."""
+"""The synthetic corpus of entities: a name tells its properties, and nothing else in a line
+does."""
 
 from __future__ import annotations
 

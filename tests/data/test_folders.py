@@ -1,4 +1,5 @@
-"""Training data in several files is one corpus, in several folders an epoch each; dictionaries must agree."""
+"""Training data in several files is one corpus, in several folders an epoch each; dictionaries must
+agree."""
 
 from __future__ import annotations
 

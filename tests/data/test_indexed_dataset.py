@@ -1,4 +1,5 @@
-"""The mmap format: golden files are read right, what is written reads back, damaged files are refused."""
+"""The mmap format: golden files are read right, what is written reads back, damaged files are
+refused."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ LINE = 10  # tokens
 
 
 def data_folder(path: Path, shards: int, lines: int) -> Path:
-    """A data folder with notes: *lines* lines of *LINE* tokens in *shards* files; the text is the same for any."""
+    """A data folder with notes: *lines* lines of *LINE* tokens in *shards* files; the text is the
+    same for any."""
     path.mkdir()
     dictionary = Dictionary()
     dictionary.update(dict.fromkeys(WORDS.words, 3))
@@ -115,7 +116,8 @@ def test_a_batch_with_notes_takes_few_reads_however_many_files(
             sample = rows.batch(indices)
         found[shards] = len(reads), sample["net_input"]["spans"].tolist(), sample["subsets"]["rare"].tolist()
     assert found[1][1:] == found[100][1:] and found[1][1]
-    # Tokens, word numbers (twice) and beginnings of a row are one read each, two where it lies in two files.
+    # Tokens, word numbers (twice) and beginnings of a row are one read each, two where it lies in
+    # two files.
     assert found[1][0] <= 4 * 32
     assert found[100][0] <= 2 * 4 * 32
 

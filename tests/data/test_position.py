@@ -239,7 +239,8 @@ def test_a_run_that_fairseq_began_keeps_its_order_in_its_own_checkpoints() -> No
 
 
 def test_lines_that_are_cut_at_another_length_go_on_after_the_same_share() -> None:
-    """The longest line, which no length cuts, is the longest block before and after: the length alone tells."""
+    """The longest line, which no length cuts, is the longest block before and after: the length
+    alone tells."""
     sizes = {16: [4] * 30 + [9], 32: [8] * 15 + [9]}
     runs_of = {length: _by_size(np.array(blocks)) for length, blocks in sizes.items()}
     read(runs_of[16], 6)

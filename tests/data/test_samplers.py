@@ -1,4 +1,5 @@
-"""Every block is read exactly once an epoch, whatever the number of processes, in the order promised."""
+"""Every block is read exactly once an epoch, whatever the number of processes, in the order
+promised."""
 
 from __future__ import annotations
 

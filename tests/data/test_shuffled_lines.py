@@ -1,4 +1,5 @@
-"""--shuffle-lines: each epoch reads every line whole and once, in an order of its own that can be had again."""
+"""--shuffle-lines: each epoch reads every line whole and once, in an order of its own that can be
+had again."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ KINDS = ("streams", "blocks")
 
 @dataclasses.dataclass
 class Lines:
-    """A corpus in memory, of *count* lines of 1 to 9 tokens; all tokens but the last of a line are different."""
+    """A corpus in memory, of *count* lines of 1 to 9 tokens; all tokens but the last of a line are
+    different."""
 
     count: int = 60
 

@@ -34,7 +34,8 @@ class Line:
 
 
 class Opener:
-    """Opener of folder *token*, which has *token* blocks; a record of the threads that opened it."""
+    """Opener of folder *token*, which has *token* blocks; a record of the threads that opened
+    it."""
 
     def __init__(self, token: int) -> None:
         self.token = token

@@ -1,4 +1,5 @@
-"""Processes that would read other data, or the same in another order, end before the first update."""
+"""Processes that would read other data, or the same in another order, end before the first
+update."""
 
 from __future__ import annotations
 
@@ -117,7 +118,8 @@ def test_the_data_of_each_epoch_are_compared_once(tmp_path: Path, monkeypatch: p
 
 
 def compared(*ranks: tuple[int, dict[str, dict[str, Any]]]) -> list[str]:
-    """The error on each rank, of which updates and facts by split are given; "" where they agree."""
+    """The error on each rank, of which updates and facts by split are given; "" where they
+    agree."""
 
     def check(world: World) -> None:
         updates, splits = ranks[world.rank]

@@ -191,7 +191,8 @@ def test_one_process_reduces_nothing() -> None:
 
 
 def drawn(world: World, folder: Path) -> list[float]:
-    """The next random numbers after an update with dropout, of batches that have one shape on all processes."""
+    """The next random numbers after an update with dropout, of batches that have one shape on all
+    processes."""
     flags = [runs.BASELINE, "--dropout 0.2 --max-update 1 --no-save --disable-validation --save-dir", folder]
     train(training_settings(runs.arguments(*flags)), world)
     return torch.rand(4).tolist()

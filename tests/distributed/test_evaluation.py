@@ -137,7 +137,8 @@ def test_generation_by_two_processes_and_by_shards_is_that_of_one(
 
 
 def _without_scores(text: str) -> list[str]:
-    """The lines of *text* without numbers, which depend on the other texts of a batch in their last digit."""
+    """The lines of *text* without numbers, which depend on the other texts of a batch in their last
+    digit."""
     return [re.sub(r"-?\d+\.\d+", "", line) for line in text.splitlines()]
 
 

@@ -1,4 +1,5 @@
-"""Tensors of all ranks reach the first one's host in place, and rows of all ranks every device without a wait."""
+"""Tensors of all ranks reach the first one's host in place, and rows of all ranks every device
+without a wait."""
 
 from __future__ import annotations
 
@@ -113,7 +114,8 @@ def test_every_rank_may_have_one_row_or_none(tmp_path):
 
 @pytest.fixture
 def nccl(monkeypatch):
-    """The second of two ranks with GPUs, whose collectives do nothing; the tensors and group of each of them."""
+    """The second of two ranks with GPUs, whose collectives do nothing; the tensors and group of
+    each of them."""
     calls = []
 
     def all_gather(gathered, own, group=None):

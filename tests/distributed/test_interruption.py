@@ -1,4 +1,5 @@
-"""A signal that asks a run to stop is recorded; a second one ends the process, unless something else counts them."""
+"""A signal that asks a run to stop is recorded; a second one ends the process, unless something
+else counts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Processes of a job start by flags, torchrun or SLURM, and end together, whichever fails or stops."""
+"""Processes of a job start by flags, torchrun or SLURM, and end together, whichever fails or
+stops."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def test_process_that_does_not_respond_ends_the_others_after_the_timeout(tmp_pat
     assert "py-spy dump -p PID" in last and "NCCL's flight recorder" in last
 
 
-# ---- connecting ------------------------------------------------------------------------------------------------------
+# ---- connecting --------------------------------------------------------------------------------
 
 JOB = """
 import os
@@ -125,7 +126,8 @@ if __name__ == "__main__":
 
 
 def start(folder, *flags, script=JOB, **variables):
-    """A command that prints its rank, the number of processes, and how many took part in a reduction."""
+    """A command that prints its rank, the number of processes, and how many took part in a
+    reduction."""
     path = folder / "job.py"
     if not path.exists():  # another command, which reads it at this moment, would find it empty
         path.write_text(script)

@@ -1,4 +1,5 @@
-"""Commands of guides and recipes, at a small size, on processes of torchrun and of two nodes: as on one process."""
+"""Commands of guides and recipes, at a small size, on processes of torchrun and of two nodes: as on
+one process."""
 
 from __future__ import annotations
 
@@ -40,9 +41,11 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def published(name: str, processes: int, notes: Path) -> list[str]:
-    """The words after ``train.py DATA`` of a published command; any number of processes has the same global batch.
+    """The words after ``train.py DATA`` of a published command; any number of processes has the
+    same global batch.
 
-    The recipe of TNF reads whole lines; they form batches by their sizes, which must be the same for all.
+    The recipe of TNF reads whole lines; they form batches by their sizes, which must be the same
+    for all.
     """
     if name == "shortformer":
         text = re.sub(r"\\\n\s*", "", (runs.ROOT / "docs" / "shortformer.md").read_text(encoding="utf-8"))

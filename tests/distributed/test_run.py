@@ -1,4 +1,5 @@
-"""A job runs here, or on as many processes as flags, GPUs and the environment say; ranks connect and end together."""
+"""A job runs here, or on as many processes as flags, GPUs and the environment say; ranks connect
+and end together."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ LO = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
 
 
 def ranks(main: Callable[[Any, World], Any], size: int = 2, fail: bool = False, **settings: Any) -> list[Any]:
-    """Exit code and result of each of *size* processes that have torch's variables, as torchrun and srun set them."""
+    """Exit code and result of each of *size* processes that have torch's variables, as torchrun and
+    srun set them."""
     place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
 
     def one(number: int) -> Callable[[], Any]:
@@ -42,7 +44,7 @@ def ranks(main: Callable[[Any, World], Any], size: int = 2, fail: bool = False, 
     return in_processes(*map(one, range(size)), fail=fail)
 
 
-# ---- processes of flags ----------------------------------------------------------------------------------------------
+# ---- processes of flags ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -154,7 +156,7 @@ def test_gpus_do_not_count_for_a_job_of_the_processor() -> None:
     assert run(nccl) == "ran"
 
 
-# ---- ranks of torchrun and srun --------------------------------------------------------------------------------------
+# ---- ranks of torchrun and srun ----------------------------------------------------------------
 
 
 def test_ranks_connect_on_the_loopback_and_leave_nothing_behind() -> None:

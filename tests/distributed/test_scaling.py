@@ -31,7 +31,8 @@ def test_what_is_summed_travels_twice_but_for_a_process_own_part() -> None:
     assert CLUSTER.summed(1e11, 16) == pytest.approx(2 * 7 / 8 + 10.0)
 
 
-# Of MODEL: 80 M parameters in layers, 20 M in embeddings, 1,024 tokens: 6 · 10^8 · 1,024 operations are 0.6144 s.
+# Of MODEL: 80 M parameters in layers, 20 M in embeddings, 1,024 tokens: 6 · 10^8 · 1,024 operations
+# are 0.6144 s.
 @pytest.mark.parametrize(
     ("processes", "backend", "between", "exposed", "state"),
     [

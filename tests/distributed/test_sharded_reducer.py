@@ -1,4 +1,5 @@
-"""A module in parts computes what the whole one does, and any tensor of it can be cut, loaded and stored."""
+"""A module in parts computes what the whole one does, and any tensor of it can be cut, loaded and
+stored."""
 
 from __future__ import annotations
 
@@ -62,7 +63,8 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Embeddings tied with the output, a layer, a bias that not every batch uses, a frozen parameter and a buffer."""
+    """Embeddings tied with the output, a layer, a bias that not every batch uses, a frozen
+    parameter and a buffer."""
 
     scale: Tensor
 
@@ -107,7 +109,8 @@ def sharded(world: World, cfg: DistributedConfig = SHARDED, dtype: Any = None) -
 
 
 def whole_of(reducer: Any, world: World, tensors: dict[str, Any]) -> dict[str, Tensor]:
-    """The whole tensors whose parts each process has in *tensors*, put together from those of one group."""
+    """The whole tensors whose parts each process has in *tensors*, put together from those of one
+    group."""
     parts = world.gather([(n, p.local, p.first, p.shape) for n, p in tensors.items()], everywhere=True)
     found = {name: torch.full(shape, torch.nan) for name, _, _, shape in parts[0]}
     for of_rank in parts:
@@ -130,7 +133,7 @@ def of_whole(size: int, batches: int = 1, biased: Any = lambda rank: True) -> di
     return {name: p.grad / size for name, p in graph.named_parameters() if p.grad is not None}
 
 
-# ---- computation -----------------------------------------------------------------------------------------------------
+# ---- computation -------------------------------------------------------------------------------
 
 
 def trained(world: World, cfg: DistributedConfig, batches: int) -> Any:
@@ -310,7 +313,7 @@ def test_parameters_may_wait_in_host_memory_and_only_warnings_of_outputs_are_not
     assert on_ranks(quiet, 2, tmp_path) == [["of the user"]] * 2
 
 
-# ---- parts -----------------------------------------------------------------------------------------------------------
+# ---- parts -------------------------------------------------------------------------------------
 
 
 def cut(world: World) -> Any:
@@ -381,7 +384,7 @@ def test_whole_tensors_and_parts_are_loaded_as_parts(tmp_path: Path) -> None:
         assert "size mismatch for embed.weight" in wrong, "as of a whole module"
 
 
-# ---- division --------------------------------------------------------------------------------------------------------
+# ---- division ----------------------------------------------------------------------------------
 
 
 class Hosts(World):

@@ -1,4 +1,5 @@
-"""Processes that hold parts of the parameters train as processes that hold all of them, and as one process."""
+"""Processes that hold parts of the parameters train as processes that hold all of them, and as one
+process."""
 
 from __future__ import annotations
 
@@ -162,7 +163,8 @@ def test_batches_added_up_in_groups_of_processes_are_one_larger_batch(two: Any, 
 
 
 def gradients_between_batches(world: World, folder: Path) -> tuple[int, int]:
-    """Bytes of all parameters, and the growth of all tensors by the first of an update's two batches."""
+    """Bytes of all parameters, and the growth of all tensors by the first of an update's two
+    batches."""
     sizes = []
     accumulate = ShardedReducer.accumulate
 

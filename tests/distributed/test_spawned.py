@@ -1,4 +1,5 @@
-"""Torch's agent starts the ranks of a machine, which end together; the command ends with the message of the first."""
+"""Torch's agent starts the ranks of a machine, which end together; the command ends with the
+message of the first."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-# ---- ranks -----------------------------------------------------------------------------------------------------------
+# ---- ranks -------------------------------------------------------------------------------------
 
 
 def write(folder: Path, world: World) -> None:
@@ -107,7 +108,7 @@ def test_ranks_import_plug_ins_before_the_value(tmp_path: Path) -> None:
         run(job(call, Plugged(), distributed_world_size=2))
 
 
-# ---- failures --------------------------------------------------------------------------------------------------------
+# ---- failures ----------------------------------------------------------------------------------
 
 
 def fail(action: str, world: World) -> None:
@@ -177,7 +178,7 @@ def test_memory_that_is_exhausted_is_the_hosts_or_the_gpus(error: Exception, whe
     assert str(rank._mistake(error)).startswith(f"out of {where} memory: lower --max-tokens")
 
 
-# ---- restarts --------------------------------------------------------------------------------------------------------
+# ---- restarts ----------------------------------------------------------------------------------
 
 
 def fail_once(folder: Path, world: World) -> None:
@@ -211,7 +212,7 @@ def test_restarts_end(capfd: pytest.CaptureFixture[str]) -> None:
     assert error.endswith(f"{FAILED}killed by signal 9 (SIGKILL)\n")
 
 
-# ---- signals ---------------------------------------------------------------------------------------------------------
+# ---- signals -----------------------------------------------------------------------------------
 
 
 def wait_for_a_signal(folder: Path, world: World) -> None:

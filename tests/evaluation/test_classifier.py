@@ -1,4 +1,5 @@
-"""A fine-tuned encoder classifies new text in Python, on the command line and in transformers, with one result."""
+"""A fine-tuned encoder classifies new text in Python, on the command line and in transformers, with
+one result."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def a_model(arch: str) -> tuple[Any, Dictionary]:
 
 @torch.no_grad()
 def literal(predict: Any, words: Dictionary, ids: list[int], groups: list[int] | None = None) -> Tensor:
-    """One row at a time; *groups* is the word of each token, whose tokens to the right are masked, too."""
+    """One row at a time; *groups* is the word of each token, whose tokens to the right are masked,
+    too."""
     lprobs = []
     for place, token in enumerate(ids):
         row = [words.bos(), *ids, words.eos()]

@@ -112,7 +112,8 @@ def test_token_by_token_reads_each_token_once(load):
     Scorer([model], DICTIONARY, Scoring(8, batch_size=2, token_by_token=True)).score(corpus)
     hook.remove()
     assert {shape[1] for shape in read} == {1}
-    # Seven blocks, four in the first row and three in the second, of which the last has two tokens and six of padding.
+    # Seven blocks, four in the first row and three in the second, of which the last has two tokens
+    # and six of padding.
     assert sum(shape[0] for shape in read) == 50 + 6
 
 
@@ -208,7 +209,8 @@ def test_every_line_by_itself_with_eos(load):
 
 
 def naive_lines(corpus, size, mode):
-    """Blocks as lists of tokens: lines packed into *size* tokens, a longer one by itself; blank ones end documents."""
+    """Blocks as lists of tokens: lines packed into *size* tokens, a longer one by itself; blank
+    ones end documents."""
     blocks, fresh = [], True
     for start, end in itertools.pairwise(corpus.offsets):
         line = corpus.tokens[start:end].tolist()
@@ -223,7 +225,8 @@ def naive_lines(corpus, size, mode):
 
 
 def naive_window(reference, blocks, length, window):
-    """Log-probabilities as fairseq computes them: each block after what the blocks before leave in its window."""
+    """Log-probabilities as fairseq computes them: each block after what the blocks before leave in
+    its window."""
     context, found = [], []
     for block in blocks:
         read = context[max(0, len(context) - min(window, max(0, length - len(block)))) :]

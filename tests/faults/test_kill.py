@@ -1,4 +1,5 @@
-"""A run that is killed at any instant goes on when it is started again, and ends as if nothing had happened."""
+"""A run that is killed at any instant goes on when it is started again, and ends as if nothing had
+happened."""
 
 from __future__ import annotations
 

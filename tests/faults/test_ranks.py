@@ -1,4 +1,5 @@
-"""Any rank of a job may be killed at any instant: torchrun starts all again, and the result is bit-identical."""
+"""Any rank of a job may be killed at any instant: torchrun starts all again, and the result is
+bit-identical."""
 
 from __future__ import annotations
 

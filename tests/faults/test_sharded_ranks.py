@@ -1,4 +1,5 @@
-"""Any rank of sharded training may be killed at any instant; as many processes, or fewer, or more, go on from there."""
+"""Any rank of sharded training may be killed at any instant; as many processes, or fewer, or more,
+go on from there."""
 
 from __future__ import annotations
 

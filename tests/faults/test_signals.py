@@ -1,4 +1,5 @@
-"""A signal ends a run after its update: saved, with a documented exit code, and with the command that goes on."""
+"""A signal ends a run after its update: saved, with a documented exit code, and with the command
+that goes on."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ class AdaptiveLoss(cross_entropy.AdaptiveLoss):  # its checkpoints fit the origi
 
 
 def signalled(folder, save_dir, *flags, numbers, target="os.getpid()", training=True):
-    """A run in a process of its own whose criterion sends signals to *target* during update 5, or a validation."""
+    """A run in a process of its own whose criterion sends signals to *target* during update 5, or a
+    validation."""
     plugin = folder / "signalling_plugin"
     plugin.mkdir(exist_ok=True)
     (plugin / "__init__.py").write_text(

@@ -1,4 +1,5 @@
-"""One example of fuzzing: what a reader may do with a damaged input, within bounds of time and memory."""
+"""One example of fuzzing: what a reader may do with a damaged input, within bounds of time and
+memory."""
 
 from __future__ import annotations
 
@@ -50,11 +51,12 @@ def expected(reader: Reader, seed: Path) -> Any:
 
 
 def check(name: str, number: int, work: Path) -> str:
-    """Read damaged input *number* of reader *name*; return the error of a rejected one, "" of an accepted one.
+    """Read damaged input *number* of reader *name*; return the error of a rejected one, "" of an
+    accepted one.
 
     Raises:
-        Found: the reader fails otherwise than by a UserError of one line, hangs, uses memory without bound, or accepts
-            what it must not.
+        Found: the reader fails otherwise than by a UserError of one line, hangs, uses memory
+            without bound, or accepts what it must not.
     """
     reader = READERS[name]
     target, seed = prepare(reader, random.Random(f"{name} {number}"), work)

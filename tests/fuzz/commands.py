@@ -1,7 +1,8 @@
-"""Commands run on bad inputs in forks of one warm process: exit code, stderr, files and bounds of each case.
+"""Commands run on bad inputs in forks of one warm process: exit code, stderr, files and bounds of
+each case.
 
-``python -m tests.fuzz.commands [--whole] [--every N] [--workers N] [PREFIX…]`` runs the cases whose names begin with
-PREFIX.
+``python -m tests.fuzz.commands [--whole] [--every N] [--workers N] [PREFIX…]`` runs the cases whose
+names begin with PREFIX.
 """
 
 from __future__ import annotations
@@ -46,14 +47,18 @@ class Case:
         write: writes inputs of the case into its folder, the current one of the command.
         closed: descriptors that are closed when the command starts, as by ``>&-``.
         stdin: what the command reads from stdin.
-        stdout: the file for its output; by default one that is dropped. ``|``: a pipe that nobody reads.
+        stdout: the file for its output; by default one that is dropped. ``|``: a pipe that nobody
+            reads.
         is_valid: whether the command may also accept the input and end with exit code 0.
         output: the file or folder that the command may write to if it does.
         change: what the process does before the command starts, e.g. lower a limit.
         call: what it runs in place of a command.
-        meanwhile: what another process does again and again while the command runs; it is given a count.
-        has_little: a limit is lowered: that there is no memory, no descriptor or no thread may be the error.
-        shrinks: another process shortens a file that this one may have mapped into its memory, which ends it by SIGBUS.
+        meanwhile: what another process does again and again while the command runs; it is given a
+            count.
+        has_little: a limit is lowered: that there is no memory, no descriptor or no thread may be
+            the error.
+        shrinks: another process shortens a file that this one may have mapped into its memory,
+            which ends it by SIGBUS.
     """
 
     name: str
@@ -74,7 +79,8 @@ class Case:
 
 @dataclass
 class Ended:
-    """A command that has ended: exit code (negative: by a signal), stderr, seconds of processor time."""
+    """A command that has ended: exit code (negative: by a signal), stderr, seconds of processor
+    time."""
 
     code: int
     stderr: str
@@ -185,7 +191,8 @@ def _obey_permissions() -> None:
 
 
 def _open_streams(closed: Sequence[int]) -> None:
-    """Give ``sys`` new streams, as an interpreter does: those of this process know its own files and pipes."""
+    """Give ``sys`` new streams, as an interpreter does: those of this process know its own files
+    and pipes."""
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
@@ -260,7 +267,8 @@ def stamps(folder: Path) -> dict[str, Any]:
 
 
 def check(case: Case, base: Path, before: dict[str, Any]) -> tuple[str, float]:
-    """Run *case* in a new folder; return its fault, empty if it has none, and its seconds of processor time.
+    """Run *case* in a new folder; return its fault, empty if it has none, and its seconds of
+    processor time.
 
     *before* is what *base* holds, the inputs that cases share.
     """
@@ -366,7 +374,8 @@ def _work(args: argparse.Namespace, worker: int, file: Path) -> NoReturn:
 
 
 def main() -> None:
-    """Run the cases, or every n-th of them; print faults, counts, and processor time of each class."""
+    """Run the cases, or every n-th of them; print faults, counts, and processor time of each
+    class."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prefixes", nargs="*", default=[""], metavar="PREFIX")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="run every N-th case only")

@@ -12,9 +12,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def mount(kind: str) -> Callable[[], None]:
-    """A function that mounts a file system of *kind* at ``place`` in the current folder, for this process alone.
+    """A function that mounts a file system of *kind* at ``place`` in the current folder, for this
+    process alone.
 
-    ``read-only``, ``full`` (but for one page), or ``noexec``; files of ``place`` are copied into it.
+    ``read-only``, ``full`` (but for one page), or ``noexec``; files of ``place`` are copied into
+    it.
     """
 
     def change() -> None:

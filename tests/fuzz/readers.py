@@ -80,7 +80,8 @@ def read_corpus(folder: Path) -> Any:
 
 
 def read_unchecked_corpus(folder: Path) -> Any:
-    """Read a folder made by fairseq, which has no checksums; indices must lie within the dictionary."""
+    """Read a folder made by fairseq, which has no checksums; indices must lie within the
+    dictionary."""
     with tempfile.TemporaryDirectory() as place:
         plain = Path(shutil.copytree(folder, f"{place}/plain"))
         (plain / "checksums.txt").unlink()
@@ -119,7 +120,8 @@ def read_glue(path: Path) -> Any:
 
 
 def read_sentences(folder: Path) -> Any:
-    """Read folders of pairs with classes and with scores, as fairseq leaves them, without checksums."""
+    """Read folders of pairs with classes and with scores, as fairseq leaves them, without
+    checksums."""
     dictionary = load_dictionary(folder / "input0")
     sentences = sentence_folders.read_sentences(folder, "train", dictionary)
     assert all(len(pair) == 2 and all((ids >= 0).all() for ids in pair) for pair in sentences)

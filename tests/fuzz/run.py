@@ -1,4 +1,5 @@
-"""Fuzz readers for minutes of processor time: ``python -m tests.fuzz.run --minutes 10 READER…`` (default: all)."""
+"""Fuzz readers for minutes of processor time: ``python -m tests.fuzz.run --minutes 10 READER…``
+(default: all)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from fuzz.readers import READERS
 
 
 def main() -> None:
-    """Run examples until time is up; print each new failure once, with the number that repeats it."""
+    """Run examples until time is up; print each new failure once, with the number that repeats
+    it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("readers", nargs="*", metavar="READER", help=", ".join(READERS))
     parser.add_argument("--minutes", type=float, default=10.0, help="processor time for each reader")

@@ -1,4 +1,5 @@
-"""A stand-in for EleutherAI's lm-eval with one task, ``standin``: requests of each kind, and no data to download."""
+"""A stand-in for EleutherAI's lm-eval with one task, ``standin``: requests of each kind, and no
+data to download."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Commands on bad inputs of every class: one line that names the file or flag, exit code 2, nothing changed, in bounds.
+"""Commands on bad inputs of every class: one line that names the file or flag, exit code 2, nothing
+changed, in bounds.
 
-A part of the suite; ``BAD_INPUTS=suite`` runs all of it, ``BAD_INPUTS=whole`` every member of every class.
+A part of the suite; ``BAD_INPUTS=suite`` runs all of it, ``BAD_INPUTS=whole`` every member of every
+class.
 """
 
 from __future__ import annotations

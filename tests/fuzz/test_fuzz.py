@@ -1,4 +1,5 @@
-"""Damaged files: no traceback, no hang, no unbounded memory, and nothing accepted that changes a result."""
+"""Damaged files: no traceback, no hang, no unbounded memory, and nothing accepted that changes a
+result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Models trained with ``--add-bos-token`` generate and score with ``<s>`` wherever training put it."""
+"""Models trained with ``--add-bos-token`` generate and score with ``<s>`` wherever training put
+it."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ class Reference(naive.NaiveLM):
         return self.log_probs(self.hidden(torch.tensor(row))[0][-1:])[0]
 
     def greedy(self, text: list[int], count: int) -> list[int]:
-        """The *count* most probable tokens after *text*, read in windows of LENGTH that begin with <s>."""
+        """The *count* most probable tokens after *text*, read in windows of LENGTH that begin with
+        <s>."""
         window, found = [BOS], list[int]()
         for token in text:
             window = self._with(window, token)

@@ -1,4 +1,5 @@
-"""Raw text decoded token by token: the pieces are the text of the whole line, and no piece is taken back."""
+"""Raw text decoded token by token: the pieces are the text of the whole line, and no piece is taken
+back."""
 
 from __future__ import annotations
 

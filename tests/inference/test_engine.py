@@ -1,4 +1,5 @@
-"""The reader of models for inference: its kernels compute what the modules do, and the exact best words."""
+"""The reader of models for inference: its kernels compute what the modules do, and the exact best
+words."""
 
 from __future__ import annotations
 
@@ -222,7 +223,8 @@ def test_the_stack_need_not_hold_a_number_for_each_row(load):
     @torch.inference_mode()
     def read():
         kilobytes = int(re.search(r"VmStk:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-        # Of the main thread: below it nothing is mapped, so that an array that is too large cannot miss the end.
+        # Of the main thread: below it nothing is mapped, so that an array that is too large cannot
+        # miss the end.
         hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
         resource.setrlimit(resource.RLIMIT_STACK, ((kilobytes + 1024) << 10, hard))
         hidden = torch.randn(4, reader.packed.stack.out_width)

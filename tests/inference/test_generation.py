@@ -1,4 +1,5 @@
-"""Sampling: tokens follow the model's distribution, at a constant cost, past the end of the window."""
+"""Sampling: tokens follow the model's distribution, at a constant cost, past the end of the
+window."""
 
 from __future__ import annotations
 

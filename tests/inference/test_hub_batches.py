@@ -1,4 +1,5 @@
-"""Lists of texts in Python: read and generated in batches, with the results of the loop over single texts."""
+"""Lists of texts in Python: read and generated in batches, with the results of the loop over single
+texts."""
 
 from __future__ import annotations
 

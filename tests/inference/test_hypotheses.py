@@ -1,4 +1,5 @@
-"""Hypotheses end at ``</s>``, have the scores of fairseq's generator, and are printed in its lines."""
+"""Hypotheses end at ``</s>``, have the scores of fairseq's generator, and are printed in its
+lines."""
 
 from __future__ import annotations
 

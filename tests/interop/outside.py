@@ -1,8 +1,10 @@
-"""What programs elsewhere do with exported folders; a script that needs torch and transformers, not this package.
+"""What programs elsewhere do with exported folders; a script that needs torch and transformers, not
+this package.
 
-``python outside.py FOLDER …`` prints one JSON object: for each folder, for each thing that is done, "yes" or the error.
-A folder has ``expected.npz`` in it: ``text`` [2, T], ``log_probs`` [2, T, V] and ``greedy``, the first five tokens of
-the first row and their continuation; and ``words``, a text, with its ``ids``.
+``python outside.py FOLDER …`` prints one JSON object: for each folder, for each thing that is done,
+"yes" or the error. A folder has ``expected.npz`` in it: ``text`` [2, T], ``log_probs`` [2, T, V]
+and ``greedy``, the first five tokens of the first row and their continuation; and ``words``, a
+text, with its ``ids``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Parts from outside the package are changed, when they are registered, to what the package calls."""
+"""Parts from outside the package are changed, when they are registered, to what the package
+calls."""
 
 from __future__ import annotations
 

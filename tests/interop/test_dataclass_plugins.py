@@ -1,4 +1,5 @@
-"""Parts in the style of fairseq 0.10 to 0.12: settings as dataclasses, ``self.cfg``, references to other settings."""
+"""Parts in the style of fairseq 0.10 to 0.12: settings as dataclasses, ``self.cfg``, references to
+other settings."""
 
 from __future__ import annotations
 
@@ -254,7 +255,8 @@ def test_what_a_plugin_logs_is_averaged_over_updates(plugin: list[Any], tmp_path
         assert line["three"] == 3 and line["tokens"] == pytest.approx(line["wpb"])
     second = runs.updates(log)[1]  # the first interval's end; update 1 has a line of its own
     assert second["tokens_in_all"] == pytest.approx(2 * second["wpb"])
-    # Neither a ratio of sums nor a sum: the mean of two equal updates, whatever the interval of the log.
+    # Neither a ratio of sums nor a sum: the mean of two equal updates, whatever the interval of the
+    # log.
     assert second["root"] == pytest.approx(runs.updates(log)[0]["root"], rel=1e-3)
 
 

@@ -1,4 +1,5 @@
-"""Plug-ins that build language models of this package's decoders and modules, in the way of fairseq's own models."""
+"""Plug-ins that build language models of this package's decoders and modules, in the way of
+fairseq's own models."""
 
 from __future__ import annotations
 

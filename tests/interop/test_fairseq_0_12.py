@@ -1,4 +1,5 @@
-"""Numbers of fairseq 0.12.2, from tests/golden/fairseq_0_12/make.py: here and in docs/compatibility.md the same."""
+"""Numbers of fairseq 0.12.2, from tests/golden/fairseq_0_12/make.py: here and in
+docs/compatibility.md the same."""
 
 from __future__ import annotations
 
@@ -130,7 +131,8 @@ def test_a_masked_language_model_goes_on_with_its_optimizer(tmp_path: Path) -> N
     assert {entry["step"] for entry in moments.values()} == {21} and len(moments) == len(before) == 41
     for (name, after), entry in zip(moments.items(), before, strict=True):
         if not name.endswith("k_proj.bias"):  # attention does not depend on it: its gradient is rounding
-            # One update changes a second moment by a thousandth of itself and of the squared gradient.
+            # One update changes a second moment by a thousandth of itself and of the squared
+            # gradient.
             pair = torch.stack([after["exp_avg_sq"].flatten(), entry["exp_avg_sq"].flatten()])
             assert torch.corrcoef(pair)[0, 1] > 0.95, name
 

@@ -1,4 +1,5 @@
-"""Datasets, dictionary, iterators and modules under fairseq's names compute what their names say."""
+"""Datasets, dictionary, iterators and modules under fairseq's names compute what their names
+say."""
 
 from __future__ import annotations
 

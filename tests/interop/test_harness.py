@@ -1,4 +1,5 @@
-"""The adapter for the evaluation harness: the numbers of scoring token by token, of eval-lm, and of a local task."""
+"""The adapter for the evaluation harness: the numbers of scoring token by token, of eval-lm, and of
+a local task."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def words(model: LanguageModel, *ids: int) -> str:
 
 
 def naive(model: Any, ids: list[int], first: int, segment: int) -> tuple[float, bool]:
-    """The log-probability of ids[first:], each token from as many before it as the model may read."""
+    """The log-probability of ids[first:], each token from as many before it as the model may
+    read."""
     total, greedy = 0.0, True
     for place in range(first, len(ids)):
         if model.memory_length:

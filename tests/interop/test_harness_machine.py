@@ -1,4 +1,5 @@
-"""The evaluation harness on a machine without a GPU or a network; a stand-in where it is not installed."""
+"""The evaluation harness on a machine without a GPU or a network; a stand-in where it is not
+installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Exported language models in transformers: the automatic classes, padding on any side, batches, fine-tuning."""
+"""Exported language models in transformers: the automatic classes, padding on any side, batches,
+fine-tuning."""
 
 from __future__ import annotations
 

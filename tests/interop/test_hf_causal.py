@@ -1,4 +1,5 @@
-"""Language models as Hugging Face folders: the same numbers in transformers, exact copies back, one-line errors."""
+"""Language models as Hugging Face folders: the same numbers in transformers, exact copies back,
+one-line errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Llama, Mistral, Qwen 2, GPT-NeoX and OPT from Hugging Face folders: transformers' numbers, tokens, errors."""
+"""Llama, Mistral, Qwen 2, GPT-NeoX and OPT from Hugging Face folders: transformers' numbers,
+tokens, errors."""
 
 from __future__ import annotations
 

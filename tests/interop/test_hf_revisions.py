@@ -1,4 +1,5 @@
-"""Exported checkpoints by words: transformers loads each as a subfolder, and as a revision of a repository."""
+"""Exported checkpoints by words: transformers loads each as a subfolder, and as a revision of a
+repository."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ WORDS = {"chck_500": 500, "chck_20K": 20_000, "chck_1M": 10**6, "chck_10M": 10**
 
 
 def checkpoints(folder: Path, **milestones: Any) -> Path:
-    """A folder with a checkpoint of each model of *milestones*, and the last of them as the best."""
+    """A folder with a checkpoint of each model of *milestones*, and the last of them as the
+    best."""
     for name, model in milestones.items():
         saved(model, folder.with_name("one"), MODELS["shortformer"])
         folder.mkdir(exist_ok=True)
@@ -31,7 +33,8 @@ def checkpoints(folder: Path, **milestones: Any) -> Path:
 
 
 def as_repository(exported: Path, cache: Path, name: str) -> None:
-    """Fill a cache of transformers' as it is once a repository with these branches has been downloaded."""
+    """Fill a cache of transformers' as it is once a repository with these branches has been
+    downloaded."""
     branches = {"main": exported, **{path.name: path for path in exported.iterdir() if path.is_dir()}}
     for number, (branch, files) in enumerate(branches.items()):
         commit, repository = f"{number:040}", cache / f"models--{name.replace('/', '--')}"

@@ -1,4 +1,5 @@
-"""Exported tokenizers in transformers: offsets, pairs, truncation and padding, for decoders and encoders."""
+"""Exported tokenizers in transformers: offsets, pairs, truncation and padding, for decoders and
+encoders."""
 
 from __future__ import annotations
 
@@ -273,7 +274,8 @@ def test_a_tokenizer_whose_symbols_the_dictionary_lacks_is_exported_as_code(tmp_
 
 
 def test_no_fast_tokenizer_equals_other_encodings() -> None:
-    """The reasons why these are exported as code. A release of tokenizers that breaks this test may take one away."""
+    """The reasons why these are exported as code. A release of tokenizers that breaks this test may
+    take one away."""
     pieces = pytest.importorskip("sentencepiece")
     model = SentencePiece.learn(COUNTS, 24)
     proto = pytest.importorskip("sentencepiece.sentencepiece_model_pb2").ModelProto.FromString(model)
@@ -281,6 +283,7 @@ def test_no_fast_tokenizer_equals_other_encodings() -> None:
     charsmap = proto.normalizer_spec.precompiled_charsmap
     assert Precompiled(charsmap).normalize_str(text) == "ẍ", "the second one is lost"
     assert pieces.SentencePieceProcessor(model_proto=model).normalize(text) == "▁ẍ\u0301"
-    # A symbol that only merges make, as words are put together, is not in a dictionary of subword-nmt's output.
+    # A symbol that only merges make, as words are put together, is not in a dictionary of
+    # subword-nmt's output.
     with pytest.raises(Exception, match="`th` out of vocabulary"):
         BPE({"t": 0, "h": 1, "e": 2, "the</w>": 3}, [("t", "h"), ("th", "e</w>")])

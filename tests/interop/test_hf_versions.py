@@ -1,7 +1,7 @@
 """Exported folders in the versions of transformers that people have, without this package.
 
-The installed transformers is always tried, with two models. Where ``OTHER_PYTHONS`` names interpreters with other
-versions, separated by ``:``, all of them are tried with seven.
+The installed transformers is always tried, with two models. Where ``OTHER_PYTHONS`` names
+interpreters with other versions, separated by ``:``, all of them are tried with seven.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ def test_models_of_other_shapes_agree_with_the_naive_implementation(shape, tmp_p
 
 
 def hf_folder(folder: Path, config: dict, file: str) -> dict:
-    """A random model in Hugging Face's files; returns the authors' state dict, with biases a layer."""
+    """A random model in Hugging Face's files; returns the authors' state dict, with biases a
+    layer."""
     state = naive_xl.random_state(config)
     if config["untie_r"]:
         for layer in range(config["n_layer"]):

@@ -1,4 +1,5 @@
-"""Files that are small for what they would make a careless reader do: recurse, multiply, run out of memory."""
+"""Files that are small for what they would make a careless reader do: recurse, multiply, run out of
+memory."""
 
 from __future__ import annotations
 

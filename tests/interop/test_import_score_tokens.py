@@ -1,4 +1,5 @@
-"""Tokens are scored by their ids, with the segments and the memory asked for; what cannot be is refused."""
+"""Tokens are scored by their ids, with the segments and the memory asked for; what cannot be is
+refused."""
 
 from __future__ import annotations
 

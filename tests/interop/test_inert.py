@@ -1,4 +1,5 @@
-"""Pickled modules are read as data: right where they are whole, refused where they are hostile, never run."""
+"""Pickled modules are read as data: right where they are whole, refused where they are hostile,
+never run."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from fairseq.interop.pickles import inert
 
 
 def module_like(config: dict, state: dict) -> nn.Module:
-    """A module with the attributes and parameters of the authors', its classes named as theirs are."""
+    """A module with the attributes and parameters of the authors', its classes named as theirs
+    are."""
     foreign = types.ModuleType("mem_transformer")
     shell = type("MemTransformerLM", (nn.Module,), {"__module__": "mem_transformer"})
     foreign.MemTransformerLM = shell  # type: ignore[attr-defined]

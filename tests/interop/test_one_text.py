@@ -1,4 +1,5 @@
-"""One text of two lines, scored by every way in and out, with each kind of vocabulary: one log-probability."""
+"""One text of two lines, scored by every way in and out, with each kind of vocabulary: one
+log-probability."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ MODEL += " --criterion cross_entropy --cpu"
 
 
 class Scored:
-    """A checkpoint of a random model whose validation text is *text*, and what each command makes of that text."""
+    """A checkpoint of a random model whose validation text is *text*, and what each command makes
+    of that text."""
 
     def __init__(self, folder: Path, text: str, **flags: Any) -> None:
         training = preprocessing.text_file(folder, TEXT + text, "train.txt")
@@ -101,7 +103,8 @@ REQUESTS = [("the lower river\nthe", " low"), ("", "the newest"), ("the river ",
 
 @torch.no_grad()
 def test_continuations_score_as_by_the_rule_of_the_harness_for_transformers(scored: Scored) -> None:
-    """That rule: no symbol but the tokenizer's, which adds none; the first one only where there is no context."""
+    """That rule: no symbol but the tokenizer's, which adds none; the first one only where there is
+    no context."""
     found = Requests(LanguageModel.from_pretrained(scored.checkpoint)).log_likelihoods(REQUESTS)
     tokenizer, model = scored.in_transformers()
     for (context, continuation), (lprob, greedy) in zip(REQUESTS, found, strict=True):

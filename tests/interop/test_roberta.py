@@ -1,4 +1,5 @@
-"""``fairseq.models.roberta.RobertaModel`` does what fairseq's documentation shows; numbers are fairseq 0.12.2's."""
+"""``fairseq.models.roberta.RobertaModel`` does what fairseq's documentation shows; numbers are
+fairseq 0.12.2's."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def test_predictions_of_a_classifier_are_fairseqs() -> None:
 
 @pytest.mark.parametrize("flat", [False, True], ids=["fp32", "fp16"])
 def test_a_classifier_goes_on_with_its_optimizer(flat: bool, tmp_path: Path) -> None:
-    """Numbers of the optimizer's state count the copies and the output layer, which this package's model lacks."""
+    """Numbers of the optimizer's state count the copies and the output layer, which this package's
+    model lacks."""
     theirs = torch.load(GOLDEN / "classifier.pt", weights_only=False)
     optimizer, names = theirs["last_optimizer_state"], list(theirs["model"])
     names = [name for name in names if not name.endswith(("version", "lm_head.weight"))]
@@ -160,7 +162,8 @@ def test_every_head_of_a_checkpoint_is_there(tmp_path: Path) -> None:
 
 
 def test_gpt2s_subwords_are_numbers_of_its_files(tmp_path: Path) -> None:
-    """RoBERTa's dictionaries hold the numbers that ``encoder.json`` gives to the subwords of ``vocab.bpe``."""
+    """RoBERTa's dictionaries hold the numbers that ``encoder.json`` gives to the subwords of
+    ``vocab.bpe``."""
     library = json.loads(HuggingFace.learn_lines([["the tower of the town"] * 9], 270))["model"]
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in library["merges"]]
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")

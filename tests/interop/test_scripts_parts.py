@@ -1,4 +1,5 @@
-"""What scripts written for fairseq use beside runs: averages, pieces of texts, checks of splits, text as stdin."""
+"""What scripts written for fairseq use beside runs: averages, pieces of texts, checks of splits,
+text as stdin."""
 
 from __future__ import annotations
 

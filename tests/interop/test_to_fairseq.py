@@ -1,4 +1,5 @@
-"""``fairseq-export --to fairseq`` writes what fairseq wrote: the same names, numbers and kinds of settings."""
+"""``fairseq-export --to fairseq`` writes what fairseq wrote: the same names, numbers and kinds of
+settings."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def export(source: Path, out: Path) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A setting as a value that two spellings have in common: "20,40", [20, 40]; 0, 0.0; "(0.9, 0.98)"."""
+    """A setting as a value that two spellings have in common: "20,40", [20, 40]; 0, 0.0; "(0.9,
+    0.98)"."""
     text = str(value).strip("()[]").replace(" ", "")
     return [float(part) if part.replace(".", "", 1).isdecimal() else part for part in text.split(",")]
 

@@ -2,7 +2,8 @@
 
     python tests/kernels/calls.py ROUNDS
 
-Two read with one model, one row and many, which kernels compute by different numbers of threads; two train.
+Two read with one model, one row and many, which kernels compute by different numbers of threads;
+two train.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ Call = Callable[[], list[Tensor]]
 
 
 class Late:
-    """A library whose kernels begin after other threads have come as far: what they share would be theirs by then."""
+    """A library whose kernels begin after other threads have come as far: what they share would be
+    theirs by then."""
 
     def __init__(self, library: Any) -> None:
         self.library = library
@@ -43,7 +45,8 @@ class Late:
 
 
 def reading(model: LanguageModel, rows: int) -> Call:
-    """Tokens read one by one by the kernels: hidden states, log-probabilities and the best words."""
+    """Tokens read one by one by the kernels: hidden states, log-probabilities and the best
+    words."""
     tokens = torch.randint(4, len(model.dictionary), (rows, 12), generator=torch.Generator().manual_seed(rows))
 
     def read() -> list[Tensor]:

@@ -1,4 +1,5 @@
-"""Kernels of training read and write nothing beside their tensors, on whatever the compiler and the processor offer."""
+"""Kernels of training read and write nothing beside their tensors, on whatever the compiler and the
+processor offer."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def test_the_sanitizers_of_addresses_and_undefined_behaviour_find_nothing(tmp_pa
     main.write_text("int main(void) { return 0; }")
     if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("the compiler has no sanitizers")
-    # The pieces of scratch, too, are allocated by the test, which may put each into memory of its own.
+    # The pieces of scratch, too, are allocated by the test, which may put each into memory of its
+    # own.
     source = (FOLDER / "attention.c").read_text()
     assert source.count(TAKE) == 1
     attention.write_text(source.replace(TAKE, f"{TAKE}exact(&scratch, WORDS) // "))

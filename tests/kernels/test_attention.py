@@ -1,4 +1,5 @@
-"""Attention by kernels is a softmax written out in float64, on whatever the compiler and the processor offer."""
+"""Attention by kernels is a softmax written out in float64, on whatever the compiler and the
+processor offer."""
 
 from __future__ import annotations
 
@@ -36,8 +37,9 @@ def is_by_kernel(attended: Tensor) -> bool:
 
 pytestmark = pytest.mark.usefixtures("machine")
 
-# Rows, heads, queries, keys, channels of a head, keys of the memory: masks whose heads begin within a byte, channels
-# and keys that fill no vectors, keys for which queries are computed in groups, and so many that a group is the least.
+# Rows, heads, queries, keys, channels of a head, keys of the memory: masks whose heads begin within
+# a byte, channels and keys that fill no vectors, keys for which queries are computed in groups, and
+# so many that a group is the least.
 SHAPES = [
     *(
         (2, 6, 5, 9, 16, 0),
@@ -132,7 +134,8 @@ def test_attention_and_its_gradients_are_those_of_torch_in_float64(
 def test_relative_attention_and_its_gradients_are_those_of_torch_in_float64(
     shape: tuple[int, ...], window: int | None, p: float, dtype: torch.dtype
 ) -> None:
-    """The score of key j for query i is the content's plus the distance's, column T − 1 − i + j of the products."""
+    """The score of key j for query i is the content's plus the distance's, column T − 1 − i + j of
+    the products."""
     rows, heads, queries, keys, dim, memory = shape
     torch.manual_seed(1)
     lengths = (queries, queries, keys, keys)

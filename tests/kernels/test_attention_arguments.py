@@ -60,7 +60,8 @@ def test_the_structure_of_a_problem_is_the_kernels_own() -> None:
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("change", [lambda x: x[:1], lambda x: x[:, :1], lambda x: x[..., :7], lambda x: x[0]])
 def test_shapes_that_do_not_agree_are_left_to_torch(number: int, change: Callable[[Tensor], Tensor]) -> None:
-    """The kernel reads at addresses: keys that torch would broadcast, or refuse, are other memory."""
+    """The kernel reads at addresses: keys that torch would broadcast, or refuse, are other
+    memory."""
     tensors = [torch.randn(2, 3, 6, 8) for _ in range(4)]
     tensors[number] = change(tensors[number])
     query, distance, key, value = tensors

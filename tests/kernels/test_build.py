@@ -17,7 +17,8 @@ SOURCE = Path(native.__file__).with_name("training.c")
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder of the cache; the "compiler" writes the text of its own, different each time it runs."""
+    """The folder of the cache; the "compiler" writes the text of its own, different each time it
+    runs."""
     runs = iter(range(100))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(

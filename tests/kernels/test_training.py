@@ -1,4 +1,5 @@
-"""Kernels of training compute what torch's operators do, on whatever the compiler and the processor offer."""
+"""Kernels of training compute what torch's operators do, on whatever the compiler and the processor
+offer."""
 
 from __future__ import annotations
 
@@ -154,7 +155,8 @@ def test_a_target_outside_of_the_vocabulary_is_an_error(word: int) -> None:
 
 
 def test_a_chunk_of_bfloat16_is_not_widened() -> None:
-    """Logits in float32 would be mapped from the system, and their pages cleared, anew in every chunk."""
+    """Logits in float32 would be mapped from the system, and their pages cleared, anew in every
+    chunk."""
     hidden, weight = torch.randn(64, 8).bfloat16(), torch.randn(500, 8).bfloat16().requires_grad_()
     with torch.profiler.profile(profile_memory=True) as profile:
         linear_cross_entropy(hidden, weight, torch.randint(500, (64,)))

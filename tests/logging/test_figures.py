@@ -1,4 +1,5 @@
-"""A criterion's own sums and figures reach log, validation and the choice of the best checkpoint."""
+"""A criterion's own sums and figures reach log, validation and the choice of the best
+checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The log of training: on a terminal, in a file and as JSON; its first lines, its last one, and what it costs."""
+"""The log of training: on a terminal, in a file and as JSON; its first lines, its last one, and
+what it costs."""
 
 from __future__ import annotations
 

@@ -103,7 +103,8 @@ def test_fairseq_roberta_checkpoint_gives_fairseqs_logits_and_features(golden: d
 
 
 def as_of_0_12_2(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
-    """*parameters* in the order and under the names of fairseq 0.12.2, with the copies that each layer begins with."""
+    """*parameters* in the order and under the names of fairseq 0.12.2, with the copies that each
+    layer begins with."""
     stem = "encoder.sentence_encoder."
     renamed: dict[str, Tensor] = {f"{stem}version": torch.tensor([3.0])}
     first = {name: p for name, p in parameters.items() if name.startswith((f"{stem}embed", f"{stem}emb_"))}
@@ -121,7 +122,8 @@ def as_of_0_12_2(parameters: dict[str, Tensor]) -> dict[str, Tensor]:
 def optimizer_of_0_12_2(
     state: dict[str, Any], before: dict[str, Tensor], after: dict[str, Tensor], flat: bool
 ) -> dict[str, Any]:
-    """Adam's *state* of the parameters *before*, numbered, as of those *after*, whose copies never had a gradient."""
+    """Adam's *state* of the parameters *before*, numbered, as of those *after*, whose copies never
+    had a gradient."""
     tied = "encoder.lm_head.weight"
     numbers = {name: number for number, name in enumerate(name for name in before if name != tied)}
     order = [name.replace("layernorm_embedding", "emb_layer_norm") for name in after if "version" not in name]

@@ -1,4 +1,5 @@
-"""Compiled models: as few graphs as there are kinds of batches, and the numbers of the uncompiled model."""
+"""Compiled models: as few graphs as there are kinds of batches, and the numbers of the uncompiled
+model."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ BOTH = pytest.mark.parametrize("family", FAMILIES)
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
-    """The graphs that torch.compile makes, which are run as they are; a limit that is reached is an error."""
+    """The graphs that torch.compile makes, which are run as they are; a limit that is reached is an
+    error."""
     found: list[Any] = []
 
     def keep(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -145,7 +147,8 @@ def test_a_model_without_our_layers_is_compiled_as_a_whole(graphs: list[Any]) ->
 def test_compiled_attention_to_a_cache_is_flash_attention_on_gpus(
     monkeypatch: pytest.MonkeyPatch, dynamic: bool
 ) -> None:
-    """One graph forward and one backward, each with the flash kernel, causal and with dropout, and without a mask.
+    """One graph forward and one backward, each with the flash kernel, causal and with dropout, and
+    without a mask.
 
     Traced with tensors without data, on a device that stands for a GPU.
     """

@@ -1,4 +1,5 @@
-"""Settings that parameters depend on beside their shapes: each is found by trying other values of every setting."""
+"""Settings that parameters depend on beside their shapes: each is found by trying other values of
+every setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Settings of today's decoders: rotary positions, RMS norm, gates, shared heads of keys, windows, parallel parts."""
+"""Settings of today's decoders: rotary positions, RMS norm, gates, shared heads of keys, windows,
+parallel parts."""
 
 from __future__ import annotations
 

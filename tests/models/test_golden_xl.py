@@ -1,4 +1,5 @@
-"""Ten updates of each of the authors' models, made by the trainer, against the losses and gradients they recorded."""
+"""Ten updates of each of the authors' models, made by the trainer, against the losses and gradients
+they recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""LSTM language models agree with a loop over time steps, train, resume, and read token by token."""
+"""LSTM language models agree with a loop over time steps, train, resume, and read token by
+token."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def decoder(**settings: Any) -> LSTMDecoder:
 
 
 def by_steps(model: LSTMDecoder, tokens: Tensor) -> Tensor:
-    """Logits from torch's cells, one time step after the other: input + the layer's previous state with residuals."""
+    """Logits from torch's cells, one time step after the other: input + the layer's previous state
+    with residuals."""
     states = [(torch.zeros(len(tokens), 5), torch.zeros(len(tokens), 5)) for _ in model.layers]
     outputs = []
     for step in range(tokens.size(1)):

@@ -54,7 +54,8 @@ def naive_hidden(model, source, remembered, numbers=None):
 
     Args:
         source: word ids [T].
-        remembered: for each layer, what its attention read before [M, C]; None: nothing, positions at the bottom.
+        remembered: for each layer, what its attention read before [M, C]; None: nothing, positions
+            at the bottom.
         numbers: the layers to apply; None: all.
     """
     state = {name.removeprefix("decoder."): value.double() for name, value in model.state_dict().items()}

@@ -1,4 +1,5 @@
-"""With nothing but data and an architecture a run has the optimizer, schedule and clipping of its recipe."""
+"""With nothing but data and an architecture a run has the optimizer, schedule and clipping of its
+recipe."""
 
 from __future__ import annotations
 

@@ -27,7 +27,8 @@ DATA = "tests/golden/language_model/data-bin"
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The predictions for a small Shortformer, eager and compiled, of a process in which torch has one device more."""
+    """The predictions for a small Shortformer, eager and compiled, of a process in which torch has
+    one device more."""
     path = tmp_path_factory.mktemp("roofline") / "out.json"
     arguments = ["shortformer_tiny", "--data", DATA, "--compile", "--json", str(path)]
     subprocess.run([sys.executable, "-m", "benchmarks.roofline", *arguments], cwd=ROOT, check=True, capture_output=True)
@@ -57,7 +58,8 @@ def test_attention_with_a_cache_is_flash_attention(result: dict[str, Any]) -> No
 
 
 def test_a_norm_moves_two_bytes_each_way_and_two_more_of_each_input_going_back(result: dict[str, Any]) -> None:
-    # 128 tokens, 64 channels, two norms in each of two layers; besides gains, biases and statistics.
+    # 128 tokens, 64 channels, two norms in each of two layers; besides gains, biases and
+    # statistics.
     of = {name: sums for name, sums in result["operators"]["layers"].items() if "layer_norm" in name}
     assert {name: sums[0] for name, sums in of.items()} == {"native_layer_norm": 4, "native_layer_norm_backward": 8}
     for name, size in (("native_layer_norm", 4), ("native_layer_norm_backward", 10)):
@@ -65,8 +67,8 @@ def test_a_norm_moves_two_bytes_each_way_and_two_more_of_each_input_going_back(r
 
 
 def test_operations_of_attention_are_those_of_the_keys_that_are_read(result: dict[str, Any]) -> None:
-    # 4 rows of 32 tokens after a memory of 32, 2 layers of width 64: scores and sums of values, 2 operations each;
-    # going back five products for two.
+    # 4 rows of 32 tokens after a memory of 32, 2 layers of width 64: scores and sums of values, 2
+    # operations each; going back five products for two.
     read = 4 * sum(32 + i for i in range(1, 33))
     assert sum(sums[1] for sums in result["operators"]["attention"].values()) == 2 * (4 + 10) * read * 64
 
@@ -117,7 +119,8 @@ def test_a_measurement_stands_beside_the_prediction(tmp_path: Path, capsys: pyte
 
 
 def test_the_loss_moves_at_most_29_bytes_a_logit_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Logits: 2 bytes written, 2 read for the largest, 6 to cast; softmax 8; gradient: 6 to cast, 4 for products."""
+    """Logits: 2 bytes written, 2 read for the largest, 6 to cast; softmax 8; gradient: 6 to cast, 4
+    for products."""
     monkeypatch.setattr(fused, "kernels", lambda *tensors: None)  # as on GPUs
     rows, words, channels = 256, 512, 4
     hidden, weight = torch.randn(rows, channels, requires_grad=True), torch.randn(words, channels, requires_grad=True)

@@ -1,4 +1,5 @@
-"""Transformer-XL: its attention, memory and output against what the paper's equations say, pair by pair."""
+"""Transformer-XL: its attention, memory and output against what the paper's equations say, pair by
+pair."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def sinusoid(distance: int, dim: int) -> Tensor:
 
 
 def relative_scores(attention: RelativeAttention, x: Tensor, memory: Tensor, clamp: int | None) -> dict[str, Tensor]:
-    """The terms (a) to (d) of §3.3 for one row, one (head, query, key) at a time; what lies ahead is 0."""
+    """The terms (a) to (d) of §3.3 for one row, one (head, query, key) at a time; what lies ahead
+    is 0."""
     everything = torch.cat([memory, x])
     dim = attention.head_dim
     terms = {name: torch.zeros(attention.num_heads, len(x), len(everything), dtype=torch.float64) for name in "abcd"}
@@ -85,7 +87,8 @@ def relative_scores(attention: RelativeAttention, x: Tensor, memory: Tensor, cla
 
 
 def attended(attention: Any, scores: Tensor, hidden: Tensor, everything: Tensor) -> Tensor:
-    """The attention's output for *scores* [H, T, K], where *hidden* says which keys a query must not see."""
+    """The attention's output for *scores* [H, T, K], where *hidden* says which keys a query must
+    not see."""
     weights = scores.masked_fill(hidden, -math.inf).softmax(-1)
     values = (everything @ attention.v_proj.weight.T).view(len(everything), attention.num_heads, -1)
     return torch.einsum("htk,khd->thd", weights, values).flatten(1) @ attention.out_proj.weight.T
@@ -178,7 +181,8 @@ def test_shifting_by_strides_is_shifting_by_padding(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_fused_kernel_of_other_devices_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's fused attention with the scores of distances as additive bias, as GPUs and compiled models have it."""
+    """torch's fused attention with the scores of distances as additive bias, as GPUs and compiled
+    models have it."""
     attention, x, memory, positions = relative_attention(None)
     results = []
     for compiling in (False, True):

@@ -1,4 +1,5 @@
-"""Settings that would change a checkpoint's result, and that nothing here reads, are refused by name."""
+"""Settings that would change a checkpoint's result, and that nothing here reads, are refused by
+name."""
 
 from __future__ import annotations
 

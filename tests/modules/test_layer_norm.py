@@ -1,4 +1,5 @@
-"""Layer norms under a GPU's autocast; NVIDIA apex's is used where it is available and allowed, and the log says so."""
+"""Layer norms under a GPU's autocast; NVIDIA apex's is used where it is available and allowed, and
+the log says so."""
 
 from __future__ import annotations
 

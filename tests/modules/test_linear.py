@@ -1,4 +1,5 @@
-"""Linear maps by oneDNN: torch's to rounding, with all derivatives, where they are faster and nowhere else."""
+"""Linear maps by oneDNN: torch's to rounding, with all derivatives, where they are faster and
+nowhere else."""
 
 import pytest
 import torch

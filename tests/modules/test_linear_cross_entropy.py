@@ -103,7 +103,8 @@ def test_plain_output_leaves_padding_out():
 def test_rows_without_a_target_add_nothing(
     rows: int, words: int, onednn: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Products by oneDNN, those in lower precision among them, have some, so that numbers of rows are few."""
+    """Products by oneDNN, those in lower precision among them, have some, so that numbers of rows
+    are few."""
     monkeypatch.setattr(linear, "_is_faster", lambda: onednn)
     torch.manual_seed(3)
     weight, bias, states = torch.randn(words, 8) / 8, torch.randn(words), torch.randn(400, 8)
@@ -134,7 +135,8 @@ def test_states_without_a_target_that_were_not_made_are_an_error() -> None:
 
 
 def test_numbers_of_rows_of_tail_bands_are_few_in_bfloat16() -> None:
-    """oneDNN compiles kernels for each number of rows: for each batch, if it is that of the band's words."""
+    """oneDNN compiles kernels for each number of rows: for each batch, if it is that of the band's
+    words."""
     layer = AdaptiveSoftmax(3000, 32, [1000, 2000])
     seen = set()
 

@@ -1,4 +1,5 @@
-"""The parts of the network against naive computations, one pair, one word or one element at a time."""
+"""The parts of the network against naive computations, one pair, one word or one element at a
+time."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def seed():
 
 
 def naive_attention(module, x, memory, positions):
-    """Position by position, head by head: query t sees what is remembered, and what stands up to itself."""
+    """Position by position, head by head: query t sees what is remembered, and what stands up to
+    itself."""
     memory = x[:, :0] if memory is None else memory
     everything = torch.cat([memory, x], dim=1)
     infused = everything if positions is None else everything + positions
@@ -204,7 +206,8 @@ def test_adaptive_input_trains_the_words_it_reads_and_never_padding():
 
 @pytest.mark.parametrize(("factor", "projections"), [(2.0, "own"), (1.0, "own"), (1.0, "shared")])
 def test_adaptive_input_enters_the_first_layer_in_the_precision_of_autocast(factor, projections):
-    """Rounded once, whether a projection does it or not, and with gradients in the precision of the weights."""
+    """Rounded once, whether a projection does it or not, and with gradients in the precision of the
+    weights."""
     module = AdaptiveInput(WORDS, PAD, 32, factor, 32, CUTOFFS, projections)
     tokens = torch.arange(WORDS)[None]
     expected = module(tokens)
@@ -371,7 +374,8 @@ def test_gradients_of_rare_words_survive_float16():
 
 
 def test_on_gpus_words_of_other_bands_get_rows_apart_and_nothing_else_changes(monkeypatch):
-    """Gradients of one row are summed serially there; with text, most words belong to the first band."""
+    """Gradients of one row are summed serially there; with text, most words belong to the first
+    band."""
     tokens = torch.randint(WORDS, (4, 16), generator=torch.Generator().manual_seed(1))
     results, looked_up = [], []
     for on_cpu in (True, False):

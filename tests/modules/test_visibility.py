@@ -1,4 +1,5 @@
-"""Attention over the keys that are visible, in every way that it is computed, against a softmax one query at a time."""
+"""Attention over the keys that are visible, in every way that it is computed, against a softmax one
+query at a time."""
 
 from __future__ import annotations
 
@@ -188,7 +189,8 @@ class Calls(list[dict[str, object]]):
 
 def test_on_gpus_a_segment_after_memory_is_causal_without_a_mask_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     def flash(query: Tensor, key: Tensor, value: Tensor, dropout_p: float, is_causal: bool, *, scale: float) -> Any:
-        """torch's operator, which aligns the last query to the last key; it wants heads of a multiple of 8 channels."""
+        """torch's operator, which aligns the last query to the last key; it wants heads of a
+        multiple of 8 channels."""
         assert is_causal and query.size(-1) % 8 == 0
         visible = torch.ones(query.size(2), key.size(2)).tril(key.size(2) - query.size(2)).bool()
         options: Any = {"attn_mask": visible, "dropout_p": dropout_p, "scale": scale}

@@ -1,4 +1,5 @@
-"""Causal models train with notes, resume exactly, and lose nothing but the notes when they are finished."""
+"""Causal models train with notes, resume exactly, and lose nothing but the notes when they are
+finished."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def test_symbols_that_look_like_marks_do_not_delay_notes(tmp_path):
 
 
 def test_a_word_that_ends_in_the_unknown_symbol_is_not_read(tmp_path):
-    """Its note would tell that the word ends there: ``<unk>`` may stand for a symbol that the next token continues."""
+    """Its note would tell that the word ends there: ``<unk>`` may stand for a symbol that the next
+    token continues."""
     (tmp_path / "text").write_text("a@@ x b a@@ y a@@ x b\n" * 3 + "a@@ x\n")
     flags = f"--only-source --thresholdsrc 6 --notes --note-min-count 3 --note-max-count 7 --destdir {tmp_path}/bin"
     flags += f" --trainpref {tmp_path}/text"

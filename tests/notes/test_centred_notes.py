@@ -1,4 +1,5 @@
-"""Centred notes are read without what all notes share, once written, at the norm of embeddings; notes end in time."""
+"""Centred notes are read without what all notes share, once written, at the norm of embeddings;
+notes end in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Where only other lines with a rare word tell what is beside it, centred notes beat none; permuted ones do not."""
+"""Where only other lines with a rare word tell what is beside it, centred notes beat none; permuted
+ones do not."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from fairseq_cli import preprocess, validate
 from fairseq_cli.preprocess import get_preprocessing_parser
 from scripts import entity_corpus
 
-# Weights of deviation 1 / sqrt(width): with 0.02, narrow post-norm models predict by frequency for long.
+# Weights of deviation 1 / sqrt(width): with 0.02, narrow post-norm models predict by frequency for
+# long.
 FLAGS = """--task tnf_masked_lm --criterion masked_lm --sample-break-mode eos --mask-prob 0.33 --mask-whole-words
     --leave-unmasked-prob 0 --random-token-prob 0 --encoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 128
     --encoder-attention-heads 2 --max-positions 8 --init-std 0.18 --dropout 0 --attention-dropout 0 --cpu --seed 1

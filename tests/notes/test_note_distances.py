@@ -1,4 +1,5 @@
-"""``fairseq-validate --keep-notes --rare-words``: losses by distance to a word that reads its note, and of controls."""
+"""``fairseq-validate --keep-notes --rare-words``: losses by distance to a word that reads its note,
+and of controls."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def words_of(symbols):
 
 
 def distance(task, reading, text, target, causal):
-    """Words from the token *target* of the row *text* to the nearest of the spans *reading* that it sees."""
+    """Words from the token *target* of the row *text* to the nearest of the spans *reading* that it
+    sees."""
     words = words_of([task.dictionary[t] for t in text])
     here = next((n for n, (first, end) in enumerate(words) if first <= target < end), len(words))
     places = [words.index((first, end)) for first, end in reading if not causal or end <= target]
@@ -50,7 +52,8 @@ def distance(task, reading, text, target, causal):
 
 @torch.no_grad()
 def naive_losses(model, task, batches, dropped=False, hidden=None):
-    """Losses in bits of the predicted tokens of each distance, one token after the other; *hidden* replaces words."""
+    """Losses in bits of the predicted tokens of each distance, one token after the other; *hidden*
+    replaces words."""
     found = {name: [] for name in ("all", *NAMES.values(), "note_far")}
     pad, causal = task.dictionary.pad(), model.predicts_next_token
     for sample in batches:

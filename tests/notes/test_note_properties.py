@@ -1,4 +1,5 @@
-"""Notes on every small batch, and what holds whatever the batch: devices, shapes, types, settings."""
+"""Notes on every small batch, and what holds whatever the batch: devices, shapes, types,
+settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The places of rare words agree with a literal reading of the text, however it is cut; damaged files are refused."""
+"""The places of rare words agree with a literal reading of the text, however it is cut; damaged
+files are refused."""
 
 from __future__ import annotations
 
@@ -144,7 +145,8 @@ def test_whole_words_are_counted_and_written_by_falling_count(folder: Path) -> N
 
 def test_a_word_that_the_windows_edge_cuts_has_no_span(folder: Path) -> None:
     reader = NoteSpans(folder / "train")
-    # 0 the 1 fi@@ 2 sh 3 sw@@ 4 im@@ 5 s 6 </s> 7 the 8 bird 9 </s> 10 fi@@ 11 sh 12 fi@@ 13 sh 14 the 15 end@@
+    # 0 the 1 fi@@ 2 sh 3 sw@@ 4 im@@ 5 s 6 </s> 7 the 8 bird 9 </s> 10 fi@@ 11 sh 12 fi@@ 13 sh 14
+    # the 15 end@@
     assert reader.spans(np.array([10]), np.array([4])).tolist() == [[0, 0, 2, 0], [0, 2, 4, 0]]
     assert reader.spans(np.array([11, 10]), np.array([4, 3])).tolist() == [[0, 1, 3, 0], [1, 0, 2, 0]]
     assert reader.spans(np.array([-1]), np.array([4])).tolist() == [[0, 2, 4, 0]]

@@ -1,4 +1,5 @@
-"""Notes of several batches and ranks are written as those of one batch, and only when the update counts."""
+"""Notes of several batches and ranks are written as those of one batch, and only when the update
+counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The spans that a model is given are the whole rare words of its rows, without those it is to predict anything of."""
+"""The spans that a model is given are the whole rare words of its rows, without those it is to
+predict anything of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The rare words of a causal model's input are those that are whole in what it reads, shuffled lines or not."""
+"""The rare words of a causal model's input are those that are whole in what it reads, shuffled
+lines or not."""
 
 from __future__ import annotations
 

@@ -41,7 +41,8 @@ def run(model, criterion, sample):
 
 
 def test_the_note_of_a_word_that_is_predicted_tells_nothing(made):
-    """Words of which every occurrence in the batch has a chosen token: with other notes, the same output and loss."""
+    """Words of which every occurrence in the batch has a chosen token: with other notes, the same
+    output and loss."""
     model, criterion, sample = made
     read = set(sample["net_input"]["spans"][:, 3].tolist())
     hidden = sorted(set(sample["rare_words"][:, 3].tolist()) - read)

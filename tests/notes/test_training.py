@@ -1,4 +1,5 @@
-"""Training with notes is exact: alone, resumed, on two processes, after an overflow; and its model needs no notes."""
+"""Training with notes is exact: alone, resumed, on two processes, after an overflow; and its model
+needs no notes."""
 
 from __future__ import annotations
 
@@ -112,7 +113,8 @@ def test_notes_change_training_and_the_table_follows_the_text(pair, data):
 
 
 def test_from_the_last_update_with_notes_on_training_is_that_without(data):
-    """The weights of a model whose notes have ended move as those of its encoder alone, from the same weights."""
+    """The weights of a model whose notes have ended move as those of its encoder alone, from the
+    same weights."""
     ended = noted.trainer(data, noted.TNF_BERT, NO_DROPOUT, CENTRED, "--note-until 2")
     step(ended, 2)
     plain = noted.trainer(data, noted.BERT, NO_DROPOUT)

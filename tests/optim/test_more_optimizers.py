@@ -49,7 +49,8 @@ def train(optimizer, grads, factor=None):
 
 
 def adafactor(p, grads, lr=0.1, beta1=0.9, decay=0.1):
-    """Algorithm 5 of the paper, matrix by matrix, with the row and column means as sums over the whole product."""
+    """Algorithm 5 of the paper, matrix by matrix, with the row and column means as sums over the
+    whole product."""
     rows = columns = square = first = 0.0
     for t, grad in enumerate(grads, 1):
         beta2 = 1 - t**-0.8
@@ -221,9 +222,11 @@ def test_large_parameters_are_updated_one_after_the_other():
 @pytest.mark.parametrize("warmup", [False, True])
 @pytest.mark.parametrize("update", [1, 100, 20_000, 1_000_000])
 def test_adafactors_relative_step_follows_the_paper(update, warmup):
-    """The rate is min(1e-2, 1/√t), or min(1e-6 · t, 1/√t) with a warmup (Shazeer & Stern 2018, section 8).
+    """The rate is min(1e-2, 1/√t), or min(1e-6 · t, 1/√t) with a warmup (Shazeer & Stern 2018,
+    section 8).
 
-    Equal gradients give an update whose clipped root mean square is 1, so parameters move by the rate.
+    Equal gradients give an update whose clipped root mean square is 1, so parameters move by the
+    rate.
     """
     params = [torch.nn.Parameter(torch.zeros(shape, dtype=torch.float64)) for shape in ((3,), (5,))]
     settings = {"relative_step": True, "warmup_init": warmup, "scale_parameter": False}

@@ -1,4 +1,5 @@
-"""The schedules tri_stage, triangular and reduce_lr_on_plateau, and the cosine of fairseq 0.10 beside that of 0.9."""
+"""The schedules tri_stage, triangular and reduce_lr_on_plateau, and the cosine of fairseq 0.10
+beside that of 0.9."""
 
 from __future__ import annotations
 

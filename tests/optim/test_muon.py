@@ -1,4 +1,5 @@
-"""Muon: its papers' formulas for the matrices of the layers, Adam for the rest, and a state that travels."""
+"""Muon: its papers' formulas for the matrices of the layers, Adam for the rest, and a state that
+travels."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def train(optimizer, params, grads):
 
 
 def newton_schulz(matrix, iterations):
-    """The iteration of Jordan et al. 2024 as they print it: for wide matrices; tall ones are transposed before."""
+    """The iteration of Jordan et al. 2024 as they print it: for wide matrices; tall ones are
+    transposed before."""
     if matrix.shape[0] > matrix.shape[1]:
         return newton_schulz(matrix.T, iterations).T
     x = matrix / matrix.pow(2).sum().sqrt()

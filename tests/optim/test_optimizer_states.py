@@ -1,4 +1,5 @@
-"""States of optimizers: restored bit for bit, from fairseq's files, between our Adam and apex's, and refused."""
+"""States of optimizers: restored bit for bit, from fairseq's files, between our Adam and apex's,
+and refused."""
 
 from __future__ import annotations
 

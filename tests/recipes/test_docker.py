@@ -1,4 +1,5 @@
-"""The lines of the Dockerfile: files, order of layers, user, requirements. The image is not built."""
+"""The lines of the Dockerfile: files, order of layers, user, requirements. The image is not
+built."""
 
 from __future__ import annotations
 

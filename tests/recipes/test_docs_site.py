@@ -1,4 +1,5 @@
-"""The website: all pages have titles, long commands wrap and can be copied, the search works in an opened file."""
+"""The website: all pages have titles, long commands wrap and can be copied, the search works in an
+opened file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The recipes in examples/language_model print the Shortformer authors' commands, and run end to end when small."""
+"""The recipes in examples/language_model print the Shortformer authors' commands, and run end to
+end when small."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def run(script: str, *arguments: str, **variables: object) -> subprocess.Complet
 
 
 def flags(command: str) -> tuple[str, set[tuple[str, str | None]]]:
-    """The program of a command, and the set of its flags with their values; what belongs to no flag has the flag ""."""
+    """The program of a command, and the set of its flags with their values; what belongs to no flag
+    has the flag ""."""
     program, *rest = shlex.split(command)
     found: set[tuple[str, str | None]] = set()
     if program == "python":

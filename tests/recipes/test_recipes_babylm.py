@@ -1,4 +1,5 @@
-"""The recipe of the BabyLM challenge runs end to end when small, and transformers gives its numbers."""
+"""The recipe of the BabyLM challenge runs end to end when small, and transformers gives its
+numbers."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def run(*arguments: object, script: str = "babylm.sh", **variables: object) -> s
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Folders of raw texts of 4,000 and 500 words, and a table whose labels are the first words of its sentences."""
+    """Folders of raw texts of 4,000 and 500 words, and a table whose labels are the first words of
+    its sentences."""
     folder = tmp_path_factory.mktemp("texts")
     chance = random.Random(1)
     words = ["".join(chance.choices("abdeiklmnorstué", k=chance.randint(1, 7))) for _ in range(500)]

@@ -1,4 +1,5 @@
-"""The recipe of ten million words, at a small size: a table within a budget, resumed where it was cut."""
+"""The recipe of ten million words, at a small size: a table within a budget, resumed where it was
+cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The recipes in examples/tnf print commands that the parsers accept, and run end to end when small."""
+"""The recipes in examples/tnf print commands that the parsers accept, and run end to end when
+small."""
 
 from __future__ import annotations
 

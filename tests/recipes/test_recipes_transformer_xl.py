@@ -1,4 +1,5 @@
-"""The recipes in examples/transformer_xl print commands with the authors' settings, and run end to end when small."""
+"""The recipes in examples/transformer_xl print commands with the authors' settings, and run end to
+end when small."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ NOWHERE = "http://127.0.0.1:9"
 
 @dataclass
 class Settings:
-    """A row of the authors' settings: batch, updates, warmup; segment, memory and clamp of the evaluation."""
+    """A row of the authors' settings: batch, updates, warmup; segment, memory and clamp of the
+    evaluation."""
 
     corpus: str
     rows: int
@@ -282,7 +284,8 @@ def test_a_dry_run_of_the_preparation_writes_nothing(corpus: str, tmp_path: Path
 
 
 def with_checksums(folder: Path, **checksums: Path) -> str:
-    """A copy of the scripts in *folder* that expects the files given, in the place of the published ones."""
+    """A copy of the scripts in *folder* that expects the files given, in the place of the published
+    ones."""
     copy = folder / "examples" / "transformer_xl"
     copy.mkdir(parents=True)
     (copy.parent / "common.sh").symlink_to(RECIPES.parent / "common.sh")

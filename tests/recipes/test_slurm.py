@@ -1,4 +1,5 @@
-"""The batch script of examples/slurm prints a command that the parser takes, and queues the job again when stopped."""
+"""The batch script of examples/slurm prints a command that the parser takes, and queues the job
+again when stopped."""
 
 from __future__ import annotations
 

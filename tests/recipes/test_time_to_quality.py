@@ -25,7 +25,8 @@ from fairseq_cli.common import get_training_parser
 
 
 def curve(*perplexities: float, step: float = 10.0) -> list[dict[str, float]]:
-    """A curve with a validation every *step* seconds of processor time, and twice as many of the wall clock."""
+    """A curve with a validation every *step* seconds of processor time, and twice as many of the
+    wall clock."""
     return [
         {"updates": n, "cpu": n * step, "seconds": 2 * n * step, "ppl": ppl} for n, ppl in enumerate(perplexities, 1)
     ]
@@ -44,7 +45,8 @@ def test_the_time_is_that_from_which_on_the_perplexity_stays_below() -> None:
 def test_welchs_test_has_the_p_values_of_students_distribution() -> None:
     assert welch([1.0], [2.0, 3.0]) is None
     assert welch([2.0, 2.0], [2.0, 2.0]) == 1 and welch([2.0, 2.0], [3.0, 3.0]) == 0
-    # Equal variances and sizes: ν = 2 (n − 1). Tables have t = 2.776 for ν = 4, and 12.706 for ν = 1, at p = 0.05.
+    # Equal variances and sizes: ν = 2 (n − 1). Tables have t = 2.776 for ν = 4, and 12.706 for ν =
+    # 1, at p = 0.05.
     shift = 2.776 * math.sqrt(2 / 3)
     assert welch([-1.0, 0.0, 1.0], [shift - 1, shift, shift + 1]) == pytest.approx(0.05, abs=1e-4)
     # One variance is nothing beside the other, so that ν = 1; variance 2, n = 2, standard error 1.
@@ -78,7 +80,8 @@ def test_the_table_has_means_deviations_and_what_was_not_reached() -> None:
     lines = table(curves).splitlines()
     assert lines[0] == "Target: perplexity 100.00 on the test split, 3 seed(s) of the baseline."
     cells = {line.split(" | ")[0].strip("| "): [cell.strip("| ") for cell in line.split(" | ")] for line in lines[4:]}
-    # 96: 100 is reached at 10 + 10 · ln 4 / ln (400 / 96) s; the other two runs count with all of their 20 s.
+    # 96: 100 is reached at 10 + 10 · ln 4 / ln (400 / 96) s; the other two runs count with all of
+    # their 20 s.
     reached = 1 + math.log(4) / math.log(400 / 96)
     assert cells["baseline"][2] == f"{(4 + reached) / 3:.0f} ± 0" and cells["baseline"][3] == "10000.0"
     assert cells["baseline"][5:] == ["1.00", "", "100.0 ± 4.0", "2"]
@@ -94,8 +97,8 @@ def test_the_table_has_means_deviations_and_what_was_not_reached() -> None:
 def test_the_time_of_updates_is_measured_and_set_by_stage() -> None:
     ends = stage_ends(["--max-update", "9", "--stages", "8:5,16:12:64:4e-3", "--seed", "1"])
     assert ends == [5, 12] and stage_ends(["--max-update", "9", "--max-update", "7"]) == [7]
-    # Two seconds an update in the first stage, three in the second; the first and the fourth interval do not count:
-    # one begins a run, the other has updates of both stages.
+    # Two seconds an update in the first stage, three in the second; the first and the fourth
+    # interval do not count: one begins a run, the other has updates of both stages.
     times = {1: 50.0, 2: 52.0, 4: 56.0, 6: 61.0, 8: 67.0, 12: 79.0}
     points = [{"updates": n, "cpu": time, "seconds": 0.0, "ppl": 1.0} for n, time in times.items()]
     assert costs(points, ends) == [2.0, 3.0]

@@ -1,4 +1,5 @@
-"""What is under a path is asked in one place: a folder that may not be entered is a user's mistake, not a bug."""
+"""What is under a path is asked in one place: a folder that may not be entered is a user's mistake,
+not a bug."""
 
 from __future__ import annotations
 

@@ -14,7 +14,8 @@ import runs
 CHOICES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 
-# What a process prints under a load that rises and falls by its own will, not by that of the machine.
+# What a process prints under a load that rises and falls by its own will, not by that of the
+# machine.
 PROGRAM = """
     import os, sys, threading, time
     import torch
@@ -128,7 +129,8 @@ def test_nothing_happens_where_the_system_does_not_tell_how_long_threads_waited(
 @pytest.mark.skipif(CORES != 2, reason="has as many threads as cores, and one more")
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads processor time of threads from /proc")
 def test_a_waiting_thread_gives_up_its_core_and_numbers_stay() -> None:
-    """The processor time of a thread that waits for the next parallel loop, in ticks of the kernel, and a sum."""
+    """The processor time of a thread that waits for the next parallel loop, in ticks of the kernel,
+    and a sum."""
     code = """
         torch.manual_seed(1)
         x = torch.randn(1 << 20)

@@ -1,4 +1,5 @@
-"""A checkpoint is used with the dictionary it was trained with: another one of the same size is refused everywhere."""
+"""A checkpoint is used with the dictionary it was trained with: another one of the same size is
+refused everywhere."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["with its digest", "older, beside its dictionary"])
 def path(request: pytest.FixtureRequest, trained: Path, tmp_path: Path) -> Path:
-    """A checkpoint: one alone in its folder, and one of an earlier version beside its ``dict.txt``."""
+    """A checkpoint: one alone in its folder, and one of an earlier version beside its
+    ``dict.txt``."""
     state = checkpoint.read(trained / "checkpoint_last.pt")
     if request.param.startswith("older"):
         del state["dictionary"]

@@ -1,4 +1,5 @@
-"""An extension changes data and model of a task from outside; without its switch nothing of it is there."""
+"""An extension changes data and model of a task from outside; without its switch nothing of it is
+there."""
 
 from __future__ import annotations
 

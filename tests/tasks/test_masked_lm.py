@@ -1,4 +1,5 @@
-"""Training masked language models: learns, resumes to the bit, does not depend on processes, refuses nonsense."""
+"""Training masked language models: learns, resumes to the bit, does not depend on processes,
+refuses nonsense."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def test_two_processes_and_two_batches_an_update_are_one_process(flags: str, tmp
 
 
 def naive_sizes(lines: list[int], tokens: int, positions: int) -> list[int]:
-    """Sizes of the rows that fairseq makes of whole *lines*, those of lines beyond *positions* cut."""
+    """Sizes of the rows that fairseq makes of whole *lines*, those of lines beyond *positions*
+    cut."""
     rows: list[int] = []
     for line in lines:
         if rows and rows[-1] + line <= tokens:

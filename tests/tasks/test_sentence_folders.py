@@ -90,7 +90,8 @@ WHOLE = (
 def test_a_plugins_criterion_may_name_the_head_as_fairseqs_does(classes: Path, tmp_path: Path) -> None:
     (tmp_path / "named_head").mkdir()
     (tmp_path / "named_head" / "__init__.py").write_text(CRITERION)
-    # A plug-in's model has fairseq's initial values of heads, so that both begin from weights that are saved.
+    # A plug-in's model has fairseq's initial values of heads, so that both begin from weights that
+    # are saved.
     runs.train(tmp_path / "start", ROBERTA, WHOLE, "--max-update 1 --disable-validation", data=classes)
     start = ["--finetune-from-model", next((tmp_path / "start").rglob("checkpoint_last.pt"))]
     losses = []

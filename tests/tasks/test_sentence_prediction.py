@@ -1,4 +1,5 @@
-"""Fine-tuning: learns, resumes to the bit, does not depend on processes, rejects bad files in one line."""
+"""Fine-tuning: learns, resumes to the bit, does not depend on processes, rejects bad files in one
+line."""
 
 from __future__ import annotations
 

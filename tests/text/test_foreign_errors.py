@@ -1,4 +1,5 @@
-"""Errors of the tokenizers' libraries are one line that names the file, or the text that they cannot encode."""
+"""Errors of the tokenizers' libraries are one line that names the file, or the text that they
+cannot encode."""
 
 from __future__ import annotations
 

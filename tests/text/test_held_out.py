@@ -1,4 +1,5 @@
-"""A text of its own for each split, or parts of one: what is held out, where it is cut, and what is written down."""
+"""A text of its own for each split, or parts of one: what is held out, where it is cut, and what is
+written down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Subwords learned from, and applied to, text of odd kinds: no pair twice, words without an end, growing text."""
+"""Subwords learned from, and applied to, text of odd kinds: no pair twice, words without an end,
+growing text."""
 
 from __future__ import annotations
 

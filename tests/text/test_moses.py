@@ -1,4 +1,5 @@
-"""The Moses tokenizer gives sacremoses' words, whatever its cache holds, and text that can be read again."""
+"""The Moses tokenizer gives sacremoses' words, whatever its cache holds, and text that can be read
+again."""
 
 from __future__ import annotations
 

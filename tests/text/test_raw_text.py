@@ -1,4 +1,5 @@
-"""Raw text: every format gives the same lines, whatever the size of the blocks; damaged files are named."""
+"""Raw text: every format gives the same lines, whatever the size of the blocks; damaged files are
+named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Subword encodings: the libraries' symbols, text that comes back, words from symbols, and damaged files."""
+"""Subword encodings: the libraries' symbols, text that comes back, words from symbols, and damaged
+files."""
 
 from __future__ import annotations
 

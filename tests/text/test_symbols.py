@@ -1,4 +1,5 @@
-"""fairseq-symbols: bytes and letters as symbols, as many tokens as characters, and bits per character."""
+"""fairseq-symbols: bytes and letters as symbols, as many tokens as characters, and bits per
+character."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Texts in tables: the lines of JSON lines with the same rows, in bounded memory; damaged files are one line."""
+"""Texts in tables: the lines of JSON lines with the same rows, in bounded memory; damaged files are
+one line."""
 
 from __future__ import annotations
 

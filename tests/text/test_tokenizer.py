@@ -1,4 +1,5 @@
-"""A tokenizer as a value: its file holds all of it, fits one dictionary, and is checked when it is read."""
+"""A tokenizer as a value: its file holds all of it, fits one dictionary, and is checked when it is
+read."""
 
 from __future__ import annotations
 

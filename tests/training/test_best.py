@@ -1,4 +1,5 @@
-"""The best validation metric has one owner, from which checkpoint_best.pt, patience and the log follow."""
+"""The best validation metric has one owner, from which checkpoint_best.pt, patience and the log
+follow."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ def test_another_optimizer_has_all_the_patience(tmp_path, caplog):
 
 
 def test_best_checkpoint_of_stages_in_one_run_is_that_of_one_command_a_stage(tmp_path, monkeypatch):
-    """The first stage ends with 3.0 after 1.0; the 2.0 at the end of the second, of other blocks, is its best."""
+    """The first stage ends with 3.0 after 1.0; the 2.0 at the end of the second, of other blocks,
+    is its best."""
     figures = {7: 1.0, 14: 2.0, 20: 3.0, 40: 2.0}
     monkeypatch.setattr(Validation, "measure", lambda self, run: figures.get(run.num_updates, 9.0))
     flags = [runs.SHORTFORMER, "--validate-interval-updates 7 --max-tokens-valid 64 --tokens-from-prev 16"]

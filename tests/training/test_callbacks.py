@@ -1,4 +1,5 @@
-"""Callbacks of users and plug-ins accompany training: what they see, in which order, and what they may decide."""
+"""Callbacks of users and plug-ins accompany training: what they see, in which order, and what they
+may decide."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""State that a step hands to the next is taken over only when its update counts, whatever kind of state it is."""
+"""State that a step hands to the next is taken over only when its update counts, whatever kind of
+state it is."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ def test_validation_leaves_the_state_of_training_as_it_is():
 
 
 class CountedRows:
-    """A kind of state that has nothing to do with rows: how many rows were read, over all epochs."""
+    """A kind of state that has nothing to do with rows: how many rows were read, over all
+    epochs."""
 
     name = "counted"
 

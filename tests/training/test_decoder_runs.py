@@ -1,4 +1,5 @@
-"""Today's decoders with all that decoders have: stages, memory, notes, muon, processes, checkpoints, evaluation."""
+"""Today's decoders with all that decoders have: stages, memory, notes, muon, processes,
+checkpoints, evaluation."""
 
 from __future__ import annotations
 

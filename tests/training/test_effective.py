@@ -1,4 +1,5 @@
-"""The settings of a run as its log and ``settings.yaml`` have them, and the outputs that these say are its own."""
+"""The settings of a run as its log and ``settings.yaml`` have them, and the outputs that these say
+are its own."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ SMALL = """--arch transformer_lm --decoder-layers 1 --decoder-embed-dim 24 --dec
 
 
 def former_or_new(folder: Path, version: str, **settings: Any) -> tuple[Path, naive.NaiveLM]:
-    """A random checkpoint of ``transformer_lm`` as *version* of fairseq writes it, with its defaults."""
+    """A random checkpoint of ``transformer_lm`` as *version* of fairseq writes it, with its
+    defaults."""
     defaults = {"decoder_normalize_before": version < "0.12"}
     defaults |= dict.fromkeys(("decoder_input_dim", "decoder_output_dim"), 24 if version < "0.12" else 512)
     sizes = {"decoder_layers": 1, "decoder_embed_dim": 24, "decoder_ffn_embed_dim": 24}

@@ -1,4 +1,5 @@
-"""A signal during a validation ends it: the run saves at once, and the resumed run begins with the validation."""
+"""A signal during a validation ends it: the run saves at once, and the resumed run begins with the
+validation."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ FLAGS = [FIVE, runs.ADAM, runs.DROPOUT, "--max-tokens 320 --no-epoch-checkpoints
 
 
 class Signalling:
-    """Sends SIGTERM in the second batch of validation *number*, from 1, and counts the batches of each."""
+    """Sends SIGTERM in the second batch of validation *number*, from 1, and counts the batches of
+    each."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
         self.batches: list[int] = [0]

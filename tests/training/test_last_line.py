@@ -1,4 +1,5 @@
-"""The last line of a run: the limit that ended it, its best metric, and the command that evaluates or goes on."""
+"""The last line of a run: the limit that ended it, its best metric, and the command that evaluates
+or goes on."""
 
 from __future__ import annotations
 

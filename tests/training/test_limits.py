@@ -1,4 +1,5 @@
-"""The limits of a run and what its log makes of them: stages, the time that is left, speeds, and the ranks' votes."""
+"""The limits of a run and what its log makes of them: stages, the time that is left, speeds, and
+the ranks' votes."""
 
 from __future__ import annotations
 
@@ -258,7 +259,8 @@ def test_one_rank_decides_for_all_of_them_at_the_same_update(tmp_path: Path) -> 
 def test_votes_on_a_gpu_are_read_with_the_next_update_and_a_save_answers_those_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Rank 0 of a job on GPUs, whose votes are the only ones; a copy is complete when it is waited for."""
+    """Rank 0 of a job on GPUs, whose votes are the only ones; a copy is complete when it is waited
+    for."""
     waits: list[list[float]] = []
     copy = lambda votes: (votes.clone(), SimpleNamespace(synchronize=lambda: waits.append(votes.tolist())))  # noqa: E731
     monkeypatch.setattr(devices, "start_copy", copy)

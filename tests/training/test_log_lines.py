@@ -43,7 +43,8 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 @pytest.fixture
 def trainer() -> Any:
-    """What the log reads of a trainer, with two updates in the meter of the interval and three in the epoch's."""
+    """What the log reads of a trainer, with two updates in the meter of the interval and three in
+    the epoch's."""
     meters = {name: Meter(CPU) for name in ("train", "train_inner")}
     for number in range(3):
         for name in ("train", "train_inner")[: 1 if number == 0 else 2]:

@@ -1,4 +1,5 @@
-"""A job: what it restores or starts from, its stages in turn, what it writes before training, and its exit code."""
+"""A job: what it restores or starts from, its stages in turn, what it writes before training, and
+its exit code."""
 
 from __future__ import annotations
 

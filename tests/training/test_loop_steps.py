@@ -1,4 +1,5 @@
-"""The steps of a job, with a stand-in for the run of each stage: what each run is given, and what follows it."""
+"""The steps of a job, with a stand-in for the run of each stage: what each run is given, and what
+follows it."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Model(str):
 
 @dataclass
 class Script:
-    """What the runs of a job do: they reach *ends*, one number of updates a run, and *log* tells of them in order."""
+    """What the runs of a job do: they reach *ends*, one number of updates a run, and *log* tells of
+    them in order."""
 
     ends: list[int]
     dictionary: Any = field(default_factory=lambda: DICTIONARY)
@@ -59,7 +61,8 @@ class Script:
         return [RunSettings(whole, manager)] if whole is not None and manager is not None else []
 
     def build(self, settings: Any, world: World, stage: Any) -> Any:
-        """A state without a model, which is made and used as :func:`fairseq.training.build.build_state` does."""
+        """A state without a model, which is made and used as
+        :func:`fairseq.training.build.build_state` does."""
         number = len(self.made) + 1
         log = self.log.append
         moments = torch.tensor([float(number)])

@@ -31,7 +31,8 @@ def scales(scaler: LossScaler, history: Sequence[bool]) -> list[float]:
 def reference(
     history: Sequence[bool], scale: float, window: int, tolerance: float = 0.0, threshold: float = 0.0
 ) -> list[float]:
-    """The same from the definition of the flags, looking back at all updates since the last change of the scale."""
+    """The same from the definition of the flags, looking back at all updates since the last change
+    of the scale."""
     found, change = [], 0
     for number, overflow in enumerate(history, start=1):
         since = history[change:number]

@@ -1,4 +1,5 @@
-"""One run on machines that switches make of this one: without a compiler, without AVX-512, without bfloat16."""
+"""One run on machines that switches make of this one: without a compiler, without AVX-512, without
+bfloat16."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ MODELS = {
         --tokens-per-sample 16 --mem-len 16 --batch-size 4 --criterion cross_entropy --optimizer adam
         --lr 0.002 --seed 3 --dropout 0.2""",
 }
-# The vector instructions of torch's own kernels, oneDNN's and MKL's; those of this package's kernels follow CFLAGS.
+# The vector instructions of torch's own kernels, oneDNN's and MKL's; those of this package's
+# kernels follow CFLAGS.
 AVX2 = {
     "ATEN_CPU_CAPABILITY": "avx2",
     "ONEDNN_MAX_CPU_ISA": "AVX2",
@@ -38,7 +40,8 @@ for folder, *flags in json.loads(sys.argv[1]):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of five updates, of a process for each machine: its name, precision, and model are folders."""
+    """Checkpoints of five updates, of a process for each machine: its name, precision, and model
+    are folders."""
     folder = tmp_path_factory.mktemp("machines")
     for name, machine in MACHINES.items():
         flags = "--max-update 5 --disable-validation --no-epoch-checkpoints"

@@ -1,4 +1,5 @@
-"""Checkpoints by words or tokens read are those of a run that ends there, on any number of processes."""
+"""Checkpoints by words or tokens read are those of a run that ends there, on any number of
+processes."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def a_folder(folder: Path, *words: int) -> Path:
-    """A data folder with so many words in ``train``, ``train1``, …, which have 2,670 tokens each."""
+    """A data folder with so many words in ``train``, ``train1``, …, which have 2,670 tokens
+    each."""
     shutil.copy(runs.DATA / "dict.txt", folder)
     for number, count in enumerate(words):
         for suffix in ("bin", "idx"):
@@ -53,7 +55,8 @@ def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_checkpoint_is_saved_after_each_number_of_words(whole: Path) -> None:
-    # Words after each update: 479 958 1437 1916 2000 2479 2958 3437 3916 4000. The second one passes 600 and 900.
+    # Words after each update: 479 958 1437 1916 2000 2479 2958 3437 3916 4000. The second one
+    # passes 600 and 900.
     assert saved(whole) == {300: 1, 900: 2, 1000: 3, 2000: 5, 3000: 8, 4000: 10}
 
 
@@ -84,14 +87,16 @@ def test_a_run_of_more_epochs_goes_on_from_the_last_one(whole: Path, data: Path,
         assert runs.difference(ours, uninterrupted) is None
 
 
-# Updates of two batches, each a step of 20 rows in the first stage and 10 in the second. Both have 9 steps an epoch.
+# Updates of two batches, each a step of 20 rows in the first stage and 10 in the second. Both have
+# 9 steps an epoch.
 STAGED = [runs.SHORTFORMER, runs.ADAM, runs.DROPOUT, "--decoder-layers 1 --max-valid-steps 1 --no-epoch-checkpoints"]
 STAGED += ["--train-subset train --max-tokens 320 --update-freq 2 --save-interval-words 500 --stages"]
 
 
 @pytest.fixture(scope="module")
 def staged(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two stages with memory: its words after each update are 444 888 1333, 1777 2000 2444 2888 3333."""
+    """A run of two stages with memory: its words after each update are 444 888 1333, 1777 2000 2444
+    2888 3333."""
     folder = tmp_path_factory.mktemp("staged")
     runs.train(folder, *STAGED, "16:3,32:8", data=data)
     return folder

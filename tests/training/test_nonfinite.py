@@ -1,4 +1,5 @@
-"""Losses and gradients that are infinite or NaN end a run with their place, or are skipped as often as allowed."""
+"""Losses and gradients that are infinite or NaN end a run with their place, or are skipped as often
+as allowed."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ class Poison(torch.autograd.Function):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """Make the output of a module infinite, or its gradient NaN, in the updates whose batch holds some examples."""
+    """Make the output of a module infinite, or its gradient NaN, in the updates whose batch holds
+    some examples."""
 
     def poison(examples, name="decoder.layers.1.fc1", gradient=False):
         seen = {"bad": False}

@@ -1,4 +1,5 @@
-"""Where a value that is not finite is found first: weights, outputs of modules, the loss, gradients; on which rank."""
+"""Where a value that is not finite is found first: weights, outputs of modules, the loss,
+gradients; on which rank."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from fairseq.training.nonfinite import Finding, NonFinite, NonFiniteUpdates, che
 
 
 class Tied(nn.Module):
-    """Three layers, of which the last one has the weights of the first; returns a dict with the middle in a tuple."""
+    """Three layers, of which the last one has the weights of the first; returns a dict with the
+    middle in a tuple."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""What training says before its first update: how much it reads, how long it takes, where it saves."""
+"""What training says before its first update: how much it reads, how long it takes, where it
+saves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a run writes beside its checkpoints is its own: it never cuts, hides or replaces that of another run."""
+"""What a run writes beside its checkpoints is its own: it never cuts, hides or replaces that of
+another run."""
 
 from __future__ import annotations
 

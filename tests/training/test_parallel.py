@@ -1,4 +1,5 @@
-"""What is applied to a model from outside: precision, device, recomputation, and the reduction that flags ask for."""
+"""What is applied to a model from outside: precision, device, recomputation, and the reduction that
+flags ask for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The window of --profile: which updates, and what is asked of torch's profiler, on a CPU and on a GPU."""
+"""The window of --profile: which updates, and what is asked of torch's profiler, on a CPU and on a
+GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""--profile traces the updates that it names, changes nothing else, and rejects other windows in one line."""
+"""--profile traces the updates that it names, changes nothing else, and rejects other windows in
+one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A run that resumes with other settings: one line says which are in force, and these are what is recorded."""
+"""A run that resumes with other settings: one line says which are in force, and these are what is
+recorded."""
 
 from __future__ import annotations
 

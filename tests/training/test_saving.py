@@ -1,4 +1,5 @@
-"""Checkpoints are written as they are due, and those written in the background one after the other."""
+"""Checkpoints are written as they are due, and those written in the background one after the
+other."""
 
 from __future__ import annotations
 
@@ -52,7 +53,8 @@ def test_a_background_save_begins_when_the_one_before_has_ended() -> None:
 
 
 class Files(Disk):
-    """A manager that records what it writes; a checkpoint is due unless *updates* is a multiple of 10."""
+    """A manager that records what it writes; a checkpoint is due unless *updates* is a multiple of
+    10."""
 
     def __init__(self, error: UserError | None = None) -> None:
         super().__init__()

@@ -90,7 +90,8 @@ def test_stages_with_batches_and_rates_equal_commands_with_these_and_resume_exac
     staged = runs.content(saved)
     assert staged["extra_state"].pop("stage")["number"] == 2
     assert runs.difference(staged, runs.content(tmp_path / "2" / "checkpoint_last.pt")) is None
-    # The third stage has other rows of equal blocks, where a command of its own could not go on within the epoch.
+    # The third stage has other rows of equal blocks, where a command of its own could not go on
+    # within the epoch.
     rest = runs.train(tmp_path / "3", flags, stages, "--restore-file", saved)
     assert runs.updates(rest) == runs.updates(log)[9:]
     ends = [runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("staged", "3")]
@@ -107,7 +108,8 @@ def tensor_bytes():
 
 @pytest.fixture
 def held(monkeypatch):
-    """Bytes of all tensors at the end of a run's construction, after its restoration, and when it trains."""
+    """Bytes of all tensors at the end of a run's construction, after its restoration, and when it
+    trains."""
     sizes = []
 
     def measured(owner, name, size_before=False):

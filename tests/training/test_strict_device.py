@@ -1,4 +1,5 @@
-"""Every family trains, resumes, is scored, writes and is exported on a device that accepts no tensor of the host."""
+"""Every family trains, resumes, is scored, writes and is exported on a device that accepts no
+tensor of the host."""
 
 from __future__ import annotations
 

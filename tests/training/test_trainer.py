@@ -1,4 +1,5 @@
-"""A trainer: one update is the naive one, its state goes on exactly, and what is reset or differs is left aside."""
+"""A trainer: one update is the naive one, its state goes on exactly, and what is reset or differs
+is left aside."""
 
 from __future__ import annotations
 

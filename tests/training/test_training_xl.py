@@ -1,4 +1,5 @@
-"""Transformer-XL in training and evaluation: exact resumption, processes, averages, what the flags change."""
+"""Transformer-XL in training and evaluation: exact resumption, processes, averages, what the flags
+change."""
 
 from __future__ import annotations
 
@@ -246,7 +247,8 @@ def test_segments_and_memory_are_chosen_freely_at_evaluation(tmp_path: Path, tra
 
 
 def test_same_length_and_clamp_are_what_they_say(tmp_path: Path, trained: Path) -> None:
-    """A window of 12 keys is the same however the text is cut; a clamp at 5 changes only what lies farther."""
+    """A window of 12 keys is the same however the text is cut; a clamp at 5 changes only what lies
+    farther."""
     flags = "--mem-len 12 --same-length --clamp-len 5 --tokens-per-sample"
     one = scores(tmp_path, trained, flags, "3")
     np.testing.assert_allclose(scores(tmp_path, trained, flags, "10"), one, atol=1e-5)
@@ -256,7 +258,8 @@ def test_same_length_and_clamp_are_what_they_say(tmp_path: Path, trained: Path) 
 
 
 def test_memory_longer_than_the_tables_counts_what_is_farther_as_the_farthest(tmp_path: Path) -> None:
-    """Keys beyond the table do count: a change there changes the scores; and segments do not matter."""
+    """Keys beyond the table do count: a change there changes the scores; and segments do not
+    matter."""
     runs.train(tmp_path, XL, STILL, KINDS["shaw"], "--max-update 30 --disable-validation")
     path = tmp_path / "checkpoint_last.pt"
     whole = scores(tmp_path, path, "--tokens-per-sample 4096 --mem-len 0")

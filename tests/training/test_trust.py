@@ -90,7 +90,8 @@ def saves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_checkpoint_is_saved_when_its_minutes_are_over(tmp_path: Path, clock: list[float], saves: list[int]) -> None:
-    # The wish is told while the update goes on, three minutes after the last save; another save starts them anew.
+    # The wish is told while the update goes on, three minutes after the last save; another save
+    # starts them anew.
     runs.train(tmp_path, QUICK, "--max-update 12 --save-interval-minutes 2.5 --save-interval-updates 5")
     assert saves == [3, 5, 8, 10, 12]
     assert (tmp_path / "checkpoint_1_5.pt").exists() and not (tmp_path / "checkpoint_1_3.pt").exists()

@@ -1,4 +1,5 @@
-"""The arithmetic of an update: the norm and clipping of gradients, the mean of weights, and the halves of a batch."""
+"""The arithmetic of an update: the norm and clipping of gradients, the mean of weights, and the
+halves of a batch."""
 
 from __future__ import annotations
 
@@ -197,7 +198,8 @@ def splitter(enabled: bool = True, repeatable: bool = True, memory: int = 0) -> 
 def run(
     enabled: bool, samples: list[dict[str, object] | None], error: BaseException, most: int = 2
 ) -> tuple[list[list[int]], int]:
-    """The examples of the batches, of *most* rows at most, that were computed in the end, and the repetitions."""
+    """The examples of the batches, of *most* rows at most, that were computed in the end, and the
+    repetitions."""
     repetitions, batches = 0, samples
     while any(batch is not None and len(batch["id"]) > most for batch in batches):
         message = splitter(enabled).describe(error, batches, 7)

@@ -1,4 +1,5 @@
-"""Operations per token are those that torch counts in a step; mfu is logged where the device's peak is known."""
+"""Operations per token are those that torch counts in a step; mfu is logged where the device's peak
+is known."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ from fairseq.training.state import TrainingState
 from fairseq.training.update import update
 from fairseq.training.utilisation import Reading, peak_flops, token_flops, token_share
 
-# Dropout of attention lets torch's operators on CPUs write the products out, so that torch counts all of them.
+# Dropout of attention lets torch's operators on CPUs write the products out, so that torch counts
+# all of them.
 PLAIN = f"--arch transformer_lm {runs.SMALL} --optimizer adam --criterion cross_entropy --attention-dropout 0.1"
 XL = """--arch transformer_xl_tiny --cpu --train-subset valid --batch-size 8 --tokens-per-sample 16 --mem-len 16
     --optimizer adam --lr 0.01"""

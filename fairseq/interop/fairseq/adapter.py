@@ -1,6 +1,8 @@
-"""Plug-ins in fairseq's styles as this package calls its parts: what they are given is the flat namespace.
+"""Plug-ins in fairseq's styles as this package calls its parts: what they are given is the flat
+namespace.
 
-The classes are changed in place when they are registered, so that the plug-in's own references to them stay valid.
+The classes are changed in place when they are registered, so that the plug-in's own references to
+them stay valid.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ def adapt(kind: str, part: Any) -> None:
 
 
 def adapt_model(part: Any) -> None:
-    """Let *part*, a model, be called as fairseq's are; one that takes ``masked_tokens`` is an encoder."""
+    """Let *part*, a model, be called as fairseq's are; one that takes ``masked_tokens`` is an
+    encoder."""
     put_under(part, PluginModel, BaseFairseqModel)
     parameters = inspect.signature(part.forward).parameters
-    # fairseq's masked-LM criterion passes this argument to every model that it trains, whatever its base class.
+    # fairseq's masked-LM criterion passes this argument to every model that it trains, whatever its
+    # base class.
     if "masked_tokens" in parameters:
         part.predicts_next_token = False
     # Batches of this package's tasks carry no lengths; fairseq's always do.
@@ -44,12 +48,14 @@ def adapt_model(part: Any) -> None:
 
 
 def adapt_criterion(part: Any) -> None:
-    """Let *part*, a criterion, be called as this package's are; one in fairseq's sense runs the model itself."""
+    """Let *part*, a criterion, be called as this package's are; one in fairseq's sense runs the
+    model itself."""
     put_under(part, criterions.FairseqLoss, FairseqCriterion, first=True)
-    # A criterion that overrides neither `forward` nor `compute_loss` with `reduce` is one of this package with other
-    # settings, and keeps its loss without logits and the state of segments.
+    # A criterion that overrides neither `forward` nor `compute_loss` with `reduce` is one of this
+    # package with other settings, and keeps its loss without logits and the state of segments.
     if part.forward is not criterions.FairseqLoss.forward or criterions.takes_reduce(part):
-        # Such a criterion reads the model's output alone, so that the state of the last segment would be lost.
+        # Such a criterion reads the model's output alone, so that the state of the last segment
+        # would be lost.
         part.carries_state = False
         _wrap(part, "forward", _with_logits)
         part.step = lambda self, model, sample, inputs: (self(model, sample), {})
@@ -57,7 +63,8 @@ def adapt_criterion(part: Any) -> None:
 
 
 def adapt_task(part: Any) -> None:
-    """Let methods of *part*, a task, take the namespace, and call the fairseq methods that it overrides."""
+    """Let methods of *part*, a task, take the namespace, and call the fairseq methods that it
+    overrides."""
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
     part.typed, part.add_args = _typed, staticmethod(functools.partial(_add_args, part.add_args))
@@ -66,22 +73,26 @@ def adapt_task(part: Any) -> None:
 
 
 def put_under(part: type, base: type, root: type, *, first: bool = False) -> None:
-    """Put *base* under the lowest class of *part*, a subclass of *root*, that is not of this package.
+    """Put *base* under the lowest class of *part*, a subclass of *root*, that is not of this
+    package.
 
     With *first* its methods come before this package's classes, otherwise before *root*'s alone.
     """
     if issubclass(part, base):
         return
     cls: Any = [cls for cls in part.__mro__ if issubclass(cls, root) and is_outside(cls)][-1]
-    # Copied from the base: with *base* in between it would inherit that one's signature, which names no settings.
+    # Copied from the base: with *base* in between it would inherit that one's signature, which
+    # names no settings.
     if first and "__init__" not in vars(cls):
         cls.__init__ = cls.__init__
-    # In place: a new class would leave references of the plug-in, such as `super(Name, self)`, at the former one.
+    # In place: a new class would leave references of the plug-in, such as `super(Name, self)`, at
+    # the former one.
     cls.__bases__ = (base, *cls.__bases__) if first else (*(b for b in cls.__bases__ if b is not root), base)
 
 
 def _wrap(part: Any, name: str, call: Callable[..., Any]) -> None:
-    """Let *call* be the method *name* of *part*; it is given the former method, then the arguments."""
+    """Let *call* be the method *name* of *part*; it is given the former method, then the
+    arguments."""
     method = getattr(part, name)
 
     @functools.wraps(method)
@@ -109,8 +120,10 @@ def _add_args(method: Callable[[Any], None], parser: argparse.ArgumentParser) ->
 
 
 def _give_namespace(part: Any, name: str) -> None:
-    """Let the method *name* of *part* have the namespace as its first argument where it is called with settings."""
-    # Static: a class method must be bound to the class that is called, which may be a subclass of *part*.
+    """Let the method *name* of *part* have the namespace as its first argument where it is called
+    with settings."""
+    # Static: a class method must be bound to the class that is called, which may be a subclass of
+    # *part*.
     method = inspect.getattr_static(part, name)
     bound = isinstance(method, classmethod | staticmethod)
 
@@ -124,7 +137,8 @@ def _give_namespace(part: Any, name: str) -> None:
 
 
 def _typed(self: Any, cls: type) -> Any:
-    """The settings of the task as *cls*; with a dataclass of its own the namespace, which has the settings of *cls*."""
+    """The settings of the task as *cls*; with a dataclass of its own the namespace, which has the
+    settings of *cls*."""
     if isinstance(self.settings.task, cls):
         return self.settings.task
     return argparse.Namespace(**{**vars(self.args), **vars(fields.typed(cls, self.args))})

@@ -1,4 +1,5 @@
-"""``fairseq.modules.MultiheadAttention``: attention for [T, B, C] with fairseq's constructor, names and state."""
+"""``fairseq.modules.MultiheadAttention``: attention for [T, B, C] with fairseq's constructor, names
+and state."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from fairseq.interop.fairseq.modules import FairseqDropout, quant_noise
 
 
 def _mask_for_xformers(mask: Tensor, to_dtype: torch.dtype | None = None) -> Tensor:
-    """*mask*, false or −∞ where nothing is read, as *to_dtype*; integers and bools of torch mean the opposite."""
+    """*mask*, false or −∞ where nothing is read, as *to_dtype*; integers and bools of torch mean
+    the opposite."""
     kinds = (torch.float, torch.float16, torch.bool, torch.uint8)
     dtype = mask.dtype if to_dtype is None else to_dtype
     if mask.dtype not in kinds or dtype not in kinds:
@@ -64,7 +66,8 @@ class MultiheadAttention(nn.Module):
         self.dropout_module = FairseqDropout(dropout)
         self.scaling = self.head_dim**-0.5
         self.self_attention, self.encoder_decoder_attention = self_attention, encoder_decoder_attention
-        # Order k, v, q, out: checkpoints of fairseq number the optimizer's state by the order of the parameters.
+        # Order k, v, q, out: checkpoints of fairseq number the optimizer's state by the order of
+        # the parameters.
         self.k_proj = quant_noise(nn.Linear(self.kdim, embed_dim, bias), q_noise, qn_block_size)
         self.v_proj = quant_noise(nn.Linear(self.vdim, embed_dim, bias), q_noise, qn_block_size)
         self.q_proj = quant_noise(nn.Linear(embed_dim, embed_dim, bias), q_noise, qn_block_size)
@@ -78,7 +81,8 @@ class MultiheadAttention(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the initial values, which are fairseq's."""
-        # As if the three were one matrix [3 C, C], whose Xavier bound is smaller by √2: √(6 / (C + 3 C)).
+        # As if the three were one matrix [3 C, C], whose Xavier bound is smaller by √2: √(6 / (C +
+        # 3 C)).
         for part in (self.k_proj, self.v_proj, self.q_proj):
             nn.init.xavier_uniform_(part.weight, gain=2**-0.5 if self.qkv_same_dim else 1)  # type: ignore[arg-type]
         nn.init.xavier_uniform_(self.out_proj.weight)  # type: ignore[arg-type]
@@ -172,7 +176,8 @@ class MultiheadAttention(nn.Module):
     def _with_saved(
         self, saved: Any, k: Tensor | None, v: Tensor | None, padding: Tensor | None, static_kv: bool
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Keys, values and padding after the ones of earlier calls; with *static_kv* the earlier ones alone."""
+        """Keys, values and padding after the ones of earlier calls; with *static_kv* the earlier
+        ones alone."""
         before = saved.get("prev_key")
         if before is None:
             return k, v, padding

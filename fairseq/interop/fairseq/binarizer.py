@@ -98,7 +98,8 @@ class FileBinarizer:
         vocab_size: int | None = None,
         num_workers: int = 1,
     ) -> BinarizeSummary:
-        """Binarise *input_file*, in this process whatever *num_workers* is; ``fairseq-preprocess`` uses several."""
+        """Binarise *input_file*, in this process whatever *num_workers* is; ``fairseq-preprocess``
+        uses several."""
         return cls._binarize_chunk_and_finalize(binarizer, input_file, 0, -1, output_prefix, dataset_impl, vocab_size)
 
     @classmethod

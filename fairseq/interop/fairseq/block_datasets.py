@@ -1,4 +1,5 @@
-"""``fairseq.data``: lines and blocks of a corpus, and masking, as datasets that plug-ins compose."""
+"""``fairseq.data``: lines and blocks of a corpus, and masking, as datasets that plug-ins
+compose."""
 
 from __future__ import annotations
 
@@ -102,7 +103,8 @@ def _corpus_of(dataset: Any) -> Any:
 
 
 class TokenBlockDataset(FairseqDataset):
-    """The examples of *dataset* cut into blocks, as :class:`~fairseq.data.token_blocks.TokenBlocks` does.
+    """The examples of *dataset* cut into blocks, as :class:`~fairseq.data.token_blocks.TokenBlocks`
+    does.
 
     With *include_targets* an example is (source, target, the tokens before the source).
     """
@@ -137,8 +139,9 @@ class TokenBlockDataset(FairseqDataset):
         if not self.include_targets:
             return target
         start = int(self.blocks.starts[index])
-        # The source begins with the token before the block, at `start - 1`; the tokens before the source begin one
-        # earlier. Before the corpus stands `</s>`, and before that nothing, which is padding.
+        # The source begins with the token before the block, at `start - 1`; the tokens before the
+        # source begin one earlier. Before the corpus stands `</s>`, and before that nothing, which
+        # is padding.
         before = int(self.blocks.corpus.tokens[start - 2]) if start > 1 else self.blocks.eos if start else self.pad
         return source, target, torch.cat([source.new_tensor([before]), source[:-1]])
 
@@ -146,7 +149,8 @@ class TokenBlockDataset(FairseqDataset):
 
 
 def collate(samples: Sequence[dict[str, Any]], pad_idx: int, eos_idx: int | None = None, **unused: Any) -> Any:
-    """The examples *samples*, ``id``, ``source`` and ``target`` [T], as one batch, padded on the right."""
+    """The examples *samples*, ``id``, ``source`` and ``target`` [T], as one batch, padded on the
+    right."""
     source, target = (collate_tokens([sample[name] for sample in samples], pad_idx) for name in ("source", "target"))
     return {
         "id": torch.tensor([sample["id"] for sample in samples]),
@@ -158,7 +162,8 @@ def collate(samples: Sequence[dict[str, Any]], pad_idx: int, eos_idx: int | None
 
 
 class MonolingualDataset(FairseqDataset):
-    """Blocks of source and next tokens: of a :class:`TokenBlockDataset` with *targets*, or of rows without."""
+    """Blocks of source and next tokens: of a :class:`TokenBlockDataset` with *targets*, or of rows
+    without."""
 
     def __init__(
         self,
@@ -197,9 +202,11 @@ class MonolingualDataset(FairseqDataset):
 
 
 class LMContextWindowDataset(BaseWrapperDataset):
-    """Blocks of *tokens_per_sample* tokens after up to *context_window* tokens that were read before them.
+    """Blocks of *tokens_per_sample* tokens after up to *context_window* tokens that were read
+    before them.
 
-    It remembers the rows that it collated: batches must be asked for in order. Targets of the context are *pad_idx*.
+    It remembers the rows that it collated: batches must be asked for in order. Targets of the
+    context are *pad_idx*.
     """
 
     def __init__(self, dataset: Any, tokens_per_sample: int, context_window: int, pad_idx: int) -> None:
@@ -229,10 +236,12 @@ class LMContextWindowDataset(BaseWrapperDataset):
 
 
 class MaskTokensDataset(BaseWrapperDataset):
-    """Rows in which tokens other than special symbols are chosen for prediction, as ``--task masked_lm`` does.
+    """Rows in which tokens other than special symbols are chosen for prediction, as
+    ``--task masked_lm`` does.
 
-    A chosen token becomes *mask_idx*, stays with *leave_unmasked_prob* or becomes a random word with
-    *random_token_prob*; with *return_masked_tokens* the row has the chosen tokens, and *pad_idx* elsewhere.
+    A chosen token becomes *mask_idx*, stays with *leave_unmasked_prob* or becomes a random word
+    with *random_token_prob*; with *return_masked_tokens* the row has the chosen tokens, and
+    *pad_idx* elsewhere.
     """
 
     @classmethod
@@ -261,7 +270,8 @@ class MaskTokensDataset(BaseWrapperDataset):
         if mask_multiple_length != 1:
             raise UserError("MaskTokensDataset: `mask_multiple_length` is not implemented; use 1")
         special = special_symbols(vocab)
-        # A dictionary of fairseq has `<mask>` as a word: it must be neither chosen nor drawn as a random word.
+        # A dictionary of fairseq has `<mask>` as a word: it must be neither chosen nor drawn as a
+        # random word.
         special[mask_idx] = True
         self.masking = Masking(
             *(seed, mask_prob, leave_unmasked_prob, random_token_prob, mask_idx, special),

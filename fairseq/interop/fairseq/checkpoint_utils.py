@@ -1,4 +1,5 @@
-"""``fairseq.checkpoint_utils``: models from checkpoints, as scripts written for fairseq load them."""
+"""``fairseq.checkpoint_utils``: models from checkpoints, as scripts written for fairseq load
+them."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def load_model_ensemble_and_task(
     task: FairseqTask | None = None,
     **unused: Any,
 ) -> tuple[list[BaseFairseqModel], argparse.Namespace, FairseqTask]:
-    """The models of several checkpoints in evaluation mode, the settings of the first, and their task.
+    """The models of several checkpoints in evaluation mode, the settings of the first, and their
+    task.
 
     ``data`` among *arg_overrides* is the data folder (default: *task*'s, or the training's).
 
@@ -66,7 +68,8 @@ def load_model_ensemble(
 
 
 def load_pretrained_component_from_model(component: nn.Module, checkpoint: str, strict: bool = True) -> nn.Module:
-    """*component*, a model's encoder or decoder, with its parameters from the checkpoint *checkpoint*."""
+    """*component*, a model's encoder or decoder, with its parameters from the checkpoint
+    *checkpoint*."""
     part = "decoder." if isinstance(component, FairseqDecoder) else "encoder."
     state = {k[len(part) :]: v for k, v in load_checkpoint_to_cpu(checkpoint)["model"].items() if k.startswith(part)}
     component.load_state_dict(state, strict=strict)
@@ -74,7 +77,8 @@ def load_pretrained_component_from_model(component: nn.Module, checkpoint: str, 
 
 
 def checkpoint_paths(path: str, pattern: str = r"checkpoint(\d+)\.pt") -> list[str]:
-    """The checkpoints in the folder *path* whose names match *pattern*, the highest number first."""
+    """The checkpoints in the folder *path* whose names match *pattern*, the highest number
+    first."""
     matches = [(match, file) for file in entries(Path(path)) if (match := re.fullmatch(pattern, file.name))]
     numbered = [(float(match[1]) if match.groups() else 0.0, str(file)) for match, file in matches]
     return [file for _, file in sorted(numbered, reverse=True)]
@@ -83,7 +87,8 @@ def checkpoint_paths(path: str, pattern: str = r"checkpoint(\d+)\.pt") -> list[s
 def average_checkpoints(inputs: Sequence[str]) -> dict[str, Any]:
     """The first of *inputs*, files with a ``model``, with the mean of all their tensors.
 
-    Sums are in the tensors' own type, of float16 in float32; means of whole numbers are rounded down.
+    Sums are in the tensors' own type, of float16 in float32; means of whole numbers are rounded
+    down.
 
     Raises:
         UserError: a file cannot be read, or has other tensors than the first.
@@ -102,7 +107,8 @@ def average_checkpoints(inputs: Sequence[str]) -> dict[str, Any]:
 
 
 def _as_stored(value: Any) -> Any:
-    """*value* with the namespaces that were read as dicts as namespaces again, which can be saved."""
+    """*value* with the namespaces that were read as dicts as namespaces again, which can be
+    saved."""
     if not isinstance(value, dict):
         return value
     changed = {name: _as_stored(part) for name, part in value.items()}

@@ -11,7 +11,8 @@ from fairseq.data.dataset import Sample
 
 
 class CollatedDataset:
-    """A dataset with fairseq's interface: examples by number, sizes by ``num_tokens``, whose batches *collate* makes.
+    """A dataset with fairseq's interface: examples by number, sizes by ``num_tokens``, whose
+    batches *collate* makes.
 
     *indices*, int [n], are its examples (None: all), *collate* is by default its ``collater``.
     """

@@ -25,8 +25,8 @@ def label_smoothed_nll_loss(
 ) -> tuple[Tensor, Tensor]:
     """Smoothed and plain negative log-likelihood, summed, or of each target without *reduce*.
 
-    Of *lprobs* [..., V] and *target* [...] or [..., 1]; those that are *ignore_index* count nothing. The probability
-    *epsilon* is taken from the target and spread over the other words.
+    Of *lprobs* [..., V] and *target* [...] or [..., 1]; those that are *ignore_index* count
+    nothing. The probability *epsilon* is taken from the target and spread over the other words.
     """
     if target.dim() == lprobs.dim() - 1:
         target = target.unsqueeze(-1)
@@ -38,8 +38,8 @@ def label_smoothed_nll_loss(
         nll, others = nll.masked_fill(ignored, 0.0), others.masked_fill(ignored, 0.0)
     if reduce:
         nll, others = nll.sum(), others.sum()
-    # `others` includes the target, so that its weight is lowered by the share which it gets there: (1 − ε) for the
-    # target, ε / (V − 1) for each other word.
+    # `others` includes the target, so that its weight is lowered by the share which it gets there:
+    # (1 − ε) for the target, ε / (V − 1) for each other word.
     share = epsilon / (lprobs.size(-1) - 1)
     return (1.0 - epsilon - share) * nll + share * others, nll
 
@@ -52,10 +52,11 @@ class MaskedLmLoss(MaskedLMCriterion):
 
 
 class LogitsModel:
-    """*model* as criterions of fairseq call it: it returns logits where this package's returns hidden states.
+    """*model* as criterions of fairseq call it: it returns logits where this package's returns
+    hidden states.
 
-    Hidden states of an adaptive softmax stay as they are, as in fairseq. ``masked_tokens``, bool [B, T], selects the
-    tokens whose logits are returned: [N, V].
+    Hidden states of an adaptive softmax stay as they are, as in fairseq. ``masked_tokens``, bool
+    [B, T], selects the tokens whose logits are returned: [N, V].
     """
 
     def __init__(self, model: Any) -> None:
@@ -84,15 +85,16 @@ class LogitsModel:
 
 
 class FairseqLoss:
-    """Base that the adapter puts under a plug-in's criterion: ``compute_loss(…, reduce=…)`` returns loss and nll_loss.
+    """Base that the adapter puts under a plug-in's criterion: ``compute_loss(…, reduce=…)`` returns
+    loss and nll_loss.
 
     Without *reduce* it is the one of this package, which returns loss, sample size and sums.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         parameters = list(inspect.signature(super().__init__).parameters.values())
-        # Constructors of fairseq take further arguments, such as whether to report accuracy: those that this package's
-        # base does not know are dropped.
+        # Constructors of fairseq take further arguments, such as whether to report accuracy: those
+        # that this package's base does not know are dropped.
         if not any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters):
             prefix = options.get("ignore_prefix_size") or next(iter(args[3:]), 0)  # (task, average, smoothing, prefix)
             if prefix:

@@ -40,13 +40,14 @@ def collate_tokens(
 
 @contextlib.contextmanager
 def numpy_seed(seed: int | None, *addl_seeds: int) -> Iterator[None]:
-    """numpy's random numbers of the seeds, inside a ``with`` statement; without a seed as they are."""
+    """numpy's random numbers of the seeds, inside a ``with`` statement; without a seed as they
+    are."""
     if seed is None:
         yield
         return
     before = np.random.get_state()
-    # fairseq's formula: the same crops and masks for the same seeds. The hash of a tuple of integers does not depend on
-    # `PYTHONHASHSEED`.
+    # fairseq's formula: the same crops and masks for the same seeds. The hash of a tuple of
+    # integers does not depend on `PYTHONHASHSEED`.
     np.random.seed(int(hash((seed, *addl_seeds)) % 1_000_000) if addl_seeds else seed)
     try:
         yield
@@ -65,7 +66,8 @@ def lengths_to_mask(lens: Tensor) -> Tensor:
 
 
 def post_process(sentence: str, symbol: str | None) -> str:
-    """*sentence* with its subwords joined: ``sentencepiece``, ``subword_nmt`` or a mark such as ``@@ ``."""
+    """*sentence* with its subwords joined: ``sentencepiece``, ``subword_nmt`` or a mark such as
+    ``@@ ``."""
     if symbol == "sentencepiece":
         # In SentencePiece `▁` is the only blank; the blanks between pieces are fairseq's.
         return sentence.replace(" ", "").replace("▁", " ").strip()
@@ -104,7 +106,8 @@ def batch_by_size(
             raise UserError(
                 f"`max_tokens` {most}: example {rows[start]} has {sizes[start]} tokens; raise it or leave it out"
             )
-        # Fewer rows than the multiple are a batch as they are; otherwise the remainder begins the next one.
+        # Fewer rows than the multiple are a batch as they are; otherwise the remainder begins the
+        # next one.
         count -= count % required_batch_size_multiple if count > required_batch_size_multiple else 0
         batches.append(rows[start : start + count])
         start += count
@@ -112,14 +115,16 @@ def batch_by_size(
 
 
 def batch_by_size_vec(indices: Any, num_tokens_vec: Any, max_tokens: int, max_sentences: int, bsz_mult: int) -> Any:
-    """Batches of *indices*, whose sizes are *num_tokens_vec*; see :func:`batch_by_size`; 0 and −1: no limit."""
+    """Batches of *indices*, whose sizes are *num_tokens_vec*; see :func:`batch_by_size`; 0 and −1:
+    no limit."""
     return batch_by_size(indices, int, num_tokens_vec, max_tokens, max_sentences, bsz_mult)
 
 
 def batch_by_size_fn(
     indices: Any, num_tokens_fn: Callable[[int], int], max_tokens: int, max_sentences: int, bsz_mult: int
 ) -> Any:
-    """Batches of *indices*, whose sizes *num_tokens_fn* gives; see :func:`batch_by_size`; 0 and −1: no limit."""
+    """Batches of *indices*, whose sizes *num_tokens_fn* gives; see :func:`batch_by_size`; 0 and −1:
+    no limit."""
     return batch_by_size(indices, num_tokens_fn, None, max_tokens, max_sentences, bsz_mult)
 
 
@@ -142,7 +147,8 @@ def filter_by_size(indices: np.ndarray, dataset: Any, max_positions: Any, raise_
 
 
 def raise_if_valid_subsets_unintentionally_ignored(train_cfg: Any) -> None:
-    """Raise ValueError if the data folder has shards of ``valid`` that no setting names or ignores."""
+    """Raise ValueError if the data folder has shards of ``valid`` that no setting names or
+    ignores."""
     dataset = train_cfg.dataset
     data = getattr(train_cfg.task, "data", None)
     if data is None or dataset.ignore_unused_valid_subsets or dataset.combine_valid_subsets:

@@ -1,4 +1,5 @@
-"""``fairseq.dataclass``: settings of plug-ins as dataclasses, and their translation to this package's."""
+"""``fairseq.dataclass``: settings of plug-ins as dataclasses, and their translation to this
+package's."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from fairseq.interop.fairseq.omegaconf import MISSING, DictConfig
 from fairseq.models.architectures.transformer_lm import PLAIN
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 
-# At import: a module of settings imports `II` of omegaconf beside this one, before it calls anything here.
+# At import: a module of settings imports `II` of omegaconf beside this one, before it calls
+# anything here.
 names.before_import()
 
 REFERENCE = re.compile(r"\$\{(?:\w+\.)*(\w+)\}")
@@ -52,13 +54,15 @@ ZERO_SHARDING_CHOICES = ChoiceEnum(["none", "os"])
 
 @dataclasses.dataclass
 class FairseqDataclass:
-    """Base of a plug-in's settings; defaults may refer to other settings with omegaconf's ``II``."""
+    """Base of a plug-in's settings; defaults may refer to other settings with omegaconf's
+    ``II``."""
 
     _name: str | None = None
 
     @classmethod
     def as_config(cls) -> type:
-        """The same settings as a dataclass of this package, of which the plug-in's flags are made."""
+        """The same settings as a dataclass of this package, of which the plug-in's flags are
+        made."""
         hints = typing.get_type_hints(cls)
         declared = [
             # `data` is the positional argument of every task here, and `_name` is Hydra's.
@@ -81,7 +85,8 @@ OF_TASKS = ("LanguageModelingConfig", "MaskedLMConfig", "SentencePredictionConfi
 
 @functools.cache
 def extendable(name: str, config: type) -> type:
-    """A dataclass called *name* with the fields of *config*, which is frozen and so cannot be extended itself."""
+    """A dataclass called *name* with the fields of *config*, which is frozen and so cannot be
+    extended itself."""
     hints = typing.get_type_hints(config)
     # Defaults of fairseq's dataclass that differ.
     defaults = PLAIN if config is TransformerLMConfig else {}
@@ -121,7 +126,8 @@ def convert_namespace_to_omegaconf(args: argparse.Namespace) -> DictConfig:
     defaults.complete(completed := argparse.Namespace(**vars(args)))
     flat = vars(completed)
     parts = {group: str(flat.get(flag) or "") for group, flag in (hydra.PARTS | _ENCODERS).items()}
-    # Plug-ins read a setting from the group in which their version of fairseq had it, which differs between versions.
+    # Plug-ins read a setting from the group in which their version of fairseq had it, which differs
+    # between versions.
     groups = {
         group: DictConfig(**{**flat, "_name": parts.get(group)}) for group in (*hydra.GROUPS, *hydra.UNREAD, *parts)
     }
@@ -134,14 +140,15 @@ def gen_parser_from_dataclass(
     delete_default: bool = False,
     with_prefix: str | None = None,
 ) -> None:
-    """Add the flags of *dataclass_instance* to *parser*, without defaults where an architecture has them."""
+    """Add the flags of *dataclass_instance* to *parser*, without defaults where an architecture has
+    them."""
     settings = type(dataclass_instance).as_config()
     before = list(parser._actions)
     fields.add_flags(parser, settings)
     values = {} if delete_default else fields.defaults(settings)
     for action in parser._actions:
-        # This package's flags have no default in the parser, so that given values can be told from an architecture's; a
-        # parser of fairseq's has them.
+        # This package's flags have no default in the parser, so that given values can be told from
+        # an architecture's; a parser of fairseq's has them.
         if action not in before and action.dest in values:
             action.default = values[action.dest]
 
@@ -160,7 +167,8 @@ def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     if isinstance(default, dict):
         default = str(default)
     kind, optional, choices = _kind(hint, default)
-    # The default of a referring setting is the other setting's value, which is known only once all flags are parsed.
+    # The default of a referring setting is the other setting's value, which is known only once all
+    # flags are parsed.
     if reference or default == MISSING or default is None:
         default, optional = (False, False) if kind is bool else (None, True)
     elif isinstance(default, tuple):

@@ -171,7 +171,8 @@ class RandomCropDataset(TruncateDataset):
 
     def __getitem__(self, index: int) -> Tensor:
         item = self.dataset[index]
-        # By index and epoch, so that a crop does not depend on the order in which worker processes read.
+        # By index and epoch, so that a crop does not depend on the order in which worker processes
+        # read.
         with numpy_seed(self.seed, self.epoch, index):
             start = np.random.randint(max(len(item) - self.length, 0) + 1)
         return item[start : start + self.length]
@@ -180,7 +181,8 @@ class RandomCropDataset(TruncateDataset):
 def maybe_shorten_dataset(
     dataset: Any, split: str, shorten_data_split_list: str, shorten_method: str, tokens_per_sample: int, seed: int
 ) -> Any:
-    """*dataset*, with rows cut to *tokens_per_sample* by *shorten_method* if *split* is listed, or nothing is."""
+    """*dataset*, with rows cut to *tokens_per_sample* by *shorten_method* if *split* is listed, or
+    nothing is."""
     if shorten_data_split_list and split not in shorten_data_split_list.split(","):
         return dataset
     if shorten_method == "truncate":
@@ -296,7 +298,8 @@ class RawLabelDataset(ListDataset):
 
 
 class SortDataset(BaseWrapperDataset):
-    """A dataset whose batches are made in the order of *sort_order*, arrays of which the last decides first."""
+    """A dataset whose batches are made in the order of *sort_order*, arrays of which the last
+    decides first."""
 
     def __init__(self, dataset: Any, sort_order: Any) -> None:
         super().__init__(dataset)
@@ -369,7 +372,8 @@ class NestedDictionaryDataset(FairseqDataset):
     def __init__(self, defn: Mapping[str, Any], sizes: Sequence[Any] | None = None) -> None:
         self.defn = dict(_flat(defn))
         self._sizes = sizes if sizes is None or isinstance(sizes, list | tuple) else [sizes]
-        # Datasets of numbers of examples have the length 0: another one tells how many examples there are.
+        # Datasets of numbers of examples have the length 0: another one tells how many examples
+        # there are.
         self.first = next(dataset for dataset in self.defn.values() if len(dataset))
 
     def __getitem__(self, index: int) -> dict[str, Any]:

@@ -144,7 +144,8 @@ def tell(module: nn.Module, name: str, *values: Any) -> None:
 
 
 class PluginModel(BaseFairseqModel):
-    """The methods of ``BaseFairseqModel`` that fairseq calls; the adapter puts it under every plug-in's model."""
+    """The methods of ``BaseFairseqModel`` that fairseq calls; the adapter puts it under every
+    plug-in's model."""
 
     _is_generation_fast = False
 
@@ -162,7 +163,8 @@ class PluginModel(BaseFairseqModel):
         return self.get_normalized_probs_scriptable(net_output, log_probs, sample)
 
     def get_normalized_probs_scriptable(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
-        """Probabilities, or their logarithms, over all words, as the decoder makes them if the model has one."""
+        """Probabilities, or their logarithms, over all words, as the decoder makes them if the
+        model has one."""
         decoder: Any = getattr(self, "decoder", None)
         if hasattr(decoder, "get_normalized_probs"):
             return decoder.get_normalized_probs(net_output, log_probs, sample)
@@ -195,7 +197,8 @@ class PluginModel(BaseFairseqModel):
         return super().upgrade_state_dict(state)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> Any:
-        """Let every part change *state_dict*; the names of parameters of the model begin with *name*."""
+        """Let every part change *state_dict*; the names of parameters of the model begin with
+        *name*."""
 
         def upgrade(module: nn.Module, prefix: str) -> None:
             for child_name, child in module.named_children():

@@ -1,4 +1,5 @@
-"""Settings of fairseq 0.12 that this package does not have, with fairseq's defaults: plug-ins read any of them."""
+"""Settings of fairseq 0.12 that this package does not have, with fairseq's defaults: plug-ins read
+any of them."""
 
 from __future__ import annotations
 

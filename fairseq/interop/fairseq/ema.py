@@ -1,4 +1,5 @@
-"""``fairseq.models.ema``: the moving average that a script or plug-in makes of a model's weights by itself."""
+"""``fairseq.models.ema``: the moving average that a script or plug-in makes of a model's weights by
+itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""``fairseq.data.encoders``: subwords that plug-ins and scripts split text into, and the words that they begin."""
+"""``fairseq.data.encoders``: subwords that plug-ins and scripts split text into, and the words that
+they begin."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ FLAGS = "tokenizer moses-source-lang bpe bpe-codes sentencepiece-model gpt2-enco
 
 @dataclass(frozen=True)
 class Numbered(GPT2):
-    """GPT-2's subwords as their numbers in an ``encoder.json``, the words of the dictionaries of fairseq's RoBERTa."""
+    """GPT-2's subwords as their numbers in an ``encoder.json``, the words of the dictionaries of
+    fairseq's RoBERTa."""
 
     numbers: Mapping[str, int] = field(default_factory=dict, repr=False)
 
@@ -44,7 +46,8 @@ class Numbered(GPT2):
         numbers = read_json(gpt2_encoder_json, advice)
         subwords = cls(read_text(gpt2_vocab_bpe, advice), str(gpt2_vocab_bpe), numbers)
         subwords.check()
-        # Checked when both files are read: a missing number would show only at the first text that has the subword.
+        # Checked when both files are read: a missing number would show only at the first text that
+        # has the subword.
         if not isinstance(numbers, dict) or not numbers.keys() >= set(subwords._symbols):
             raise UserError(f"{gpt2_encoder_json}: lacks numbers of subwords in {gpt2_vocab_bpe}; {advice}")
         return subwords
@@ -62,7 +65,8 @@ class Numbered(GPT2):
 
 
 class Encoder:
-    """GPT-2's subwords as numbers: the ``encoder.json`` at one path, and the ``vocab.bpe`` at the other."""
+    """GPT-2's subwords as numbers: the ``encoder.json`` at one path, and the ``vocab.bpe`` at the
+    other."""
 
     def __init__(self, encoder_json_path: str, vocab_bpe_path: str) -> None:
         self.bpe = Numbered.load(Path(encoder_json_path), Path(vocab_bpe_path))
@@ -101,17 +105,20 @@ class Characters:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the settings of :func:`build_bpe` and :func:`build_tokenizer` that *parser* lacks; every task takes them."""
+    """Add the settings of :func:`build_bpe` and :func:`build_tokenizer` that *parser* lacks; every
+    task takes them."""
     for flag in (f"--{name}" for name in FLAGS.split()):
         if flag not in parser._option_string_actions:
             parser.add_argument(flag, help=argparse.SUPPRESS)
 
 
 def build_bpe(args: Any) -> LineEncoder | Characters | None:
-    """The subwords that ``args.bpe`` names, of fairseq's group of that name ``_name``; None without it.
+    """The subwords that ``args.bpe`` names, of fairseq's group of that name ``_name``; None without
+    it.
 
-    Their files are ``bpe_codes`` (of SentencePiece ``sentencepiece_model``, too); of ``gpt2`` ``gpt2_encoder_json`` and
-    ``gpt2_vocab_bpe``, by default *encoder.json* and *vocab.bpe* in the data folder.
+    Their files are ``bpe_codes`` (of SentencePiece ``sentencepiece_model``, too); of ``gpt2``
+    ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default *encoder.json* and *vocab.bpe* in the
+    data folder.
 
     Raises:
         UserError: there are no subwords of that name, or a file is missing or invalid.
@@ -143,14 +150,16 @@ def build_tokenizer(args: Any) -> LineEncoder | None:
 
 
 def _chosen(args: Any, name: str) -> tuple[str | None, dict[str, Any]]:
-    """The name of an encoder in *args*, a namespace, a group of settings or None, and the settings that are set."""
+    """The name of an encoder in *args*, a namespace, a group of settings or None, and the settings
+    that are set."""
     settings = vars(args) if args is not None else {}
     kind = settings.get(name, settings.get("_name"))
     return kind or None, {key: value for key, value in settings.items() if value is not None}
 
 
 def get_whole_word_mask(args: Any, dictionary: Any) -> Tensor:
-    """Which symbols of *dictionary* begin a word, uint8 [V]; as ``--mask-whole-words`` finds them, whatever *args*."""
+    """Which symbols of *dictionary* begin a word, uint8 [V]; as ``--mask-whole-words`` finds them,
+    whatever *args*."""
     continues, joins = word_parts(dictionary, word_rule(dictionary))
     if joins.any():
         raise UserError("get_whole_word_mask: marks at the end of symbols; use `mask_whole_words` of `task` masked_lm")

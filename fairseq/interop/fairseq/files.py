@@ -1,4 +1,5 @@
-"""``fairseq.file_io`` and ``fairseq.file_chunker_utils``: files of this machine, and pieces of texts."""
+"""``fairseq.file_io`` and ``fairseq.file_chunker_utils``: files of this machine, and pieces of
+texts."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class PathManager:
 
 
 def find_offsets(filename: str | os.PathLike[str], num_chunks: int) -> list[int]:
-    """Offsets in bytes of *num_chunks* pieces of a file, and its size; each piece begins with a line."""
+    """Offsets in bytes of *num_chunks* pieces of a file, and its size; each piece begins with a
+    line."""
     with open(filename, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         offsets = [0]
@@ -49,7 +51,8 @@ def find_offsets(filename: str | os.PathLike[str], num_chunks: int) -> list[int]
 
 
 class Chunker:
-    """In a ``with`` statement, the lines of a file that begin from *start_offset* on and before *end_offset*.
+    """In a ``with`` statement, the lines of a file that begin from *start_offset* on and before
+    *end_offset*.
 
     An *end_offset* below one is the end of the file.
     """

@@ -1,5 +1,5 @@
-"""Tables of modules and names of fairseq that this package has elsewhere; :mod:`~fairseq.interop.fairseq.names` reads
-them when a plug-in asks for one."""
+"""Tables of modules and names of fairseq that this package has elsewhere;
+:mod:`~fairseq.interop.fairseq.names` reads them when a plug-in asks for one."""
 
 from __future__ import annotations
 
@@ -117,7 +117,8 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
         optim.lr_scheduler.wsd
     """,
 }
-# Module: names that it had in fairseq (=here), by the module that has them here, which may be itself (a dot).
+# Module: names that it had in fairseq (=here), by the module that has them here, which may be
+# itself (a dot).
 _NAMES: dict[str, dict[str, str]] = {
     "criterions": {"parts": "LegacyFairseqCriterion"},
     "criterions.fairseq_criterion": {"parts": "LegacyFairseqCriterion"},
@@ -240,7 +241,8 @@ NAMES = {  # module: name in fairseq: module here and name there
 
 
 def part(module: str, name: str) -> Any:
-    """What *module* had as *name* in fairseq; settings as a dataclass that a plug-in's can extend."""
+    """What *module* had as *name* in fairseq; settings as a dataclass that a plug-in's can
+    extend."""
     home, original = NAMES[module][name]
     value = getattr(importlib.import_module(home), original)
     if isinstance(value, type) and issubclass(value, Config):

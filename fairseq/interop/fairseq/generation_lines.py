@@ -1,4 +1,5 @@
-"""fairseq's lines of generation: source, hypotheses with scores, and the score of every token (base 2)."""
+"""fairseq's lines of generation: source, hypotheses with scores, and the score of every token (base
+2)."""
 
 from __future__ import annotations
 
@@ -14,10 +15,12 @@ from fairseq.text.dictionary import Dictionary
 
 
 def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[int], target: bool) -> Iterator[str]:
-    """The lines of text *number*: ``S-``, with *target* ``T-``, then ``H-``, ``D-`` and ``P-`` of each hypothesis.
+    """The lines of text *number*: ``S-``, with *target* ``T-``, then ``H-``, ``D-`` and ``P-`` of
+    each hypothesis.
 
-    ``D-`` has plain text where the data has a tokenizer; the others have symbols. Sampling depends on *number*. Of
-    *line*, tokens without ``</s>``, ``--prefix-size`` begin every hypothesis (0: all).
+    ``D-`` has plain text where the data has a tokenizer; the others have symbols. Sampling depends
+    on *number*. Of *line*, tokens without ``</s>``, ``--prefix-size`` begin every hypothesis (0:
+    all).
     """
     dictionary: Dictionary = writer.task.source_dictionary
     prefix = list(line[: cfg.prefix_size or len(line)])
@@ -42,7 +45,8 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
         eos=dictionary.eos(),
         # fairseq reads `<s>` in place of `</s>`, not before it.
         start=() if writer.models[0].begin is not None else None,
-        # A dictionary without padding, such as GPT-2's, has the index -1, which would be the last word.
+        # A dictionary without padding, such as GPT-2's, has the index -1, which would be the last
+        # word.
         forbidden=[dictionary.pad()] if dictionary.pad() >= 0 else [],
         generator=generator,
     )

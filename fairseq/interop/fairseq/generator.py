@@ -17,7 +17,8 @@ from fairseq.models.language_model import language_model
 
 
 class BeamSearch:
-    """The search that :class:`SequenceGenerator` makes by default; ``fairseq.search`` has it and :class:`Sampling`."""
+    """The search that :class:`SequenceGenerator` makes by default; ``fairseq.search`` has it and
+    :class:`Sampling`."""
 
     sampling: tuple[int, float] | None = None
 
@@ -26,7 +27,8 @@ class BeamSearch:
 
 
 class Sampling(BeamSearch):
-    """Tokens are drawn, of the *sampling_topk* most probable, or the fewest of probability *sampling_topp*."""
+    """Tokens are drawn, of the *sampling_topk* most probable, or the fewest of probability
+    *sampling_topp*."""
 
     def __init__(self, tgt_dict: Any, sampling_topk: int = -1, sampling_topp: float = -1.0) -> None:
         super().__init__(tgt_dict)
@@ -40,7 +42,8 @@ class SequenceGenerator:
 
     Args:
         models: of this package, or a plug-in's with a key-value cache.
-        search_strategy: :class:`BeamSearch` or :class:`Sampling` (None: with *sampling* the latter).
+        search_strategy: :class:`BeamSearch` or :class:`Sampling` (None: with *sampling* the
+            latter).
 
     Raises:
         UserError: another search is asked for.
@@ -98,8 +101,8 @@ class SequenceGenerator:
     ) -> list[list[dict[str, Any]]]:
         """For each row of ``sample["net_input"]["src_tokens"]`` its hypotheses, the best first.
 
-        They begin with *prefix_tokens* [B, T] (default: the row itself) and have ``tokens``, ``positional_scores``
-        (natural logarithms) and their mean, ``score``.
+        They begin with *prefix_tokens* [B, T] (default: the row itself) and have ``tokens``,
+        ``positional_scores`` (natural logarithms) and their mean, ``score``.
         """
         rows = sample["net_input"]["src_tokens"] if prefix_tokens is None else prefix_tokens
         return [self._of_row(row, bos_token) for row in rows]
@@ -107,8 +110,8 @@ class SequenceGenerator:
     def _of_row(self, row: Tensor, bos_token: int | None) -> list[dict[str, Any]]:
         pad, bos = self.tgt_dict.pad(), self.tgt_dict.bos()
         tokens = [token for token in row.tolist() if token != pad]
-        # Rows come with and without `<s>` and `</s>`, and with padding on either side; the search wants plain tokens
-        # and puts its own start before them.
+        # Rows come with and without `<s>` and `</s>`, and with padding on either side; the search
+        # wants plain tokens and puts its own start before them.
         while tokens and tokens[0] in (bos, self.eos):
             tokens = tokens[1:]
         tokens = tokens[:-1] if tokens and tokens[-1] == self.eos else tokens
@@ -133,7 +136,8 @@ class SequenceGenerator:
 
 
 class SequenceScorer:
-    """Log-probabilities of the targets of batches, in the form of :class:`SequenceGenerator`'s hypotheses.
+    """Log-probabilities of the targets of batches, in the form of :class:`SequenceGenerator`'s
+    hypotheses.
 
     *softmax_batch* positions have their logits computed at once; None: as many as fit.
     """
@@ -143,7 +147,8 @@ class SequenceScorer:
 
     @torch.no_grad()
     def generate(self, models: Sequence[Any], sample: Any, **unused: Any) -> list[list[dict[str, Any]]]:
-        """For each row of ``sample["target"]`` one hypothesis, with the mean probability of several models."""
+        """For each row of ``sample["target"]`` one hypothesis, with the mean probability of several
+        models."""
         target, inputs = sample["target"], {"src_tokens": sample["net_input"]["src_tokens"]}
         each = []
         for model in map(language_model, models):

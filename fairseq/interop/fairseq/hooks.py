@@ -1,4 +1,5 @@
-"""Methods that plug-ins override in fairseq's base classes: which are called, and which are refused by name."""
+"""Methods that plug-ins override in fairseq's base classes: which are called, and which are refused
+by name."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def overrides(part: type, name: str, base: type = FairseqTask) -> bool:
 
 
 def logs_itself(task: type, criterion: Any) -> bool:
-    """Return whether the figures of a run are what ``reduce_metrics`` of *task* or *criterion* logs."""
+    """Return whether the figures of a run are what ``reduce_metrics`` of *task* or *criterion*
+    logs."""
     names = ("reduce_metrics", "aggregate_logging_outputs")
     if any(overrides(task, name) for name in names):
         return True
@@ -70,7 +72,8 @@ def accepted(method: Callable[..., Any], **options: Any) -> dict[str, Any]:
 
 
 def check(task: Any, model: Any, criterion: Any) -> None:
-    """Check the methods that *task* overrides: they must be called here, with its arguments, and need no memory.
+    """Check the methods that *task* overrides: they must be called here, with its arguments, and
+    need no memory.
 
     Raises:
         UserError: a check failed; the message names the method.
@@ -91,7 +94,8 @@ def check(task: Any, model: Any, criterion: Any) -> None:
             inspect.signature(bound).bind(*values, **options)
         except TypeError as error:
             raise UserError(f"--task {name}: {method} must take {EXPECTED[method]} ({error})") from None
-        # A step of fairseq returns no memory, and its batches do not continue the rows of the last ones.
+        # A step of fairseq returns no memory, and its batches do not continue the rows of the last
+        # ones.
         if method in WITHOUT_MEMORY and model.memory_length:
             raise UserError(
                 f"--task {name}: its {method} cannot carry the model's memory "

@@ -1,4 +1,5 @@
-"""``fairseq.hub_utils``: language models for scripts, in the form that fairseq's ``from_pretrained`` returned."""
+"""``fairseq.hub_utils``: language models for scripts, in the form that fairseq's
+``from_pretrained`` returned."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ SPLITTERS = {  # settings of fairseq's hub: their values
 
 
 class GeneratorHubInterface(nn.Module):
-    """A language model under the method names of fairseq's hub; *lm* is the first model in this package's interface."""
+    """A language model under the method names of fairseq's hub; *lm* is the first model in this
+    package's interface."""
 
     def __init__(self, args: argparse.Namespace, task: Any, models: list[Any]) -> None:
         super().__init__()
@@ -40,10 +42,12 @@ class GeneratorHubInterface(nn.Module):
         return self.task.source_dictionary.string(tokens)
 
     def score(self, sentences: str | list[str], replace_newline_with_eos: bool = False) -> Any:
-        """``{"tokens", "positional_scores", "score"}`` of a text, or a list of them: log-probabilities, their mean.
+        """``{"tokens", "positional_scores", "score"}`` of a text, or a list of them:
+        log-probabilities, their mean.
 
-        As in fairseq, ``</s>`` is scored between lines only, never at the end, and a model trained with ``<s>`` reads
-        it in place of the ``</s>`` before a text. With *replace_newline_with_eos* line feeds are ``</s>``.
+        As in fairseq, ``</s>`` is scored between lines only, never at the end, and a model trained
+        with ``<s>`` reads it in place of the ``</s>`` before a text. With
+        *replace_newline_with_eos* line feeds are ``</s>``.
 
         Raises:
             ValueError: a text has no symbol.
@@ -74,7 +78,8 @@ class GeneratorHubInterface(nn.Module):
         max_len_b: int = 200,
         seed: int | None = None,
     ) -> Any:
-        """Each text and a continuation of up to *max_len_b* tokens; without *sampling* the most probable one.
+        """Each text and a continuation of up to *max_len_b* tokens; without *sampling* the most
+        probable one.
 
         With *beam* the search ends texts at ``</s>``, as :meth:`generate` does.
         """
@@ -88,9 +93,11 @@ class GeneratorHubInterface(nn.Module):
         return self.lm.sample(sentences, max_len_b, temperature, top_k, top_p, seed)
 
     def generate(self, tokenized_sentences: Any, beam: int = 5, **settings: Any) -> Any:
-        """The hypotheses of a line of tokens [T], or of each of a list of lines, that begin with it.
+        """The hypotheses of a line of tokens [T], or of each of a list of lines, that begin with
+        it.
 
-        *settings* are others of fairseq's generation, such as ``max_len_b``, ``lenpen``, ``sampling``.
+        *settings* are others of fairseq's generation, such as ``max_len_b``, ``lenpen``,
+        ``sampling``.
         """
         if torch.is_tensor(tokenized_sentences):
             return self.generate([tokenized_sentences], beam, **settings)[0]
@@ -102,13 +109,15 @@ class GeneratorHubInterface(nn.Module):
 def from_pretrained(
     model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **settings: Any
 ) -> GeneratorHubInterface:
-    """The language model in the folder *model_name_or_path*; names of several checkpoints are joined by colons.
+    """The language model in the folder *model_name_or_path*; names of several checkpoints are
+    joined by colons.
 
-    The folder with ``dict.txt`` is inside the model's or anywhere. *settings* change the checkpoint's; ``tokenizer``
-    and ``bpe`` come with the data.
+    The folder with ``dict.txt`` is inside the model's or anywhere. *settings* change the
+    checkpoint's; ``tokenizer`` and ``bpe`` come with the data.
 
     Raises:
-        UserError: the model or its dictionary is missing, or a setting does not exist or has an unknown value.
+        UserError: the model or its dictionary is missing, or a setting does not exist or has an
+            unknown value.
     """
     check_splitters(settings)
     paths, data = located(model_name_or_path, checkpoint_file, data_name_or_path)

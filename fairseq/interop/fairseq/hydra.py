@@ -1,7 +1,9 @@
-"""Hydra's command lines and fairseq's nested YAML files as flags of ``fairseq-train``, without Hydra's code.
+"""Hydra's command lines and fairseq's nested YAML files as flags of ``fairseq-train``, without
+Hydra's code.
 
-fairseq groups its settings (``optimization.lr``); flags have the last part of the name. A group such as ``optimizer``
-is also a choice: its ``_name`` or its option in the list of ``defaults`` is the flag of that name.
+fairseq groups its settings (``optimization.lr``); flags have the last part of the name. A group
+such as ``optimizer`` is also a choice: its ``_name`` or its option in the list of ``defaults`` is
+the flag of that name.
 """
 
 from __future__ import annotations
@@ -39,21 +41,24 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
     """Return the words of ``fairseq-train`` that mean the same.
 
     Args:
-        config: the primary file (``CONFIG_DIR/CONFIG_NAME.yaml``); beside it are the folders of groups.
+        config: the primary file (``CONFIG_DIR/CONFIG_NAME.yaml``); beside it are the folders of
+            groups.
         overrides: ``group.name=value``, ``group=option``, ``+group.name=value``, ``~group.name``.
 
     Raises:
         UserError: a file or an override is malformed, a sweep, or contradicts another setting.
     """
     parsed = [_override(text) for text in overrides]
-    # A key without a dot chooses an option of a group; with a slash it is one of Hydra's own, such as hydra/launcher.
+    # A key without a dot chooses an option of a group; with a slash it is one of Hydra's own, such
+    # as hydra/launcher.
     chosen = {key: None if sign == "~" else value for sign, key, value in parsed if "." not in key and "/" not in key}
     folder, content = (config.parent, load_yaml(config, "--config-name")) if config is not None else (Path(), {})
     listed = _defaults(folder, content.pop("defaults", None) or [])
     tree: Tree = {"criterion": {"_name": "cross_entropy"}, "lr_scheduler": {"_name": "fixed"}}  # fairseq's own
     for group, option in listed.items():
         _merge(tree, _of_option(folder, group, chosen.get(group, option)))
-    # After the options of the defaults: what the primary file says itself overrides them, as in Hydra since 1.1.
+    # After the options of the defaults: what the primary file says itself overrides them, as in
+    # Hydra since 1.1.
     _merge(tree, {name: {"_name": value} if isinstance(value, str) else value for name, value in content.items()})
     tree.pop("_name", None)  # of a file that fairseq composed
     for group in chosen.keys() - listed.keys():
@@ -74,7 +79,8 @@ def _defaults(folder: Path, entries: Any) -> dict[str, Any]:
         if not isinstance(entry, dict) or len(entry) != 1:
             raise UserError(f"--config-name: defaults: expected `group: option`, found {str(entry)[:100]}")
         [(group, option)] = entry.items()
-        # Hydra writes a group as `optimizer`, `/optimizer` or `override optimizer`, with one meaning here.
+        # Hydra writes a group as `optimizer`, `/optimizer` or `override optimizer`, with one
+        # meaning here.
         options[str(group).removeprefix("override ").lstrip("/")] = option
     return {group: option for group, option in options.items() if not group.startswith("hydra")}
 
@@ -103,7 +109,8 @@ def _override(text: str) -> tuple[str, str, Any]:
 
 
 def _has_outer_comma(value: str) -> bool:
-    """Return whether *value* has a comma outside of quotes and brackets, which separates the values of a sweep."""
+    """Return whether *value* has a comma outside of quotes and brackets, which separates the values
+    of a sweep."""
     bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", value)
     # From the inside out: a regular expression matches no nested brackets.
     while (inner := re.sub(r"\([^()]*\)|\[[^][]*\]|\{[^{}]*\}", "", bare)) != bare:
@@ -112,19 +119,22 @@ def _has_outer_comma(value: str) -> bool:
 
 
 def _of_option(folder: Path, group: str, option: Any) -> Tree:
-    """The settings that *option* of *group* stands for: those in its file, or a part of this package by that name."""
+    """The settings that *option* of *group* stands for: those in its file, or a part of this
+    package by that name."""
     if option is None:
         return {group: {}}
     path = folder / group / f"{option}.yaml"
     name = str(option).rpartition("/")[2]
-    # Options of a group such as `optimization` exist as files only; for parts, the registered name is enough.
+    # Options of a group such as `optimization` exist as files only; for parts, the registered name
+    # is enough.
     if group not in PARTS and group not in OTHERS:
         return {group: load_yaml(path, f"{group}={option}")}
     return {group: {"_name": name, **(load_yaml(path, f"{group}={option}") if is_file(path) else {})}}
 
 
 def _merge(tree: Tree, other: Mapping[str, Any]) -> None:
-    """Put *other* into *tree*; a part of another name replaces the former part with all its settings."""
+    """Put *other* into *tree*; a part of another name replaces the former part with all its
+    settings."""
     for name, value in other.items():
         former = tree.get(name)
         if isinstance(value, dict) and isinstance(former, dict) and value.get("_name") in (None, former.get("_name")):
@@ -194,8 +204,8 @@ def _by_name(tree: Tree) -> dict[str, str]:
             text = _text(key, value, tree)
             if text is None:
                 continue
-            # Groups share names (`tokens_per_sample` of task and model): equal values are one flag, others a
-            # contradiction.
+            # Groups share names (`tokens_per_sample` of task and model): equal values are one flag,
+            # others a contradiction.
             if settings.get(name, text) != text:
                 raise UserError(f"{key}={text}: {keys[name]} is {settings[name]}; give both the same value")
             settings[name], keys[name] = text, key
@@ -212,7 +222,8 @@ def _text(key: str, value: Any, tree: Tree) -> str | None:
 
 
 def _resolved(value: Any, tree: Tree, depth: int = 8) -> Any:
-    """*value* with the values of its references: ``${group.name}``, ``${env:NAME}``, ``${now:%Y-%m-%d}``.
+    """*value* with the values of its references: ``${group.name}``, ``${env:NAME}``,
+    ``${now:%Y-%m-%d}``.
 
     A text that is nothing but a reference becomes a value of its type.
     """
@@ -222,7 +233,8 @@ def _resolved(value: Any, tree: Tree, depth: int = 8) -> Any:
             raise UserError(f"${{{match[1][:100]}}}: refers to no value")
         return _joined(referent_value)
 
-    # The innermost references are replaced first, so that a name may be made of one; depth and length bound cycles.
+    # The innermost references are replaced first, so that a name may be made of one; depth and
+    # length bound cycles.
     while isinstance(value, str) and REFERENCE.search(value):
         if not depth or len(value) > LONGEST:
             raise UserError(f"{value[:100]}: refers to itself")

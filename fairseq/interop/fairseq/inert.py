@@ -1,4 +1,5 @@
-"""Names of translation, and of parts that are not implemented, which stand in files beside language models.
+"""Names of translation, and of parts that are not implemented, which stand in files beside language
+models.
 
 They can be imported and extended; making one is refused by name.
 """

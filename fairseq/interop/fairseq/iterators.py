@@ -99,7 +99,8 @@ class GroupedIterator(CountingIterator):
 
 
 class ShardedIterator(CountingIterator):
-    """Every *num_shards*-th item, from *shard_id* on; all shards are equally long, filled with *fill_value*.
+    """Every *num_shards*-th item, from *shard_id* on; all shards are equally long, filled with
+    *fill_value*.
 
     With *skip_remainder_batch* items are left out instead.
     """
@@ -129,7 +130,8 @@ class EpochBatchIterating:
 class EpochBatchIterator(EpochBatchIterating):
     """The batches of *batch_sampler*, in a new order each epoch, for one of *num_shards* processes.
 
-    Batches are made when they are asked for: *num_workers*, *buffer_size* and *timeout* have no effect.
+    Batches are made when they are asked for: *num_workers*, *buffer_size* and *timeout* have no
+    effect.
     """
 
     def __init__(
@@ -192,7 +194,8 @@ class EpochBatchIterator(EpochBatchIterating):
     def next_epoch_itr(
         self, shuffle: bool = True, fix_batches_to_gpus: bool = False, set_dataset_epoch: bool = True
     ) -> CountingIterator:
-        """The batches of the next epoch; after :meth:`load_state_dict` the rest of the one that was saved."""
+        """The batches of the next epoch; after :meth:`load_state_dict` the rest of the one that was
+        saved."""
         shuffle = shuffle and self.shuffles
         self.epoch, self.shuffle = self.next_epoch_idx, shuffle
         start, self._start = self._start, 0
@@ -222,13 +225,14 @@ class EpochBatchIterator(EpochBatchIterating):
         return self._current is not None and not self._current.has_next()
 
     def state_dict(self) -> dict[str, Any]:
-        # At the end of an epoch the state is the beginning of the next: a resumed run would otherwise begin with no
-        # batch.
+        # At the end of an epoch the state is the beginning of the next: a resumed run would
+        # otherwise begin with no batch.
         read = 0 if self.end_of_epoch() else self.iterations_in_epoch
         return {"version": 2, "epoch": self.next_epoch_idx, "iterations_in_epoch": read, "shuffle": self.shuffle}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go to the position of *state_dict*; one at the end of its epoch is the beginning of the next."""
+        """Go to the position of *state_dict*; one at the end of its epoch is the beginning of the
+        next."""
         self.epoch, start = state_dict["epoch"], state_dict.get("iterations_in_epoch", 0)
         self._current, self._start = None, start
         if start >= len(self) > 0:
@@ -236,7 +240,8 @@ class EpochBatchIterator(EpochBatchIterating):
 
 
 class IteratorSampler:
-    """The batches of *iterator*, of a task's ``get_batch_iterator``, as a :class:`~fairseq.data.samplers.Sampler`."""
+    """The batches of *iterator*, of a task's ``get_batch_iterator``, as a
+    :class:`~fairseq.data.samplers.Sampler`."""
 
     rows = 0
 
@@ -257,9 +262,11 @@ class IteratorSampler:
         return self
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
-        """The examples of each of this rank's batches of an epoch, once *read* batches were read."""
+        """The examples of each of this rank's batches of an epoch, once *read* batches were
+        read."""
         batching = self.batching
         batches = self.iterator.ordered(epoch, self.shuffle and epoch > batching.curriculum)
         for number in range(read + batching.rank, len(self) * batching.world_size, batching.world_size):
-            # A process whose share is one batch shorter takes part in the last reduction with an empty one.
+            # A process whose share is one batch shorter takes part in the last reduction with an
+            # empty one.
             yield np.asarray(batches[number] if number < len(batches) else [], np.int64)

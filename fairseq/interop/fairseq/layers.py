@@ -79,7 +79,8 @@ class _Layer(nn.Module):
         return x if self.normalize_before else self.final_layer_norm(x)
 
     def _apply_to(self, x: Tensor, **attention: Any) -> tuple[Tensor, Tensor | None]:
-        """The output, and the weights, of attention with the arguments *attention* and of the network."""
+        """The output, and the weights, of attention with the arguments *attention* and of the
+        network."""
         y = self.self_attn_layer_norm(x) if self.normalize_before else x
         y, weights = self.self_attn(query=y, key=y, value=y, **attention)
         x = self.residual_connection(self.dropout_module(y), x)
@@ -148,7 +149,8 @@ class TransformerDecoderLayer(_Layer):
         need_attn: bool = False,
         need_head_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None, None]:
-        """The output [T, B, C], None for the weights, and None for the state of incremental decoding."""
+        """The output [T, B, C], None for the weights, and None for the state of incremental
+        decoding."""
         if encoder_out is not None:
             raise UserError("TransformerDecoderLayer: encoder_out: attention to an encoder is not implemented")
         masks = {"key_padding_mask": self_attn_padding_mask, "attn_mask": self_attn_mask}
@@ -198,7 +200,8 @@ class TransformerSentenceEncoderLayer(_Layer):
 
 
 def init_bert_params(module: nn.Module) -> None:
-    """Draw the weights of linear layers and embeddings from N(0, 0.02²), biases 0; for ``module.apply``."""
+    """Draw the weights of linear layers and embeddings from N(0, 0.02²), biases 0; for
+    ``module.apply``."""
     if isinstance(module, MultiheadAttention):
         projections: list[Any] = [module.q_proj, module.k_proj, module.v_proj]
         for part in projections:
@@ -273,7 +276,8 @@ class TransformerSentenceEncoder(nn.Module):
         positions: Tensor | None = None,
         **unused: Any,
     ) -> tuple[list[Tensor], Tensor]:
-        """Hidden states [T, B, C] of embeddings and layers, or the last ones; and of the first token [B, C]."""
+        """Hidden states [T, B, C] of embeddings and layers, or the last ones; and of the first
+        token [B, C]."""
         padding = tokens.eq(self.padding_idx)
         x = self.embed_tokens(tokens)  # (B, T, C)
         if self.embed_positions is not None:

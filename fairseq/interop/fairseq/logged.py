@@ -1,8 +1,9 @@
-"""Logging outputs of criterions in fairseq's sense, and the figures that ``reduce_metrics`` makes of them.
+"""Logging outputs of criterions in fairseq's sense, and the figures that ``reduce_metrics`` makes
+of them.
 
-As in fairseq, it is called once an update with the outputs of all batches and processes, and once a batch of
-validation. What it logs becomes sums and weights of :mod:`fairseq.logging.figures`, whose ratio over several updates is
-the mean that fairseq's meters give.
+As in fairseq, it is called once an update with the outputs of all batches and processes, and once a
+batch of validation. What it logs becomes sums and weights of :mod:`fairseq.logging.figures`, whose
+ratio over several updates is the mean that fairseq's meters give.
 """
 
 from __future__ import annotations
@@ -81,10 +82,12 @@ class LoggingSums(NamedSums):
         return NamedSums(self.names, self.values, self.rows)
 
     def gathered(self, world: World) -> NamedSums:
-        """Sums of the figures, on the first process all of them, so that a reduction gives each process the totals."""
+        """Sums of the figures, on the first process all of them, so that a reduction gives each
+        process the totals."""
         everyone = world.gather(_on_host(self.steps), everywhere=True) if world.size > 1 else [self.steps]
         plain = self._plain()
-        # Ranks have as many steps each; names may differ between them, because a criterion logs what it has.
+        # Ranks have as many steps each; names may differ between them, because a criterion logs
+        # what it has.
         for outputs in itertools.zip_longest(*everyone, fillvalue=()):
             logged = self._reduced([output for of_rank in outputs for output in of_rank])
             values = list(logged.values()) if world.is_first else [0.0] * len(logged)

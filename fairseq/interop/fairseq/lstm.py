@@ -38,7 +38,8 @@ class LSTMDecoder(lstm_lm.LSTMDecoder):
         max_target_positions: float = DEFAULT_MAX_TARGET_POSITIONS,
         residuals: bool = False,
     ) -> None:
-        # fairseq's defaults ask for attention to an encoder; a plug-in's language model turns both off.
+        # fairseq's defaults ask for attention to an encoder; a plug-in's language model turns both
+        # off.
         if attention or encoder_output_units:
             raise NotImplementedError("LSTMDecoder: there are no encoders; attention=False, encoder_output_units=0")
         cfg = LSTMLMConfig(

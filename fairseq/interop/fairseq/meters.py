@@ -109,7 +109,8 @@ class StopwatchMeter:
     def stop(self, n: float = 1, prehook: Any = None) -> None:
         """End the interval, in which *n* items were done."""
         if self.start_time is not None:
-            # Such as a synchronisation with the GPU, without which the interval would end before the work.
+            # Such as a synchronisation with the GPU, without which the interval would end before
+            # the work.
             if prehook is not None:
                 prehook()
             self.sum, self.n = self.sum + time.perf_counter() - self.start_time, self.n + n

@@ -78,7 +78,8 @@ def string(
     unknown = self.unk_string(escape_unk) if unk_string is None else unk_string
     words = [unknown if index == self.unk() else self[index] for index in map(int, tensor) if index not in silent]
     text = separator.join(words)
-    # The blank at the end lets the mark of the last word match like the others, as when a text ends within a word.
+    # The blank at the end lets the mark of the last word match like the others, as when a text ends
+    # within a word.
     return text if bpe_symbol is None else (text + " ").replace(bpe_symbol.rstrip() + " ", "").rstrip()
 
 
@@ -88,10 +89,12 @@ def unk_string(self: Any, escape: bool = False) -> str:
 
 
 def add_from_file(self: Any, f: Any) -> None:
-    """Add the words of a ``dict.txt``, a path or an open file; one that ends in ``#fairseq:overwrite`` gets a new id.
+    """Add the words of a ``dict.txt``, a path or an open file; one that ends in
+    ``#fairseq:overwrite`` gets a new id.
 
     Raises:
-        UserError: it cannot be read, or is malformed; a word that is there already is a RuntimeError, too.
+        UserError: it cannot be read, or is malformed; a word that is there already is a
+            RuntimeError, too.
     """
     is_path = isinstance(f, str | Path)
     text = decoded(read_dictionary(f), f, "make the dictionary again") if is_path else f.read()
@@ -204,7 +207,8 @@ def get_batch_iterator(
     """The batches of *dataset*, examples in its order, for training and the caller's loops.
 
     Raises:
-        UserError: an example is longer than *max_positions* or *max_tokens*, without *ignore_invalid_inputs*.
+        UserError: an example is longer than *max_positions* or *max_tokens*, without
+            *ignore_invalid_inputs*.
     """
     if hasattr(dataset, "set_epoch"):
         dataset.set_epoch(epoch)
@@ -244,7 +248,8 @@ def eval_lm_dataloader(
     data_buffer_size: int = 10,
     context_window: int = 0,
 ) -> Any:
-    """The batches of *dataset* in its order, each row after *context_window* tokens of the rows before."""
+    """The batches of *dataset* in its order, each row after *context_window* tokens of the rows
+    before."""
     if context_window:
         pad = self.source_dictionary.pad()
         dataset = LMContextWindowDataset(dataset, self.cfg.tokens_per_sample, context_window, pad)
@@ -388,7 +393,8 @@ def build_generator(
 def inference_step(
     self: Any, generator: Any, models: Sequence[Any], sample: Any, prefix_tokens: Tensor | None = None, **options: Any
 ) -> list[list[dict[str, Any]]]:
-    """The hypotheses of each row of *sample*, which begin with *prefix_tokens*, or else with its ``src_tokens``."""
+    """The hypotheses of each row of *sample*, which begin with *prefix_tokens*, or else with its
+    ``src_tokens``."""
     return generator.generate(models, sample, prefix_tokens=prefix_tokens, **options)
 
 
@@ -400,12 +406,14 @@ def build_dataset_for_inference(self: Any, src_tokens: Sequence[Tensor], src_len
 
 
 def build_bpe(self: Any, args: Any) -> Any:
-    """The subwords that the settings *args* name; see :func:`fairseq.interop.fairseq.encoders.build_bpe`."""
+    """The subwords that the settings *args* name; see
+    :func:`fairseq.interop.fairseq.encoders.build_bpe`."""
     return encoders.build_bpe(args)
 
 
 def build_tokenizer(self: Any, args: Any) -> Any:
-    """The word tokenizer that *args* name; see :func:`fairseq.interop.fairseq.encoders.build_tokenizer`."""
+    """The word tokenizer that *args* name; see
+    :func:`fairseq.interop.fairseq.encoders.build_tokenizer`."""
     return encoders.build_tokenizer(args)
 
 

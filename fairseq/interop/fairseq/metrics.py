@@ -29,7 +29,8 @@ reset()
 
 @contextlib.contextmanager
 def aggregate(name: str | None = None, new_root: bool = False) -> Iterator[MetersDict]:
-    """Collect what is logged meanwhile, under *name* if given; with *new_root* nothing outside collects it."""
+    """Collect what is logged meanwhile, under *name* if given; with *new_root* nothing outside
+    collects it."""
     name = str(uuid.uuid4()) if name is None else name
     aggregator = _aggregators.setdefault(name, MetersDict())
     former = (dict(_active), Counter(_counts))

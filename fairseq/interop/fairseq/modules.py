@@ -58,7 +58,8 @@ def LayerNorm(
 
 
 class LearnedPositionalEmbedding(nn.Embedding):
-    """A learned embedding for each position, numbered from *padding_idx* + 1; padding not counted."""
+    """A learned embedding for each position, numbered from *padding_idx* + 1; padding not
+    counted."""
 
     def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None) -> None:
         super().__init__(num_embeddings, embedding_dim, padding_idx)
@@ -70,7 +71,8 @@ class LearnedPositionalEmbedding(nn.Embedding):
 
 
 class SinusoidalPositionalEmbedding(nn.Module):
-    """Sinusoids of positions, numbered from *padding_idx* + 1; zero for padding, which is not counted."""
+    """Sinusoids of positions, numbered from *padding_idx* + 1; zero for padding, which is not
+    counted."""
 
     def __init__(self, embedding_dim: int, padding_idx: int, init_size: int = 1024) -> None:
         super().__init__()
@@ -106,7 +108,8 @@ def _positions(tokens: Tensor, padding_idx: int | None) -> Tensor:
 
 
 class LayerDropModuleList(nn.ModuleList):
-    """Layers of which an iteration in training skips each with probability *p* (Fan et al. 2020)."""
+    """Layers of which an iteration in training skips each with probability *p* (Fan et al.
+    2020)."""
 
     def __init__(self, p: float, modules: Iterable[nn.Module] | None = None) -> None:
         super().__init__(modules)
@@ -135,7 +138,8 @@ def fsdp_wrap(module: nn.Module, min_num_params: int | None = None, **unused: An
 
 
 class ModuleProxyWrapper(nn.Module):
-    """A module around one with an attribute ``module``, such as a wrapper of DDP, whose attributes and names it has."""
+    """A module around one with an attribute ``module``, such as a wrapper of DDP, whose attributes
+    and names it has."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -175,7 +179,8 @@ gelu_accurate = get_activation_fn("gelu_accurate")
 
 
 def check_hooks(part: nn.Module, advice: str, *names: str) -> None:
-    """Raise UserError if the class of *part*, a plug-in's, has a method of *names*, which nothing here calls."""
+    """Raise UserError if the class of *part*, a plug-in's, has a method of *names*, which nothing
+    here calls."""
     for name in names:
         if hasattr(part, name):
             raise UserError(f"{type(part).__name__}: {name} is not called here; {advice}")

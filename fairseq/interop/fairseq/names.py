@@ -1,7 +1,9 @@
-"""Names under which plug-ins written for fairseq import what is elsewhere here, most of it in this package.
+"""Names under which plug-ins written for fairseq import what is elsewhere here, most of it in this
+package.
 
-:mod:`~fairseq.interop.fairseq.former_names` has the tables; :data:`METHODS` are those that a class does not have, or
-not with fairseq's arguments. All are looked up when a plug-in asks for them; nothing in this package does.
+:mod:`~fairseq.interop.fairseq.former_names` has the tables; :data:`METHODS` are those that a class
+does not have, or not with fairseq's arguments. All are looked up when a plug-in asks for them;
+nothing in this package does.
 """
 
 from __future__ import annotations
@@ -82,16 +84,19 @@ def _find_names(module: ModuleType) -> None:
                 return present(name)
         full, path = f"{module.__name__}.{name}", vars(module).get("__path__")
         if not name.startswith("__"):
-            # A true submodule comes first: `fairseq.optim.adam` is a module here, whatever names the package had.
+            # A true submodule comes first: `fairseq.optim.adam` is a module here, whatever names
+            # the package had.
             is_module = PathFinder.find_spec(full, path or []) is not None
             if not is_module and name in _tables().NAMES.get(module.__name__, {}):
                 return _tables().part(module.__name__, name)
             if is_module or full in _tables().MODULES:
-                # As an attribute, without an import of it: a package of fairseq imports all its modules.
+                # As an attribute, without an import of it: a package of fairseq imports all its
+                # modules.
                 return importlib.import_module(full)
             former = (old for old, new in _tables().MODULES.items() if new == module.__name__)
             if path == [] and any(old.endswith(f".{name}") for old in former):
-                # A package of fairseq that is one module here: its submodules are the module itself.
+                # A package of fairseq that is one module here: its submodules are the module
+                # itself.
                 return module
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
@@ -103,12 +108,13 @@ def _tables() -> Any:
 
 
 def _method(name: str, present: Callable[..., Any] | None) -> Callable[..., Any]:
-    """The method *name*, imported when it is called; *present* is called for arguments that it takes."""
+    """The method *name*, imported when it is called; *present* is called for arguments that it
+    takes."""
     known = set() if present is None else set(inspect.signature(present).parameters)
 
     def call(self: Any, *args: Any, **options: Any) -> Any:
-        # `known` has `self`, too. Calls that this package's own method understands stay with it; only fairseq's further
-        # arguments need the other one.
+        # `known` has `self`, too. Calls that this package's own method understands stay with it;
+        # only fairseq's further arguments need the other one.
         if present is not None and len(args) < len(known) and options.keys() <= known:
             return present(self, *args, **options)
         return getattr(importlib.import_module(home_of("methods")), name)(self, *args, **options)
@@ -147,7 +153,8 @@ class FormerNames(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         # One object, not a copy: a registry or a class under two names would be two.
         here = sys.modules[module.__name__] = importlib.import_module(_tables().MODULES[module.__name__])
-        # fairseq may have a package where one module is here: fairseq.models.roberta.hub_interface is that module, too.
+        # fairseq may have a package where one module is here: fairseq.models.roberta.hub_interface
+        # is that module, too.
         if any(old.startswith(f"{module.__name__}.") for old in _tables().MODULES):
             vars(here).setdefault("__path__", [])
 
@@ -162,13 +169,15 @@ def install() -> None:
 
 
 def before_import() -> None:
-    """Let plug-ins import the few names of omegaconf that settings of fairseq are written with, if it is missing."""
+    """Let plug-ins import the few names of omegaconf that settings of fairseq are written with, if
+    it is missing."""
     if importlib.util.find_spec("omegaconf") is None:
         sys.modules["omegaconf"] = importlib.import_module("fairseq.interop.fairseq.omegaconf")
 
 
 def adapt(kind: str, part: Any) -> None:
-    """See :mod:`fairseq.interop.fairseq.adapter`, which is imported for the first plug-in, and with it torch."""
+    """See :mod:`fairseq.interop.fairseq.adapter`, which is imported for the first plug-in, and with
+    it torch."""
     from fairseq.interop.fairseq import adapter
 
     adapter.adapt(kind, part)

@@ -10,14 +10,16 @@ from fairseq.config.settings import Settings
 
 
 def namespace_of(settings: Settings) -> argparse.Namespace:
-    """Return the namespace of *settings*; attributes that are set on it are in ``settings.flat``."""
+    """Return the namespace of *settings*; attributes that are set on it are in
+    ``settings.flat``."""
     args = argparse.Namespace()
     args.__dict__ = settings.flat
     return args
 
 
 class ReadsNamespace:
-    """Base of parts that are made from the namespace: which settings they read of it cannot be seen."""
+    """Base of parts that are made from the namespace: which settings they read of it cannot be
+    seen."""
 
     @classmethod
     def settings_of(cls, settings: Settings) -> argparse.Namespace:

@@ -1,4 +1,5 @@
-"""The names of omegaconf that settings of fairseq's plug-ins are written with, for where it is not installed."""
+"""The names of omegaconf that settings of fairseq's plug-ins are written with, for where it is not
+installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Base classes, architectures and small parts that plug-ins import from models, optimizers and tasks of fairseq."""
+"""Base classes, architectures and small parts that plug-ins import from models, optimizers and
+tasks of fairseq."""
 
 from __future__ import annotations
 
@@ -18,13 +19,16 @@ class LegacyFairseqCriterion(FairseqCriterion):
         super().__init__(args, task)
 
 
-# Copied training steps test `isinstance(optimizer, AMPOptimizer)`: without the name the import would fail.
+# Copied training steps test `isinstance(optimizer, AMPOptimizer)`: without the name the import
+# would fail.
 class AMPOptimizer(FairseqOptimizer):
-    """The name that copied training steps compare an optimizer with; none is one: autocast needs none here."""
+    """The name that copied training steps compare an optimizer with; none is one: autocast needs
+    none here."""
 
 
 def get_fused_adam_class() -> None:
-    """Return None, at which a plug-in takes its own Adam: apex's is chosen by :mod:`fairseq.optim.adam`."""
+    """Return None, at which a plug-in takes its own Adam: apex's is chosen by
+    :mod:`fairseq.optim.adam`."""
 
 
 def base_lm_architecture(args: Any) -> None:
@@ -33,7 +37,8 @@ def base_lm_architecture(args: Any) -> None:
 
 
 def __getattr__(name: str) -> Callable[[Any], None]:
-    """The function that sets the defaults of an architecture on a namespace, for plug-ins to call in their own."""
+    """The function that sets the defaults of an architecture on a namespace, for plug-ins to call
+    in their own."""
     architecture = name.removesuffix("_architecture")
     if architecture not in ARCHITECTURES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,8 @@
 """fairseq's order of calls, for runs in which the model, the task or the criterion is a plug-in's.
 
-`set_up` is the one place where such a run differs from others: the task is given the methods of :class:`Protocol`.
-Loop, checkpoints, log, precision and processes are this package's; iterators, batches, steps and figures are fairseq's.
+`set_up` is the one place where such a run differs from others: the task is given the methods of
+:class:`Protocol`. Loop, checkpoints, log, precision and processes are this package's; iterators,
+batches, steps and figures are fairseq's.
 """
 
 from __future__ import annotations
@@ -43,14 +44,16 @@ def set_up(cls: type[FairseqTask], settings: Settings) -> FairseqTask:
 
 
 class Protocol(FairseqTask):
-    """What a task does in such a run instead of its own methods; *plugin* is its class without them."""
+    """What a task does in such a run instead of its own methods; *plugin* is its class without
+    them."""
 
     plugin: type
     _training_epoch = 1
     _dummy: Sample | None = None
 
     def figures(self, criterion: Any) -> Any:
-        """What ``reduce_metrics`` logs, known once it was called; without one those that *criterion* names."""
+        """What ``reduce_metrics`` logs, known once it was called; without one those that
+        *criterion* names."""
         return LoggedFigures() if hooks.logs_itself(self.plugin, criterion) else super().figures(criterion)
 
     def model_class(self, arch: str) -> type:
@@ -94,7 +97,8 @@ class Protocol(FairseqTask):
         return Turns.of_one(*opener(1)()) if len(epochs) == 1 else Turns([opener(epoch) for epoch in epochs])
 
     def _open(self, split: str, epoch: int, model: Any, training: bool, batching: Batching) -> tuple[Any, Sampler]:
-        """The dataset that ``load_dataset`` stores, and the batches that ``get_batch_iterator`` makes of it."""
+        """The dataset that ``load_dataset`` stores, and the batches that ``get_batch_iterator``
+        makes of it."""
         load: Any = getattr(self, "load_dataset")  # noqa: B009 - fairseq's, which tasks here do not declare
         load(split, **hooks.accepted(load, epoch=epoch, combine=training))
         task, datasets = self.settings.chosen.task, self.datasets  # type: ignore[attr-defined]
@@ -168,13 +172,15 @@ class _Batches(EpochIterator):
 
 
 class _DeferredOptimizer:
-    """The optimizer argument of ``train_step``: ``backward`` stores the loss, the trainer computes gradients."""
+    """The optimizer argument of ``train_step``: ``backward`` stores the loss, the trainer computes
+    gradients."""
 
     loss: Tensor | None = None
 
     def backward(self, loss: Tensor) -> None:
         """Add *loss* to what the step minimizes."""
-        # Some steps call `backward` for each of several losses; their gradients add up, and so do the losses.
+        # Some steps call `backward` for each of several losses; their gradients add up, and so do
+        # the losses.
         self.loss = loss if self.loss is None else self.loss + loss
 
 

@@ -11,7 +11,8 @@ from fairseq.interop.fairseq.datasets import BaseWrapperDataset
 
 
 class ResamplingDataset(BaseWrapperDataset):
-    """*size_ratio* times as many examples, drawn anew in each epoch with *weights* (default: equally)."""
+    """*size_ratio* times as many examples, drawn anew in each epoch with *weights* (default:
+    equally)."""
 
     def __init__(
         self,

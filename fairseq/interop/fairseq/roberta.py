@@ -1,4 +1,5 @@
-"""``fairseq.models.roberta``: encoders for scripts, in the form that fairseq's ``RobertaModel`` returned."""
+"""``fairseq.models.roberta``: encoders for scripts, in the form that fairseq's ``RobertaModel``
+returned."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ HEAD_OUTPUT = re.compile(rf"{re.escape(HEADS)}(\w+)\.out_proj\.weight")
 
 
 class RobertaHubInterface(nn.Module):
-    """An encoder under the method names of fairseq's hub; without a tokenizer text is tokens between white space."""
+    """An encoder under the method names of fairseq's hub; without a tokenizer text is tokens
+    between white space."""
 
     def __init__(self, cfg: Any, task: Any, model: Any, tokenizer: Tokenizer | None = None) -> None:
         super().__init__()
@@ -111,7 +113,8 @@ class RobertaHubInterface(nn.Module):
         return texts[0] if len(texts) == 1 else texts
 
     def extract_features(self, tokens: Tensor, return_all_hiddens: bool = False) -> Any:
-        """Hidden states of the last layer: [T] or [B, T] → [B, T, C]; or a list of the embeddings' and each layer's."""
+        """Hidden states of the last layer: [T] or [B, T] → [B, T, C]; or a list of the embeddings'
+        and each layer's."""
         encoder, rows = self.model.encoder.sentence_encoder, torch.atleast_2d(tokens).to(self.device)
         return list(encoder.states(rows)) if return_all_hiddens else encoder(rows)
 
@@ -138,7 +141,8 @@ class RobertaHubInterface(nn.Module):
         self.model.classification_heads[name] = head.to(self.device).train(self.training)
 
     def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
-        """Log-probabilities of classes from a head, or logits, as for scores: [T] or [B, T] → [B, n].
+        """Log-probabilities of classes from a head, or logits, as for scores: [T] or [B, T] →
+        [B, n].
 
         Raises:
             UserError: there is no such head.
@@ -232,12 +236,14 @@ class RobertaEncoder(FairseqEncoder):
         masked_tokens: Tensor | None = None,
         **inputs: Any,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Logits [B, T, V], at *masked_tokens* [N, V], or hidden states [B, T, C]; and ``inner_states``."""
+        """Logits [B, T, V], at *masked_tokens* [N, V], or hidden states [B, T, C]; and
+        ``inner_states``."""
         features, extra = self.extract_features(src_tokens, return_all_hiddens, **inputs)
         return features if features_only else self.output_layer(features, masked_tokens=masked_tokens), extra
 
     def extract_features(self, src_tokens: Tensor, return_all_hiddens: bool = False, **inputs: Any) -> Any:
-        """Hidden states [B, T, C] of the last layer; ``inner_states`` are those after each layer [T, B, C], or None."""
+        """Hidden states [B, T, C] of the last layer; ``inner_states`` are those after each layer
+        [T, B, C], or None."""
         embeddings = inputs.get("token_embeddings")
         output = self.sentence_encoder(src_tokens, return_all_hiddens=return_all_hiddens, token_embeddings=embeddings)
         states = output["encoder_states"] if return_all_hiddens else None
@@ -252,7 +258,8 @@ class RobertaEncoder(FairseqEncoder):
 
 
 class RobertaModel(ReadsNamespace, FairseqEncoderModel):
-    """BERT and RoBERTa, under the name and with the constructor and hooks that scripts and plug-ins know."""
+    """BERT and RoBERTa, under the name and with the constructor and hooks that scripts and plug-ins
+    know."""
 
     def __init__(self, args: Any, encoder: Any) -> None:
         super().__init__(encoder)
@@ -341,15 +348,17 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         bpe: str | None = "gpt2",
         **settings: Any,
     ) -> RobertaHubInterface:
-        """The encoder in the folder *model_name_or_path*, in evaluation mode, with the heads of its checkpoint.
+        """The encoder in the folder *model_name_or_path*, in evaluation mode, with the heads of its
+        checkpoint.
 
-        The folder of the dictionary, or of fine-tuning, is inside the model's or anywhere. Without a tokenizer beside
-        the dictionary *bpe* splits text: ``gpt2`` are numbers in files, ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``,
-        by default *encoder.json* and *vocab.bpe* in the folder. Other *settings* change the checkpoint's.
+        The folder of the dictionary, or of fine-tuning, is inside the model's or anywhere. Without
+        a tokenizer beside the dictionary *bpe* splits text: ``gpt2`` are numbers in files,
+        ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default *encoder.json* and *vocab.bpe* in
+        the folder. Other *settings* change the checkpoint's.
 
         Raises:
-            UserError: a file is missing or invalid, several are named, one is no encoder, a setting does not exist,
-                or there is no tokenizer for *bpe*.
+            UserError: a file is missing or invalid, several are named, one is no encoder, a setting
+                does not exist, or there is no tokenizer for *bpe*.
         """
         check_splitters({"bpe": bpe, **settings})
         [path, *others], data = located(model_name_or_path, checkpoint_file, data_name_or_path)
@@ -360,14 +369,16 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         state = checkpoint.load(path)
         heads = {match[1]: len(value) for name, value in state["model"].items() if (match := HEAD_OUTPUT.match(name))}
         stored, name = state["args"], "classification_head_name"
-        # The task builds the head that its settings name; a checkpoint of fairseq may hold one under another name.
+        # The task builds the head that its settings name; a checkpoint of fairseq may hold one
+        # under another name.
         if heads and stored.get("task") == "sentence_prediction" and stored.get(name) not in heads:
             overrides[name] = next(iter(heads))
         [model], task, used = load_models([path], data, overrides, states=[state])
         if model.predicts_next_token:
             raise UserError(f"{path}: {type(model).__name__} is a decoder; give an encoder, such as roberta")
         dictionary = task.source_dictionary
-        # A tokenizer beside the dictionary is the one that the data were made with, and comes before `bpe`.
+        # A tokenizer beside the dictionary is the one that the data were made with, and comes
+        # before `bpe`.
         tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
         file_settings = settings.keys() & FILES.keys()
         if tokenizer is None and bpe == "gpt2" and (file_settings or all(is_file(file) for file in files.values())):

@@ -1,4 +1,5 @@
-"""fairseq's ``sentence_ranking``: the right one of several sentences, each scored by a head with one output."""
+"""fairseq's ``sentence_ranking``: the right one of several sentences, each scored by a head with
+one output."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ from fairseq.text.dictionary import Dictionary
 
 
 class SentenceRankingCriterion(FairseqCriterion):
-    """Cross-entropy of the right one among the candidates ``net_input1``, ``net_input2``, … of each row.
+    """Cross-entropy of the right one among the candidates ``net_input1``, ``net_input2``, … of each
+    row.
 
-    In evaluation, rows of *save_predictions* are id, chosen number and right number, the numbers from 0.
+    In evaluation, rows of *save_predictions* are id, chosen number and right number, the numbers
+    from 0.
 
     Raises:
         UserError: the file cannot be written.
@@ -99,7 +102,8 @@ class SentenceRankingTask(FairseqTask):
         return cls(settings, load_dictionary(data_folders(settings.data_path)[0] / "input1"))
 
     def build_model(self, args: Settings) -> BaseFairseqModel:
-        """The encoder of the chosen architecture, with a head of one output instead of the pre-training head."""
+        """The encoder of the chosen architecture, with a head of one output instead of the
+        pre-training head."""
         name = self.settings.flat.get("ranking_head_name", HEAD)
         return SentenceModel(super().build_model(args), name, 1, self.cfg.pooler_dropout, self.cfg.pooler_activation_fn)
 

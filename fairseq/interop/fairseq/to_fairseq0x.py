@@ -1,4 +1,5 @@
-"""Checkpoints for fairseq 0.9 to 0.12: settings as a ``Namespace``, the optimizer's state by number."""
+"""Checkpoints for fairseq 0.9 to 0.12: settings as a ``Namespace``, the optimizer's state by
+number."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ MODELS = {
     ROBERTA: "encoder_attention_heads",
 }
 """Models that fairseq has, and a setting that only they have among those."""
-# fairseq ignores settings that it does not know: it would load such a model and compute something else.
+# fairseq ignores settings that it does not know: it would load such a model and compute something
+# else.
 NOT_THERE = {  # setting: values that fairseq's model has
     "position_infused_attention": (False, None),
     "tokens_from_prev": (0, None),
@@ -58,7 +60,8 @@ TEXT_LISTS = ("adaptive_input_cutoff", "adaptive_softmax_cutoff")  # fairseq rea
 
 
 def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return a loaded checkpoint as fairseq writes it, of the model and of the position that training has reached.
+    """Return a loaded checkpoint as fairseq writes it, of the model and of the position that
+    training has reached.
 
     Raises:
         UserError: fairseq has no such model.
@@ -81,8 +84,8 @@ def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
         "model": dict(state["model"]),
         "optimizer_history": list(state.get("optimizer_history") or [HISTORY]),
         "extra_state": {
-            # `read` counts what earlier numbers of processes have read of the epoch, which fairseq's iterators do not
-            # know.
+            # `read` counts what earlier numbers of processes have read of the epoch, which
+            # fairseq's iterators do not know.
             "train_iterator": {name: value for name, value in iterator.items() if name != "read"},
             **{name: extra[name] for name in names if extra.get(name) is not None},
         },
@@ -91,12 +94,14 @@ def to_fairseq(state: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _settings(args: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """The settings that fairseq reads, without None: its loading takes what is missing from the dataclasses."""
+    """The settings that fairseq reads, without None: its loading takes what is missing from the
+    dataclasses."""
     settings = {name: value for name, value in args.items() if name in SETTINGS.split() and value is not None}
     settings["arch"] = model
     if model == "transformer_lm":
         for name in ("decoder_input_dim", "decoder_output_dim"):
-            # fairseq's loading fills what is missing from the dataclass, 512, and not from the width of the model.
+            # fairseq's loading fills what is missing from the dataclass, 512, and not from the
+            # width of the model.
             settings.setdefault(name, args["decoder_embed_dim"])
     if model == ROBERTA:
         settings.pop("max_target_positions", None)
@@ -113,7 +118,8 @@ def _settings(args: Mapping[str, Any], model: str) -> dict[str, Any]:
 
 
 def _numbered(state: Any, model: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The optimizer's state by number, in the order of the model's parameters; None if fairseq has no such groups."""
+    """The optimizer's state by number, in the order of the model's parameters; None if fairseq has
+    no such groups."""
     if not isinstance(state, Mapping) or len(state.get("param_groups") or []) != 1:
         return None
     (group,) = state["param_groups"]
@@ -121,7 +127,8 @@ def _numbered(state: Any, model: Mapping[str, Any]) -> dict[str, Any] | None:
     if len(names) != len(group["params"]):
         # Numbered already, or of a criterion with parameters, whose names no model has.
         return dict(state)
-    # The order of the state dict is the order of `model.parameters()`, by which fairseq's optimizers number.
+    # The order of the state dict is the order of `model.parameters()`, by which fairseq's
+    # optimizers number.
     numbers = {name: index for index, name in enumerate(names)}
     entries = {numbers[name]: entry for name, entry in state["state"].items()}
     # torch's Adam reads it from the group, and fairseq restores groups as they are.

@@ -74,7 +74,8 @@ class _Stack:
 
     @property
     def is_legacy(self) -> bool:
-        """Whether the flat settings are handed on, as the classes without ``Base`` in their names do."""
+        """Whether the flat settings are handed on, as the classes without ``Base`` in their names
+        do."""
         return not type(self).__name__.endswith("Base")
 
     def max_positions(self: Any) -> int:
@@ -175,7 +176,8 @@ class TransformerEncoder(_Stack, FairseqEncoder):
 class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
     """A decoder of ``decoder_layers`` layers without attention to an encoder; it returns logits.
 
-    With an adaptive softmax it returns hidden states, as in fairseq: ``adaptive_softmax`` makes probabilities of them.
+    With an adaptive softmax it returns hidden states, as in fairseq: ``adaptive_softmax`` makes
+    probabilities of them.
     """
 
     part = "decoder"
@@ -325,7 +327,8 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
 
     @property
     def output_distribution(self) -> nn.Module | None:
-        """The output layer as criterions of this package take it; None where :meth:`forward` returns logits."""
+        """The output layer as criterions of this package take it; None where :meth:`forward`
+        returns logits."""
         return self.adaptive_softmax
 
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""``TransformerConfig`` of fairseq: the settings of its transformers, each of them with a default."""
+"""``TransformerConfig`` of fairseq: the settings of its transformers, each of them with a
+default."""
 
 from __future__ import annotations
 
@@ -78,7 +79,8 @@ class _Group(DictConfig):
 
 
 class TransformerConfig(DictConfig):
-    """Settings under their flat names, and read-only in the groups ``decoder``, ``encoder`` and ``quant_noise``."""
+    """Settings under their flat names, and read-only in the groups ``decoder``, ``encoder`` and
+    ``quant_noise``."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{**DEFAULTS, **settings})

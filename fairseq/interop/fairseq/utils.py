@@ -54,7 +54,8 @@ def eval_str_dict(x: Any, type: Callable[[Any], Any] = dict) -> Any:
 
 
 def eval_str_list(x: Any, type: Callable[[Any], Any] = float, x_type: Callable[[Any], Any] | None = None) -> Any:
-    """The list that a text such as ``[0.9, 0.98]`` names, its items as *type*; of a single value a list of one."""
+    """The list that a text such as ``[0.9, 0.98]`` names, its items as *type*; of a single value a
+    list of one."""
     value = eval_str_dict(x)
     if value is None:
         return None
@@ -164,7 +165,8 @@ def fill_with_neg_inf(t: Tensor) -> Tensor:
 
 def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: Any = None) -> Tensor:
     """Scale gradients down to a norm of *max_norm* (0: no limit); return the norm before."""
-    # A generator can be read once only, and torch needs the gradients twice: for the norm and for the scaling.
+    # A generator can be read once only, and torch needs the gradients twice: for the norm and for
+    # the scaling.
     parameters = [p for p in ([params] if isinstance(params, Tensor) else params) if p.grad is not None]
     return nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else float("inf"))
 
@@ -235,7 +237,8 @@ def resolve_max_positions(*limits: Any) -> Any:
 
 
 def import_tasks(tasks_dir: str, namespace: str) -> None:
-    """Import the modules and packages in *tasks_dir*, which are parts of the package *namespace*."""
+    """Import the modules and packages in *tasks_dir*, which are parts of the package
+    *namespace*."""
     for module in pkgutil.iter_modules([tasks_dir]):
         importlib.import_module(f"{namespace}.{module.name}")
 
@@ -248,7 +251,8 @@ def reset_logging() -> None:
 
 
 def call_main(cfg: Any, main: Callable[..., Any], **options: Any) -> None:
-    """Call *main*; a command of this package starts as many processes as it needs, and takes flat settings.
+    """Call *main*; a command of this package starts as many processes as it needs, and takes flat
+    settings.
 
     Where the script has set up :mod:`logging`, lines of the log go there.
     """

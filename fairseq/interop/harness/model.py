@@ -1,6 +1,8 @@
-"""Model class of lm-evaluation-harness, which must be installed; :mod:`fairseq.interop.harness.requests` does without.
+"""Model class of lm-evaluation-harness, which must be installed;
+:mod:`fairseq.interop.harness.requests` does without.
 
-Releases of the harness with plug-ins find it by the entry point ``lm_eval.models`` of pyproject.toml.
+Releases of the harness with plug-ins find it by the entry point ``lm_eval.models`` of
+pyproject.toml.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class FairseqLM(LM):
         if unknown or not path:
             what = f"{next(iter(unknown))}: unknown" if unknown else "path=CHECKPOINT is missing"
             raise UserError(f"--model_args: {what}; the arguments are {ARGUMENTS}")
-        # The harness passes arguments as text or number, depending on whether they come from `--model_args` or from a
-        # flag.
+        # The harness passes arguments as text or number, depending on whether they come from
+        # `--model_args` or from a flag.
         if not str(batch_size).isdecimal() or not int(batch_size):
             raise UserError(f"batch_size {batch_size}: expected a number of rows, at least 1")
         if device is not None and not devices.is_present(device):

@@ -1,4 +1,5 @@
-"""Adapter for EleutherAI's lm-evaluation-harness: its three kinds of requests, answered by a decoder or an encoder.
+"""Adapter for EleutherAI's lm-evaluation-harness: its three kinds of requests, answered by a
+decoder or an encoder.
 
 It does without the harness; :mod:`fairseq.interop.harness.model` is the model class for it.
 """
@@ -42,10 +43,11 @@ class Piece:
 class Requests:
     """Answers of a language model.
 
-    As in the harness's own class for transformers, a whole text begins after ``</s>``, and so does a continuation
-    without a context; a context stands for itself. Line feeds are as :attr:`TextReader.keeps_lines` says. A model
-    with memory reads a text in segments; a model without reads the last tokens that fit into one, after ``<s>`` if it
-    was trained with it (``--add-bos-token``). A request that names no number generates at most *max_tokens*.
+    As in the harness's own class for transformers, a whole text begins after ``</s>``, and so does
+    a continuation without a context; a context stands for itself. Line feeds are as
+    :attr:`TextReader.keeps_lines` says. A model with memory reads a text in segments; a model
+    without reads the last tokens that fit into one, after ``<s>`` if it was trained with it
+    (``--add-bos-token``). A request that names no number generates at most *max_tokens*.
 
     Raises:
         UserError: the model has no distribution over words.
@@ -64,7 +66,8 @@ class Requests:
         warn_closed(model.tokenizer)
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Return for each context and continuation the log-probability, and whether greedy search would choose it.
+        """Return for each context and continuation the log-probability, and whether greedy search
+        would choose it.
 
         White space at the end of a context belongs to the continuation.
         """
@@ -77,8 +80,8 @@ class Requests:
             read += tokens
         report_unknown(read, self.model.dictionary, ())
         results = [(0.0, True)] * len(pairs)
-        # By length, so that rows of a batch have little padding; the longest first, so that memory that does not
-        # suffice shows at once.
+        # By length, so that rows of a batch have little padding; the longest first, so that memory
+        # that does not suffice shows at once.
         pieces.sort(key=lambda piece: -len(piece.tokens))
         for start in range(0, len(pieces), self.batch_size):
             batch = pieces[start : start + self.batch_size]
@@ -88,7 +91,8 @@ class Requests:
         return results
 
     def rolling(self, texts: Iterable[str]) -> list[float]:
-        """Return the log-probability of each text, read as ``fairseq-eval-lm`` reads a corpus of its own."""
+        """Return the log-probability of each text, read as ``fairseq-eval-lm`` reads a corpus of
+        its own."""
         totals, read = [], []
         for text in texts:
             ids = self.reader.ids(text)
@@ -99,7 +103,8 @@ class Requests:
         return totals
 
     def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
-        """Return what follows each context, by its settings, up to the first of the strings ``until``.
+        """Return what follows each context, by its settings, up to the first of the strings
+        ``until``.
 
         Raises:
             UserError: *settings* ask for what is not implemented, or the model cannot generate.
@@ -135,8 +140,8 @@ class Requests:
         for token in tokens:
             if token == self.eos and self.reader.keeps_lines:
                 break
-            # The whole text is decoded each time: a subword or a byte may change how the ones before it read, and a
-            # stop string may span several tokens.
+            # The whole text is decoded each time: a subword or a byte may change how the ones
+            # before it read, and a stop string may span several tokens.
             chosen.append(token)
             text = self.model.text([*prompt, *chosen]).removeprefix(before)
             if ends := [text.index(stop) for stop in stops if stop and stop in text]:
@@ -144,15 +149,16 @@ class Requests:
         return text
 
     def _pieces(self, row: int, tokens: list[int], first: int) -> list[Piece]:
-        """The rows in which tokens from *first* on are scored: all of them, or windows counted from the end."""
+        """The rows in which tokens from *first* on are scored: all of them, or windows counted from
+        the end."""
         if first >= len(tokens):
             return []
         if self.model.model.memory_length:
             return [Piece(row, tokens, first)]
         pieces, end = [], len(tokens)
         while end > first:
-            # The window before is scored up to the first token that this one has as context only: each token is scored
-            # once, and the last ones have the longest context.
+            # The window before is scored up to the first token that this one has as context only:
+            # each token is scored once, and the last ones have the longest context.
             start = max(0, end - 1 - self.segment)
             pieces.append(Piece(row, tokens[start:end], max(first - start, 1)))
             end = start + 1
@@ -160,10 +166,12 @@ class Requests:
 
     @torch.inference_mode()
     def _scored(self, pieces: Sequence[Piece]) -> list[tuple[float, bool]]:
-        """The summed log-probability of each piece, and whether each of its tokens is the most probable."""
+        """The summed log-probability of each piece, and whether each of its tokens is the most
+        probable."""
         model: Any = self.model.model
         longest = max(len(piece.tokens) for piece in pieces)
-        # Padding on the right is harmless: attention is causal, and `mask` leaves it out of the sums.
+        # Padding on the right is harmless: attention is causal, and `mask` leaves it out of the
+        # sums.
         rows = [piece.tokens + [self.eos] * (longest - len(piece.tokens)) for piece in pieces]
         tokens = torch.tensor(rows, device=self.device)  # (B, T + 1)
         positions = torch.arange(1, longest, device=self.device)
@@ -194,7 +202,8 @@ class Requests:
 
 
 class EncoderRequests:
-    """Answers of an encoder: pseudo-log-likelihoods, in which each token is masked in turn (Salazar et al. 2020).
+    """Answers of an encoder: pseudo-log-likelihoods, in which each token is masked in turn (Salazar
+    et al. 2020).
 
     *batch_size* masked rows are read at once; for *within_words* see :class:`PseudoScorer`.
     """
@@ -206,18 +215,22 @@ class EncoderRequests:
         warn_closed(self.reader.tokenizer)
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation, and whether each of its tokens is the most probable.
+        """Return the log-probability of each continuation, and whether each of its tokens is the
+        most probable.
 
-        A token is predicted from the context and all other tokens of the continuation. The two are one row, with
-        ``</s>`` between lines, which is not scored; what does not fit the positions of the model is left out in front.
+        A token is predicted from the context and all other tokens of the continuation. The two are
+        one row, with ``</s>`` between lines, which is not scored; what does not fit the positions
+        of the model is left out in front.
         """
         lines = [joined(self.reader.ids, context, continuation) for context, continuation in pairs]
-        # Words outside of the vocabulary make results of different models incomparable, so that their share is logged.
+        # Words outside of the vocabulary make results of different models incomparable, so that
+        # their share is logged.
         report_unknown((token for line, _ in lines for token in line), self.reader.dictionary, ())
         return self.scorer.score_after(lines)
 
     def rolling(self, texts: Iterable[str]) -> list[float]:
-        """Return the log-probability of each text, read line by line as ``fairseq-eval-lm`` reads a file."""
+        """Return the log-probability of each text, read line by line as ``fairseq-eval-lm`` reads a
+        file."""
         scored = self.model.score(list(texts), self.batch_size, within_words=self.within_words)
         return [float(lprobs.double().sum()) for _, lprobs in scored]
 
@@ -227,12 +240,13 @@ class EncoderRequests:
 
 
 def joined(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], int]:
-    """Return the ids of *context* and *continuation*, and the index at which the continuation begins.
+    """Return the ids of *context* and *continuation*, and the index at which the continuation
+    begins.
 
     White space at the end of a context belongs to the continuation.
     """
-    # The two are encoded together, because subwords may join across the border: the continuation begins at the first
-    # token that differs.
+    # The two are encoded together, because subwords may join across the border: the continuation
+    # begins at the first token that differs.
     ids, before = encode(context + continuation), encode(context.rstrip())
     common = (a == b for a, b in zip(ids, before, strict=False))
     return ids, next((index for index, same in enumerate(common) if not same), min(len(ids), len(before)))

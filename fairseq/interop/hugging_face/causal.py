@@ -37,7 +37,8 @@ class Family:
 
     Attributes:
         names: of its parameters.
-        defaults: values that a configuration may leave out, as transformers writes what differs from its classes'.
+        defaults: values that a configuration may leave out, as transformers writes what differs
+            from its classes'.
         sizes: settings that are positive whole numbers.
         rates: settings that are numbers from 0 to below 1.
         only: settings that change what is computed, with the one value that is supported.
@@ -54,7 +55,8 @@ class Family:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder that was read: parameters and settings of this package, and special symbols by role."""
+    """A decoder that was read: parameters and settings of this package, and special symbols by
+    role."""
 
     parameters: dict[str, Tensor]
     args: dict[str, Any]
@@ -138,7 +140,8 @@ def _opt(config: Config) -> dict[str, Any]:
 
 
 def _rotary(config: Config, fraction: Any, base: Any = 10000) -> dict[str, Any]:
-    """Rotary positions: by transformers 5 in ``rope_parameters``, before in two settings and ``rope_scaling``."""
+    """Rotary positions: by transformers 5 in ``rope_parameters``, before in two settings and
+    ``rope_scaling``."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if not isinstance(rope, Mapping):
         raise UserError(f"rope_parameters is {cut(rope)}; expected an object")
@@ -287,14 +290,16 @@ def read(folder: Path, padding: int = -1) -> Decoder:
     """Read the decoder of a folder, under the names of this package.
 
     Args:
-        padding: id of the padding symbol of a dictionary that comes with the folder, behind which positions begin.
+        padding: id of the padding symbol of a dictionary that comes with the folder, behind which
+            positions begin.
 
     Raises:
-        UserError: a file is missing, a setting is not supported, or tensors and configuration disagree.
+        UserError: a file is missing, a setting is not supported, or tensors and configuration
+            disagree.
     """
     path = folder / CONFIG
-    # A null counts as left out: transformers writes `n_inner` null where it is four times the width. Without a window
-    # means another thing than the classes' default.
+    # A null counts as left out: transformers writes `n_inner` null where it is four times the
+    # width. Without a window means another thing than the classes' default.
     content = {name: value for name, value in read_json(path).items() if value is not None or name == "sliding_window"}
     family = FAMILIES[content["model_type"]]
     config = {**family.defaults, **content}
@@ -311,8 +316,8 @@ def read(folder: Path, padding: int = -1) -> Decoder:
     tensors = Tensors(state, str(folder))
     parameters = family.names.read(tensors, shapes, cfg.decoder_layers, cfg.decoder_attention_heads)
     if cfg.share_decoder_input_output_embed:
-        # Under this name also when tied, as a checkpoint of fairseq holds every copy. A file may hold a copy, too:
-        # another value under its name would be silently lost.
+        # Under this name also when tied, as a checkpoint of fairseq holds every copy. A file may
+        # hold a copy, too: another value under its name would be silently lost.
         parameters[OUTPUT] = tensors.tied(f"{family.names.output}.weight", parameters[EMBEDDINGS])
     tensors.finish()
     if POSITIONS in parameters and "pad" not in ids:
@@ -321,7 +326,8 @@ def read(folder: Path, padding: int = -1) -> Decoder:
 
 
 def _settings(family: Family, config: Config) -> dict[str, Any]:
-    """Our settings; UserError for values that are none, and for what a ``transformer_lm`` does not have."""
+    """Our settings; UserError for values that are none, and for what a ``transformer_lm`` does not
+    have."""
     optional = [name for name in ("n_inner", "num_key_value_heads", "sliding_window") if config.get(name) is not None]
     for name in ("vocab_size", *family.sizes, *optional):
         if type(config[name]) is not int or config[name] < 1:

@@ -1,4 +1,5 @@
-"""Parameters of decoders: the names here and in Hugging Face files, and how matrices are packed there."""
+"""Parameters of decoders: the names here and in Hugging Face files, and how matrices are packed
+there."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Names:
     """The modules of a family there.
 
     Attributes:
-        base: first part of all names but the output's, which files of a model without an output leave out.
+        base: first part of all names but the output's, which files of a model without an output
+            leave out.
         output: the output layer.
         outer: modules around the layers, theirs to ours.
         layers: name of the list of layers.
@@ -43,7 +45,8 @@ class Names:
     interleaved: bool = False
 
     def parameters(self, ours: Mapping[str, Sequence[int]], layers: int) -> Iterator[Parameter]:
-        """All parameters of a model but an output that is tied, whose names and shapes here are *ours*."""
+        """All parameters of a model but an output that is tied, whose names and shapes here are
+        *ours*."""
         outer = self.outer.items()
         modules: list[Parameter] = [(f"{self.base}.{theirs}", (f"decoder.{name}",), False) for theirs, name in outer]
         for i in range(layers):
@@ -58,7 +61,8 @@ class Names:
                     yield f"{theirs}.{part}", tuple(f"{name}.{part}" for name in names), is_layers
 
     def read(self, tensors: Tensors, ours: Mapping[str, Sequence[int]], layers: int, heads: int) -> dict[str, Tensor]:
-        """Our parameters, which are taken from *tensors*; UserError if one is missing or has another shape."""
+        """Our parameters, which are taken from *tensors*; UserError if one is missing or has
+        another shape."""
         tensors.left = {self._full(name): value for name, value in tensors.left.items() if not name.endswith(COMPUTED)}
         result: dict[str, Tensor] = {}
         for theirs, names, is_layers in self.parameters(ours, layers):

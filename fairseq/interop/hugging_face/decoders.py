@@ -29,7 +29,8 @@ NAMES = {TransformerLanguageModel: "transformer_lm", TransformerXL: "transformer
 
 
 def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) -> dict[str, Any]:
-    """Return the fields of ``FairseqConfig`` of *model* over *dictionary*, which came from *source*.
+    """Return the fields of ``FairseqConfig`` of *model* over *dictionary*, which came from
+    *source*.
 
     Raises:
         UserError: it is a plug-in or an encoder, or its positions change as a text grows.
@@ -39,8 +40,9 @@ def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) 
         raise UserError(f"{source}: {type(model).__name__} cannot be exported; known: {known}")
     decoder: Any = model.decoder
     encoding = getattr(decoder.cfg, "position_encoding", None)
-    # The exported model reads a text from a cache that only grows; other encodings number positions from the end of the
-    # segment, so that every new token would change the positions of all former ones.
+    # The exported model reads a text from a cache that only grows; other encodings number positions
+    # from the end of the segment, so that every new token would change the positions of all former
+    # ones.
     if type(model) is TransformerXL and encoding not in BY_DISTANCE:
         known = ", ".join(BY_DISTANCE)
         raise UserError(f"{source}: `position_encoding` {encoding} cannot be exported; known: {known}")
@@ -74,8 +76,10 @@ def parts(model: BaseFairseqModel) -> dict[str, tuple[type, type]]:
 
 
 def tensors(model: BaseFairseqModel) -> dict[str, Tensor]:
-    """Return the parameters and buffers of *model* by name, float32; a shared parameter under its first name only."""
-    # Not `state_dict`, which has a shared parameter under every name: safetensors rejects tensors that share memory.
+    """Return the parameters and buffers of *model* by name, float32; a shared parameter under its
+    first name only."""
+    # Not `state_dict`, which has a shared parameter under every name: safetensors rejects tensors
+    # that share memory.
     values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {name: value.detach().float().contiguous() for name, value in values.items()}
 
@@ -83,7 +87,8 @@ def tensors(model: BaseFairseqModel) -> dict[str, Tensor]:
 def restored(
     tensors_by_name: Mapping[str, Tensor], settings: Mapping[str, Any], dictionary: Dictionary, source: str
 ) -> Any:
-    """Return parameters and settings of the model that :func:`tensors` and :func:`configuration` wrote to *source*.
+    """Return parameters and settings of the model that :func:`tensors` and :func:`configuration`
+    wrote to *source*.
 
     Raises:
         UserError: the settings describe no known model, or the tensors do not fit the settings.
@@ -101,13 +106,15 @@ def restored(
     # An error of the file: `fairseq-import` has no flags of these names.
     except UserError as error:
         raise UserError(f"{file}: settings: {error}") from None
-    # Even names and shapes take memory: `config.json` could ask for any number of layers before a tensor is compared.
+    # Even names and shapes take memory: `config.json` could ask for any number of layers before a
+    # tensor is compared.
     limit = ModelLimit.of_checkpoint(tensors_by_name, source)
     with limited_models(limit), torch.device("meta"):  # names and shapes only
         model = kind.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
     tensors, parameters = Tensors(tensors_by_name, source), {}
     for name in dict(model.named_buffers()):
-        # Buffers are computed from the settings when the model is made; copies of them in the file are not needed.
+        # Buffers are computed from the settings when the model is made; copies of them in the file
+        # are not needed.
         tensors.left.pop(name, None)
     for shape, names in _names(model):
         parameters.update(dict.fromkeys(names[1:], tensors.take(names[0], *shape)))
@@ -116,7 +123,8 @@ def restored(
 
 
 def _names(model: nn.Module) -> list[tuple[torch.Size, list[str]]]:
-    """The shape of each parameter of *model*, its first name in its modules, and all names in a checkpoint."""
+    """The shape of each parameter of *model*, its first name in its modules, and all names in a
+    checkpoint."""
     names = {id(value): (value.shape, [name]) for name, value in model.named_parameters()}
     for name, value in model.state_dict(keep_vars=True).items():
         if isinstance(value, nn.Parameter):

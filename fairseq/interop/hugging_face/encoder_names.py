@@ -52,7 +52,8 @@ class EncoderLayout:
 
     @property
     def token_types(self) -> int:
-        """Rows of Hugging Face's table of token types; a model without types gets one row of zeros."""
+        """Rows of Hugging Face's table of token types; a model without types gets one row of
+        zeros."""
         return max(1, self.cfg.token_types)
 
 
@@ -71,7 +72,8 @@ def parameters(layout: EncoderLayout) -> Iterator[Parameter]:
 
 
 def classifier_parameters(layout: EncoderLayout, head: str, outputs: int) -> Iterator[Parameter]:
-    """All parameters of an encoder and the classification head called *head*, with *outputs* classes."""
+    """All parameters of an encoder and the classification head called *head*, with *outputs*
+    classes."""
     yield from encoder_parameters(layout)
     dense, out_proj = {
         "bert": ("bert.pooler.dense", "classifier"),
@@ -99,8 +101,8 @@ def encoder_parameters(layout: EncoderLayout) -> Iterator[Parameter]:
 
 
 def _layer(ours: str, theirs: str, dim: int, ffn_dim: int) -> Iterator[Parameter]:
-    # There, `output` is a linear layer, dropout and the norm of the sum (the layers are post-norm), which explains why
-    # out_proj and its norm share a prefix.
+    # There, `output` is a linear layer, dropout and the norm of the sum (the layers are post-norm),
+    # which explains why out_proj and its norm share a prefix.
     for here, there in (("q", "query"), ("k", "key"), ("v", "value")):
         yield from _linear(f"{ours}.self_attn.{here}_proj", f"{theirs}.attention.self.{there}", dim, dim)
     yield from _linear(f"{ours}.self_attn.out_proj", f"{theirs}.attention.output.dense", dim, dim)

@@ -1,7 +1,8 @@
-"""Import and export of BERT, RoBERTa and ELECTRA's generator and discriminator as Hugging Face folders.
+"""Import and export of BERT, RoBERTa and ELECTRA's generator and discriminator as Hugging Face
+folders.
 
-Positions of BERT and ELECTRA begin at 0 there and at ``padding_idx + 1`` here: the table here begins with that many
-rows of zeros.
+Positions of BERT and ELECTRA begin at 0 there and at ``padding_idx + 1`` here: the table here
+begins with that many rows of zeros.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ FAMILIES = {
 ACTIVATIONS = {  # theirs: ours
     "gelu": "gelu",
     "gelu_python": "gelu",
-    # The next three are one function, the tanh approximation of Hendrycks & Gimpel (2016), written in different ways.
+    # The next three are one function, the tanh approximation of Hendrycks & Gimpel (2016), written
+    # in different ways.
     "gelu_new": "gelu_accurate",
     "gelu_fast": "gelu_accurate",
     "gelu_pytorch_tanh": "gelu_accurate",
@@ -64,7 +66,8 @@ CLASSIFIERS = {
     "roberta": "RobertaForSequenceClassification",
     "discriminator": "ElectraForSequenceClassification",
 }
-# transformers writes only what differs from the defaults of a class, so that a file of BERT base may be nearly empty.
+# transformers writes only what differs from the defaults of a class, so that a file of BERT base
+# may be nearly empty.
 COMMON: dict[str, Any] = {  # values that a configuration may leave out
     "vocab_size": 30522,
     "hidden_size": 768,
@@ -97,10 +100,12 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int
     """Read the model of a folder, under the names of this project.
 
     Returns:
-        Parameters by name; ``args``; and the ids of the special symbols that the configuration names, by role.
+        Parameters by name; ``args``; and the ids of the special symbols that the configuration
+        names, by role.
 
     Raises:
-        UserError: a file is missing, the model is of another type, or tensors and configuration disagree.
+        UserError: a file is missing, the model is of another type, or tensors and configuration
+            disagree.
     """
     path = folder / CONFIG
     config = read_json(path)
@@ -128,7 +133,8 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, int
 def write(
     model: Mapping[str, Tensor], layout: EncoderLayout, names: Iterable[Parameter] | None = None
 ) -> dict[str, Tensor]:
-    """Return Hugging Face tensors by name for the parameters *model*; missing token types get zero embeddings.
+    """Return Hugging Face tensors by name for the parameters *model*; missing token types get zero
+    embeddings.
 
     *names* are of all parameters (default: of the encoder and its output layer).
     """
@@ -136,7 +142,8 @@ def write(
     tensors = {}
     for ours, theirs, _ in parameters(layout) if names is None else names:
         value = model.get(TYPES, zero) if ours == TYPES else model[ours]
-        # RoBERTa's table has rows for positions up to padding there, too; BERT's and ELECTRA's begin with position 0.
+        # RoBERTa's table has rows for positions up to padding there, too; BERT's and ELECTRA's
+        # begin with position 0.
         tensors[theirs] = value[layout.first_position :] if ours == POSITIONS else value
         # transformers gives an untied projection a bias of its own.
         if ours == OUTPUT and layout.kind != "generator":
@@ -231,7 +238,8 @@ def _id(name: str, settings: Mapping[str, Any], path: Path) -> int:
 
 
 def _check_head(state: Mapping[str, Tensor], kind: str, where: str) -> None:
-    """Raise UserError for a model without an output layer that predicts tokens, such as a classifier."""
+    """Raise UserError for a model without an output layer that predicts tokens, such as a
+    classifier."""
     if not any(name.removeprefix("module.").startswith(HEADS[kind]) for name in state):
         classes = [CLASSES[one] for one in CLASSES if BASES[one] == BASES[kind]]
         raise UserError(f"{where}: the model has no output layer for tokens; save it as {' or '.join(classes)}")
@@ -239,7 +247,8 @@ def _check_head(state: Mapping[str, Tensor], kind: str, where: str) -> None:
 
 def _convert(state: Mapping[str, Tensor], layout: EncoderLayout, where: str) -> dict[str, Tensor]:
     tensors = Tensors(state, where)
-    # Parts of a name, not the end of it: `bert.pooler.dense.weight` and `bert.embeddings.position_ids` both count.
+    # Parts of a name, not the end of it: `bert.pooler.dense.weight` and
+    # `bert.embeddings.position_ids` both count.
     for name in [name for name in tensors.left if not set(UNUSED).isdisjoint(name.split("."))]:
         del tensors.left[name]
     untied, kind = layout.cfg.untie_weights_roberta, layout.kind
@@ -247,7 +256,8 @@ def _convert(state: Mapping[str, Tensor], layout: EncoderLayout, where: str) -> 
         # The one that an untied model reads, of the two biases in its file.
         tensors.left[OUTPUT_BIASES[kind]] = tensors.left.pop(bias)
     model = {ours: tensors.take(theirs, *shape) for ours, theirs, shape in parameters(layout)}
-    # Row `padding_idx` + 1 is the first token's here; the rows before it are never read and stay zero.
+    # Row `padding_idx` + 1 is the first token's here; the rows before it are never read and stay
+    # zero.
     model[POSITIONS] = torch.cat([torch.zeros(layout.first_position, layout.cfg.embedding_dim), model[POSITIONS]])
     if kind != "discriminator":
         if not untied:
@@ -267,7 +277,8 @@ def _args(kind: str, settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
     dim, heads = count("hidden_size"), count("num_attention_heads")
     if dim % heads:
         raise UserError(f"{path}: num_attention_heads {heads} does not divide hidden_size {dim}; correct it")
-    # RoBERTa's configuration counts the two rows before the first position: 514 for texts of 512 tokens.
+    # RoBERTa's configuration counts the two rows before the first position: 514 for texts of 512
+    # tokens.
     unused = count("pad_token_id", 0) + 1 if kind == "roberta" else 0
     most = count("max_position_embeddings", unused + 1) - unused
     activation = ACTIVATIONS[settings["hidden_act"]]
@@ -291,12 +302,14 @@ def _args(kind: str, settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
         "layer_norm_eps": settings["layer_norm_eps"],
         "untie_weights_roberta": not settings["tie_word_embeddings"] and kind != "discriminator",
     }
-    # The folder has the discriminator alone; with a generator of size 0 the model is built without one.
+    # The folder has the discriminator alone; with a generator of size 0 the model is built without
+    # one.
     return args | ({"generator_size": 0.0} if kind == "discriminator" else {})
 
 
 def _modern(name: str) -> str:
-    """*name* as transformers writes it today: layer norms in files of 2018 have ``gamma`` and ``beta``."""
+    """*name* as transformers writes it today: layer norms in files of 2018 have ``gamma`` and
+    ``beta``."""
     for former, today in ((".gamma", ".weight"), (".beta", ".bias")):
         if name.endswith(f"LayerNorm{former}"):
             return name.removesuffix(former) + today

@@ -1,7 +1,9 @@
-"""Export of a language model: tensors, configuration, tokenizer, model card, and the code that transformers runs.
+"""Export of a language model: tensors, configuration, tokenizer, model card, and the code that
+transformers runs.
 
-The code of an exported folder is this package's own (:mod:`fairseq.interop.hugging_face.sources`), and runs without it.
-``config.json`` holds the model's settings, from which that code and ``fairseq-import`` build the model.
+The code of an exported folder is this package's own (:mod:`fairseq.interop.hugging_face.sources`),
+and runs without it. ``config.json`` holds the model's settings, from which that code and
+``fairseq-import`` build the model.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Export:
 
 
 def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any], job: Export) -> str:
-    """Write *model*, which was loaded from the checkpoint *state*; return a description of the files.
+    """Write *model*, which was loaded from the checkpoint *state*; return a description of the
+    files.
 
     Raises:
         UserError: the model cannot be expressed, or a file cannot be read.
@@ -85,7 +88,8 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any],
     dictionary.save(job.out / DICTIONARY)
     if tokenizer is not None:
         tokenizer.save(job.out, dictionary.symbols)
-    # `fairseq-import` compares the digest: with another `dict.txt` every token would mean another word.
+    # `fairseq-import` compares the digest: with another `dict.txt` every token would mean another
+    # word.
     write_model(job.out, tensors, {**header, "dictionary": dictionary.digest(), **_special_ids(dictionary)})
     if code:
         written = f"{CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True"
@@ -117,7 +121,8 @@ def _custom(model: BaseFairseqModel, config: Mapping[str, Any]) -> Written:
 
 
 def _results(path: str) -> dict[str, Any]:
-    """Read the ``results.json`` at *path*; UserError if it is none, or a count is no whole number."""
+    """Read the ``results.json`` at *path*; UserError if it is none, or a count is no whole
+    number."""
     results = read_json(Path(path))
     for name, (_, form) in FIGURES.items():
         if form.endswith("d") and isinstance(value := results.get(name), float):
@@ -128,7 +133,8 @@ def _results(path: str) -> dict[str, Any]:
 def revisions(folder: Path) -> dict[str, Path]:
     """Return the checkpoints by words or tokens of *folder* by the names of their revisions.
 
-    The names are the BabyLM challenge's, ``chck_1M`` after a million words; after as many tokens it is ``tokens_1M``.
+    The names are the BabyLM challenge's, ``chck_1M`` after a million words; after as many tokens it
+    is ``tokens_1M``.
     """
     matches = [(match, path) for path in entries(folder) if (match := MILESTONE.fullmatch(path.name))]
     checkpoints = sorted((match[1], int(match[2]), path) for match, path in matches)
@@ -149,7 +155,8 @@ def write_model(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, A
 
     save_file(tensors, folder / SAFE, {"format": "pt"})
     write_texts(folder, {CONFIG: json_text(config)})
-    # The weights are as readable as the rest, by the umask; safetensors gives them to their owner alone.
+    # The weights are as readable as the rest, by the umask; safetensors gives them to their owner
+    # alone.
     (folder / SAFE).chmod(stat.S_IMODE((folder / CONFIG).stat().st_mode))
 
 
@@ -168,11 +175,13 @@ def _special_ids(dictionary: Dictionary) -> dict[str, int]:
 def _card(
     config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[str, Any], size: int, needs_code: bool = True
 ) -> Iterator[str]:
-    """The lines of the model card; what checkpoint and results say in text stands in :func:`_code`."""
+    """The lines of the model card; what checkpoint and results say in text stands in
+    :func:`_code`."""
     trust = ", trust_remote_code=True" if needs_code else ""
     arch = str(state["args"].get("arch"))
     head = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["fairseq-short", arch]}
-    # Through a YAML writer, because the architecture's name comes from a file and could end the header.
+    # Through a YAML writer, because the architecture's name comes from a file and could end the
+    # header.
     yield from ("---", yaml.safe_dump(head, sort_keys=False, allow_unicode=False).rstrip("\n"), "---", "")
     yield from (f"# {_code(arch)}", "")
     yield (
@@ -216,9 +225,11 @@ def _evaluation_figures(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]
 
 
 def _code(value: Any) -> str:
-    """*value* as a Markdown code span of one line, in which no HTML, link or other markup has a meaning.
+    """*value* as a Markdown code span of one line, in which no HTML, link or other markup has a
+    meaning.
 
-    Its backticks become quotes and its bars are escaped, because a bar ends a cell of a table also in a code span.
+    Its backticks become quotes and its bars are escaped, because a bar ends a cell of a table also
+    in a code span.
     """
     text = " ".join(printable(str(value)).split())[:MOST_CHARACTERS]
     return "`" + (text.replace("`", "'").replace("|", "\\|") or " ") + "`"

@@ -21,9 +21,11 @@ VOCABULARIES = ("vocab.json", "vocab.txt", "vocab.pkl", "vocab.bin", TOKENIZER) 
 
 
 def vocabulary(folder: Path, of_tokenizer: bool = False) -> list[str] | None:
-    """Return the words in the order of their ids, None if the folder has none; UserError for an unknown format.
+    """Return the words in the order of their ids, None if the folder has none; UserError for an
+    unknown format.
 
-    *of_tokenizer*: from ``tokenizer.json`` if there is one, which has symbols that were added to the vocabulary.
+    *of_tokenizer*: from ``tokenizer.json`` if there is one, which has symbols that were added to
+    the vocabulary.
     """
     for path in (folder / name for name in ((TOKENIZER,) * of_tokenizer + VOCABULARIES)):
         if exists(path):
@@ -37,8 +39,10 @@ def vocabulary(folder: Path, of_tokenizer: bool = False) -> list[str] | None:
 
 
 def begin_symbol(folder: Path) -> int | None:
-    """Return the id of the symbol that ``tokenizer.json`` puts before a text; None if it puts none there."""
-    # Not what `config.json` names: there is a default in transformers' classes, also where no text begins with it.
+    """Return the id of the symbol that ``tokenizer.json`` puts before a text; None if it puts none
+    there."""
+    # Not what `config.json` names: there is a default in transformers' classes, also where no text
+    # begins with it.
     path = folder / TOKENIZER
     todo = [read_json(path).get("post_processor")] if exists(path) else []
     for processor in todo:
@@ -70,13 +74,14 @@ def _any_json(path: Path) -> Any:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors of a folder by name, from safetensors if it has them, otherwise from a pickle.
+    """Read the tensors of a folder by name, from safetensors if it has them, otherwise from a
+    pickle.
 
     Raises:
         UserError: both files are missing, or the file is damaged.
     """
-    # First, as in transformers: a folder with both formats has the same model twice, and safetensors needs no
-    # interpreter.
+    # First, as in transformers: a folder with both formats has the same model twice, and
+    # safetensors needs no interpreter.
     if exists(folder / SAFE):
         return _safetensors(folder / SAFE)
     if exists(folder / INDEX):
@@ -134,8 +139,8 @@ def _unpickled(path: Path) -> Any:
     root = inert.load(path).root
     content = root.state if isinstance(root, Inert) else root
     if isinstance(content, dict):
-        # The vocabulary of Transformer-XL's authors: `idx2sym` is a list, and `sym2idx` the mapping that can be
-        # inverted.
+        # The vocabulary of Transformer-XL's authors: `idx2sym` is a list, and `sym2idx` the mapping
+        # that can be inverted.
         return content.get("idx2sym") or content.get("sym2idx") or content
     return content
 

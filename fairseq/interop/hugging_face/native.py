@@ -1,7 +1,8 @@
-"""Export of decoders as classes of transformers itself, for shapes of GPT-2, Llama's kin and GPT-NeoX.
+"""Export of decoders as classes of transformers itself, for shapes of GPT-2, Llama's kin and
+GPT-NeoX.
 
-Such a folder needs no code and serves every tool that knows these classes. Rotary positions are written under the names
-of transformers 4, which 5 reads, too.
+Such a folder needs no code and serves every tool that knows these classes. Rotary positions are
+written under the names of transformers 4, which 5 reads, too.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ UNGATED = {"decoder_norm": ("layer",), "decoder_gated_ffn": (False,), "decoder_b
 
 @dataclass(frozen=True)
 class Kind:
-    """A class of transformers: the settings that it has, the names of its parameters, and its configuration."""
+    """A class of transformers: the settings that it has, the names of its parameters, and its
+    configuration."""
 
     architecture: str
     names: Names
@@ -147,7 +149,8 @@ def why_not(model: BaseFairseqModel) -> str:
 
 
 def obstacles(cfg: TransformerLMConfig) -> Iterator[str]:
-    """The settings of *cfg* that the nearest of transformers' classes does not have, each with what it has."""
+    """The settings of *cfg* that the nearest of transformers' classes does not have, each with what
+    it has."""
     kind = KINDS[kind_of(cfg)]
     for name, values in kind.values.items():
         if getattr(cfg, name) not in values:

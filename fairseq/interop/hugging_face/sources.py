@@ -1,7 +1,9 @@
-"""Source files of an export: an adapter to transformers, and before it the definitions of this package that it reaches.
+"""Source files of an export: an adapter to transformers, and before it the definitions of this
+package that it reaches.
 
-One file for models and one for tokenizers: transformers 4 finds no file that another one imports in a local folder.
-Annotations reach nothing, since they are never evaluated, and what registers a part is left out.
+One file for models and one for tokenizers: transformers 4 finds no file that another one imports in
+a local folder. Annotations reach nothing, since they are never evaluated, and what registers a part
+is left out.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ WIDTH = 120
 PARTS = "Parts that the exported model uses."
 
 Parts = Mapping[str, Mapping[str, Sequence[type]]]
-"""For modules of the folder ``exported``: the names in their table ``PARTS``, and one class or several of each."""
+"""For modules of the folder ``exported``: the names in their table ``PARTS``, and one class or
+several of each."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Module:
     statements: tuple[Statement, ...]  # all but imports and the docstring
 
     def reached(self, names: Iterable[str]) -> list[Statement]:
-        """Return the statements that define *names*, and those that they use, in the order of the file."""
+        """Return the statements that define *names*, and those that they use, in the order of the
+        file."""
         todo, names_reached = list(names), set()
         while todo:
             name = todo.pop()
@@ -56,13 +60,16 @@ class Module:
 
 
 def sources(adapters: Iterable[str], parts: Parts) -> dict[str, str]:
-    """Return file names and texts of the modules *adapters* of the folder ``exported``, each with all that it uses.
+    """Return file names and texts of the modules *adapters* of the folder ``exported``, each with
+    all that it uses.
 
-    *parts* are modules of that folder whose table ``PARTS`` is to have these entries only, of one class or several.
+    *parts* are modules of that folder whose table ``PARTS`` is to have these entries only, of one
+    class or several.
     """
     tables = {f"{ADAPTERS}{name}": _table(entries) for name, entries in parts.items()}
-    # transformers keeps one copy of the code by the name of the folder and the hash of its file: since a file has its
-    # parts in it, models in folders of one name, such as revisions, do not share the first one's.
+    # transformers keeps one copy of the code by the name of the folder and the hash of its file:
+    # since a file has its parts in it, models in folders of one name, such as revisions, do not
+    # share the first one's.
     return {f"{name}.py": _merged(ADAPTERS + name, lambda name: _module(name, tables.get(name))) for name in adapters}
 
 
@@ -79,7 +86,8 @@ Load = Callable[[str], Module]
 
 
 def _merged(adapter: str, load: Load) -> str:
-    """The text of the file *adapter* with the definitions of this package that it reaches, before their first use."""
+    """The text of the file *adapter* with the definitions of this package that it reaches, before
+    their first use."""
     needed = _needed(adapter, load)
     plain: set[str] = set()
     imported: dict[str, dict[str, str]] = {}  # module → line of each name
@@ -113,7 +121,8 @@ def _needed(adapter: str, load: Load) -> dict[str, set[str]]:
     todo = [(adapter, {defined for statement in load(adapter).statements for defined in statement.defines})]
     while todo:
         name, names = todo.pop()
-        # A module can be reached several times with other names; it is read again only for new ones.
+        # A module can be reached several times with other names; it is read again only for new
+        # ones.
         if names <= needed.setdefault(name, set()):
             continue
         needed[name] |= names
@@ -146,13 +155,14 @@ def _is_ours(module: str) -> bool:
 
 
 def _imports(module: Module, statements: Iterable[Statement]) -> Iterator[tuple[str, str | None, str]]:
-    """Module, name and name here of the imports that *statements* need, for annotations of other packages only."""
+    """Module, name and name here of the imports that *statements* need, for annotations of other
+    packages only."""
     statements = list(statements)
     used = {name for statement in statements for name in statement.uses}
     evaluated = {name for statement in statements for name in statement.evaluated}
     for name, (origin, original) in module.imports.items():
-        # A name of this package that only annotations use is not copied and need not be there, since they are never
-        # evaluated; other packages are installed anyway.
+        # A name of this package that only annotations use is not copied and need not be there,
+        # since they are never evaluated; other packages are installed anyway.
         if name in (evaluated if _is_ours(origin) else used):
             yield origin, original, name
 
@@ -197,7 +207,8 @@ def _statement(
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         defines = {node.name}
         for decorator in [*node.decorator_list]:
-            # A registry does not exist in the exported folder; one registered class would bring in the whole machinery.
+            # A registry does not exist in the exported folder; one registered class would bring in
+            # the whole machinery.
             if any(imports.get(name, ("",))[0] == REGISTRY for name in _names(decorator)):
                 dropped |= set(range(decorator.lineno, (decorator.end_lineno or 0) + 1))
                 node.decorator_list.remove(decorator)

@@ -1,14 +1,17 @@
-"""Files of exported tokenizers: ``tokenizer.json`` of byte-level encodings, where it gives exactly our ids, or code.
+"""Files of exported tokenizers: ``tokenizer.json`` of byte-level encodings, where it gives exactly
+our ids, or code.
 
-The ids are the dictionary's, so that it must have every symbol which merges make: a symbol that it lacks is the
-unknown one here, but has no id there. No ``tokenizer.json`` equals other encodings (a test has examples): the
-normaliser of SentencePiece models loses the second accent of a letter there; and of the symbols that subword-nmt's
-merges make on the way to a word, the dictionary has only those that are left in some text. transformers reads these
-with :mod:`fairseq.interop.hugging_face.exported.tokenization_fairseq`.
+The ids are the dictionary's, so that it must have every symbol which merges make: a symbol that it
+lacks is the unknown one here, but has no id there. No ``tokenizer.json`` equals other encodings (a
+test has examples): the normaliser of SentencePiece models loses the second accent of a letter
+there; and of the symbols that subword-nmt's merges make on the way to a word, the dictionary has
+only those that are left in some text. transformers reads these with
+:mod:`fairseq.interop.hugging_face.exported.tokenization_fairseq`.
 
-As in GPT-2, a decoder's tokenizer adds no symbol to a text, and ``</s>`` is its symbol for the beginning: tools that
-want a beginning, as for the first token of a text, put it there themselves, and would have two otherwise. Line feeds
-are ``</s>``, see :attr:`~fairseq.text.text_corpus.TextReader.keeps_lines`.
+As in GPT-2, a decoder's tokenizer adds no symbol to a text, and ``</s>`` is its symbol for the
+beginning: tools that want a beginning, as for the first token of a text, put it there themselves,
+and would have two otherwise. Line feeds are ``</s>``, see
+:attr:`~fairseq.text.text_corpus.TextReader.keeps_lines`.
 """
 
 from __future__ import annotations
@@ -47,13 +50,15 @@ def tokenizer_files(
     token_types: int | None = None,  # of an encoder; None for a decoder
     separator: int | None = None,  # id of a symbol before the second text of a pair
 ) -> TokenizerFiles:
-    """Return the files of *tokenizer* but for ``tokenization.json`` and *dictionary*; UserError for a plug-in."""
+    """Return the files of *tokenizer* but for ``tokenization.json`` and *dictionary*; UserError for
+    a plug-in."""
     config: dict[str, Any] = {"model_max_length": longest, **_names(dictionary, token_types is not None)}
     content = fast_tokenizer(tokenizer, dictionary, token_types, separator)
     if content is not None:
         inputs = ["input_ids", *["token_type_ids"] * (token_types is not None), "attention_mask"]
         config |= {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
-        # A decoder goes on from the last token of each row; padding at the end would stand between it and the new ones.
+        # A decoder goes on from the last token of each row; padding at the end would stand between
+        # it and the new ones.
         config["padding_side"] = "left" if token_types is None else "right"
         return TokenizerFiles({CONFIG: json_text(config), FAST: content})
     kind = "FairseqTokenizer" if token_types is None else "FairseqEncoderTokenizer"
@@ -76,12 +81,14 @@ def _parts(tokenizer: Tokenizer | None) -> Mapping[str, tuple[type]]:
 
 
 def _names(dictionary: Dictionary, encoder: bool) -> dict[str, str]:
-    """The special symbols by the names of transformers; a decoder's texts begin after the end-of-line symbol."""
+    """The special symbols by the names of transformers; a decoder's texts begin after the
+    end-of-line symbol."""
     ids = {"eos": dictionary.eos(), "unk": dictionary.unk(), "pad": dictionary.pad()}
     ids["bos"] = dictionary.bos() if encoder else dictionary.eos()
     if encoder:
         ids |= {"cls": dictionary.bos(), "sep": dictionary.eos(), "mask": dictionary.mask()}
-    # GPT-2's dictionary has no padding, but transformers needs a symbol to make batches; the mask hides it.
+    # GPT-2's dictionary has no padding, but transformers needs a symbol to make batches; the mask
+    # hides it.
     elif ids["pad"] < 0:
         ids["pad"] = dictionary.eos()
     return {f"{role}_token": dictionary[index] for role, index in ids.items() if index >= 0}
@@ -95,7 +102,8 @@ def json_text(values: Mapping[str, Any]) -> str:
 def fast_tokenizer(
     tokenizer: Tokenizer | None, dictionary: Dictionary, token_types: int | None, separator: int | None = None
 ) -> str | None:
-    """Return the content of ``tokenizer.json``; None where no fast tokenizer gives the ids of *tokenizer*.
+    """Return the content of ``tokenizer.json``; None where no fast tokenizer gives the ids of
+    *tokenizer*.
 
     With *token_types*, of an encoder, rows are ``<s> a </s>`` and ``<s> a </s> b </s>``.
     """
@@ -107,8 +115,8 @@ def fast_tokenizer(
     model, added = values["model"], {token["content"]: token for token in values["added_tokens"]}
     model["vocab"].pop(model.pop("unk_token", None), None)  # no text is unknown to bytes
     ids = {symbol: dictionary.indices.get(symbol) for symbol in (*BYTES, *model["vocab"], *added)}
-    # A subword without an id here is unknown and so has no equal there; a normaliser changes text, which `decode` could
-    # not give back.
+    # A subword without an id here is unknown and so has no equal there; a normaliser changes text,
+    # which `decode` could not give back.
     if model["type"] != "BPE" or values["normalizer"] is not None or None in ids.values():
         return None
     special = _special(dictionary, token_types is not None)
@@ -121,8 +129,8 @@ def fast_tokenizer(
     if not reader.keeps_lines:
         _lines_as_symbols(values, ours[dictionary[dictionary.eos()]])
     content = json.dumps(values, ensure_ascii=False)
-    # The last word is a trial on hard texts: what the conditions above overlook, such as an odd setting of the
-    # pre-tokenizer, ends in the slower but equal tokenizer.
+    # The last word is a trial on hard texts: what the conditions above overlook, such as an odd
+    # setting of the pre-tokenizer, ends in the slower but equal tokenizer.
     library = import_tokenizers("hf").Tokenizer.from_str(content)
     for text in TEXTS:
         if library.encode(text, add_special_tokens=False).ids != reader.ids(text):
@@ -131,11 +139,13 @@ def fast_tokenizer(
 
 
 def _lines_as_symbols(values: dict[str, Any], end: dict[str, Any]) -> None:
-    """Let line feeds become the symbol *end* in a ``tokenizer.json``, and that symbol a line feed where it is decoded.
+    """Let line feeds become the symbol *end* in a ``tokenizer.json``, and that symbol a line feed
+    where it is decoded.
 
     Where special symbols are left out, transformers leaves out this one, too.
     """
-    # Replaced in the text, and found there as the symbol afterwards: `normalized` symbols are looked for in this order.
+    # Replaced in the text, and found there as the symbol afterwards: `normalized` symbols are
+    # looked for in this order.
     values["normalizer"] = {"type": "Replace", "pattern": {"Regex": LINE_END.pattern}, "content": end["content"]}
     end["normalized"] = True
     feeds = {"type": "Replace", "pattern": {"String": end["content"]}, "content": "\n"}

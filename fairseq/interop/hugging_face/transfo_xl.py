@@ -1,9 +1,10 @@
 """Import of Transformer-XL from Hugging Face folders (``model_type`` ``transfo-xl``).
 
-Tensor names are the original authors' names after the prefix ``transformer.``; the rows of ``cluster_weight`` are in
-band order, and each layer may have its own pair of attention biases (``untie_r``). In transformers, a text begins with
-a memory of zero vectors that attention reads, unless the caller passes an empty one. Here the memory begins empty, as
-in the original code; ``memory_start`` ``zeros`` (``--model-overrides``) selects the other behaviour.
+Tensor names are the original authors' names after the prefix ``transformer.``; the rows of
+``cluster_weight`` are in band order, and each layer may have its own pair of attention biases
+(``untie_r``). In transformers, a text begins with a memory of zero vectors that attention reads,
+unless the caller passes an empty one. Here the memory begins empty, as in the original code;
+``memory_start`` ``zeros`` (``--model-overrides``) selects the other behaviour.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read the model of a folder, under the names of this project.
 
     Returns:
-        Parameters by name, and ``args``; see :func:`fairseq.interop.transformer_xl.conversion.convert`.
+        Parameters by name, and ``args``; see
+        :func:`fairseq.interop.transformer_xl.conversion.convert`.
 
     Raises:
-        UserError: a file is missing, the model is of another type, or tensors and configuration disagree.
+        UserError: a file is missing, the model is of another type, or tensors and configuration
+            disagree.
     """
     if not is_folder(folder):
         raise UserError(f"{folder}: folder not found; give one with {CONFIG} and {PICKLE} or {SAFE}")
@@ -60,7 +63,8 @@ def eos(folder: Path) -> int | None:
 
 def _config(source: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration under the original authors' keys."""
-    # A configuration may name no segment, since transformers reads texts of any length; evaluation here needs one.
+    # A configuration may name no segment, since transformers reads texts of any length; evaluation
+    # here needs one.
     config: dict[str, Any] = {"tgt_len": SEGMENT, "tie_weight": True, **source}  # omitted from the file where true
     if "vocab_size" not in config and "n_token" in config:
         config["vocab_size"] = config["n_token"]

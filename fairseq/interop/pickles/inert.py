@@ -1,9 +1,9 @@
 """Safe reader for pickles: no name is imported and no code of the file is executed.
 
-A module saved with ``torch.save`` refers to its classes by name. This reader interprets the pickle opcodes: names stay
-text, objects of unknown classes become :class:`Inert` with their state, and calls are rejected except those in
-:data:`CALLS`, which have implementations here. Time and memory are linear in the size of the file, and nothing
-recurses.
+A module saved with ``torch.save`` refers to its classes by name. This reader interprets the pickle
+opcodes: names stay text, objects of unknown classes become :class:`Inert` with their state, and
+calls are rejected except those in :data:`CALLS`, which have implementations here. Time and memory
+are linear in the size of the file, and nothing recurses.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ CALLS: dict[str, Callable[..., Any]] = {
 
 
 class _Machine:
-    """Interpreter of one pickle; opcodes other than :data:`LITERALS` and :data:`OPERATIONS` are rejected."""
+    """Interpreter of one pickle; opcodes other than :data:`LITERALS` and :data:`OPERATIONS` are
+    rejected."""
 
     def __init__(self) -> None:
         self.storages: set[Storage] = set()  # descriptions of tensor data outside the pickle
@@ -101,8 +102,9 @@ class _Machine:
     def run(self, file: Any) -> Any:
         """Read the pickle at the position of *file*, and leave *file* after it."""
         for code, argument, _ in pickletools.genops(file):
-            # A few bytes can ask for a copy of all that was read before them: without an account, time and memory would
-            # be quadratic in the size of the file. A real pickle copies less than it has opcodes.
+            # A few bytes can ask for a copy of all that was read before them: without an account,
+            # time and memory would be quadratic in the size of the file. A real pickle copies less
+            # than it has opcodes.
             self.allowance += 4
             if code.name == "STOP":
                 return self.stack.pop()
@@ -201,8 +203,9 @@ class _Machine:
         if kind == "module":
             self.push(what)
             return
-        # ("storage", class, key, device, count). A sixth entry, in the format before 1.6, makes the storage a slice of
-        # another one; torch writes None there today, and other files are rejected.
+        # ("storage", class, key, device, count). A sixth entry, in the format before 1.6, makes the
+        # storage a slice of another one; torch writes None there today, and other files are
+        # rejected.
         key, _, count, *view = rest
         dtype = DTYPES.get(what.path.rpartition(".")[2]) if isinstance(what, Name) else None
         if kind != "storage" or dtype is None or any(view):
@@ -283,10 +286,11 @@ class Loaded:
     numbers: dict[str, bytearray]  # bytes of each storage, by key
 
     def tensor(self, stored: Stored) -> Tensor:
-        """Return the tensor, in the memory of its storage; UserError if PyTorch rejects its shape or strides."""
+        """Return the tensor, in the memory of its storage; UserError if PyTorch rejects its shape
+        or strides."""
         try:
-            # `frombuffer` rejects an empty buffer, which is what a tensor without items has; one number stands in for
-            # it.
+            # `frombuffer` rejects an empty buffer, which is what a tensor without items has; one
+            # number stands in for it.
             flat = torch.frombuffer(self.numbers[stored.storage.key] or bytearray(8), dtype=stored.storage.dtype)
             return flat.as_strided(stored.size, stored.stride, stored.offset)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -329,8 +333,8 @@ def _load_zip(file: BinaryIO) -> Content:
         names = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         if len(names) != 1:
             raise ValueError("not an archive of torch.save")
-        # Checked before anything is read: a compressed or overlapping entry of a few kilobytes could unpack to
-        # terabytes.
+        # Checked before anything is read: a compressed or overlapping entry of a few kilobytes
+        # could unpack to terabytes.
         if any(entry.compress_type != zipfile.ZIP_STORED for entry in archive.infolist()):
             raise ValueError("compressed archive; torch.save writes uncompressed ones")
         if sum(entry.compress_size for entry in archive.infolist()) > os.fstat(file.fileno()).st_size:
@@ -347,7 +351,8 @@ def _load_zip(file: BinaryIO) -> Content:
 
 
 def _load_pickles(file: BinaryIO) -> Content:
-    """The format before torch 1.6 (magic number, version, system, content, storages), or one plain pickle."""
+    """The format before torch 1.6 (magic number, version, system, content, storages), or one plain
+    pickle."""
     machine = _Machine()
     root = machine.run(file)
     if root != LEGACY_MAGIC:
@@ -357,8 +362,8 @@ def _load_pickles(file: BinaryIO) -> Content:
     kinds = {storage.key: storage for storage in machine.storages}
     numbers = {}
     for key in keys:
-        # Each storage begins with its number of items as 8 bytes. The pickle has told how many there must be, so that a
-        # damaged count cannot make this read or allocate more.
+        # Each storage begins with its number of items as 8 bytes. The pickle has told how many
+        # there must be, so that a damaged count cannot make this read or allocate more.
         if not isinstance(key, str) or key not in kinds or int.from_bytes(file.read(8), "little") != kinds[key].count:
             raise ValueError("data without a tensor")
         numbers[key] = bytearray(file.read(kinds[key].nbytes))

@@ -1,4 +1,5 @@
-"""Tensors of foreign files: descriptions, validated before data are read, and checks of names, shapes and values."""
+"""Tensors of foreign files: descriptions, validated before data are read, and checks of names,
+shapes and values."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ class Stored:
         fine = all(type(n) is int and 0 <= n < 1 << 63 for n in numbers)
         if not fine or not len(self.size) == len(self.stride) <= DIMENSIONS:
             raise ValueError("invalid tensor shape")
-        # The product of the sizes is compared as well as the last element: strides of 0 would let a tensor of any size
-        # lie in one number.
+        # The product of the sizes is compared as well as the last element: strides of 0 would let a
+        # tensor of any size lie in one number.
         end = self.offset
         if 0 not in self.size:
             end += 1 + sum((n - 1) * step for n, step in zip(self.size, self.stride, strict=True))
@@ -62,11 +63,13 @@ class Stored:
 
 
 class Tensors:
-    """A foreign model's tensors by name, removed from *left* one by one, each checked against the expected shape."""
+    """A foreign model's tensors by name, removed from *left* one by one, each checked against the
+    expected shape."""
 
     def __init__(self, state: Mapping[str, Tensor], where: str) -> None:
         check_tensors(state, where)
-        # `module.` is the prefix of torch's wrappers for several devices, which training scripts save with the model.
+        # `module.` is the prefix of torch's wrappers for several devices, which training scripts
+        # save with the model.
         self.left = {name.removeprefix("module."): value for name, value in state.items()}
         self.where = where
 
@@ -74,7 +77,8 @@ class Tensors:
         """Remove and return the tensor *name*, float32.
 
         Raises:
-            UserError: it is missing, has another shape, or has values other than finite floating-point numbers.
+            UserError: it is missing, has another shape, or has values other than finite
+                floating-point numbers.
         """
         if name not in self.left:
             raise UserError(f"{self.where}: the tensor {name} is missing; give the configuration of that model")
@@ -90,7 +94,8 @@ class Tensors:
         """*value* as float32; integers, NaN and infinity are rejected."""
         if not value.is_floating_point():
             raise UserError(f"{self.where}: {name} is {value.dtype}, expected floating point; use a file of weights")
-        # Files may hold half precision, but checkpoints here hold fp32, which training goes on from.
+        # Files may hold half precision, but checkpoints here hold fp32, which training goes on
+        # from.
         value = value.detach().to(torch.float32)
         # Minimum and maximum propagate NaN: one pass, without a mask as large as the tensor.
         if value.numel() and not torch.stack(torch.aminmax(value)).isfinite().all():
@@ -101,7 +106,8 @@ class Tensors:
         return value
 
     def tied(self, name: str, to: Tensor) -> Tensor:
-        """Return *to*, after checking the copy of it that may be stored as *name*; UserError if that differs."""
+        """Return *to*, after checking the copy of it that may be stored as *name*; UserError if
+        that differs."""
         if name in self.left and not torch.equal(self.take(name, *to.shape), to):
             raise UserError(f"{self.where}: {name} is tied in the configuration, but its values differ; correct it")
         return to
@@ -117,7 +123,8 @@ class Tensors:
 
 
 def check_tensors(state: Mapping[str, Tensor], where: str) -> None:
-    """Raise UserError unless *state* holds dense tensors by name, not views much larger than their storage."""
+    """Raise UserError unless *state* holds dense tensors by name, not views much larger than their
+    storage."""
     stored: dict[int, int] = {}
     sizes: dict[tuple[Any, ...], int] = {}
     for name, value in state.items():
@@ -131,8 +138,8 @@ def check_tensors(state: Mapping[str, Tensor], where: str) -> None:
         memory = value.untyped_storage()
         stored[memory.data_ptr()] = memory.nbytes()
         sizes[view(value)] = value.numel() * value.element_size()
-    # A view with strides of 0 describes any size with one number, and every conversion would make it real. Tied and
-    # sliced tensors of true models stay far below four times.
+    # A view with strides of 0 describes any size with one number, and every conversion would make
+    # it real. Tied and sliced tensors of true models stay far below four times.
     if sum(sizes.values()) > 4 * sum(stored.values()):
         raise UserError(f"{where}: tensors are views far larger than their storage; give the state dict of a model")
 
@@ -143,7 +150,8 @@ def cut(value: Any) -> str:
 
 
 def view(value: Tensor) -> tuple[Any, ...]:
-    """Return a key that is equal only for names of one tensor: memory, offset, shape, strides, dtype."""
-    # Not the storage's address alone: slices of a fused tensor (queries, keys, values) share it and are different
-    # tensors.
+    """Return a key that is equal only for names of one tensor: memory, offset, shape, strides,
+    dtype."""
+    # Not the storage's address alone: slices of a fused tensor (queries, keys, values) share it and
+    # are different tensors.
     return value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype

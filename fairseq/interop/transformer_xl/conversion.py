@@ -1,7 +1,7 @@
 """Import of checkpoints of Transformer-XL's authors (PyTorch).
 
-In their files the rows of ``cluster_weight`` are reversed: the last belongs to band 1. With ``div_val`` 1 (bands of
-equal width) the softmax is one table there and one table a band here.
+In their files the rows of ``cluster_weight`` are reversed: the last belongs to band 1. With
+``div_val`` 1 (bands of equal width) the softmax is one table there and one table a band here.
 """
 
 from __future__ import annotations
@@ -95,19 +95,22 @@ def convert(
 
     Args:
         state: its tensors under the authors' names. Tied tensors may be absent.
-        config: its settings under the authors' names; ``d_embed`` may be absent, ``dropout``, ``dropatt`` and
-            ``untie_r`` (Hugging Face's: a pair of biases a layer) are 0, 0 and false where they are.
+        config: its settings under the authors' names; ``d_embed`` may be absent, ``dropout``,
+            ``dropatt`` and ``untie_r`` (Hugging Face's: a pair of biases a layer) are 0, 0 and
+            false where they are.
         where: name of the source in error messages.
 
     Returns:
         Parameters by name (tied ones share memory), and ``args`` as stored in a checkpoint.
 
     Raises:
-        UserError: the configuration lacks a key or has an invalid value, or the tensors do not match it.
+        UserError: the configuration lacks a key or has an invalid value, or the tensors do not
+            match it.
     """
     tensors = Tensors(state, where)
     shape = read_config(config, tensors, where)
-    # Before the loops over layers: a configuration could otherwise name two thousand million of them.
+    # Before the loops over layers: a configuration could otherwise name two thousand million of
+    # them.
     if shape.n_layer > len(tensors.left):
         raise UserError(f"{where}: n_layer is {shape.n_layer} in the configuration, more layers than there are tensors")
     # The embeddings come first, because the softmax may be tied to them.
@@ -120,7 +123,8 @@ def convert(
 
 
 def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shape:
-    """Validate the configuration, or raise UserError; missing values are taken from the shapes of *tensors*."""
+    """Validate the configuration, or raise UserError; missing values are taken from the shapes of
+    *tensors*."""
     for key in (*SIZES, *SWITCHES, *OTHERS):
         if key not in config:
             raise UserError(f"{where}: the configuration has no {key}; add it")
@@ -130,8 +134,8 @@ def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shap
     if table.dim() != 2:
         raise UserError(f"{where}: {TABLE} is {list(table.shape)}, expected [words, channels]; the file is damaged")
     tables = [value for name, value in tensors.left.items() if name.startswith("word_emb.emb_layers.") and value.dim()]
-    # A state dict alone has neither, but its tables do; values that the configuration has come last and are compared
-    # with the tensors later.
+    # A state dict alone has neither, but its tables do; values that the configuration has come last
+    # and are compared with the tensors later.
     derived = {"vocab_size": sum(map(len, tables)), "d_embed": table.size(1), "dropout": 0.0, "dropatt": 0.0}
     config = {"untie_r": False, **derived, **config}
     for key, fine, valid in _conditions(config):
@@ -143,7 +147,8 @@ def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shap
 
 
 def _conditions(config: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """Yield the condition on each value as (key, fulfilled, valid values); later ones rely on earlier ones."""
+    """Yield the condition on each value as (key, fulfilled, valid values); later ones rely on
+    earlier ones."""
     for key in (*SIZES, "vocab_size", "d_embed"):
         yield key, _is_count(config[key], 1), f"a whole number from 1 to {MOST}"
     for key in (*SWITCHES, "untie_r"):
@@ -166,7 +171,8 @@ def _conditions(config: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
 
 
 def _cutoffs(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """First word of each band after the first; the cutoffs of a saved module include the vocabulary size."""
+    """First word of each band after the first; the cutoffs of a saved module include the vocabulary
+    size."""
     cutoffs = tuple(config["cutoffs"])
     return cutoffs[:-1] if cutoffs and cutoffs[-1] == config["vocab_size"] else cutoffs
 
@@ -176,7 +182,8 @@ def _is_count(value: Any, low: int) -> bool:
 
 
 def _tables(tensors: Tensors, shape: Shape, name: str, kind: str = "weight") -> list[Tensor]:
-    """Weights or biases of all bands, which are one tensor there where the bands are equally wide."""
+    """Weights or biases of all bands, which are one tensor there where the bands are equally
+    wide."""
     words = [shape.words(band) for band in range(shape.bands)]
     widths = [(shape.width(band),) if kind == "weight" else () for band in range(shape.bands)]
     if shape.div_val == 1:
@@ -197,7 +204,8 @@ def _embeddings(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
 
 
 def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights, biases and projections of all bands, tied to the embeddings of *model* as configured."""
+    """Weights, biases and projections of all bands, tied to the embeddings of *model* as
+    configured."""
     # The authors' `sample_softmax` keeps its only output table under this name.
     if "out_layer.weight" in tensors.left:
         raise UserError(f"{tensors.where}: sampled softmax; only full and adaptive softmax are supported")
@@ -226,12 +234,14 @@ def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dic
 
 
 def _attention_tables(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
-    """Attention parameters that all layers share there and that each layer names separately here."""
+    """Attention parameters that all layers share there and that each layer names separately
+    here."""
     model, heads, encoding = {}, (shape.n_head, shape.d_head), POSITION_ENCODINGS[shape.attn_type]
     layers = range(shape.n_layer)
     if encoding == "relative":
         for bias in ("r_w_bias", "r_r_bias"):
-            # Each layer there has its own reference to the one pair, so that a file names it once or once a layer.
+            # Each layer there has its own reference to the one pair, so that a file names it once
+            # or once a layer.
             shared = None if shape.untie_r else tensors.take(bias, *heads)
             for layer in layers:
                 name = f"layers.{layer}.dec_attn.{bias}"
@@ -244,7 +254,8 @@ def _attention_tables(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
             stacked = tensors.take(table, shape.n_layer, *size)
             model |= {f"layers.{layer}.self_attn.{table}": stacked[layer] for layer in layers}
     elif encoding == "learned":
-        # That table is added to the inputs of the layers, which are d_model wide, although it is stored by heads.
+        # That table is added to the inputs of the layers, which are d_model wide, although it is
+        # stored by heads.
         if shape.n_head * shape.d_head != shape.d_model:
             raise UserError(f"{tensors.where}: attn_type 3 needs n_head times d_head to be d_model, {shape.d_model}")
         model["layer_positions"] = tensors.take("r_emb", shape.n_layer, _rows(tensors), *heads).flatten(2)
@@ -283,7 +294,8 @@ def _own_memory(model: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy every tensor to memory of its own size; names of one tensor still share it."""
     copies: dict[Any, Tensor] = {}
     for name, value in model.items():
-        # A checkpoint stores a whole storage for each view: slices of one fused table would each carry the full table.
+        # A checkpoint stores a whole storage for each view: slices of one fused table would each
+        # carry the full table.
         key = view(value)
         if key not in copies:
             copies[key] = value.clone(memory_format=torch.contiguous_format)
@@ -312,8 +324,8 @@ def _args(shape: Shape, model: Mapping[str, Tensor]) -> Args:
         "tokens_per_sample": shape.tgt_len,
     }
     if encoding == "shaw":
-        # The tables in the file decide: the authors size them by segment and memory of the training, which evaluation
-        # changes.
+        # The tables in the file decide: the authors size them by segment and memory of the
+        # training, which evaluation changes.
         args["max_relative_length"] = model["layers.0.self_attn.r_emb"].size(0)
     elif encoding == "learned":
         args["max_relative_length"] = model["layer_positions"].size(1)

@@ -41,7 +41,8 @@ ELECTRA: dict[str, Defaults] = {
     "electra": ELECTRA_BASE,
     "electra_base": ELECTRA_BASE,
     "electra_discriminator": {**ELECTRA_BASE, "generator_size": 0.0},  # a finished one, without generator
-    # Clark et al. 2020, table 6: 14 M parameters, embeddings of width 128, a generator of a quarter of its width.
+    # Clark et al. 2020, table 6: 14 M parameters, embeddings of width 128, a generator of a quarter
+    # of its width.
     "electra_small": {**ELECTRA_SMALL, "encoder_input_dim": 128, "generator_size": 0.25},
     "electra_tiny": {**DEVLIN, **encoder_sizes(2, 128, 2), "generator_size": 0.5},
 }

@@ -1,4 +1,5 @@
-"""The named sets of defaults of ``transformer_lm``: published systems, and small ones for the demo and tests."""
+"""The named sets of defaults of ``transformer_lm``: published systems, and small ones for the demo
+and tests."""
 
 from __future__ import annotations
 
@@ -9,15 +10,17 @@ from fairseq.models.transformer_lm_settings import TransformerLMConfig
 
 Defaults = Mapping[str, Any]
 
-# The defaults of fairseq's dataclass, which ``transformer_lm`` has from 0.12 on: post-norm, and a width of embeddings
-# and output that does not follow --decoder-embed-dim. Up to 0.10.2 it had BASE.
+# The defaults of fairseq's dataclass, which ``transformer_lm`` has from 0.12 on: post-norm, and a
+# width of embeddings and output that does not follow --decoder-embed-dim. Up to 0.10.2 it had BASE.
 PLAIN: Defaults = {"decoder_normalize_before": False, "decoder_input_dim": 512, "decoder_output_dim": 512}
 
 
 def resumed(model: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of ``transformer_lm`` up to 0.10.2 with which a run goes on from a checkpoint that has them.
+    """The defaults of ``transformer_lm`` up to 0.10.2 with which a run goes on from a checkpoint
+    that has them.
 
-    They are among its settings *stored*; settings of *model* that are not the architecture's defaults stay.
+    They are among its settings *stored*; settings of *model* that are not the architecture's
+    defaults stay.
     """
     dim = getattr(model, "decoder_embed_dim", None)
     former = {"decoder_normalize_before": (True,), "decoder_input_dim": (dim, None), "decoder_output_dim": (dim, None)}
@@ -46,7 +49,8 @@ def _gpt(layers: int, dim: int, heads: int, ffn: int | None = None) -> dict[str,
 
 
 def _gpt3(layers: int, dim: int, heads: int) -> dict[str, Any]:
-    """fairseq's ``transformer_lm_gpt3_…`` (Brown et al. 2020, table 2.1; dense attention throughout)."""
+    """fairseq's ``transformer_lm_gpt3_…`` (Brown et al. 2020, table 2.1; dense attention
+    throughout)."""
     return {
         **_gpt(layers, dim, heads),
         "decoder_ffn_embed_dim": lambda settings: 4 * settings["decoder_embed_dim"],
@@ -58,7 +62,8 @@ def _gpt3(layers: int, dim: int, heads: int) -> dict[str, Any]:
 
 
 def _gpt2(layers: int, dim: int, heads: int) -> dict[str, Any]:
-    """GPT-2 as published (Radford et al. 2019), where fairseq's has sinusoids and an output of its own."""
+    """GPT-2 as published (Radford et al. 2019), where fairseq's has sinusoids and an output of its
+    own."""
     others = {"activation_fn": "gelu_accurate", "decoder_learned_pos": True, "share_decoder_input_output_embed": True}
     return {**_gpt(layers, dim, heads), **others, "no_scale_embedding": True}
 
@@ -107,7 +112,8 @@ def _small(layers: int, dim: int, cutoffs: list[int]) -> dict[str, Any]:
     }
 
 
-# What all other architectures of fairseq begin with: pre-norm, embeddings and output as wide as the model.
+# What all other architectures of fairseq begin with: pre-norm, embeddings and output as wide as the
+# model.
 BASE: Defaults = {
     "decoder_embed_dim": TransformerLMConfig.decoder_embed_dim,
     "decoder_normalize_before": True,
@@ -139,8 +145,8 @@ GBW: Defaults = {  # Baevski & Auli 2019, One Billion Word
 }
 SHORTFORMER: Defaults = {  # position-infused attention and a cache of one segment
     "position_infused_attention": True,
-    # As long as a block, as in the paper's models; computed, so that it follows `tokens_per_sample` of the command
-    # line.
+    # As long as a block, as in the paper's models; computed, so that it follows `tokens_per_sample`
+    # of the command line.
     "tokens_from_prev": lambda settings: settings.get("tokens_per_sample", TransformerLMConfig.tokens_per_sample),
 }
 FAST: Defaults = {  # docs/results.md, "Time to a perplexity"

@@ -14,10 +14,11 @@ logger = logging.getLogger(__name__)
 
 
 class CosineSchedule(Schedule):
-    """A linear warmup, then half cosines from a maximum to a minimum, each longer and lower than the one before.
+    """A linear warmup, then half cosines from a maximum to a minimum, each longer and lower than
+    the one before.
 
-    In period i, t updates after its start: m + ½·(M − m)·(1 + cos(π·t / T_i)) with T_i = period · t_mult^i,
-    m = minimum · shrink^i and M = maximum · shrink^i.
+    In period i, t updates after its start: m + ½·(M − m)·(1 + cos(π·t / T_i)) with T_i = period ·
+    t_mult^i, m = minimum · shrink^i and M = maximum · shrink^i.
 
     Source: Loshchilov & Hutter 2017, "SGDR: stochastic gradient descent with warm restarts", eq. 5.
     """
@@ -65,7 +66,8 @@ class CosineSchedule(Schedule):
 
 
 class TriangularSchedule(Schedule):
-    """From ``--lr`` to ``--max-lr`` in half a period and back in the other, the maximum shrinking by the period.
+    """From ``--lr`` to ``--max-lr`` in half a period and back in the other, the maximum shrinking
+    by the period.
 
     Source: Smith 2017, "Cyclical learning rates for training neural networks", section 3.1.
     """
@@ -79,6 +81,7 @@ class TriangularSchedule(Schedule):
         cycle = updates // (2 * half)
         shrink = self.config.lr_shrink**cycle
         low = self.lr * (shrink if self.config.shrink_min else 1.0)
-        # Smith's x = |n / half − 2 · cycle + 1| with cycles counted from 1: 1 − x is 0 at the ends and 1 in the middle.
+        # Smith's x = |n / half − 2 · cycle + 1| with cycles counted from 1: 1 − x is 0 at the ends
+        # and 1 in the middle.
         height = max(0.0, 1 - abs(updates / half - 2 * (cycle + 1) + 1))
         return low + (self.config.highest * shrink - low) * height

@@ -1,4 +1,5 @@
-"""Schedules that rise once and fall, each with its settings: rates as functions of the number of updates."""
+"""Schedules that rise once and fall, each with its settings: rates as functions of the number of
+updates."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from fairseq.optim.lr_scheduler.settings import (
 
 
 class FixedSchedule(Schedule):
-    """The rate that ``--lr`` lists for the epoch; in the warmup of w updates, (n + 1) / w of it after n updates."""
+    """The rate that ``--lr`` lists for the epoch; in the warmup of w updates, (n + 1) / w of it
+    after n updates."""
 
     config_class = FixedConfig
     config: FixedConfig
@@ -42,7 +44,8 @@ class FixedSchedule(Schedule):
 
 
 class InverseSqrtSchedule(Schedule):
-    """A linear warmup of w updates to ``--lr``, then lr · √(w / n) after n updates (w = 1 without a warmup).
+    """A linear warmup of w updates to ``--lr``, then lr · √(w / n) after n updates (w = 1 without a
+    warmup).
 
     Source: Vaswani et al. 2017, "Attention is all you need", eq. 3.
     """
@@ -59,7 +62,8 @@ class InverseSqrtSchedule(Schedule):
 
 
 class PolynomialDecaySchedule(Schedule):
-    """A linear warmup from 0, then end + (lr − end) · (share of the updates that are left)^power."""
+    """A linear warmup from 0, then end + (lr − end) · (share of the updates that are
+    left)^power."""
 
     config_class = PolynomialDecayConfig
     config: PolynomialDecayConfig
@@ -78,7 +82,8 @@ class PolynomialDecaySchedule(Schedule):
 
 
 class TriStageSchedule(Schedule):
-    """A linear warmup to ``--lr``, a constant rate, and an exponential decay to ``--lr`` · ``--final-lr-scale``.
+    """A linear warmup to ``--lr``, a constant rate, and an exponential decay to ``--lr`` ·
+    ``--final-lr-scale``.
 
     Source: Park et al. 2019, "SpecAugment", section 3.2.
     """
@@ -100,11 +105,12 @@ class TriStageSchedule(Schedule):
 class WSDSchedule(Schedule):
     """A linear warmup to ``--lr``, a constant rate, and a decay to 0 over the last updates.
 
-    With s the share of the decay that is over, the rate is lr · (1 − √s) or lr · (1 − s). The first update has the rate
-    lr / warmup, the last one a rate above 0: no update is spent at rate 0.
+    With s the share of the decay that is over, the rate is lr · (1 − √s) or lr · (1 − s). The first
+    update has the rate lr / warmup, the last one a rate above 0: no update is spent at rate 0.
 
-    Source: Hu et al. 2024, "MiniCPM", section 4; Hägele et al. 2024, "Scaling laws and compute-optimal training beyond
-    fixed training durations", section 3, for the form of the decay and its length.
+    Source: Hu et al. 2024, "MiniCPM", section 4; Hägele et al. 2024, "Scaling laws and
+    compute-optimal training beyond fixed training durations", section 3, for the form of the decay
+    and its length.
     """
 
     config_class = WSDConfig
@@ -123,9 +129,11 @@ class WSDSchedule(Schedule):
 
 
 class ReduceLROnPlateau(Schedule):
-    """A linear warmup to ``--lr``, then ``--lr-shrink`` times less after each plateau of the validation figure.
+    """A linear warmup to ``--lr``, then ``--lr-shrink`` times less after each plateau of the
+    validation figure.
 
-    A plateau is more than ``--lr-patience`` epochs in a row of which none is better than the best by the threshold.
+    A plateau is more than ``--lr-patience`` epochs in a row of which none is better than the best
+    by the threshold.
     """
 
     config_class = ReduceLROnPlateauConfig
@@ -166,7 +174,8 @@ class ReduceLROnPlateau(Schedule):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; fairseq's has no rate: the restored optimizer has it."""
         best = state.get("best")
-        # fairseq stores torch's best value, which begins at infinity: every margin below it would be infinite, too.
+        # fairseq stores torch's best value, which begins at infinity: every margin below it would
+        # be infinite, too.
         self.best = float(best) if best is not None and math.isfinite(best) else None
         self.lr = float(state.get("lr", self.optimizer.get_lr()))
         self.bad_epochs = int(state.get("bad_epochs", 0))

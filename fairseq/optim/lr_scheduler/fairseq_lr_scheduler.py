@@ -16,9 +16,9 @@ from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 class FairseqLRScheduler(Part):
     """A schedule: the learning rate after so many updates, which the next update uses.
 
-    ``step_update(0)`` gives the rate before the first update. Ours are functions of the number of updates and of
-    the epoch alone, so that a restored run goes on exactly: call ``step_begin_epoch`` and ``step_update`` after
-    restoring.
+    ``step_update(0)`` gives the rate before the first update. Ours are functions of the number of
+    updates and of the epoch alone, so that a restored run goes on exactly: call
+    ``step_begin_epoch`` and ``step_update`` after restoring.
     """
 
     settings_name = "lr_scheduler"
@@ -58,7 +58,8 @@ class FairseqLRScheduler(Part):
 
 
 class Schedule(FairseqLRScheduler):
-    """Base of schedules that define :meth:`rate`, which depends on settings, updates, and :attr:`lr`.
+    """Base of schedules that define :meth:`rate`, which depends on settings, updates, and
+    :attr:`lr`.
 
     That is the rate which the user gave; in some schedules it changes with epochs or validations.
     """
@@ -97,7 +98,8 @@ def build_lr_scheduler(settings: TrainingSettings, optimizer: FairseqOptimizer) 
 
 
 def rate_of_epoch(rates: list[float], epoch: int) -> float:
-    """Return the rate of *epoch* (counted from 1) in a list of ``--lr``; its last one holds afterwards."""
+    """Return the rate of *epoch* (counted from 1) in a list of ``--lr``; its last one holds
+    afterwards."""
     return rates[min(max(epoch, 1), len(rates)) - 1]
 
 

@@ -1,4 +1,5 @@
-"""Tokenizers of Hugging Face's library ``tokenizers``: any ``tokenizer.json``, learned or GPT-2's byte-level merges."""
+"""Tokenizers of Hugging Face's library ``tokenizers``: any ``tokenizer.json``, learned or GPT-2's
+byte-level merges."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from fairseq.text.tokenizers.rules import (
 )
 
 QUICK = 1 << 20
-"""Characters of which subwords are learned within a second: the library does not look for signals meanwhile."""
+"""Characters of which subwords are learned within a second: the library does not look for signals
+meanwhile."""
 PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 """Text that uses what a tokenizer has for unknown characters, none at all, and long words."""
 
@@ -61,7 +63,8 @@ class LibrarySubwords(Subwords):
             return self._vocabulary.spans(encoding.ids, encoding.offsets)
 
     def _quiet(self) -> contextlib.AbstractContextManager[None]:
-        """Silence the library where it may panic: it prints a trace before it raises, as for a costly expression."""
+        """Silence the library where it may panic: it prints a trace before it raises, as for a
+        costly expression."""
         return silent_stderr() if REGEX in self.content else contextlib.nullcontext()
 
     def library_json(self) -> str:
@@ -83,16 +86,18 @@ class LibrarySubwords(Subwords):
 
 @dataclass(frozen=True)
 class HuggingFace(LibrarySubwords):
-    """Symbols of a ``tokenizer.json``, without those that its post-processor adds; its unknown one is ``<unk>``."""
+    """Symbols of a ``tokenizer.json``, without those that its post-processor adds; its unknown one
+    is ``<unk>``."""
 
     learns_lines: ClassVar[bool] = True
 
     @classmethod
     def learn_lines(cls, lines: Iterable[list[str]], size: int) -> bytes:
-        """Return a ``tokenizer.json`` of *size* byte-level symbols (Radford et al. 2019, section 2.2), or fewer.
+        """Return a ``tokenizer.json`` of *size* byte-level symbols (Radford et al. 2019, section
+        2.2), or fewer.
 
-        Pairs that occur once are not merged. All bytes have symbols, so that nothing is unknown, and no prefix space
-        is added, so that every text comes back exactly.
+        Pairs that occur once are not merged. All bytes have symbols, so that nothing is unknown,
+        and no prefix space is added, so that every text comes back exactly.
         """
         if size < len(BYTES):
             raise UserError(f"`learn_bpe` {size}: byte-level symbols include {len(BYTES)} bytes; give more")
@@ -111,7 +116,8 @@ class HuggingFace(LibrarySubwords):
 
     @property
     def words(self) -> WordRule:
-        """The rule of the file's decoder; UserError if that marks neither beginnings nor ends of words."""
+        """The rule of the file's decoder; UserError if that marks neither beginnings nor ends of
+        words."""
         for kind, rule in _RULES.items():
             if kind in self._names:
                 return rule
@@ -126,8 +132,8 @@ class HuggingFace(LibrarySubwords):
 
     def check(self) -> None:
         _ = self._vocabulary, self._names
-        # A panic of the library is a damaged file, and is reported on descriptor 2 before it is raised. Its other
-        # errors, as for characters without a symbol, depend on the text.
+        # A panic of the library is a damaged file, and is reported on descriptor 2 before it is
+        # raised. Its other errors, as for characters without a symbol, depend on the text.
         with self.library(), silent_stderr(), contextlib.suppress(Exception):
             for probe in PROBES:
                 symbols = self._tokenizer.encode(probe, add_special_tokens=False).tokens
@@ -160,7 +166,8 @@ class HuggingFace(LibrarySubwords):
         library, _ = import_tokenizers("hf"), self._names
         with self.library(), silent_stderr():
             tokenizer = library.Tokenizer.from_str(self.content.decode("utf-8"))
-            # A file may ask for rows to be cut and padded as its model reads them; a corpus is neither.
+            # A file may ask for rows to be cut and padded as its model reads them; a corpus is
+            # neither.
             tokenizer.no_truncation()
             tokenizer.no_padding()
             return tokenizer
@@ -168,7 +175,8 @@ class HuggingFace(LibrarySubwords):
 
 @dataclass(frozen=True)
 class GPT2(LibrarySubwords):
-    """GPT-2's byte-level merges (``vocab.bpe`` or ``merges.txt``; Radford et al. 2019). ``Ġ`` stands for a space."""
+    """GPT-2's byte-level merges (``vocab.bpe`` or ``merges.txt``; Radford et al. 2019). ``Ġ``
+    stands for a space."""
 
     rule: ClassVar[WordRule] = ByteLevelWords()
 
@@ -231,7 +239,8 @@ def _learned(lines: Iterable[list[str]], size: int) -> bytes:
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
-    # All 256 bytes are in the alphabet, seen or not; a fixed order makes equal texts give equal files.
+    # All 256 bytes are in the alphabet, seen or not; a fixed order makes equal texts give equal
+    # files.
     trainer = library.trainers.BpeTrainer(
         vocab_size=size, min_frequency=2, initial_alphabet=sorted(BYTES), show_progress=False
     )
@@ -241,7 +250,8 @@ def _learned(lines: Iterable[list[str]], size: int) -> bytes:
 
 
 def _cut_words(words: Any, line: str) -> list[str]:
-    """Cut the *words* of a line, by a pre-tokenizer, at :data:`LONGEST_WORD`: learning is quadratic in their length."""
+    """Cut the *words* of a line, by a pre-tokenizer, at :data:`LONGEST_WORD`: learning is quadratic
+    in their length."""
     if len(line) <= LONGEST_WORD:
         return [line]
     spans = (span for _, span in words.pre_tokenize_str(line))

@@ -1,4 +1,5 @@
-"""The Moses tokenizer (Koehn et al. 2007) of sacremoses, with the words of each chunk of text cached."""
+"""The Moses tokenizer (Koehn et al. 2007) of sacremoses, with the words of each chunk of text
+cached."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from fairseq.text.tokenizers.base import Span, WordTokenizer, aligned
 
 CACHED_CHUNKS = 1 << 18  # chunks, at most
 JUNK = dict.fromkeys(range(32))  # sacremoses deletes control characters
-# A word with punctuation that sacremoses splits off wherever it stands; it marks runs of full stops with MULTI.
+# A word with punctuation that sacremoses splits off wherever it stands; it marks runs of full stops
+# with MULTI.
 SIMPLE = re.compile(r"""(["(\[]*)((?!\w*MULTI)[A-Za-z0-9]+)([;:!?")\]]*,?[;:!?")\]]*)(\.?)""")
 HYPHEN = "@-@"  # a hyphen inside a word
 LOWER, DIGIT, OTHER = "a0A"  # kinds of the chunk after a full stop, each with a chunk of that kind
@@ -21,7 +23,8 @@ LOWER, DIGIT, OTHER = "a0A"  # kinds of the chunk after a full stop, each with a
 
 @dataclass(frozen=True)
 class Moses(WordTokenizer):
-    """Words and punctuation of sacremoses for *language*; hyphens inside words as ``@-@``, no XML escapes."""
+    """Words and punctuation of sacremoses for *language*; hyphens inside words as ``@-@``, no XML
+    escapes."""
 
     language: str = "en"
 
@@ -57,9 +60,9 @@ class Moses(WordTokenizer):
 class _Chunks:
     """sacremoses' words, computed once for each chunk between spaces.
 
-    Of the text around a chunk its words depend on: whether it is the first or the last of the line; after a final
-    full stop on the kind of the next character; and, where a chunk ends and the next begins with an apostrophe, on
-    more: such lines are split as a whole.
+    Of the text around a chunk its words depend on: whether it is the first or the last of the line;
+    after a final full stop on the kind of the next character; and, where a chunk ends and the next
+    begins with an apostrophe, on more: such lines are split as a whole.
     """
 
     def __init__(self, language: str) -> None:
@@ -98,7 +101,8 @@ class _Chunks:
         if chunk.endswith("."):
             return self._of(chunk, False, self._kind(after))
         words = self._of(chunk, False, OTHER)
-        # Emptied at once: frequent chunks are back soon, and an order of use would cost more than it saves.
+        # Emptied at once: frequent chunks are back soon, and an order of use would cost more than
+        # it saves.
         if len(self._words) >= CACHED_CHUNKS:
             self._words.clear()
         self._words[chunk] = words
@@ -108,7 +112,8 @@ class _Chunks:
         return LOWER if chunk[0] in self._lower else DIGIT if "0" <= chunk[0] <= "9" else OTHER
 
     def _of(self, chunk: str, is_first: bool, after: str) -> list[str]:
-        """The words of *chunk* at the beginning of a line or not, before a chunk of the kind *after*, if not empty."""
+        """The words of *chunk* at the beginning of a line or not, before a chunk of the kind
+        *after*, if not empty."""
         simple = SIMPLE.fullmatch(chunk)
         if simple and not simple[4]:
             return [*simple[1], simple[2], *simple[3]]
@@ -130,5 +135,6 @@ class _Chunks:
         return tokens
 
     def _tokenize(self, text: str) -> list[str]:
-        # As WikiText was tokenised: hyphens as `@-@`, and no XML escapes, which would be words of their own.
+        # As WikiText was tokenised: hyphens as `@-@`, and no XML escapes, which would be words of
+        # their own.
         return list(self._moses.tokenize(text, aggressive_dash_splits=True, escape=False))

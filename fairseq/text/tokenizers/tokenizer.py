@@ -1,4 +1,5 @@
-"""A tokenizer, which makes words of text and then subwords of them; its file ``tokenization.json``, and its flags."""
+"""A tokenizer, which makes words of text and then subwords of them; its file ``tokenization.json``,
+and its flags."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ AGAIN = "run fairseq-preprocess again"
 
 @dataclass(frozen=True)
 class Steps(Value):
-    """Text to symbols and back: words, then subwords; all that exported folders have of a :class:`Tokenizer`.
+    """Text to symbols and back: words, then subwords; all that exported folders have of a
+    :class:`Tokenizer`.
 
     ``<unk>`` in text is the unknown symbol.
     """
@@ -61,7 +63,8 @@ class Steps(Value):
         return f" {UNKNOWN} ".join(parts).strip() if len(parts) > 1 else parts[0]
 
     def spans(self, line: str) -> list[Span]:
-        """Return the symbols that :meth:`encode` makes of one line, with the text that each stands for."""
+        """Return the symbols that :meth:`encode` makes of one line, with the text that each stands
+        for."""
         spans, start = [], 0
         for number, part in enumerate(line.split(UNKNOWN)):
             if number:
@@ -142,7 +145,8 @@ class Tokenizer(Steps):
         """Read a ``tokenization.json``; see :func:`read_tokenization`.
 
         Raises:
-            UserError: it is missing or damaged, or was made with another dictionary, or a package is missing.
+            UserError: it is missing or damaged, or was made with another dictionary, or a package
+                is missing.
         """
         _, values = read_tokenization(path, symbols)
         tokenizer = cls(_words(values.get("tokenizer"), path), _subwords(values.get("bpe"), path))
@@ -158,7 +162,8 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
         symbols: of the dictionary that it must have been made with; None: any.
 
     Raises:
-        UserError: it is missing, damaged, something else or of another dictionary; a pipe or device is not waited for.
+        UserError: it is missing, damaged, something else or of another dictionary; a pipe or device
+            is not waited for.
     """
     content = read_named(path, AGAIN)
     checksums.check(path, [content])
@@ -177,7 +182,8 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
 
 
 def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None:
-    """Return what :meth:`Tokenizer.load` reads beside the dictionary of *data*, a folder or a ``dict.txt``, or None."""
+    """Return what :meth:`Tokenizer.load` reads beside the dictionary of *data*, a folder or a
+    ``dict.txt``, or None."""
     folder = Path(data) if is_folder(data) else Path(data).parent
     path = folder / TOKENIZATION
     # A link that leads nowhere is an error, not a missing tokenizer.
@@ -233,7 +239,8 @@ def _entry(values: Any, registry: Any, path: str | Path) -> tuple[str, Mapping[s
 
 
 def chosen_words(config: TextConfig) -> WordTokenizer | None:
-    """Return the word tokenizer of ``--tokenizer``; UserError if it or a setting, as the language, is unknown."""
+    """Return the word tokenizer of ``--tokenizer``; UserError if it or a setting, as the language,
+    is unknown."""
     if config.moses_source_lang != "en" and config.tokenizer != "moses":
         raise UserError("`moses_source_lang`: has an effect with `tokenizer` moses only; leave it out")
     if config.tokenizer is None:
@@ -249,7 +256,8 @@ def chosen_words(config: TextConfig) -> WordTokenizer | None:
 
 
 def chosen_subwords(config: TextConfig) -> Subwords | None:
-    """Return the encoding of ``--bpe`` with the file ``--bpe-codes``, None without; UserError if it is invalid."""
+    """Return the encoding of ``--bpe`` with the file ``--bpe-codes``, None without; UserError if it
+    is invalid."""
     if config.bpe is None:
         if config.bpe_codes is not None:
             raise UserError("`bpe_codes`: needs the kind of the codes; add `bpe` subword_nmt, or another")

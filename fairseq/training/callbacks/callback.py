@@ -14,7 +14,8 @@ class Callback:
     """Something that accompanies training; each method does nothing unless it is overridden.
 
     It is given the state of the run, and keeps settings of its own. It may set ``state.end`` to a
-    :class:`~fairseq.training.limit.Limit`, on every rank after the same update: ``state.votes`` agrees on that.
+    :class:`~fairseq.training.limit.Limit`, on every rank after the same update: ``state.votes``
+    agrees on that.
     """
 
     def running(self, state: TrainingState) -> contextlib.AbstractContextManager[None]:
@@ -28,13 +29,16 @@ class Callback:
         """Called before each update."""
 
     def after_update(self, state: TrainingState) -> None:
-        """Called after each update, and before its validation; an update that was skipped is not ``state.applied``."""
+        """Called after each update, and before its validation; an update that was skipped is not
+        ``state.applied``."""
 
     def validate(self, state: TrainingState) -> None:
-        """Called where a validation may be due, see ``state.due``; first of all if a restored run has one to do."""
+        """Called where a validation may be due, see ``state.due``; first of all if a restored run
+        has one to do."""
 
     def complete(self, state: TrainingState) -> None:
-        """Called when nothing changes the state any more before the next update: it may be saved."""
+        """Called when nothing changes the state any more before the next update: it may be
+        saved."""
 
 
 Factory = Callable[[TrainingSettings], Callback]
@@ -44,7 +48,8 @@ _FACTORIES: list[Factory] = []
 
 
 def register_callback(factory: F) -> F:
-    """Add what *factory*, a function or a class, makes of the run's settings to every training of this process."""
+    """Add what *factory*, a function or a class, makes of the run's settings to every training of
+    this process."""
     _FACTORIES.append(factory)
     return factory
 

@@ -19,11 +19,13 @@ from fairseq.training.state import TrainingState
 logger = logging.getLogger(__name__)
 
 LONG = 30.0
-"""Seconds that a validation takes before which a run is saved; SLURM's time between SIGTERM and SIGKILL."""
+"""Seconds that a validation takes before which a run is saved; SLURM's time between SIGTERM and
+SIGKILL."""
 
 
 class Checkpoints(Callback):
-    """Saves the state where that is due, where a validation improves or a limit is reached, and before long ones."""
+    """Saves the state where that is due, where a validation improves or a limit is reached, and
+    before long ones."""
 
     def __init__(self, cfg: CheckpointConfig, saver: Saver, manager: CheckpointManager | None) -> None:
         self.cfg = cfg
@@ -39,7 +41,8 @@ class Checkpoints(Callback):
         try:
             yield
         except NonFinite as error:
-            # The state is of before the update, so that what led to it can be repeated from the file.
+            # The state is of before the update, so that what led to it can be repeated from the
+            # file.
             self.save_for_inspection(state, error.finding)
             raise
         self.saver.wait()
@@ -59,11 +62,13 @@ class Checkpoints(Callback):
             self.save(state)
 
     def is_late(self) -> bool:
-        """Return whether the last save is ``--save-interval-minutes`` ago, by this process's clock."""
+        """Return whether the last save is ``--save-interval-minutes`` ago, by this process's
+        clock."""
         return 0 < self.cfg.save_interval_minutes * 60 < time.perf_counter() - self.saved_at
 
     def is_long(self, state: TrainingState) -> bool:
-        """Return whether the next validation may take longer than :data:`LONG`, as the first process sees it."""
+        """Return whether the next validation may take longer than :data:`LONG`, as the first
+        process sees it."""
         speed = state.clock.speeds("train", state.meters["train"], state.clock.elapsed())["ups"] * state.frequency
         limit = state.settings.data.max_valid_steps
         steps = sum(min(len(batches), limit or len(batches)) for batches in state.validation.values())
@@ -71,7 +76,8 @@ class Checkpoints(Callback):
         return state.world.share(speed > 0 and steps / speed > LONG)
 
     def improves(self, state: TrainingState) -> bool:
-        """Return whether the last metric is the best so far, or among the best that are kept; on every process."""
+        """Return whether the last metric is the best so far, or among the best that are kept; on
+        every process."""
         if state.is_best or self.cfg.keep_best_checkpoints <= 0:
             return state.is_best
         assert state.metric is not None
@@ -97,7 +103,8 @@ class Checkpoints(Callback):
             state.world.barrier()
 
     def save_for_inspection(self, state: TrainingState, finding: Finding) -> None:
-        """Save the state before an update that is not finite, and what is known of it, as ``nonfinite.pt``."""
+        """Save the state before an update that is not finite, and what is known of it, as
+        ``nonfinite.pt``."""
         if self.cfg.no_save:
             return
         saved = state.state_dict()

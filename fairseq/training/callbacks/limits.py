@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class Limits(Callback):
-    """Ends training at the limit that is reached first; *max_update* is the last update of the stage, 0: none."""
+    """Ends training at the limit that is reached first; *max_update* is the last update of the
+    stage, 0: none."""
 
     def __init__(self, cfg: OptimizationConfig, max_update: int, patience: int) -> None:
         self.cfg = cfg
@@ -45,7 +46,8 @@ class Limits(Callback):
         state.end = state.end or self.reached(state)
 
     def is_late(self, state: TrainingState) -> bool:
-        """Return whether training has taken longer than ``--stop-time-hours``, by this process's clock."""
+        """Return whether training has taken longer than ``--stop-time-hours``, by this process's
+        clock."""
         return 0 < self.cfg.stop_time_hours * 3600 < state.wall()
 
     def reached(self, state: TrainingState, late: bool = False) -> Limit | None:

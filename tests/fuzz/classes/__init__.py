@@ -33,13 +33,15 @@ SHARES = {
     changes: 4,
     pairs: 20,
 }
-"""Of each class, one case in so many: some 2,400 in all, which take four minutes of processor time."""
+"""Of each class, one case in so many: some 2,400 in all, which take four minutes of processor
+time."""
 
 
 def all_cases(base: Path, is_whole: bool = False) -> list[Case]:
     """The cases, made of the inputs in *base*; some twelve thousand if *is_whole*, else some 2,400.
 
-    Which these are depends on the name of a case alone, so that a new case does not change the others.
+    Which these are depends on the name of a case alone, so that a new case does not change the
+    others.
     """
     cases = [(case, share) for kind, share in SHARES.items() for case in kind.cases(base)]
     assert len({case.name for case, _ in cases}) == len(cases)

@@ -26,7 +26,8 @@ def cases(base: Path) -> Iterator[Case]:
 
 
 def _records(base: Path) -> Iterator[Case]:
-    """One more record of an odd name in a checkpoint, before or behind the others, or one renamed to it."""
+    """One more record of an odd name in a checkpoint, before or behind the others, or one renamed
+    to it."""
     commands = {
         "eval_lm": ("eval_lm", f"{base}/data", "--path", "c.pt", "--cpu", "--gen-subset", "valid"),
         "average_checkpoints": ("average_checkpoints", "--inputs", "c.pt", "--output", "out.pt"),
@@ -99,7 +100,8 @@ def _link_corpus(folder: Path, data: Path) -> None:
 
 
 def _link_apart(folder: Path, source: str, name: str = "x", root: str = ".") -> None:
-    """The file that changes is the target of a link: the check compares what a command may change."""
+    """The file that changes is the target of a link: the check compares what a command may
+    change."""
     (folder / root / ".changing").mkdir()
     shutil.copyfile(source, folder / root / ".changing" / "x")
     (folder / name).unlink(missing_ok=True)

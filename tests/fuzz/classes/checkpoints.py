@@ -1,4 +1,5 @@
-"""Every field of a checkpoint with a value of another type, or that contains itself, doubles, or is huge."""
+"""Every field of a checkpoint with a value of another type, or that contains itself, doubles, or is
+huge."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ def doubling(make: Callable[[Any], Any], levels: int = 40) -> Any:
 
 
 class DoublingKey:
-    """A dict whose key is a tuple that doubles at each level, which is pickled without being hashed."""
+    """A dict whose key is a tuple that doubles at each level, which is pickled without being
+    hashed."""
 
     def __init__(self, is_filled: bool) -> None:
         self.items = [(doubling(lambda value: (value, value)), 1)]

@@ -1,4 +1,5 @@
-"""Every field of every JSON and YAML file with a value of another type, too deep, too large, or not a number."""
+"""Every field of every JSON and YAML file with a value of another type, too deep, too large, or not
+a number."""
 
 from __future__ import annotations
 

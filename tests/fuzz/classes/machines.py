@@ -53,7 +53,8 @@ def cases(base: Path) -> Iterator[Case]:
 
 
 def _others_folders(base: Path) -> Iterator[Case]:
-    """Outputs in a folder that may be read and not written to; ``paths`` has those that may not be entered."""
+    """Outputs in a folder that may be read and not written to; ``paths`` has those that may not be
+    entered."""
     for command, words in lines(base).items():
         for flag in OUTPUTS.get(command, ()) if command not in SUBPROCESSES else ():
             suffix = ".png" if (command, flag) == ("plot", "--results-path") else ""
@@ -156,7 +157,8 @@ def _variables(base: Path) -> Iterator[Case]:
 
 def _set(name: str, value: str) -> None:
     os.environ[name] = value
-    # Kernels that are not found in a cache are compiled, for seconds: in the cases of file systems only.
+    # Kernels that are not found in a cache are compiled, for seconds: in the cases of file systems
+    # only.
     if name in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
         os.environ["CC"] = "false"
 

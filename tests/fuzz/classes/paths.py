@@ -1,4 +1,5 @@
-"""Every flag that takes a file or folder, with a special file, another kind, or another flag's source."""
+"""Every flag that takes a file or folder, with a special file, another kind, or another flag's
+source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Folders of sharded checkpoints, which are merged or evaluated: files that are damaged, missing or of another kind."""
+"""Folders of sharded checkpoints, which are merged or evaluated: files that are damaged, missing or
+of another kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tables of sentences, and lines of text, to fine-tune with and to classify: of another form, encoding or size."""
+"""Tables of sentences, and lines of text, to fine-tune with and to classify: of another form,
+encoding or size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Files of text, corpora and codes: cut, of another encoding or version, too large, or another file."""
+"""Files of text, corpora and codes: cut, of another encoding or version, too large, or another
+file."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Files that ``fairseq-export --to hf`` copies beside a language model; they need transformers, not this package."""
+"""Files that ``fairseq-export --to hf`` copies beside a language model; they need transformers, not
+this package."""

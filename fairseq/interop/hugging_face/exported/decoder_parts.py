@@ -1,4 +1,5 @@
-"""The decoders that exported code can build, with their settings; an export has its own one only."""
+"""The decoders that exported code can build, with their settings; an export has its own one
+only."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Language models of fairseq-short as classes of Hugging Face transformers.
 
-Without a cache, a row is read as one segment. With one, as in ``generate``, a model reads segments of its training's
-length: one with memory keeps the last tokens of a full segment, one without memory reads the second half of its window
-again. Padding is not read at all, on whichever side of a row it stands.
+Without a cache, a row is read as one segment. With one, as in ``generate``, a model reads segments
+of its training's length: one with memory keeps the last tokens of a full segment, one without
+memory reads the second half of its window again. Padding is not read at all, on whichever side of a
+row it stands.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ OLDEST = (4, 51)  # transformers that this code is tested with
 
 
 class FairseqConfig(PretrainedConfig):
-    """Settings of a model; ``config.json`` also has the usual names of a few sizes, for other programs.
+    """Settings of a model; ``config.json`` also has the usual names of a few sizes, for other
+    programs.
 
     Attributes:
         settings: the model's settings in fairseq-short, with its architecture as ``arch``.
@@ -96,12 +98,12 @@ class FairseqPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         self.decoder = decoder_of(config)
         for module in self.decoder.modules():
-            # The hooks would name a shared parameter once for each layer, as checkpoints do; here it has the one name
-            # of its module.
+            # The hooks would name a shared parameter once for each layer, as checkpoints do; here
+            # it has the one name of its module.
             module._state_dict_hooks.clear()
             module._load_state_dict_pre_hooks.clear()
-        # Weights around the layers are shared, and read without a call of their module: tools that replace linear maps,
-        # such as adapters and quantization, leave these alone.
+        # Weights around the layers are shared, and read without a call of their module: tools that
+        # replace linear maps, such as adapters and quantization, leave these alone.
         for name, module in self.decoder.named_modules():
             if isinstance(module, nn.Linear) and not name.startswith("layers."):
                 module.__class__ = Projection  # type: ignore[assignment]
@@ -114,7 +116,8 @@ class FairseqPreTrainedModel(PreTrainedModel):
         return int(transformers.__version__.split(".")[0]) >= 5
 
     def tie_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Share parameters again: a model that is made without memory for its weights has lost what it shared."""
+        """Share parameters again: a model that is made without memory for its weights has lost what
+        it shared."""
         if self.ties_itself():
             return super().tie_weights(*args, **kwargs)
         for name, first in self.config.tied.items():
@@ -176,7 +179,8 @@ class FairseqPreTrainedModel(PreTrainedModel):
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states for the arguments of :meth:`FairseqForCausalLM.forward`, and what else they ask for.
+        """Hidden states for the arguments of :meth:`FairseqForCausalLM.forward`, and what else they
+        ask for.
 
         Raises:
             ValueError: what is asked for does not exist here.
@@ -215,7 +219,8 @@ class FairseqPreTrainedModel(PreTrainedModel):
         embeddings: Tensor | None,
         weights: list[Tensor] | None,
     ) -> Tensor:
-        """What *reader* gives for one segment of *tokens* [B, T], or *embeddings* [B, T, E]; attention to *weights*."""
+        """What *reader* gives for one segment of *tokens* [B, T], or *embeddings* [B, T, E];
+        attention to *weights*."""
         order = None if attention_mask is None else _order(attention_mask[:, -tokens.size(1) :])
         moved = tokens if order is None else tokens.gather(1, order)
         with contextlib.ExitStack() as hooks:
@@ -226,14 +231,16 @@ class FairseqPreTrainedModel(PreTrainedModel):
             calls = hooks.enter_context(noted(modules)) if weights is not None else []
             read = reader.read(moved)
         if weights is not None:
-            # Fused attention does not return its weights: they are computed again from what each call was given.
+            # Fused attention does not return its weights: they are computed again from what each
+            # call was given.
             for module, (x, kwargs) in zip(modules, calls, strict=True):
                 of_layer = module.weights(x, *(kwargs[name] for name in ("memory", "positions", "visible")))
                 weights.append(of_layer if order is None else _attention_back(of_layer, order, tokens.size(1)))
         return read if order is None else _moved_back(read, order, tokens.size(1))
 
     def _cache(self, cache: Any, use_cache: bool | None) -> FairseqCache | None:
-        """The cache to read with: a new one for an empty one of transformers, which has no room for a memory."""
+        """The cache to read with: a new one for an empty one of transformers, which has no room for
+        a memory."""
         if isinstance(cache, FairseqCache):
             return cache
         if cache is None:
@@ -252,7 +259,8 @@ class FairseqPreTrainedModel(PreTrainedModel):
             yield
 
     def _returned(self, output: Any, return_dict: bool | None) -> Any:
-        """*output*, or a tuple of its values, by the argument of ``forward`` or the configuration."""
+        """*output*, or a tuple of its values, by the argument of ``forward`` or the
+        configuration."""
         as_object = self.config.return_dict if return_dict is None else return_dict
         return output if as_object else output.to_tuple()
 
@@ -306,25 +314,29 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: [B, T]; with *past_key_values*, those that follow what it holds.
-            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count; or a causal mask [B, T, T].
+            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count; or a
+                causal mask [B, T, T].
             past_key_values: what an earlier call returned; it is changed in place.
             inputs_embeds: [B, T, E], in place of ``input_ids``; not with a cache.
             labels: targets [B, T], aligned with ``input_ids``; -100 is left out of the loss.
             use_cache: return a cache (default: if one is given).
             output_attentions: return the weights of attention [B, H, T, T]; not with a cache.
             output_hidden_states: return the inputs of the layers and what the output layer reads.
-            logits_to_keep: compute logits for the last of so many tokens, or for these positions; 0: for all.
+            logits_to_keep: compute logits for the last of so many tokens, or for these positions;
+                0: for all.
             kwargs: for the loss, such as ``num_items_in_batch``.
         """
         asked = (past_key_values, use_cache, inputs_embeds, output_hidden_states, output_attentions)
         read = self.read(input_ids, attention_mask, *asked)
         last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        # Log-probabilities are logits, too (their softmax is itself), and an adaptive softmax has no others.
+        # Log-probabilities are logits, too (their softmax is itself), and an adaptive softmax has
+        # no others.
         hidden: Any = read.last_hidden_state
         logits = self.decoder.output_distribution.log_probs(hidden[:, last])
         loss = None
         if labels is not None:
-            # Nothing was read before the first token after padding, which therefore has no prediction.
+            # Nothing was read before the first token after padding, which therefore has no
+            # prediction.
             if attention_mask is not None:
                 padding = attention_mask[:, -labels.size(1) :] == 0
                 labels = labels.clone().masked_fill_(padding.roll(1, dims=1), -100)
@@ -354,7 +366,8 @@ class FairseqForSequenceClassification(FairseqPreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
-        """Scores of the classes [B, N]; without *attention_mask* the padding is what ``config.pad_token_id`` says."""
+        """Scores of the classes [B, N]; without *attention_mask* the padding is what
+        ``config.pad_token_id`` says."""
         if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
             attention_mask = (input_ids != self.config.pad_token_id).long()
         read = self.read(input_ids, attention_mask, None, False, inputs_embeds, output_hidden_states, output_attentions)
@@ -371,7 +384,8 @@ class FairseqForSequenceClassification(FairseqPreTrainedModel):
 
 
 def _padding_of(mask: Tensor) -> Tensor:
-    """The padding mask [B, T] that a causal *mask* [B, T, T] or [B, 1, T, T] says; -inf or False at hidden keys.
+    """The padding mask [B, T] that a causal *mask* [B, T, T] or [B, 1, T, T] says; -inf or False at
+    hidden keys.
 
     Raises:
         ValueError: it hides other keys than padding and later ones.
@@ -387,11 +401,13 @@ def _padding_of(mask: Tensor) -> Tensor:
 
 
 def _order(real: Tensor) -> Tensor:
-    """Columns [B, S] that move the tokens of rows to their beginning, by *real* [B, T], 0 at padding.
+    """Columns [B, S] that move the tokens of rows to their beginning, by *real* [B, T], 0 at
+    padding.
 
     Attention is causal: tokens there do not see the padding after them.
     """
-    # The tokens keep their order, and only the padding moves. Without a sort, for which ONNX has no stable one.
+    # The tokens keep their order, and only the padding moves. Without a sort, for which ONNX has no
+    # stable one.
     tokens = (real != 0).long()
     padding = 1 - tokens
     after = tokens.sum(1, keepdim=True) + padding.cumsum(1) - 1
@@ -408,13 +424,15 @@ def _gathered(states: Tensor, order: Tensor) -> Tensor:
 
 
 def _moved_back(states: Tensor, order: Tensor, columns: int) -> Tensor:
-    """*states* [B, S, C] of the columns *order* [B, S] at these columns of [B, T, C]; zeros elsewhere."""
+    """*states* [B, S, C] of the columns *order* [B, S] at these columns of [B, T, C]; zeros
+    elsewhere."""
     result = states.new_zeros(states.size(0), columns, states.size(2))
     return result.scatter(1, order[..., None].expand_as(states), states)
 
 
 def _attention_back(weights: Tensor, order: Tensor, columns: int) -> Tensor:
-    """Attention [B, H, S, M + S] of columns *order* [B, S] at these columns of [B, H, T, M + T]; zeros elsewhere."""
+    """Attention [B, H, S, M + S] of columns *order* [B, S] at these columns of [B, H, T, M + T];
+    zeros elsewhere."""
     # Of a memory that begins with zeros.
     memory, weights = weights.tensor_split([weights.size(-1) - order.size(1)], dim=-1)
     rows = weights.new_zeros(*weights.shape[:3], columns)

@@ -1,4 +1,5 @@
-"""How exported models read: a decoder through :class:`Rows`, and the cache that ``generate`` passes on."""
+"""How exported models read: a decoder through :class:`Rows`, and the cache that ``generate`` passes
+on."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class DecoderReader:
             return self.model.new_cache(rows, longest)
 
     def read(self, tokens: Tensor, cache: Any = None) -> Tensor:
-        """Hidden states, and the inputs of the layers before them, of *tokens* [B, T]: [B, T, channels]."""
+        """Hidden states, and the inputs of the layers before them, of *tokens* [B, T]:
+        [B, T, channels]."""
         if not self.states:
             hidden: Tensor = self.model(tokens, cache=cache)[0]
             return hidden
@@ -78,7 +80,8 @@ def noted(modules: Any) -> Iterator[list[tuple[Tensor, dict[str, Any]]]]:
 
 @contextlib.contextmanager
 def plain_projections(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Give the attention *modules* plain linear maps where an adapter or a quantizer has put others in their place.
+    """Give the attention *modules* plain linear maps where an adapter or a quantizer has put others
+    in their place.
 
     A cache joins their weights, which others do not have or do not use alone.
     """
@@ -110,8 +113,8 @@ class FairseqCache(Cache):
     """What has been read of the rows of a batch, those with equally many tokens together."""
 
     def __init__(self) -> None:
-        # transformers' cache holds keys and values by layer; here they are in the decoder's own cache, with its memory.
-        # Its constructor wants something else in every version.
+        # transformers' cache holds keys and values by layer; here they are in the decoder's own
+        # cache, with its memory. Its constructor wants something else in every version.
         self.layers: list[Any] = []
         self.layer_class_to_replicate, self.offloading = None, False
         self.groups: list[tuple[Tensor, Rows]] = []  # positions of rows in the batch [rows], and their tokens
@@ -138,9 +141,10 @@ class FairseqCache(Cache):
         raise ValueError("a cache with memory cannot be cropped; use greedy search, sampling or beam search")
 
     def read(self, reader: DecoderReader, tokens: Tensor, real: Tensor) -> Tensor:
-        """What *reader* gives for *tokens* [B, T], which continue what was read; zeros where *real* is False."""
-        # Rows of a batch differ in their padding, but the decoder's cache has one length for all of its rows: rows with
-        # equally many tokens share one.
+        """What *reader* gives for *tokens* [B, T], which continue what was read; zeros where *real*
+        is False."""
+        # Rows of a batch differ in their padding, but the decoder's cache has one length for all of
+        # its rows: rows with equally many tokens share one.
         parts, groups = [], []
         for positions, rows in self._continued(reader, real.sum(1)):
             rows.reader = reader
@@ -165,7 +169,8 @@ class FairseqCache(Cache):
                 else:
                     part = rows
                     if len(some) < len(positions):
-                        # The group divides: each part continues with its own cache, cut from the same one.
+                        # The group divides: each part continues with its own cache, cut from the
+                        # same one.
                         part = copy.deepcopy(rows)
                         part.select_rows(some)
                 yield positions[some], part

@@ -1,8 +1,9 @@
-"""Tokenizers of fairseq-short for transformers: the dictionary, and ``tokenization.json`` where there is one.
+"""Tokenizers of fairseq-short for transformers: the dictionary, and ``tokenization.json`` where
+there is one.
 
-A text is lines, separated by the end-of-line symbol; in a model from elsewhere with a byte-level symbol for line
-feeds, such as GPT-2, they are inside of the text. Without ``tokenization.json``, symbols are what white space
-separates.
+A text is lines, separated by the end-of-line symbol; in a model from elsewhere with a byte-level
+symbol for line feeds, such as GPT-2, they are inside of the text. Without ``tokenization.json``,
+symbols are what white space separates.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ ROLES = {"bos": "<s>", "pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
 
 
 class FairseqTokenizer(PreTrainedTokenizer):
-    """Text to ids and back, for language models: no symbol is added, and ``bos_token`` is the end-of-line symbol."""
+    """Text to ids and back, for language models: no symbol is added, and ``bos_token`` is the
+    end-of-line symbol."""
 
     vocab_files_names = {"vocab_file": "dict.txt", "tokenization_file": "tokenization.json"}
     model_input_names = ["input_ids", "attention_mask"]
@@ -74,7 +76,8 @@ class FairseqTokenizer(PreTrainedTokenizer):
         return [span.symbol for span in self.spans(text)]
 
     def spans(self, text: str) -> list[Span]:
-        """Return the symbols of *text*, without those that stand around it, with what each stands for."""
+        """Return the symbols of *text*, without those that stand around it, with what each stands
+        for."""
         result, start = [], 0
         for part in [text] if self.split_special_tokens else self._parts(text):
             if part in self._added_tokens_encoder and part != self.padding:
@@ -89,7 +92,8 @@ class FairseqTokenizer(PreTrainedTokenizer):
         return [span._replace(symbol=unknown) if span.symbol == self.padding else span for span in result]
 
     def _padding(self, roles: dict[str, str]) -> str | None:
-        """The padding symbol; None without one, or where it is another's, or its text a word with an id of its own."""
+        """The padding symbol; None without one, or where it is another's, or its text a word with
+        an id of its own."""
         symbol = roles.get("pad", "")
         is_own = symbol in self.ids and self.symbols.index(symbol) == self.ids[symbol] and symbol != roles["eos"]
         return symbol if is_own and "unk" in roles else None
@@ -141,10 +145,11 @@ class FairseqTokenizer(PreTrainedTokenizer):
         return BatchEncoding(padded.data, tensor_type=tensors, prepend_batch_axis=True)
 
     def _offsets(self, text: str, pair: str | None, kwargs: dict[str, Any]) -> list[tuple[int, int]]:
-        """The offsets of what is left of *text* and *pair* after truncation; (0, 0) for symbols around them."""
+        """The offsets of what is left of *text* and *pair* after truncation; (0, 0) for symbols
+        around them."""
         first, second = self.spans(text), self.spans(pair) if pair is not None else []
-        # Truncation is asked to cut numbers of the spans, in place of ids: what it leaves are the offsets that are
-        # left.
+        # Truncation is asked to cut numbers of the spans, in place of ids: what it leaves are the
+        # offsets that are left.
         ends = {len(self) + number: (span.start, span.end) for number, span in enumerate([*first, *second])}
         numbers = list(ends)  # in the field of ids, which truncation does not look at
         truncation = kwargs.get("truncation_strategy")
@@ -163,7 +168,8 @@ class FairseqTokenizer(PreTrainedTokenizer):
         if "offset_mapping" in padded:
             missing = [(0, 0)] * (len(padded["input_ids"]) - before)
             offsets = padded["offset_mapping"]
-            # transformers pads the fields that it knows; offsets are none of them in slow tokenizers.
+            # transformers pads the fields that it knows; offsets are none of them in slow
+            # tokenizers.
             on_the_left = (kwargs.get("padding_side") or self.padding_side) == "left"
             padded["offset_mapping"] = missing + offsets if on_the_left else offsets + missing
         return padded
@@ -186,7 +192,8 @@ class FairseqTokenizer(PreTrainedTokenizer):
         return super().convert_ids_to_tokens(visible)
 
     def _decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:  # type: ignore[override]
-        # Up to transformers 4, special symbols inside of a text would be left out, and with them the ends of lines.
+        # Up to transformers 4, special symbols inside of a text would be left out, and with them
+        # the ends of lines.
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
         return self.convert_tokens_to_string(self.convert_ids_to_tokens(ids, skip_special_tokens))
 
@@ -270,7 +277,8 @@ class FairseqEncoderTokenizer(FairseqTokenizer):
 
 
 def read_dictionary(lines: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Return the symbols of the *lines* of a ``dict.txt`` in the order of their ids, and special ones by role."""
+    """Return the symbols of the *lines* of a ``dict.txt`` in the order of their ids, and special
+    ones by role."""
     fields = lines[0].split()
     header = fields[0] == HEADER and "=" in fields[-1]
     words = [

@@ -1,4 +1,5 @@
-"""The word tokenizers and subword encodings of exported tokenizers; an export has its own ones only."""
+"""The word tokenizers and subword encodings of exported tokenizers; an export has its own ones
+only."""
 
 from __future__ import annotations
 
