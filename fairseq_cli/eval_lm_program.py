@@ -20,6 +20,7 @@ from fairseq.analysis.recl import distinct_names
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields
 from fairseq.config.fields import typed
+from fairseq.config.registry import is_outside
 from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig
 from fairseq.data.folders import data_folders, reopen_corpus
 from fairseq.data.indexed_dataset import Corpus
@@ -123,7 +124,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     if not world.is_first:
         return metrics
     _print_words(cfg, words)
-    print(*report.summary(metrics, "Perplexity" if model.scorer else "Pseudo-perplexity"), sep="\n", flush=True)
+    print(*report.summary(metrics, model.measure), sep="\n", flush=True)
     if cfg.by_frequency:
         print("", *table(metrics["by_frequency"]), sep="\n", flush=True)
     about = {"checkpoints": paths, "data": data, "split": name, "mode": model.mode}
@@ -170,6 +171,10 @@ class _Model:
     def dictionary(self) -> Dictionary:
         return self.task.source_dictionary
 
+    @property
+    def measure(self) -> str:
+        return "Pseudo-perplexity" if self.mode.startswith("pseudo") else "Perplexity"
+
     def word_losses(self, scores: Scores) -> WordLosses:
         return WordLosses.of(WordGroups(self.dictionary), scores.tokens, scores.lprobs, lines=scores.lines)
 
@@ -197,6 +202,8 @@ class _Evaluation:
             if unread := [name for name in OF_DECODERS if self.flat.get(name) not in (None, usual.get(name))]:
                 raise UserError(f"`{unread[0]}`: {paths[0]} is an encoder, which reads whole lines; leave it out")
             model = self._encoder(models[0], task)
+        elif _makes_its_batches(task):
+            model = self._plugin(models, task)
         else:
             for path, one in zip(paths, models, strict=True):
                 # Raises an error for a model without a distribution over words, before the corpus
@@ -222,6 +229,18 @@ class _Evaluation:
             "pseudo-log-likelihood" + " within words" * cfg.within_words,
             {"batch_size": rows, "within_words": cfg.within_words, "shard": cfg.shard_id, "shards": cfg.num_shards},
         )
+
+    def _plugin(self, models: Sequence[BaseFairseqModel], task: FairseqTask) -> _Model:
+        if self.cfg.text is not None or self.cfg.sliding_inf == 1 or self.cfg.int8:
+            raise UserError(
+                f"--text, --sliding-inf and --int8: {type(task).__name__} makes its batches; leave them out"
+            )
+        # Imported here: other runs do without what plug-ins need.
+        from fairseq.interop.fairseq.task_scores import task_scores
+
+        window = self.cfg.context_window
+        score = functools.partial(task_scores, task, models, self.batches, window, self.world)
+        return _Model(task, lambda corpus, show: score(show), "batches of the task", {"context_window": window})
 
     def _decoder(self, models: Sequence[BaseFairseqModel], task: FairseqTask, break_mode: str) -> _Model:
         cfg = self.cfg
@@ -262,10 +281,10 @@ class _Evaluation:
         Raises:
             UserError: the file or the split cannot be read, or the tokenizer is invalid.
         """
-        cfg, split, task = self.cfg, self.batches.gen_subset, model.task
+        cfg, split = self.cfg, self.batches.gen_subset
         if cfg.text is None:
             folder = data_folders(data)[0]
-            corpus = reopen_corpus(folder, split, model.dictionary) if model.scorer is None else task.corpus(split)  # type: ignore[attr-defined]
+            corpus = reopen_corpus(folder, split, model.dictionary)
             counts = load_counts(folder / split)
             # A split that was made again by another program has other lines than its counts.
             return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
@@ -285,6 +304,11 @@ class _Evaluation:
             data = str(checkpoint.parent)
         model = self.load(data, [str(checkpoint)])
         return str(checkpoint), model, self.text(data, model)[1]
+
+
+def _makes_its_batches(task: FairseqTask) -> bool:
+    """Whether a plug-in's class of *task* defines the batches of an evaluation."""
+    return any("eval_lm_dataloader" in vars(cls) and is_outside(cls) for cls in type(task).__mro__)
 
 
 def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:

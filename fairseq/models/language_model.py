@@ -70,7 +70,9 @@ class NormalizedModel(BaseFairseqModel):
     def forward(self, src_tokens: Tensor, **state: Any) -> tuple[Tensor, dict[str, Any]]:
         net_output = self.model(src_tokens, **state)
         # Through the model's own method: it may have a softmax of its own.
-        return self.model.get_normalized_probs(net_output, log_probs=True), net_output[1] or {}
+        return self.model.get_normalized_probs(net_output, log_probs=True), (
+            net_output[1] if len(net_output) > 1 else None
+        ) or {}
 
 
 def language_model(model: nn.Module, source: str | None = None) -> LanguageModel:

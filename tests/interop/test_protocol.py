@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import logging
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,15 @@ import torch
 from mistakes import user_error
 
 from fairseq import checkpoint
-from fairseq.config import registry
+from fairseq.config import options, registry
+from fairseq.data.folders import reopen_corpus
 from fairseq.errors import UserError
+from fairseq.inference.loading import load_models
 from fairseq.interop.fairseq import metrics
 from fairseq.interop.fairseq.logged import Logged, LoggedFigures, LoggingSums
 from fairseq.logging.figures import Meter, NamedSums
+from fairseq.text.dictionary import Dictionary
+from fairseq_cli import eval_lm
 
 FLAGS = """--cpu --train-subset valid --valid-subset test --max-tokens 64 --required-batch-size-multiple 1 --lr 0.05
     --seed 3 --log-format json --log-interval 1 --max-valid-steps 1 --optimizer sgd --lr-scheduler fixed"""
@@ -233,6 +238,9 @@ class Stream(FairseqTask):
             "nsentences": 1, "ntokens": 15,
         }
 
+    def eval_lm_dataloader(self, dataset, context_window=0, **kwargs):
+        return self.get_batch_iterator(dataset, **kwargs).next_epoch_itr(shuffle=False)
+
     source_dictionary = target_dictionary = property(lambda self: self.dictionary)
 
 ORDER = []
@@ -301,6 +309,28 @@ def test_a_plugin_takes_a_name_that_fairseq_does_not_have(tmp_path: Path, caplog
     ]
     # A dataset without a collater, and batches in the order that the task gave them.
     assert len(lines) == 2 and sys.modules["stream_plugin"].ORDER[:2] == [0, 1]
+
+
+def test_a_tasks_own_batches_are_those_of_an_evaluation(tmp_path: Path) -> None:
+    folder = written(tmp_path, "scored_plugin", STREAM)
+    flags = ["--user-dir", folder, FLAGS, LM, "--task truncated_bptt_lm --batch-size 4 --max-update 2"]
+    runs.train(tmp_path / "run", *flags)
+    words = [str(runs.DATA), "--path", str(tmp_path / "run"), "--user-dir", str(folder), "--cpu"]
+    words += ["--gen-subset", "test", "--task", "truncated_bptt_lm"]
+    results = eval_lm.main(options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), words))
+    order = sys.modules["scored_plugin"].ORDER
+    corpus = reopen_corpus(runs.DATA, "test", Dictionary.load(runs.DATA / "dict.txt"))
+    # Blocks of 16 tokens, of which the first is no target; what is left over at the end is in no block.
+    assert results["tokens"] == 15 * (len(corpus.tokens) // 16)
+    assert order[-(len(corpus.tokens) // 16) :] == list(range(len(corpus.tokens) // 16))
+    [model], task, _ = load_models([str(tmp_path / "run" / "checkpoint_best.pt")], str(runs.DATA))
+    blocks = torch.from_numpy(np.asarray(corpus.tokens).astype(np.int64))[: len(corpus.tokens) // 16 * 16].view(-1, 16)
+    with torch.no_grad():
+        hidden = model.eval()(blocks[:, :-1])[0].flatten(0, 1)
+        loss = -model.output_layer.target_log_probs(hidden, blocks[:, 1:].flatten(), None).mean()
+    assert results["loss_base2"] == pytest.approx(float(loss) / math.log(2), abs=1e-4)
+    with user_error("--text, --sliding-inf and --int8: Stream makes its batches"):
+        eval_lm.main(options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), [*words, "--int8"]))
 
 
 def test_a_plugin_may_not_take_a_name_that_fairseq_has(tmp_path: Path) -> None:
