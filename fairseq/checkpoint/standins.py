@@ -6,6 +6,7 @@ becomes a Python number, a meter of fairseq 0.8 an object with its attributes, a
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,10 @@ class Attributes(dict[str, Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.update(state)
+
+    def __reduce__(self) -> Any:
+        # Written again as what it was: fairseq reads averages of its checkpoints.
+        return argparse.Namespace, (), dict(self)
 
 
 class Meter:

@@ -379,7 +379,7 @@ def test_longer_segments_than_learned_positions_are_one_line(mistake, tmp_path):
 
 def test_hostile_checkpoint_runs_nothing(mistake, tmp_path):
     state = checkpoint.read(BASELINE)
-    state["args"].__dict__["user_dir"] = "/nowhere"
+    state["args"]["user_dir"] = "/nowhere"
     torch.save({**state, "hook": print}, tmp_path / "hostile.pt")
     assert "rejected" in mistake("--path", tmp_path / "hostile.pt")
 

@@ -66,7 +66,7 @@ def test_a_model_with_begin_symbols_is_scored_with_them_and_they_are_not_reporte
 
 
 def test_begin_symbols_and_context_that_goes_on_contradict_one_another(tmp_path: Path) -> None:
-    with user_error("--add-bos-token: needs independent blocks and excludes --context-window"):
+    with user_error("--context-window 20: with --add-bos-token needs --sample-break-mode none"):
         scored(tmp_path, "--context-window 20")
     with user_error("--add-bos-token: rows of models with memory"):
         runs.train(tmp_path, runs.SHORTFORMER, "--tokens-from-prev 16 --add-bos-token --max-update 1 --no-save")
