@@ -320,7 +320,7 @@ def test_a_tasks_own_batches_are_those_of_an_evaluation(tmp_path: Path) -> None:
     results = eval_lm.main(options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), words))
     order = sys.modules["scored_plugin"].ORDER
     corpus = reopen_corpus(runs.DATA, "test", Dictionary.load(runs.DATA / "dict.txt"))
-    # Blocks of 16 tokens, of which the first is no target; what is left over at the end is in no block.
+    # Blocks of 16 tokens, of which the first is no target; the rest at the end is in no block.
     assert results["tokens"] == 15 * (len(corpus.tokens) // 16)
     assert order[-(len(corpus.tokens) // 16) :] == list(range(len(corpus.tokens) // 16))
     [model], task, _ = load_models([str(tmp_path / "run" / "checkpoint_best.pt")], str(runs.DATA))

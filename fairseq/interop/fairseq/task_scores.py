@@ -21,7 +21,7 @@ from fairseq.logging import Progress
 def task_scores(
     task: Any, models: Sequence[Any], batches: DataConfig, window: int, world: World, show: Progress
 ) -> Scores:
-    """The log-probabilities of the targets of the batches of *task*, one line a row, in the order of the batches.
+    """Log-probabilities of the targets of the batches of *task*, one line a row, in their order.
 
     Raises:
         UserError: several processes are asked for, or there is nothing to score.
