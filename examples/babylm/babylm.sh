@@ -9,6 +9,7 @@
 #   TABLE         folder with train.tsv and dev.tsv, columns sentence and label, to fine-tune classifiers on (default: none)
 #   EPOCHS        passes through the texts (default: 10, the most that the challenge allows)
 #   SHORT_SHARE   per cent of the training that reads blocks of SHORT tokens; the rest reads LONG (default: 70, 32, 128)
+#   POSITIONS     positions of ELECTRA (default: 512, which the challenge's fine-tuning reads)
 #   WORDS         words between checkpoints (default: 1M:10,10M:10,100M, the challenge's)
 #   BPE LAYERS WIDTH BATCH LR SEED   subwords, sizes, tokens an update, rate (default: 8000 6 384 4096 0.001 1)
 #   NOTES=1       ELECTRA takes notes of rare words, in an OUT of its own: NOTE_COUNTS occurrences (default: 10:100)
@@ -26,6 +27,7 @@ choose_precision "$(default_precision)"
 epochs=$(whole EPOCHS "$(full_or_small 10 2)")
 share=$(whole SHORT_SHARE 70)
 short=$(whole SHORT "$(full_or_small 32 8)") long=$(whole LONG "$(full_or_small 128 32)")
+positions=$(whole POSITIONS "$(full_or_small 512 32)")
 bpe=$(whole BPE "$(full_or_small 8000 400)")
 layers=$(whole LAYERS "$(full_or_small 6 1)") width=$(whole WIDTH "$(full_or_small 384 32)")
 words=${WORDS:-$(full_or_small 1M:10,10M:10,100M 3K)}
@@ -128,7 +130,7 @@ heads=$((width >= 64 ? width / 64 : 1))
 decoder=(--decoder-layers "$layers" --decoder-embed-dim "$width" --decoder-ffn-embed-dim $((4 * width)))
 decoder+=(--decoder-input-dim "$width" --decoder-output-dim "$width" --decoder-attention-heads "$heads")
 encoder=(--encoder-layers "$layers" --encoder-embed-dim "$width" --encoder-ffn-embed-dim $((4 * width)))
-encoder+=(--encoder-attention-heads "$heads" --max-positions "$long")
+encoder+=(--encoder-attention-heads "$heads" --max-positions "$positions")
 
 # Commands of one model, whose checkpoints and exports are named after it.
 

@@ -73,7 +73,7 @@ for checkpoint in "${checkpoints[@]}"; do
   name=$(basename "$checkpoint" .pt)
   results=$out/results/$name
   if [[ ! -e $results/pairs/results.json ]]; then
-    run python -m fairseq_cli.harness "$checkpoint" --pairs "$pairs" --results-path "$results/pairs"
+    run python -m fairseq_cli.harness "$checkpoint" --pairs "$pairs" --batch-size 32 --results-path "$results/pairs"
   fi
   if [[ ! -e $results/text/results.json ]]; then
     score=("$data" --path "$checkpoint")

@@ -6,8 +6,9 @@ It does without the harness; :mod:`fairseq.interop.harness.model` is the model c
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,26 +81,25 @@ class Requests:
             read += tokens
         report_unknown(read, self.model.dictionary, ())
         results = [(0.0, True)] * len(pairs)
-        # By length, so that rows of a batch have little padding; the longest first, so that memory
-        # that does not suffice shows at once.
-        pieces.sort(key=lambda piece: -len(piece.tokens))
-        for start in range(0, len(pieces), self.batch_size):
-            batch = pieces[start : start + self.batch_size]
-            for piece, (lprob, greedy) in zip(batch, self._scored(batch), strict=True):
-                total, all_greedy = results[piece.row]
-                results[piece.row] = total + lprob, all_greedy and greedy
+        for row, lprob, greedy in self._by_length(pieces):
+            total, all_greedy = results[row]
+            results[row] = total + lprob, all_greedy and greedy
         return results
 
     def rolling(self, texts: Iterable[str]) -> list[float]:
         """Return the log-probability of each text, read as ``fairseq-eval-lm`` reads a corpus of
         its own."""
-        totals, read = [], []
-        for text in texts:
-            ids = self.reader.ids(text)
-            corpus = TextCorpus(np.array(ids, np.int32), np.array([len(ids)], np.int32))
-            totals.append(float(self.scorer.score(corpus).lprobs.sum(dtype=np.float64)) if ids else 0.0)
-            read += ids
-        report_unknown(read, self.model.dictionary, ())
+        rows = [self.reader.ids(text) for text in texts]
+        totals = [0.0] * len(rows)
+        # Texts of one segment are rows of batches; a longer one is a corpus.
+        short = [Piece(row, [self.eos, *ids], 1) for row, ids in enumerate(rows) if 0 < len(ids) <= self.segment]
+        for row, lprob, _ in self._by_length(short):
+            totals[row] = lprob
+        for row, ids in enumerate(rows):
+            if len(ids) > self.segment:
+                corpus = TextCorpus(np.array(ids, np.int32), np.array([len(ids)], np.int32))
+                totals[row] = float(self.scorer.score(corpus).lprobs.sum(dtype=np.float64))
+        report_unknown(itertools.chain.from_iterable(rows), self.model.dictionary, ())
         return totals
 
     def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
@@ -163,6 +163,15 @@ class Requests:
             pieces.append(Piece(row, tokens[start:end], max(first - start, 1)))
             end = start + 1
         return pieces
+
+    def _by_length(self, pieces: list[Piece]) -> Iterator[tuple[int, float, bool]]:
+        """Row, log-probability and greediness of each of *pieces*, in batches of little padding."""
+        # The longest first, so that memory that does not suffice shows at once.
+        pieces.sort(key=lambda piece: -len(piece.tokens))
+        for start in range(0, len(pieces), self.batch_size):
+            batch = pieces[start : start + self.batch_size]
+            for piece, (lprob, greedy) in zip(batch, self._scored(batch), strict=True):
+                yield piece.row, lprob, greedy
 
     @torch.inference_mode()
     def _scored(self, pieces: Sequence[Piece]) -> list[tuple[float, bool]]:
