@@ -91,8 +91,9 @@ class DataConfig(StreamConfig):
     )
     train_subset: str = flag("train", "training split", metavar="SPLIT")
     valid_subset: str = flag("valid", "validation splits", metavar="SPLIT,…")
-    combine_valid_subsets: bool = flag(
-        False, "validate on valid, valid1, valid2, … as one split", aliases=("--combine-val",)
+    # None in fairseq's checkpoints.
+    combine_valid_subsets: bool | None = flag(
+        None, "validate on valid, valid1, valid2, … as one split", aliases=("--combine-val",)
     )
     ignore_unused_valid_subsets: bool = flag(False, "leave out validation splits that `valid_subset` does not name")
     max_tokens_valid: int | None = flag(None, "maximum tokens in a validation batch (default: `max_tokens`)", low=1)

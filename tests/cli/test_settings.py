@@ -74,7 +74,8 @@ def test_nothing_below_the_entrance_reads_the_namespace_or_has_a_default_of_its_
 
 def test_only_config_and_interop_know_the_namespace_and_plugins() -> None:
     words = re.compile(r"argparse\.Namespace|is_plugin|is_outside|\.given_to\(|\blegacy\b|interop\.fairseq")
-    entrances = [PACKAGE / "__init__.py", PACKAGE / "parts.py"]
+    # The last one writes a class that is in pickles of fairseq.
+    entrances = [PACKAGE / "__init__.py", PACKAGE / "parts.py", PACKAGE / "checkpoint" / "standins.py"]
     core = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in ("config", "interop")]
     assert len(core) > 150
     assert [path for path in core if path not in entrances and words.search(path.read_text())] == []

@@ -23,7 +23,7 @@ NAMES = {
     "fairseq/modules/attention.py": "torch's flash kernel, which others do not have",
     "fairseq/interop/fairseq/utils.py": "plug-ins call `move_to_cuda`, as fairseq calls it",
     "fairseq/distributed/launch.py": "NCCL, which is CUDA's, and the processes that use it",
-    "fairseq/distributed/workers.py": "the reason why workers are not forked",
+    "fairseq/distributed/rank.py": "NCCL, whose name depends on the device",
 }
 
 

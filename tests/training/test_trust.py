@@ -115,7 +115,7 @@ def test_votes_that_arrive_an_update_late_save_once(
 
     monkeypatch.setattr(state, "Votes", LateVotes)
     copy = types.SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(votes_module, "_start_copy", lambda votes: (votes.clone(), copy))
+    monkeypatch.setattr(votes_module.devices, "start_copy", lambda votes: (votes.clone(), copy))
     runs.train(tmp_path, QUICK, "--max-update 16 --save-interval-minutes 2.5")
     assert saves == [4, 8, 12, 16], "due after 3, 7, 11 and 15"
     saves.clear()
