@@ -187,7 +187,7 @@ class FairseqTask(Part):
 
     def combines(self, split: str, training: bool) -> bool:
         """Whether the files *split*1, *split*2, … of a data folder belong to *split*."""
-        return training or (split == "valid" and self.settings.data.combine_valid_subsets)
+        return training or (split == "valid" and bool(self.settings.data.combine_valid_subsets))
 
     def check_folder(self, split: str, folder: Path) -> None:
         """Raise UserError, without reading it, unless *folder* has *split*; it may be opened after

@@ -41,7 +41,7 @@ def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
     processes as it needs."""
     if not settings.checkpoint.disable_validation:
         data = settings.data
-        leaves_out = data.ignore_unused_valid_subsets or data.combine_valid_subsets
+        leaves_out = data.ignore_unused_valid_subsets or bool(data.combine_valid_subsets)
         check_validation(settings.data_path, data.valid_subset, leaves_out)
     return Job(run_process, settings, settings.common, settings.distributed)
 
