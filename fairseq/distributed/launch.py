@@ -17,14 +17,13 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-import torch
-
 from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq.distributed import rank, slurm
 from fairseq.distributed.interruption import EXIT_CODES, SIGNALS
 from fairseq.distributed.rank import Job, R, V
 from fairseq.distributed.world import World, device_of
 from fairseq.errors import SettingError, UserError, with_flags
+from fairseq.modules import devices
 from fairseq.system.limits import check_processes
 from fairseq.system.terminal import printable
 
@@ -39,12 +38,12 @@ def run(job: Job[V, R]) -> R | None:
     others, and its message is the job's.
 
     Raises:
-        UserError: CUDA is asked for and absent, the processes cannot connect, or one failed by a
+        UserError: a GPU is asked for and absent, the processes cannot connect, or one failed by a
             user's mistake.
         SystemExit: a process failed otherwise, or was interrupted by a signal.
     """
     cfg = job.distributed
-    gpus = 0 if job.common.cpu else torch.cuda.device_count()
+    gpus = 0 if job.common.cpu else devices.count()
     task = None if rank.is_set() else slurm.task_of(cfg, gpus, os.environ)
     if task is not None and not task.processes:
         os.environ.update(task.variables)
@@ -82,7 +81,7 @@ def _processes(cfg: DistributedConfig, cpu: bool, gpus: int) -> int:
 
 def _check_gpu(common: CommonConfig, cfg: DistributedConfig, size: int) -> None:
     """Refuse settings that need a GPU where there is none, in a job of *size* processes."""
-    if common.cpu or not torch.cuda.is_available():
+    if common.cpu or not devices.count():
         # Commands written for fairseq name it on every machine; a single process talks to nobody.
         if cfg.distributed_backend == "nccl" and size > 1:
             raise UserError("`distributed_backend` nccl: needs a GPU, and there is none; use gloo")

@@ -23,6 +23,7 @@ from fairseq.config import options
 from fairseq.config.settings import CommonConfig
 from fairseq.distributed import World, launch, rank, run
 from fairseq.errors import UserError
+from fairseq.modules import devices
 
 pytestmark = pytest.mark.usefixtures("forked")
 LO = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
@@ -70,8 +71,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_processes_of_one_machine(
     started: list[int], monkeypatch: pytest.MonkeyPatch, settings: Any, gpus: int | None, size: int
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(devices, "count", lambda: gpus)
     run(job(lambda value, world: None, None, CommonConfig(cpu=gpus is None), **settings))
     assert started == [size]
 
@@ -81,7 +81,7 @@ def test_processes_of_one_machine(
 def test_a_job_of_one_process_runs_here_and_returns_its_result(
     common: CommonConfig, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(devices, "count", lambda: 0)
     os.environ.update(variables)  # one alone is left over from something else
     answer = run(job(lambda value, world: (value, world), "value", common))
     assert answer == ("value", World(0, 1, torch.device("cpu")))
@@ -112,7 +112,7 @@ def test_a_job_of_one_process_runs_here_and_returns_its_result(
 def test_contradictions_are_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, settings: Any, gpus: int | None, variables: dict[str, str], message: str
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(devices, "count", lambda: gpus)
     os.environ.update(variables)
     with user_error(message):
         run(job(lambda value, world: None, None, CommonConfig(cpu=gpus is None), **settings))

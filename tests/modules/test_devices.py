@@ -22,7 +22,6 @@ NAMES = {
     "fairseq/modules/devices.py": "the one that knows it",
     "fairseq/modules/attention.py": "torch's flash kernel, which others do not have",
     "fairseq/interop/fairseq/utils.py": "plug-ins call `move_to_cuda`, as fairseq calls it",
-    "fairseq/distributed/launch.py": "NCCL, which is CUDA's, and the processes that use it",
     "fairseq/distributed/rank.py": "NCCL, whose name depends on the device",
 }
 
