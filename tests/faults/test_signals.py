@@ -25,7 +25,7 @@ TWO = "--max-tokens 32 --distributed-world-size 2"
 
 # The criterion sends the signals: at a definite update, whatever the machine's speed.
 PLUGIN = """
-import atexit, os, signal, sys
+import atexit, os, signal, sys, time
 import torch.distributed as dist
 from fairseq.criterions import register_criterion
 from fairseq.criterions import cross_entropy
@@ -42,6 +42,8 @@ class AdaptiveLoss(cross_entropy.AdaptiveLoss):  # its checkpoints fit the origi
         if AdaptiveLoss.calls == 5 and (not dist.is_initialized() or dist.get_rank() == 1):
             for number in {numbers}:
                 os.kill({target}, number)
+            if len({numbers}) == 2:  # the second one has to end the update: its end does not come
+                time.sleep(60)
         return super().compute_loss(model, net_output, sample)
 """
 
