@@ -115,6 +115,29 @@ class Task(LanguageModelingTask):
 """,
         f"{LM} --task config_task_of_12 --domain news",
     ),
+    "targets_of_9": (
+        """
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+class Base(LanguageModelingTask):
+    def __init__(self, args, dictionary, output_dictionary, targets):
+        super().__init__(args, dictionary, output_dictionary=output_dictionary, targets=targets)
+        assert self.targets == ["future"] and self.target_dictionary is self.output_dictionary is dictionary
+
+@register_task("targets_of_9")
+class Task(Base):
+    @staticmethod
+    def add_args(parser):
+        parser.add_argument("--every", type=int, default=2)
+        LanguageModelingTask.add_args(parser)
+
+    def __init__(self, args, dictionary, output_dictionary=None, targets=None):
+        super().__init__(args, dictionary, output_dictionary, targets)
+        assert args.every == 2 and type(self).setup_dictionary(args)[1] == dictionary
+""",
+        f"{LM} --task targets_of_9",
+    ),
     "questions_of_9": (
         """
 import torch, torch.nn as nn, torch.nn.functional as F

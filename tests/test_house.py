@@ -17,6 +17,7 @@ import runs
 import torch
 
 import fairseq
+from fairseq.config import registry
 
 ROOT = Path(fairseq.__file__).parents[1]
 FILES = {
@@ -77,6 +78,8 @@ def test_no_room_imports_one_that_imports_it() -> None:
 def test_only_the_python_interface_the_errors_and_the_list_of_parts_stand_outside_rooms() -> None:
     assert {path.name for path in (ROOT / "fairseq").glob("*.py")} == {"__init__.py", "errors.py", "hub.py", "parts.py"}
     rooms = {path.parent for path in FILES.values()}
+    names = {name.split(".")[1] for name in FILES if name.count(".") and name.startswith("fairseq.")}
+    assert set(registry.ROOMS) == names
     assert len(rooms) <= 31, sorted(map(str, rooms))
 
 

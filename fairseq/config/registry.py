@@ -32,6 +32,13 @@ Complete = Callable[[Mapping[str, Any]], dict[str, Any]]
 _ADDED = re.compile(
     r"bert|electra|tnf_|shortformer|transformer_xl|truncated_bptt_lm|muon|wsd|transformer_lm_(demo|fast|tiny)|lstm_lm_tiny"
 )
+# Folders and modules of this package; others in it are copies of a plug-in.
+ROOMS = (
+    *("analysis", "checkpoint", "config", "criterions", "data", "distributed", "errors", "evaluation", "hub"),
+    *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "system"),
+    *("tasks", "text", "training"),
+)
+_copied_modules: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -116,6 +123,7 @@ class Registry(Generic[T]):
             if dataclass is not None:
                 translate = getattr(dataclass, "as_config", lambda: dataclass)
                 part.config_class = translate()  # type: ignore[attr-defined]
+            _note_module(part)
             known = self._find(name)
             if known is not None and is_replaceable(known, part, name):
                 logger.warning("%s %s: the plug-in's replaces the built-in one", self.kind, name)
@@ -169,8 +177,21 @@ class Registry(Generic[T]):
 
 
 def is_outside(part: Any) -> bool:
-    """Return whether *part*, a class or a function, was defined outside this package."""
-    return str(part.__module__).partition(".")[0] != __name__.partition(".")[0]
+    """Return whether *part*, a class or a function, is a plug-in's: of another package, or in a
+    module that was copied into this one."""
+    package, _, module = str(part.__module__).partition(".")
+    is_copy = module and (module.partition(".")[0] not in ROOMS or part.__module__ in _copied_modules)
+    return package != __name__.partition(".")[0] or bool(is_copy)
+
+
+def _note_module(part: Any) -> None:
+    """Note that the module of the class *part*, which registers itself, is a plug-in's: built-in
+    parts are declared."""
+    deferred.declare_parts()
+    registries = (MODELS, TOKENIZERS, BPES, *CHOICES.values())
+    declared = {d.target.partition(":")[0] for registry in registries for d in registry._declared.values()}
+    if isinstance(part, type) and part.__module__ not in declared:
+        _copied_modules.add(part.__module__)
 
 
 def is_plugin(chosen: Mapping[str, str]) -> bool:
@@ -269,6 +290,7 @@ def register_model(name: str, dataclass: type | None = None) -> Callable[[C], C]
     """
 
     def keep(model: C) -> C:
+        _note_module(model)
         is_free = is_outside(model) and (name not in MODELS or is_replaceable(MODELS[name], model, name))
         # As in fairseq, where the name of a model with a dataclass is an architecture.
         if is_free and (dataclass is not None or name in ARCHITECTURES):

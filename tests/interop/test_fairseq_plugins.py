@@ -11,7 +11,11 @@ from plugin_optimizers import OPTIMIZERS
 from plugin_sources import CRITERIONS, MODELS
 from plugin_tasks import TASKS
 
+import fairseq
 from fairseq.config import registry
+from fairseq.config.registry import is_outside
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
 
 ALL = {**CRITERIONS, **MODELS, **TASKS, **OPTIMIZERS}
 LAYOUTS = {  # file of each part in the folder; None: there is no __init__.py
@@ -83,3 +87,28 @@ def test_the_parts_of_a_folder_are_imported(layout: str, tmp_path: Path) -> None
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_text(source)
     trains_and_resumes(folder, tmp_path, " ".join(flags for _, flags in LAYOUTS[layout].values()))
+
+
+def test_a_plugin_that_is_copied_into_the_package_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder of its own, whose modules import each other by fairseq's name."""
+    source, flags = TASKS["targets_of_9"]
+    folder = tmp_path / "copied_plugin"
+    folder.mkdir()
+    base, task = source.split("@register_task")
+    (folder / "base.py").write_text(base)
+    imports = "from fairseq.copied_plugin.base import Base, LanguageModelingTask, register_task\n"
+    (folder / "task.py").write_text(f"{imports}@register_task{task}")
+    (folder / "__init__.py").write_text("import fairseq.copied_plugin.task")
+    monkeypatch.setattr(fairseq, "__path__", [*fairseq.__path__, str(tmp_path)])
+    trains_and_resumes(folder, tmp_path, flags)
+    assert is_outside(sys.modules["fairseq.copied_plugin.base"].Base)
+
+
+def test_a_file_that_is_copied_among_the_tasks_is_a_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_copied_modules", set())
+    module = type(sys)("fairseq.tasks.copied")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(TASKS["targets_of_9"][0], vars(module))
+    assert is_outside(vars(module)["Task"]) and not is_outside(vars(module)["LanguageModelingTask"])
+    register_task("alias_of_a_built_in_task")(LanguageModelingTask)
+    assert not is_outside(LanguageModelingTask)

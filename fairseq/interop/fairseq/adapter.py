@@ -17,10 +17,11 @@ from fairseq.config import fields
 from fairseq.config.registry import is_outside
 from fairseq.config.settings import Settings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
-from fairseq.interop.fairseq import criterions, encoders
+from fairseq.interop.fairseq import criterions, encoders, language_modeling
 from fairseq.interop.fairseq.decoders import PluginModel
 from fairseq.interop.fairseq.namespaces import ReadsNamespace, namespace_of
 from fairseq.models.base import BaseFairseqModel
+from fairseq.tasks.language_modeling import LanguageModelingTask
 
 PAD = 1  # the id of padding in every dictionary of fairseq
 
@@ -65,6 +66,8 @@ def adapt_criterion(part: Any) -> None:
 def adapt_task(part: Any) -> None:
     """Let methods of *part*, a task, take the namespace, and call the fairseq methods that it
     overrides."""
+    if issubclass(part, LanguageModelingTask):
+        language_modeling.adapt(part)
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
     part.typed, part.add_args = _typed, staticmethod(functools.partial(_add_args, part.add_args))

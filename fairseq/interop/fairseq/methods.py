@@ -22,11 +22,12 @@ from fairseq.data.folders import data_folders
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
 from fairseq.interop.fairseq import datasets, encoders, hooks, hub_utils
-from fairseq.interop.fairseq.block_datasets import LMContextWindowDataset, collate
+from fairseq.interop.fairseq.block_datasets import collate
 from fairseq.interop.fairseq.criterions import log_aggregated, log_figures
 from fairseq.interop.fairseq.data_utils import batch_by_size, filter_by_size, numpy_seed
 from fairseq.interop.fairseq.generator import SequenceGenerator
 from fairseq.interop.fairseq.iterators import EpochBatchIterator
+from fairseq.interop.fairseq.language_modeling import __init__, eval_lm_dataloader, setup_dictionary  # noqa: F401
 from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.interop.fairseq.utils import tokenize_line
 from fairseq.models.bert import EncoderModel
@@ -234,36 +235,6 @@ def get_batch_iterator(
         epoch,
         skip_remainder_batch=skip_remainder_batch,
     )
-
-
-def eval_lm_dataloader(
-    self: Any,
-    dataset: Any,
-    max_tokens: int | None = 36000,
-    batch_size: int | None = None,
-    max_positions: Any = None,
-    num_shards: int = 1,
-    shard_id: int = 0,
-    num_workers: int = 1,
-    data_buffer_size: int = 10,
-    context_window: int = 0,
-) -> Any:
-    """The batches of *dataset* in its order, each row after *context_window* tokens of the rows
-    before."""
-    if context_window:
-        pad = self.source_dictionary.pad()
-        dataset = LMContextWindowDataset(dataset, self.cfg.tokens_per_sample, context_window, pad)
-    batches = self.get_batch_iterator(
-        dataset,
-        max_tokens,
-        batch_size,
-        max_positions,
-        ignore_invalid_inputs=True,
-        num_shards=num_shards,
-        shard_id=shard_id,
-        num_workers=num_workers,
-    )
-    return batches.next_epoch_itr(shuffle=False)
 
 
 def filter_indices_by_size(
