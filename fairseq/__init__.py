@@ -1,5 +1,5 @@
-"""Efficient transformer language models, with fairseq's command lines, formats and plug-in
-points."""
+"""Efficient transformer language models,
+with fairseq's command lines, formats and plug-in points."""
 
 from types import ModuleType
 

@@ -74,8 +74,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def out_of_memory_message(error: BaseException, doing: str = "") -> str:
-    """Error message of a run that ran out of memory while *doing* something, with the settings that
-    reduce it."""
+    """Error message of a run that ran out of memory while
+    *doing* something, with the settings that reduce it."""
     # The CPU's allocator uses other words, and Python another class.
     where = "GPU" if "out of memory" in str(error) and not isinstance(error, MemoryError) else "host"
     happened = f"out of {where} memory {doing}".rstrip()

@@ -83,10 +83,10 @@ class LanguageModel:
         """Load a checkpoint of this project or of fairseq.
 
         Args:
-            checkpoint: a file, or a folder with ``checkpoint_best.pt``, ``checkpoint.pt`` or
-                ``checkpoint_last.pt``.
-            data: a ``fairseq-preprocess`` folder, or a ``dict.txt``; None: the ``dict.txt`` beside
-                the checkpoint.
+            checkpoint: a file, or a folder with ``checkpoint_best.pt``,
+                ``checkpoint.pt`` or ``checkpoint_last.pt``.
+            data: a ``fairseq-preprocess`` folder, or a ``dict.txt``;
+                None: the ``dict.txt`` beside the checkpoint.
             device: where the model runs; ``auto``: on a GPU if there is one.
             overrides: settings of the checkpoint to change, e.g. ``{"tokens_per_sample": 256}``.
 
@@ -106,8 +106,8 @@ class LanguageModel:
         return torch.from_numpy(self._text.corpus(text).tokens).long()
 
     def decode(self, tokens: Tensor | Sequence[int]) -> str:
-        """Return the text of ids; the inverse of :meth:`encode` but for what the tokenizer does not
-        preserve."""
+        """Return the text of ids; the inverse of :meth:`encode`
+        but for what the tokenizer does not preserve."""
         ids = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
         return self.text(ids[:-1] if ids and ids[-1] == self.dictionary.eos() else ids)
 
@@ -116,8 +116,8 @@ class LanguageModel:
     @overload
     def score(self, text: list[str], batch_size: int = BATCH_SIZE) -> list[Scored]: ...
     def score(self, text: str | list[str], batch_size: int = BATCH_SIZE) -> Scored | list[Scored]:
-        """Return the tokens of a text and the natural logarithms of their probabilities, float32
-        [tokens].
+        """Return the tokens of a text and the natural
+        logarithms of their probabilities, float32 [tokens].
 
         A list of texts gives a list; texts are independent, and up to *batch_size* are read at
         once. A text longer than the model's segment is read as ``fairseq-eval-lm`` reads a corpus,
@@ -139,8 +139,8 @@ class LanguageModel:
         """Return the perplexity, exp of the mean loss in nats per token, of one text or several.
 
         Raises:
-            ValueError: *text* is an empty list, or *batch_size* is not a whole number of at least
-                1.
+            ValueError: *text* is an empty list,
+                or *batch_size* is not a whole number of at least 1.
         """
         texts = [text] if isinstance(text, str) else text
         if not texts:
@@ -159,8 +159,8 @@ class LanguageModel:
         Args:
             tokens: ids, int64 [B, T + 1].
             segment_length: tokens read at once.
-            memory_length: tokens remembered from segment to segment, whatever the model was trained
-                with.
+            memory_length: tokens remembered from segment
+                to segment, whatever the model was trained with.
 
         Raises:
             ValueError: *tokens* are not ids of the dictionary, a length is not a whole number or
@@ -253,8 +253,8 @@ class LanguageModel:
             [self.reader()],
             [[self.dictionary.eos(), *text] for text in texts],
             decoding,
-            # By torch's global generator, so that torch.manual_seed decides on samples without a
-            # seed, too.
+            # By torch's global generator, so that torch.manual_seed
+            # decides on samples without a seed, too.
             generators=lambda index: generator_of(int(torch.randint(1 << 62, ())) if seed is None else seed),
             batch_size=batch_size,
             forbidden=self.never_sampled,
@@ -327,8 +327,8 @@ class MaskedLanguageModel:
         """Return the tokens of a text and the natural logarithms of their probabilities given the
         others of their line.
 
-        A list of texts gives a list. Ends of lines are not scored. The sum is the
-        pseudo-log-likelihood.
+        A list of texts gives a list. Ends of lines are not scored.
+        The sum is the pseudo-log-likelihood.
 
         Args:
             text: one or several.
@@ -354,15 +354,15 @@ class MaskedLanguageModel:
 
     @torch.inference_mode()
     def fill(self, text: str, count: int = 5) -> list[tuple[str, float, str]]:
-        """Return the *count* most probable symbols in place of the mask symbol of *text*, such as
-        ``<mask>``.
+        """Return the *count* most probable symbols in place
+        of the mask symbol of *text*, such as ``<mask>``.
 
         Returns:
             For each, the text with it, its probability, and the text of the symbol alone.
 
         Raises:
-            ValueError: *text* does not have one mask symbol, or *count* is not a whole number of at
-                least 1.
+            ValueError: *text* does not have one mask symbol,
+                or *count* is not a whole number of at least 1.
         """
         _check_length("count", count, 1)
         dictionary, encoder = self.reader.dictionary, self._encoder

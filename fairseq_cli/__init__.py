@@ -82,7 +82,7 @@ def _is_command(program: str) -> bool:
 
 if _is_command(sys.argv[0]):
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Importing torch takes seconds, and Ctrl-C would print its traceback. The commands restore
-        # the handler.
+        # Importing torch takes seconds, and Ctrl-C would print
+        # its traceback. The commands restore the handler.
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     check_environment()

@@ -48,8 +48,8 @@ Head = tuple[int, int]
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Plot the attention of the checkpoint of ``--path`` on ``--gen-subset``; a table goes to
-    stdout.
+    """Plot the attention of the checkpoint of ``--path``
+    on ``--gen-subset``; a table goes to stdout.
 
     Returns:
         The metrics, as in ``results.json``.
@@ -121,8 +121,8 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
     """``0:3,15:8`` → [(0, 3), (15, 8)], without duplicates; None → [].
 
     Raises:
-        UserError: *text* is malformed, or a number is out of range for *layers* layers and *heads*
-            heads.
+        UserError: *text* is malformed, or a number is out
+            of range for *layers* layers and *heads* heads.
     """
     chosen_heads = []
     for item in text.split(",") if text is not None else []:
@@ -139,8 +139,8 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
 
 
 def _table(maps: AttentionMaps) -> list[list[str]]:
-    """Rows of cells: for each layer the mean distance of its heads in tokens, the narrowest and the
-    widest head."""
+    """Rows of cells: for each layer the mean distance
+    of its heads in tokens, the narrowest and the widest head."""
     rows = [["layer", "mean distance (tokens)", "narrowest head", "widest head"]]
     for layer, far in enumerate(maps.mean_distance()):
         ends = [f"{head} ({far[head]:.1f})" for head in (int(far.argmin()), int(far.argmax()))]

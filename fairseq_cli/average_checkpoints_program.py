@@ -27,8 +27,8 @@ def main(args: argparse.Namespace) -> None:
         paths = [str(path) for path in newest(paths[0], kind, count, args.checkpoint_upper_bound, maximizes_metric)]
     if not asked:
         paths = [str(find_checkpoint(path)) for path in paths]
-    # Before the inputs are read, which takes minutes for large models; none of them may be
-    # overwritten.
+    # Before the inputs are read, which takes minutes
+    # for large models; none of them may be overwritten.
     prepare_file("--output", args.output, {f"--inputs {path}": path for path in paths}, ARCHIVE)
     # As functions: the room of checkpoints knows neither tasks nor models.
     checkpoint.save(args.output, average(paths, stored_digest, decisive_settings))

@@ -33,8 +33,8 @@ def main(args: argparse.Namespace) -> None:
         if cfg.format == "tsv":
             names = ["text", "text_pair"][: 1 + classifier.takes_pairs]
             print(*names, *(["label", *classifier.labels] if classifier.labels else ["score"]), sep="\t")
-        # Batches are taken as they arrive: a pipe may never end, and a file may be larger than
-        # memory.
+        # Batches are taken as they arrive: a pipe may never end,
+        # and a file may be larger than memory.
         texts = _texts(file, args.text, classifier.task.layout.sentences)
         while chunk := list(itertools.islice(texts, together)):
             inputs = [text if len(text) == 2 else text[0] for text in chunk]
@@ -51,8 +51,8 @@ def _opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
 
 
 def _texts(file: BinaryIO, path: str, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """The sentences of each line; a first line with the columns *names* is the header of a
-    table."""
+    """The sentences of each line; a first line
+    with the columns *names* is the header of a table."""
     where = "stdin" if path == STDIN else path
     # Without columns a line is one text, in which a tab is white space.
     columns = [0, 1] if len(names) == 2 else []

@@ -69,8 +69,8 @@ def count(number: int) -> str:
 
 
 def _sizes(settings: Mapping[str, Any], model: Any) -> tuple[str, str, str]:
-    """Layers, width, and the parameters of attention and feed-forward networks, of a
-    transformer."""
+    """Layers, width, and the parameters of attention
+    and feed-forward networks, of a transformer."""
     known = {**fields.defaults(model.config_class), **settings} if model.config_class is not None else dict(settings)
     for names in SIZES:
         if all(name in known for name in names):
@@ -87,8 +87,8 @@ def evaluation_parser(
     reading: Sequence[type] = (DataConfig,),
     hidden: Sequence[str] = (),
 ) -> Parser:
-    """The parser of a command that evaluates a checkpoint: the flags of *configs*, of data and of
-    all commands."""
+    """The parser of a command that evaluates a checkpoint:
+    the flags of *configs*, of data and of all commands."""
     optional = [
         (LanguageModelingTaskConfig, ("tokens_per_sample", "sample_break_mode", "add_bos_token")),
         (MemoryConfig, tuple(fields.defaults(MemoryConfig))),
@@ -114,8 +114,8 @@ def _declared(config: type) -> list[str]:
 
 
 def get_training_parser(default_task: str = "language_modeling") -> Parser:
-    """The flags of ``fairseq-train``; flags of the chosen parts join when a command line is
-    parsed."""
+    """The flags of ``fairseq-train``; flags of the chosen
+    parts join when a command line is parsed."""
     parser = Parser(
         "Train a model on data from fairseq-preprocess. --arch NAME --help lists the flags of that architecture.",
         [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig, ProfileConfig],

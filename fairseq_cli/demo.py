@@ -66,8 +66,8 @@ class Row:
 
 
 class Steps:
-    """The finished steps of a demo with their results, in a file, so that an interrupted demo goes
-    on.
+    """The finished steps of a demo with their results,
+    in a file, so that an interrupted demo goes on.
 
     Args:
         folder: of the demo.
@@ -85,8 +85,8 @@ class Steps:
             stored = None
         known = isinstance(stored, dict) and stored.keys() == {"settings", "finished", "results"}
         stored = stored if known and isinstance(stored["results"], dict) else None
-        # The demo removes checkpoints and logs of an earlier demo; it must be sure that they are
-        # its own.
+        # The demo removes checkpoints and logs of an earlier demo;
+        # it must be sure that they are its own.
         if not stored and (foreign := [name for name in OUTPUTS if os.path.lexists(folder / name)]):
             raise UserError(f"--output {folder}: has {foreign[0]}, which is not the demo's; use another")
         if stored and stored["settings"] == settings and not stored["finished"]:
@@ -119,8 +119,8 @@ class Steps:
 
 
 def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> Finished:
-    """Run a module of :mod:`fairseq_cli`; *show* maps a line of its output to the text to print, or
-    None.
+    """Run a module of :mod:`fairseq_cli`; *show* maps a line
+    of its output to the text to print, or None.
 
     If it fails, print the end of its output and exit with its exit code. Modules are not looked for
     in the current folder.
@@ -146,8 +146,8 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
                     raise
                 # The command got the signal as well: wait for it to save what it has.
                 interrupted = True
-        # wait4 gives the peak memory of this process; getrusage has the largest of all processes so
-        # far.
+        # wait4 gives the peak memory of this process;
+        # getrusage has the largest of all processes so far.
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if interrupted:
@@ -218,8 +218,8 @@ def sample(folder: Path) -> str:
 
 
 def curve(folder: Path, tag: str, name: str) -> list[tuple[int, float]]:
-    """The updates and values of the metric *name* in the records of *tag* in the log of
-    training."""
+    """The updates and values of the metric *name*
+    in the records of *tag* in the log of training."""
     lines = (folder / LOG).read_text(encoding="utf-8").splitlines()
     records = [values for values in map(json.loads, lines) if values["tag"] == tag]
     return [(values["step"], values[name]) for values in records if values.get(name) is not None]

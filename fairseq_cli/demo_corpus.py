@@ -129,11 +129,11 @@ def plain(text: str) -> str:
 
 
 def is_prose(text: str) -> bool:
-    """Return whether *text* looks like English prose: it ends like a sentence and consists mostly
-    of words."""
+    """Return whether *text* looks like English prose:
+    it ends like a sentence and consists mostly of words."""
     words = text.split()
-    # Headings, signatures and lists of names have no full stop; sentences begin with a capital or a
-    # digit.
+    # Headings, signatures and lists of names have no full stop;
+    # sentences begin with a capital or a digit.
     if len(words) < 6 or not re.search(r"[.!?][\"')]*$", text) or not re.match(r"[\"'(]?[A-Z\d]", text):
         return False
     if re.search(r"[{}\\$`]|://|->|==|>>>|[=(]\s*$|\w\(\w*=|0x[0-9a-f]{4}|\|", text):
@@ -197,8 +197,8 @@ def sources(packages: Iterable[str] = PACKAGES) -> list[tuple[str, Path]]:
 
 
 def module(source: tuple[str, Path]) -> Article:
-    """A module as an article, with a section for each docstring, including those added to compiled
-    functions."""
+    """A module as an article, with a section for each docstring,
+    including those added to compiled functions."""
     name, path = source
     with warnings.catch_warnings():
         # Sources with invalid escapes, as in old docstrings, warn while they are parsed.
@@ -211,8 +211,8 @@ def module(source: tuple[str, Path]) -> Article:
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """(name, docstring) of a module, in the order of the source; the module's own has an empty
-    name."""
+    """(name, docstring) of a module, in the order
+    of the source; the module's own has an empty name."""
     for node in chain([tree], _in_order(tree)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             # Cleaned with all other texts, in `paragraphs`.
@@ -247,8 +247,8 @@ def _added(call: ast.Call) -> Iterator[tuple[str, str]]:
 
 
 def unique(articles: Iterable[Article]) -> Iterator[Article]:
-    """*articles* without repeated paragraphs, and without the sections and articles that become too
-    short."""
+    """*articles* without repeated paragraphs,
+    and without the sections and articles that become too short."""
     seen: set[str] = set()
     for article in articles:
         sections: list[Section] = []
@@ -266,8 +266,8 @@ def unique(articles: Iterable[Article]) -> Iterator[Article]:
 
 
 def tokenize(text: str, moses: Moses) -> list[str]:
-    """The words of *text*, with ``@-@`` for hyphens inside words, as in WikiText; identifiers are
-    not split."""
+    """The words of *text*, with ``@-@`` for hyphens inside words,
+    as in WikiText; identifiers are not split."""
     pieces = re.split(r"(?<![\w.])([\w.]*_[\w.]*\w|__\w+__)", text)
     tokens: list[str] = []
     for number, piece in enumerate(pieces):
@@ -281,8 +281,8 @@ def heading(name: str) -> str:
 
 
 def layout(article: Article, moses: Moses) -> list[list[str]]:
-    """The article's lines in WikiText's format, each a list of tokens; headings are between empty
-    lines."""
+    """The article's lines in WikiText's format,
+    each a list of tokens; headings are between empty lines."""
     lines: list[list[str]] = [[], ["=", *tokenize(heading(article.title), moses), "="], []]
     for section in article.sections:
         if section.title:
@@ -304,8 +304,8 @@ def split(articles: list[Article]) -> dict[str, list[Article]]:
 
 
 def collect(max_words: int | None = None, packages: Iterable[str] = PACKAGES) -> list[Article]:
-    """All articles of this installation, topics first; stop after the one that reaches *max_words*
-    words."""
+    """All articles of this installation, topics first;
+    stop after the one that reaches *max_words* words."""
     files = sources(packages)
     with ProcessPoolExecutor() as pool:
         # A pool would read all sources before the first ones reach the limit.
@@ -331,8 +331,8 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
     if rare_words:
         known = set(chain.from_iterable(chain.from_iterable(lines.values())))
     else:
-        # The training text alone, as in WikiText: the other splits must not decide on the
-        # vocabulary.
+        # The training text alone, as in WikiText:
+        # the other splits must not decide on the vocabulary.
         counts = Counter(chain.from_iterable(lines["train"]))
         known = {word for word, count in counts.items() if count >= MIN_COUNT}
     report = []

@@ -69,11 +69,11 @@ OF_DECODERS = (  # settings that encoders do not read
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Score ``--gen-subset`` with the checkpoints of ``--path``; results go to stdout, progress to
-    stderr.
+    """Score ``--gen-subset`` with the checkpoints of ``--path``;
+    results go to stdout, progress to stderr.
 
-    ``--tokens-per-sample`` overrides the checkpoint's if given; ``--sample-break-mode`` is ``none``
-    unless given.
+    ``--tokens-per-sample`` overrides the checkpoint's if given;
+    ``--sample-break-mode`` is ``none`` unless given.
 
     Several processes (``--distributed-world-size``, torchrun) share the batches; the first writes
     the result of all.
@@ -103,8 +103,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
 
     words = report.join_words(scores, model.dictionary, cfg.remove_bpe)
     metrics = report.metrics(words, seconds)
-    # Bytes and words were counted in the whole text: a part of it, as with `num_shards`, has no
-    # such metrics.
+    # Bytes and words were counted in the whole text:
+    # a part of it, as with `num_shards`, has no such metrics.
     if counts is not None and len(scores) == len(corpus.tokens):
         metrics |= report.raw_metrics(words, counts)
     # Before the model without int8 is run, which takes more.
@@ -181,8 +181,8 @@ class _Model:
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """The settings of an evaluation, typed and as *flat* ones for the loading of checkpoints, and
-    its process."""
+    """The settings of an evaluation, typed and as *flat* ones
+    for the loading of checkpoints, and its process."""
 
     cfg: EvalLMConfig
     common: CommonConfig
@@ -206,8 +206,8 @@ class _Evaluation:
             model = self._plugin(models, task)
         else:
             for path, one in zip(paths, models, strict=True):
-                # Raises an error for a model without a distribution over words, before the corpus
-                # is read.
+                # Raises an error for a model without a distribution
+                # over words, before the corpus is read.
                 language_model(one, path)
             model = self._decoder(models, task, flat["sample_break_mode"])
             memory = fields.defaults(MemoryConfig)
@@ -296,8 +296,8 @@ class _Evaluation:
     def baseline(self, path: str, data: str) -> tuple[str, _Model, Corpus]:
         """The path of the model to compare with, the model, and the same text for it.
 
-        With ``--text`` it reads the text with the dictionary and the tokenizer beside it, if there
-        are any.
+        With ``--text`` it reads the text with the dictionary
+        and the tokenizer beside it, if there are any.
         """
         checkpoint = find_checkpoint(path)
         if self.cfg.text is not None and is_file(checkpoint.parent / DICTIONARY):

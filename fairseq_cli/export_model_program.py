@@ -64,8 +64,8 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _export(args: argparse.Namespace, path: Path, state: dict[str, Any], job: Export) -> str:
-    """Write the model of the checkpoint *path*, which holds *state*; return a description of the
-    files."""
+    """Write the model of the checkpoint *path*,
+    which holds *state*; return a description of the files."""
     if state["args"].get("task") == "sentence_prediction":
         _check_no_results(args)
         if args.half == "generator":
@@ -177,8 +177,8 @@ def _write_fairseq(source: str, data: str | None, out: Path) -> None:
 def _half(
     model: BaseFairseqModel, half: str, arch: str, source: str
 ) -> tuple[str, TransformerEncoder, Mapping[str, Tensor]]:
-    """Return kind, encoder and parameters of the model to write, with the parameter names of an
-    encoder.
+    """Return kind, encoder and parameters of the model to write,
+    with the parameter names of an encoder.
 
     Raises:
         UserError: the checkpoint does not contain that model.
@@ -199,8 +199,8 @@ def _half(
     encoder = model.encoder.sentence_encoder
     if half == "generator" and not arch.startswith("electra"):
         raise UserError(f"--half generator: {source} is not an ELECTRA model; leave the flag out")
-    # ELECTRA's classes are the only ones of transformers with embeddings of another width than the
-    # layers.
+    # ELECTRA's classes are the only ones of transformers
+    # with embeddings of another width than the layers.
     if arch == "electra_generator" or encoder.cfg.embedding_dim != encoder.cfg.encoder_embed_dim:
         return "generator", encoder, state
     # The names of a plug-in's architectures tell nothing; RoBERTa has one token type.

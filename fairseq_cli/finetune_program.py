@@ -50,8 +50,8 @@ RESULT = "result.json"
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Train every learning rate with every seed, print a table, and write ``results.json`` to
-    ``--save-dir``.
+    """Train every learning rate with every seed, print a table,
+    and write ``results.json`` to ``--save-dir``.
 
     A run equals ``fairseq-train`` with the same flags. Runs that are complete in ``--save-dir`` are
     not repeated, unless what they read or the predictions that they wrote have changed since.
@@ -184,8 +184,8 @@ class Sweep:
         Raises:
             UserError: data or weights are invalid; raised before any training.
         """
-        # With 0 updates: how many there are, which the schedule needs, is known only once the data
-        # are encoded.
+        # With 0 updates: how many there are, which the schedule
+        # needs, is known only once the data are encoded.
         args = self.parse(self.flags(self.cfg.lrs[0], self.cfg.seeds[0], 0), self.cfg.save_dir)
         if not args.max_epoch and not args.max_update:  # 0 is no limit to fairseq-train
             raise UserError(
@@ -208,8 +208,8 @@ class Sweep:
     def run(
         self, lr: float, seed: int, updates: int, task: SentencePredictionTask, inputs: dict[str, str]
     ) -> FinetunedRun:
-        """Train one model, unless the result of the same *inputs* exists, and write its
-        predictions."""
+        """Train one model, unless the result of the same
+        *inputs* exists, and write its predictions."""
         folder, flags = Path(self.cfg.save_dir) / f"lr{lr:g}-seed{seed}", self.flags(lr, seed, updates)
         metrics = _finished(folder, flags, inputs, self.splits)
         if metrics is None:
@@ -239,8 +239,8 @@ class Sweep:
 
 
 def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: list[str]) -> dict[str, float] | None:
-    """The metrics of a complete run in *folder* with the same *flags*, of the same *inputs*, with
-    its predictions."""
+    """The metrics of a complete run in *folder* with the same *flags*,
+    of the same *inputs*, with its predictions."""
     if not exists(folder / RESULT):
         return None
     result = read_json(folder / RESULT, "remove it to train again", largest=1 << 20)
@@ -254,8 +254,8 @@ def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: li
 
 
 def _digests(data: str, path: str, task: SentencePredictionTask) -> dict[str, str]:
-    """A digest of each file that the runs read: data, checkpoint, dictionary, tokenizer and subword
-    codes."""
+    """A digest of each file that the runs read: data,
+    checkpoint, dictionary, tokenizer and subword codes."""
     patterns = ("*.tsv", "input?/*", "label/*")
     texts = [file for folder in data_folders(data) for pattern in patterns for file in sorted(folder.glob(pattern))]
     weights = find_checkpoint(path)

@@ -101,8 +101,8 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
 
 
 def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Corpus, world: World) -> None:
-    """Print fairseq's lines for every line of *corpus*; ``--results-path`` gets them as
-    ``generate-NAME.txt``."""
+    """Print fairseq's lines for every line of *corpus*;
+    ``--results-path`` gets them as ``generate-NAME.txt``."""
     with contextlib.ExitStack() as files:
         write = None
         if cfg.results_path is not None and world.is_first:
@@ -158,8 +158,8 @@ def _numbers(cfg: GenerateConfig, world: World, count: int) -> range:
 
 
 def _of_all(local: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[Any, Any]]:
-    """The (key, value) pairs of one process as they come; of several all of them by key, on the
-    first one."""
+    """The (key, value) pairs of one process as they come;
+    of several all of them by key, on the first one."""
     if world.size == 1:
         yield from local
     else:
@@ -169,8 +169,8 @@ def _of_all(local: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[An
 def _continue(
     cfg: GenerateConfig, common: CommonConfig, writer: Writer, tokens: np.ndarray, starts: list[int], world: World
 ) -> Iterator[Passage]:
-    """Passages for the contexts at *starts* of *tokens*, in that order, each as soon as it is
-    complete."""
+    """Passages for the contexts at *starts* of *tokens*,
+    in that order, each as soon as it is complete."""
     length, new = cfg.context_tokens, cfg.max_new_tokens
     prompts = [tokens[start : start + length].tolist() for start in starts]
     samples = cfg.num_samples // len(starts)

@@ -34,8 +34,8 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
-    """Print the metrics of the tasks, and write them with ``--results-path``; return them by
-    task."""
+    """Print the metrics of the tasks, and write them
+    with ``--results-path``; return them by task."""
     require_harness()
     names = [name for name in (cfg.tasks or "").split(",") if name]
     if not names:
@@ -55,8 +55,8 @@ def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
 
 
 def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
-    """Print the table of minimal pairs, and write it with ``--results-path``; return the numbers of
-    each phenomenon."""
+    """Print the table of minimal pairs, and write it
+    with ``--results-path``; return the numbers of each phenomenon."""
     if cfg.tasks is not None:
         raise UserError("--pairs: excludes --tasks; run one after the other")
     pairs = read_pairs(path)[: cfg.limit]

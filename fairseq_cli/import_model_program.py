@@ -133,8 +133,8 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
     model, settings, ids = encoders.read(source)
     size = model["encoder.sentence_encoder.embed_tokens.weight"].size(0)
     words = _filled(model_folder.vocabulary(source), size)
-    # Of an encoder that `fairseq-export` wrote: its tokenizer need not be one that transformers
-    # reads.
+    # Of an encoder that `fairseq-export` wrote:
+    # its tokenizer need not be one that transformers reads.
     tokenizer = find_tokenizer(source, words or []) or _tokenizer(source)
     return Imported(model, settings, size, words, ids, NAMES, tokenizer)
 
@@ -152,8 +152,8 @@ def _exported(source: Path) -> Imported:
 
 
 def _dictionary_of(source: Path) -> Dictionary:
-    """The dictionary that ``fairseq-export`` wrote to the folder *source*; UserError if it is
-    another model's."""
+    """The dictionary that ``fairseq-export`` wrote to the folder
+    *source*; UserError if it is another model's."""
     dictionary = Dictionary.load(source / DICTIONARY)
     digest = model_folder.read_json(source / model_folder.CONFIG).get("dictionary")
     dictionary_digest.check_dictionary({dictionary_digest.KEY: digest}, source / model_folder.CONFIG, dictionary)
@@ -161,8 +161,8 @@ def _dictionary_of(source: Path) -> Dictionary:
 
 
 def _tokenizer(source: Path) -> Tokenizer | None:
-    """The tokenizer of a Hugging Face folder: byte-level encoding from its merges, or its
-    ``tokenizer.json``."""
+    """The tokenizer of a Hugging Face folder: byte-level
+    encoding from its merges, or its ``tokenizer.json``."""
     # Merges alone are read as GPT-2's, whose rules of what is merged other models change.
     for name, kind in ((model_folder.TOKENIZER, HuggingFace), ("merges.txt", GPT2)):
         path = source / name
@@ -174,8 +174,8 @@ def _tokenizer(source: Path) -> Tokenizer | None:
 
 
 def _filled(words: list[str] | None, size: int) -> list[str] | None:
-    """*words* padded to *size* with empty words: embedding tables are often longer than
-    vocabularies."""
+    """*words* padded to *size* with empty words:
+    embedding tables are often longer than vocabularies."""
     return words if words is None else words + [""] * (size - len(words))
 
 

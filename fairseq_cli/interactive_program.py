@@ -40,8 +40,8 @@ def main(args: argparse.Namespace) -> None:
     cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
     is_session = cfg.input == STDIN and sys.stdin.isatty()
     if is_session and not (cfg.sampling or cfg.finds_hypotheses or cfg.json or cfg.beam > 1):
-        # Greedy text of a small model repeats itself. A pipe's output stays what it is without
-        # flags.
+        # Greedy text of a small model repeats itself.
+        # A pipe's output stays what it is without flags.
         cfg = dataclasses.replace(cfg, sampling=True, sampling_topk=cfg.sampling_topk or TOP_K)
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
@@ -139,8 +139,8 @@ def _read_file(path: Path) -> list[str]:
         UserError: the file cannot be read, is empty or is not UTF-8.
     """
     with read_errors(f"--input {path}", "give another file, or - for stdin"), open_input(path) as file:
-        # One byte more than the limit shows that there are more, without reading a file of any
-        # size.
+        # One byte more than the limit shows that there
+        # are more, without reading a file of any size.
         content = file.read(LARGEST_INPUT + 1)
     if len(content) > LARGEST_INPUT:
         raise UserError(f"--input {path}: larger than {LARGEST_INPUT >> 20} MiB; split it")
@@ -151,8 +151,8 @@ def _read_file(path: Path) -> list[str]:
 
 
 def _stdin_lines() -> Iterator[str]:
-    """The lines of stdin as they arrive, with a prompt sign on a terminal; bytes that are not UTF-8
-    become U+FFFD."""
+    """The lines of stdin as they arrive, with a prompt sign
+    on a terminal; bytes that are not UTF-8 become U+FFFD."""
     asked = sys.stdin.isatty()
     # A script may have put a text in its place.
     stdin = sys.stdin.buffer if hasattr(sys.stdin, "buffer") else io.BytesIO(sys.stdin.read().encode())

@@ -15,8 +15,8 @@ from fairseq.system.lookup import exists
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write the checkpoint in the folder ``args.source`` to the file ``args.target``; all of it is
-    verified."""
+    """Write the checkpoint in the folder ``args.source``
+    to the file ``args.target``; all of it is verified."""
     source = find_checkpoint(args.source)
     if not exists(source):
         raise UserError(f"{args.source}: file not found; check the path")

@@ -29,8 +29,8 @@ FILES = ("notes.json", "notes.html", "notes.png")
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Print a table of notes and their neighbours, and write all notes and their map to
-    ``--results-path``.
+    """Print a table of notes and their neighbours,
+    and write all notes and their map to ``--results-path``.
 
     Returns:
         The facts of every note, and the neighbours of those shown, as in ``notes.json``.
@@ -59,8 +59,8 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _study(path: str, data: str | None) -> NoteStudy:
-    """The notes of the checkpoint at *path*, with the words of *data* or of the folder that it was
-    trained on."""
+    """The notes of the checkpoint at *path*, with the words
+    of *data* or of the folder that it was trained on."""
     state = checkpoint.load(path)
     # The first folder of several has the dictionary and the notes.
     folder = data or str(state["args"].get("data", "")).split(":")[0]

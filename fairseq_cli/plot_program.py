@@ -25,8 +25,8 @@ def main(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Print a table of the runs, and draw their curves into ``--results-path``.
 
     Returns:
-        For each run the last and lowest value of the metric, and the position at which it reaches
-        ``--reach``.
+        For each run the last and lowest value of the metric,
+        and the position at which it reaches ``--reach``.
     """
     cfg = fields.typed(PlotConfig, args)
     folders = [run for run in args.runs if is_folder(run)]
@@ -53,8 +53,8 @@ def main(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _run(text: str) -> tuple[str, list[str]]:
-    """Name and files of a run: NAME=FILE,FILE or FILE; a folder stands for the metrics that a run
-    wrote there."""
+    """Name and files of a run: NAME=FILE,FILE or FILE;
+    a folder stands for the metrics that a run wrote there."""
     name, _, paths = text.rpartition("=")
     if is_folder(paths):
         return name or Path(paths).absolute().name, [str(Path(paths) / METRICS_FILE)]
@@ -62,8 +62,8 @@ def _run(text: str) -> tuple[str, list[str]]:
 
 
 def _picture(cfg: PlotConfig, runs: list[tuple[str, list[str]]], folders: list[str]) -> Path | None:
-    """The file to draw into, by default in the first of *folders*; None without these, or without
-    matplotlib.
+    """The file to draw into, by default in the first
+    of *folders*; None without these, or without matplotlib.
 
     Raises:
         UserError: it cannot be written, or has another format.

@@ -87,8 +87,8 @@ def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write ``dict.txt`` and ``.bin`` and ``.idx`` of each split to ``--destdir``: all files, or
-    none.
+    """Write ``dict.txt`` and ``.bin`` and ``.idx``
+    of each split to ``--destdir``: all files, or none.
 
     With ``--tokenizer`` or ``--bpe`` the text is raw; ``tokenization.json`` then holds what turned
     it into symbols, and ``SPLIT.raw.json`` the size of the raw text. With ``--source-lang xx`` the
@@ -195,8 +195,8 @@ def _check_other_splits(config: PreprocessConfig, dictionary: Dictionary, splits
 
 
 def _other_shards(config: PreprocessConfig, splits: Iterable[str]) -> Iterator[str]:
-    """Warnings of shards of an earlier run in ``--destdir``, which are read as one split with this
-    run's."""
+    """Warnings of shards of an earlier run in ``--destdir``,
+    which are read as one split with this run's."""
     there = [] if config.dict_only else sorted(path.stem for path in Path(config.destdir).glob("*.idx"))
     for name in set(splits):
         shards = [other for other in there if re.fullmatch(rf"{name}[1-9]\d*", other) and other not in splits]
@@ -233,8 +233,8 @@ def _splits(config: PreprocessConfig) -> dict[str, str]:
 def _held_out(
     config: PreprocessConfig, splits: dict[str, str], folder: str, say: _Log
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The text of each split, with the parts that are held out as files in *folder*; and what to
-    call each."""
+    """The text of each split, with the parts that are held out
+    as files in *folder*; and what to call each."""
     shares = _shares(config)
     if not shares:
         return splits, splits
@@ -309,8 +309,8 @@ def _check_subwords(config: PreprocessConfig) -> None:
 
 
 def _tokenizer(config: PreprocessConfig, splits: Mapping[str, str], folder: Path, say: _Log) -> Tokenizer | None:
-    """The tokenizer of the flags, its codes learned if need be, or ``--srcdict``'s; None: the text
-    is tokens."""
+    """The tokenizer of the flags, its codes learned if need be,
+    or ``--srcdict``'s; None: the text is tokens."""
     words, subwords = chosen_words(config), chosen_subwords(config)
     if config.bpe is not None and config.learn_bpe is not None:
         training = [path for name, path in splits.items() if name.startswith("train")]

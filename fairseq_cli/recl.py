@@ -36,8 +36,8 @@ class ReclConfig(ModelPathConfig):
                 f"`max_context` {self.max_context}: fewer than two steps of `step` {self.step}; "
                 f"give {2 * self.step} or more"
             )
-        # Not rounded: the longest context measured would be another than the one that was asked
-        # for.
+        # Not rounded: the longest context measured would
+        # be another than the one that was asked for.
         if rest := self.max_context % self.step:
             below = self.max_context - rest
             raise SettingError(

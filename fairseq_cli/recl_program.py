@@ -40,8 +40,8 @@ FILES = ("recl.md", "recl.html", "losses.npz", *PICTURES, "results.json")
 
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure the checkpoints of ``--path`` on ``--gen-subset``; the table goes to stdout, progress
-    to stderr.
+    """Measure the checkpoints of ``--path`` on ``--gen-subset``;
+    the table goes to stdout, progress to stderr.
 
     Returns:
         The metrics, as in ``results.json``.

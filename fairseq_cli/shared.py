@@ -93,8 +93,8 @@ def run_on_processes(evaluate: Callable[[argparse.Namespace, World], Any], args:
     Returns what it returned in this process; None if that only started the others.
     """
     cfg = fields.typed(DistributedConfig, args)
-    # Without a number training starts a process per GPU; one is enough to evaluate, unless more are
-    # asked for.
+    # Without a number training starts a process per GPU;
+    # one is enough to evaluate, unless more are asked for.
     cfg = dataclasses.replace(cfg, distributed_world_size=cfg.distributed_world_size or 1)
     return distributed.run(Job(_evaluate, (evaluate, args), fields.typed(CommonConfig, args), cfg))
 
@@ -110,8 +110,8 @@ def _evaluate(what: tuple[Callable[[argparse.Namespace, World], Any], argparse.N
 
 
 def progress(common: CommonConfig, name: str, is_shown: bool = True) -> Progress:
-    """Return a function that shows the progress of *name* on stderr: a bar on a terminal, lines
-    elsewhere.
+    """Return a function that shows the progress of *name*
+    on stderr: a bar on a terminal, lines elsewhere.
 
     Lines are printed every ``--log-interval`` items, with items a second and the remaining seconds.
     """
@@ -147,8 +147,8 @@ def progress(common: CommonConfig, name: str, is_shown: bool = True) -> Progress
 def read_text(
     path: str, form: TextFormatConfig, data: str, dictionary: Dictionary, world: World, documents: bool = False
 ) -> TextCorpus:
-    """Return the tokens of a file of text, encoded as *data* was; without a tokenizer the file
-    holds tokens.
+    """Return the tokens of a file of text, encoded as *data* was;
+    without a tokenizer the file holds tokens.
 
     With *documents* sizes are of documents, rows of JSON lines or else lines.
 
@@ -163,8 +163,8 @@ def read_text(
 
 @contextlib.contextmanager
 def results_folder(path: str | None) -> Iterator[None]:
-    """Create the folder of ``--results-path``, if given; after an error a new folder that is empty
-    is removed.
+    """Create the folder of ``--results-path``, if given;
+    after an error a new folder that is empty is removed.
 
     Raises:
         UserError: it cannot be created or written.

@@ -48,8 +48,8 @@ def get_tokenize_parser() -> Parser:
 
 
 def main(args: argparse.Namespace) -> None:
-    """Write a line of symbols for each line of text, or with ``--undo`` of text for each line of
-    symbols."""
+    """Write a line of symbols for each line of text,
+    or with ``--undo`` of text for each line of symbols."""
     config = typed(TokenizeConfig, args)
     check_processes("--workers", config.workers)
     if config.output is not None:
@@ -85,8 +85,8 @@ def _tokenizer(config: TokenizeConfig) -> Tokenizer:
 @contextlib.contextmanager
 def _output(config: TokenizeConfig, readable: Callable[[str], str]) -> Iterator[BinaryIO]:
     if config.output is None:
-        # A terminal would obey control characters of the text; and people read `␣the`, programs
-        # `Ġthe`.
+        # A terminal would obey control characters of the text;
+        # and people read `␣the`, programs `Ġthe`.
         terminal = sys.stdout.isatty()
         yield cast(BinaryIO, PrintableOutput(sys.stdout.buffer, readable)) if terminal else sys.stdout.buffer
         sys.stdout.buffer.flush()

@@ -53,11 +53,11 @@ BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_vali
 
 
 def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """Validate each checkpoint of ``--path`` on every split of ``--valid-subset``, and print a line
-    for each.
+    """Validate each checkpoint of ``--path`` on every split
+    of ``--valid-subset``, and print a line for each.
 
-    With ``--by-frequency`` a table of each split follows, with the differences from the first
-    checkpoint.
+    With ``--by-frequency`` a table of each split follows,
+    with the differences from the first checkpoint.
 
     Criterion, blocks and batches default to the training run's; with the same batches the metrics
     equal the ones of the training log.
@@ -137,8 +137,8 @@ def _report(
 
 
 def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, Any]:
-    """Batch settings from *overrides*, else from *trained*, the settings of the training run, else
-    the defaults."""
+    """Batch settings from *overrides*, else from *trained*,
+    the settings of the training run, else the defaults."""
     # One limit replaces all of the training run's: a batch has to obey every limit that is left.
     changes = {name: getattr(overrides, name) for name in BATCH_LIMITS}
     if all(value is None for value in changes.values()):

@@ -48,8 +48,8 @@ class AtPosition:
 
 @dataclass(frozen=True)
 class AttentionMaps:
-    """Mean attention over distance, and attention at single positions; L layers, H heads, D
-    distances."""
+    """Mean attention over distance, and attention
+    at single positions; L layers, H heads, D distances."""
 
     # Mean weight at each distance over all counted positions, float64 [L, H, D]; each head's row
     # sums to one.
@@ -58,15 +58,15 @@ class AttentionMaps:
     # length of the memory, less beyond it and in models without memory.
     reach: np.ndarray
     queries: int  # number of counted positions
-    # As attention, for the softmax of one term of the score alone: (a) content, (b)
-    # content-dependent position, (c) global content bias, (d) global position bias (§3.3). Empty if
-    # not requested.
+    # As attention, for the softmax of one term of the score alone:
+    # (a) content, (b) content-dependent position, (c) global content bias,
+    # (d) global position bias (§3.3). Empty if not requested.
     terms: dict[str, np.ndarray]
     at_positions: list[AtPosition]  # in the order in which the positions were chosen
 
     def given_reach(self, values: np.ndarray) -> np.ndarray:
-        """*values*, ``attention`` or a term, as means over only the positions that have a token at
-        the distance."""
+        """*values*, ``attention`` or a term, as means over only
+        the positions that have a token at the distance."""
         # Where no position has a token at the distance, the mean is 0 / 0 and shown as 0.
         return values / np.maximum(self.reach, 1e-12)
 
@@ -80,8 +80,8 @@ class AttentionMaps:
         return [(layer, int(far[layer].argmax())) for layer in sorted({0, (len(far) - 1) // 2, len(far) - 1})]
 
     def save(self, path: Path) -> None:
-        """Write the arrays under these names, terms as ``term_a`` …, to the NPZ file *path*
-        atomically.
+        """Write the arrays under these names, terms
+        as ``term_a`` …, to the NPZ file *path* atomically.
 
         Of P chosen ``positions``, ``at_position`` is [P, L, H, S] and ``words`` [P, S], padded with
         zeros and "".
@@ -143,8 +143,8 @@ def record_calls(modules: Sequence[nn.Module]) -> Iterator[list[Call]]:
 
 
 def attention_modules(model: BaseFairseqModel) -> list[Any]:
-    """The attention modules of *model*, one a layer; UserError if they do not expose their
-    weights."""
+    """The attention modules of *model*, one a layer;
+    UserError if they do not expose their weights."""
     layers = getattr(getattr(model, "decoder", None), "layers", [])
     modules = [getattr(layer, "self_attn", None) for layer in layers]
     if not modules or not all(hasattr(m, "weights") and hasattr(m, "num_heads") for m in modules):
@@ -169,8 +169,8 @@ class AttentionReader:
             the layers in it.
 
     Raises:
-        UserError: the attention has no weights or terms, or the corpus does not fill the model's
-            memory.
+        UserError: the attention has no weights or terms,
+            or the corpus does not fill the model's memory.
     """
 
     def __init__(
@@ -221,8 +221,8 @@ class AttentionReader:
 
     @torch.inference_mode()
     def read(self, positions: Sequence[int], progress: Progress = no_progress) -> AttentionMaps:
-        """Read the corpus; *positions*, UserError if out of range, are predicted tokens that are
-        shown separately."""
+        """Read the corpus; *positions*, UserError if out of range,
+        are predicted tokens that are shown separately."""
         tokens = len(self.blocks.corpus.tokens)
         for position in positions:
             if not 0 <= position < tokens:

@@ -1,5 +1,5 @@
-"""Curves of training runs: a metric of the log over updates, tokens or time, from the files of
-``--metrics-file``."""
+"""Curves of training runs: a metric of the log over updates,
+tokens or time, from the files of ``--metrics-file``."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class Curve:
         return self.values.min(1)
 
     def reaches(self, value: float) -> np.ndarray:
-        """The x at which each run first falls to *value*, interpolated linearly; NaN where it does
-        not, [runs]."""
+        """The x at which each run first falls to *value*,
+        interpolated linearly; NaN where it does not, [runs]."""
         return np.array([_crossing(self.x, run, value) for run in self.values])
 
 
@@ -64,8 +64,8 @@ def read_curve(name: str, paths: Sequence[str], split: str, metric: str, axis: s
     Args:
         name: its label (default: the name of the first file).
         paths: files of ``--metrics-file``, one per seed.
-        split: tag of the entries: a validation split, ``train_inner`` for intervals or ``train``
-            for epochs.
+        split: tag of the entries: a validation split,
+            ``train_inner`` for intervals or ``train`` for epochs.
         axis: one of :data:`AXES`. Of several runs, the mean x of each entry is taken.
 
     Raises:
@@ -97,8 +97,8 @@ def axis_label(metric: str, splits: Sequence[str]) -> str:
 
 
 def _read_run(path: str, split: str, metric: str, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, Any]:
-    """Updates [n], positions on *axis* [n], values of *metric* [n] and beginnings of stages of one
-    run."""
+    """Updates [n], positions on *axis* [n], values
+    of *metric* [n] and beginnings of stages of one run."""
     entries = _entries(path)
     updates, positions = _progress(entries, axis)
     chosen = [entry for entry in entries if entry["tag"] == split and isinstance(entry.get(metric), int | float)]

@@ -43,8 +43,8 @@ def is_available() -> bool:
 
 
 def require(flag: str) -> None:
-    """Raise UserError, which names *flag*, if matplotlib is missing or unusable, before any work is
-    done."""
+    """Raise UserError, which names *flag*, if matplotlib
+    is missing or unusable, before any work is done."""
     if not is_available():
         raise UserError(f"{flag}: plots need matplotlib: pip install matplotlib")
     _figure(1, 1)
@@ -99,8 +99,8 @@ def draw_perplexities(path: Path, measured: ContextLosses) -> None:
 
 
 def draw_distances(path: Path, maps: AttentionMaps) -> None:
-    """Plot every head's mean attention over distance: one row per head, grouped by layer (Figure
-    5)."""
+    """Plot every head's mean attention over distance:
+    one row per head, grouped by layer (Figure 5)."""
     layers, heads, _ = maps.attention.shape
     figure = _figure(9, _map_height(layers * heads))
     panel = figure.subplots()
@@ -112,8 +112,8 @@ def draw_distances(path: Path, maps: AttentionMaps) -> None:
 
 
 def draw_terms(path: Path, maps: AttentionMaps) -> None:
-    """Plot the same for each term of the attention score alone, its softmax taken over the span
-    (Figure 7)."""
+    """Plot the same for each term of the attention score alone,
+    its softmax taken over the span (Figure 7)."""
     titles = {"a": "content", "b": "content and position", "c": "content bias", "d": "position bias"}
     layers, heads, _ = maps.attention.shape
     figure = _figure(16, _map_height(layers * heads))
@@ -158,8 +158,8 @@ def draw_position(path: Path, at: AtPosition, heads: Sequence[tuple[int, int]]) 
 
 
 def draw_positions(path: Path, rows: Sequence[AtPosition], heads: Sequence[tuple[int, int]]) -> None:
-    """Plot the attention of (layer, head) pairs over distance, one row per position (the rows of
-    Figure 6)."""
+    """Plot the attention of (layer, head) pairs over distance,
+    one row per position (the rows of Figure 6)."""
     span = max(len(at.words) for at in rows)
     figure = _figure(12, len(heads) * _map_height(len(rows), 0.2))
     panels = figure.subplots(len(heads), 1, squeeze=False, sharex=True)[:, 0]
@@ -198,8 +198,8 @@ def draw_notes(path: Path, notes: Sequence[Note], positions: np.ndarray) -> None
 
 
 def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: float | None, splits: int = 1) -> None:
-    """Plot the mean of each of *curves*, with the range of its runs; dotted lines are beginnings of
-    stages.
+    """Plot the mean of each of *curves*, with the range
+    of its runs; dotted lines are beginnings of stages.
 
     Args:
         path: a file of one of :data:`CURVE_FORMATS`.
@@ -262,8 +262,8 @@ def _figure(width: float, height: float) -> Any:
 
 def _save(figure: Any, path: Path, kind: str = "png", create: Create = atomic_file) -> None:
     choose_fonts(figure)
-    # In memory first: matplotlib's writers answer a full disk with errors of their own, such as
-    # zlib's.
+    # In memory first: matplotlib's writers answer a full
+    # disk with errors of their own, such as zlib's.
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=120)
     with create(path, "`results_path`") as file:
@@ -293,8 +293,8 @@ def _visible(values: np.ndarray) -> np.ndarray:
 
 
 def _draw_map(panel: Any, values: np.ndarray, scale: np.ndarray | None = None) -> Any:
-    """Draw *values* [L, H, D], one row per head, layer 0 on top; the colours span *scale* (default:
-    *values*)."""
+    """Draw *values* [L, H, D], one row per head, layer 0 on top;
+    the colours span *scale* (default: *values*)."""
     layers, heads, span = values.shape
     image = _draw_rows(panel, values.reshape(-1, span), values if scale is None else scale)
     for layer in range(1, layers):
@@ -306,8 +306,8 @@ def _draw_map(panel: Any, values: np.ndarray, scale: np.ndarray | None = None) -
 
 
 def _draw_rows(panel: Any, rows: np.ndarray, scale: np.ndarray) -> Any:
-    """Draw *rows* [R, D] of weights by distance, the first on top; the logarithmic colours span
-    *scale*."""
+    """Draw *rows* [R, D] of weights by distance,
+    the first on top; the logarithmic colours span *scale*."""
     from matplotlib.colors import LogNorm
 
     highest = float(scale.max())
@@ -336,8 +336,8 @@ def _label(word: str, longest: int = 14) -> str:
 
 
 def _escaped(text: str) -> str:
-    """*text* with dollar signs escaped, which matplotlib reads as mathematics, and control
-    characters.
+    """*text* with dollar signs escaped, which matplotlib
+    reads as mathematics, and control characters.
 
     No font has these, and matplotlib's warning would write them to the terminal.
     """

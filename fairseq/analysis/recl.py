@@ -51,8 +51,8 @@ class ContextLosses:
         return np.exp(self.losses.mean(axis=2))
 
     def risen_from(self) -> list[int | None]:
-        """For each model the context length with its lowest perplexity if it rises beyond, else
-        None.
+        """For each model the context length with its lowest
+        perplexity if it rises beyond, else None.
 
         It rises if at the longest context it is higher than at the shortest, or higher than the
         lowest by more than two standard errors of the difference.
@@ -79,15 +79,15 @@ class Gains:
 
     @property
     def absolute(self) -> np.ndarray:
-        """exp f_i(c, c) − exp f_i(c, c′), the unnormalised gain in perplexity: float64 [M, K − 1]
-        (Figure 3)."""
+        """exp f_i(c, c) − exp f_i(c, c′), the unnormalised gain
+        in perplexity: float64 [M, K − 1] (Figure 3)."""
         return self.baseline * self.relative
 
 
 @dataclass(frozen=True)
 class EffectiveLength:
-    """A RECL in tokens. ``bound`` is ``exact``, or ``at least`` or ``at most`` at the ends of the
-    measured range."""
+    """A RECL in tokens. ``bound`` is ``exact``, or ``at least``
+    or ``at most`` at the ends of the measured range."""
 
     tokens: int
     bound: str = "exact"
@@ -112,8 +112,8 @@ def draw_positions(tokens: int, longest: int, count: int, seed: int) -> np.ndarr
 
 
 def hardest(baseline: np.ndarray, top_r: float) -> np.ndarray:
-    """The positions T with the largest baseline losses [N]: indices int64 [⌈r·N⌉]; the first of
-    equal ones."""
+    """The positions T with the largest baseline losses [N]:
+    indices int64 [⌈r·N⌉]; the first of equal ones."""
     # Products of decimal fractions are inexact: 0.07 · 100 is 7.000000000000001, of which the
     # ceiling is 8.
     count = max(1, math.ceil(top_r * len(baseline) - 1e-9))
@@ -138,8 +138,8 @@ def relative_gains(losses: np.ndarray, top_r: float) -> Gains:
 
 
 def effective_length(relative: np.ndarray, contexts: np.ndarray, threshold: float) -> EffectiveLength:
-    """The RECL of one model from its relative gains [K − 1] between neighbours of *contexts*
-    [K]."""
+    """The RECL of one model from its relative gains
+    [K − 1] between neighbours of *contexts* [K]."""
     below = np.flatnonzero(relative < threshold)
     if not len(below):
         return EffectiveLength(int(contexts[-1]), "at least")
@@ -165,10 +165,10 @@ class WindowReader:
 
     @torch.inference_mode()
     def losses(self, windows: Tensor, targets: Tensor) -> Tensor:
-        """The loss of the token after each window, in nats: windows [B, c], targets [B] → float32
-        [B]."""
-        # The odd part first, so that the last segment, in which the prediction stands, is a full
-        # one.
+        """The loss of the token after each window, in nats:
+        windows [B, c], targets [B] → float32 [B]."""
+        # The odd part first, so that the last segment,
+        # in which the prediction stands, is a full one.
         first = windows.size(1) if self.segment is None else windows.size(1) % self.segment or self.segment
         net_output = self.model(windows[:, :first])
         for start in range(first, windows.size(1), self.segment or 1):
@@ -234,8 +234,8 @@ def measure(
 
     Args:
         tokens: the corpus; token t is predicted from ``tokens[t − c : t]``.
-        max_tokens: most tokens of a batch (None: no limit); a longer window forms a batch of its
-            own.
+        max_tokens: most tokens of a batch (None: no limit);
+            a longer window forms a batch of its own.
         batch_size: most windows of a batch (None: no limit).
 
     Raises:
@@ -263,8 +263,8 @@ def measure(
 def _batches(
     positions: int, contexts: np.ndarray, max_tokens: int | None, batch_size: int | None
 ) -> Iterator[tuple[int, slice]]:
-    """(context index, positions) pairs; longest contexts first, so that memory runs out early if at
-    all."""
+    """(context index, positions) pairs; longest contexts first,
+    so that memory runs out early if at all."""
     for k in range(len(contexts) - 1, -1, -1):
         fitting = positions if max_tokens is None else max(1, max_tokens // int(contexts[k]))
         rows = min(fitting, batch_size or positions)
@@ -273,11 +273,11 @@ def _batches(
 
 
 def table(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> list[list[str]]:
-    """Rows of cells: each model's RECL for each r, and its perplexity with the shortest and longest
-    context.
+    """Rows of cells: each model's RECL for each r,
+    and its perplexity with the shortest and longest context.
 
-    Where the perplexity rises with the context, the longest and the RECLs beyond the lowest are
-    marked ``↑``.
+    Where the perplexity rises with the context, the longest
+    and the RECLs beyond the lowest are marked ``↑``.
     """
     contexts = measured.contexts
     heads = [f"RECL, r = {gain.top_r:g}" for gain in gains]
@@ -309,8 +309,8 @@ def _mark(rises: bool) -> str:
 
 
 def results(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> dict[str, Any]:
-    """The results and every gain as values for JSON; lists of gains are by neighbouring pairs of
-    ``contexts``."""
+    """The results and every gain as values for JSON;
+    lists of gains are by neighbouring pairs of ``contexts``."""
     models = zip(measured.names, measured.perplexities(), measured.risen_from(), strict=True)
     return {
         "contexts": measured.contexts.tolist(),
@@ -345,12 +345,12 @@ def _model_results(measured: ContextLosses, gain: Gains, i: int, threshold: floa
 
 
 def distinct_names(paths: Sequence[str], names: str | None) -> list[str]:
-    """Names of the models: *names*, separated by commas, or else the parts in which their paths
-    differ.
+    """Names of the models: *names*, separated by commas,
+    or else the parts in which their paths differ.
 
     Raises:
-        UserError: the numbers of names and paths differ; a name is repeated or empty; a path is
-            repeated.
+        UserError: the numbers of names and paths differ;
+            a name is repeated or empty; a path is repeated.
     """
     if len({*paths}) < len(paths):
         raise UserError("`path`: a checkpoint is named twice; name each model of the group once")

@@ -31,8 +31,8 @@ def newest(
     Args:
         kind: ``epoch``, ``update`` or ``best``.
         upper_bound: the highest epoch or update to take.
-        maximizes: returns whether the largest figure is the best in the run that saved a
-            checkpoint.
+        maximizes: returns whether the largest figure
+            is the best in the run that saved a checkpoint.
     """
     checkpoints = numbered(Path(folder), PATTERNS[kind]) if is_folder(folder) else []
     fitting = [path for number, path in checkpoints if upper_bound is None or number <= upper_bound]
@@ -51,8 +51,8 @@ def average(
     digest: Callable[[Mapping[str, Any], str | Path], Any],
     decisive: Callable[[Mapping[str, Any]], Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """The first checkpoint with the mean of all their parameters, and without the state of its
-    training.
+    """The first checkpoint with the mean of all their
+    parameters, and without the state of its training.
 
     Whole numbers, such as the counts of notes, are not averaged: the checkpoint with most updates
     gives them, wherever it stands. Sums are float64; checkpoints are read one at a time.
@@ -84,8 +84,8 @@ def average(
         _check_settings(decisive(state.get("args") or {}), decisive(first.get("args") or {}), path, paths[0])
         updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates") or 0)
         for name, value in parameters.items():
-            # float64: with many checkpoints, sums in their own precision would lose what
-            # distinguishes them.
+            # float64: with many checkpoints, sums in their own
+            # precision would lose what distinguishes them.
             if value.is_floating_point():
                 sums[name] = sums[name] + value.double() if name in sums else value.double()
             elif updates > most:

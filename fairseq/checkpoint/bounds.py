@@ -57,9 +57,9 @@ def check_bounded(state: Any, path: str | Path) -> None:
     the sizes of its own parts.
 
     Raises:
-        UserError: a part contains itself, is nested deeper than :data:`DEPTH`, or is a whole number
-            of more than :data:`BITS` bits; the message names its path. Or parts repeat more than
-            :data:`REPEATED` allows.
+        UserError: a part contains itself, is nested deeper than :data:`DEPTH`,
+            or is a whole number of more than :data:`BITS` bits; the message names its path.
+            Or parts repeat more than :data:`REPEATED` allows.
     """
     sizes: dict[int, int] = {}  # of the parts that are finished, as trees
     open_parts: list[int] = []  # the part that is visited, after those that contain it

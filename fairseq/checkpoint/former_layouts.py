@@ -1,5 +1,5 @@
-"""Upgrade of checkpoints of fairseq 0.6 to 0.12 and of the Shortformer fork to the current
-format."""
+"""Upgrade of checkpoints of fairseq 0.6 to 0.12
+and of the Shortformer fork to the current format."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ OPTIMIZERS = {
 
 
 def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint with current names of parameters and settings; a current checkpoint is
-    unchanged.
+    """Return a checkpoint with current names of parameters
+    and settings; a current checkpoint is unchanged.
 
     *state* has ``model`` (parameters by name), and ``args`` (a dict) or ``cfg`` (a nested dict).
     """
@@ -129,8 +129,8 @@ def _settings(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """The groups of settings of fairseq ≥ 0.11 as one flat dict; the ``_name`` of a group is its
-    choice."""
+    """The groups of settings of fairseq ≥ 0.11 as one flat dict;
+    the ``_name`` of a group is its choice."""
     flat: dict[str, Any] = {}
     for group, settings in cfg.items():
         if not isinstance(settings, Mapping):
@@ -143,8 +143,8 @@ def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor], untied: bool) -> Any:
-    """The state of a numbered *optimizer* without entries of the *superfluous* among the parameters
-    of *model*.
+    """The state of a numbered *optimizer* without entries
+    of the *superfluous* among the parameters of *model*.
 
     fairseq numbers parameters in the order of *model*, tied ones once; RoBERTa's output weights may
     be *untied*. Under ``--fp16`` all are end to end in a single one.
@@ -162,8 +162,8 @@ def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor],
         remaining = [{**group, "params": [n for n in group["params"] if n not in removed]} for group in groups]
         entries = {number: entry for number, entry in optimizer["state"].items() if number not in removed}
         return {**optimizer, "state": entries, "param_groups": remaining}
-    # One flat parameter: the elements of the superfluous ones are cut out of every state of its
-    # shape.
+    # One flat parameter: the elements of the superfluous
+    # ones are cut out of every state of its shape.
     trained = torch.cat([torch.full((model[name].numel(),), number not in copies) for number, name in enumerate(names)])
     entries = {
         number: {

@@ -33,8 +33,8 @@ MARGIN = 1 << 20
 
 
 def check_older_format(content: BinaryIO, path: str | Path, size: int) -> None:
-    """Check the pickles before the tensors in a file of ``torch.save``'s older format, of *size*
-    bytes.
+    """Check the pickles before the tensors in a file
+    of ``torch.save``'s older format, of *size* bytes.
 
     Raises:
         UserError: a tuple is unbounded, or the tensors are larger than the file; other faults are
@@ -54,8 +54,8 @@ def check_older_format(content: BinaryIO, path: str | Path, size: int) -> None:
 
 
 def check_archive(content: BinaryIO, path: str | Path, size: int) -> None:
-    """Compare every record of an archive of ``torch.save``, one a tensor, with its checksum; reads
-    it once.
+    """Compare every record of an archive of ``torch.save``,
+    one a tensor, with its checksum; reads it once.
 
     *content* has *size* bytes, and is called *path* in messages.
 
@@ -94,8 +94,8 @@ def check_archive(content: BinaryIO, path: str | Path, size: int) -> None:
 
 
 def _check_records(archive: zipfile.ZipFile, records: Sequence[zipfile.ZipInfo]) -> None:
-    """Compare each record with its checksum, in a thread for each core: zlib computes it outside
-    Python's lock."""
+    """Compare each record with its checksum, in a thread
+    for each core: zlib computes it outside Python's lock."""
 
     def check(record: zipfile.ZipInfo) -> None:
         with archive.open(record) as stored:
@@ -116,8 +116,8 @@ def _check_records(archive: zipfile.ZipFile, records: Sequence[zipfile.ZipInfo])
 def _check_directory(content: BinaryIO) -> None:
     """Raise ValueError unless the directory of an archive ends where its end record begins.
 
-    torch finds the directory by its offset, zipfile by its length: otherwise each could read
-    another one.
+    torch finds the directory by its offset, zipfile
+    by its length: otherwise each could read another one.
     """
     content.seek(max(0, content.seek(0, os.SEEK_END) - sum(map(struct.calcsize, _ENDS))))
     first, tail = content.tell(), content.read()
@@ -167,8 +167,8 @@ def check_tensors(state: Any, path: str | Path) -> None:
 
 
 def check_finite(parameters: Mapping[str, Tensor], path: str | Path) -> None:
-    """Raise UserError if a weight is infinite or NaN; placeholders may be, which fairseq leaves
-    uninitialised."""
+    """Raise UserError if a weight is infinite or NaN;
+    placeholders may be, which fairseq leaves uninitialised."""
     for name, value in parameters.items():
         if name.rpartition(".")[2] == PLACEHOLDER:
             continue
@@ -183,8 +183,8 @@ def _is_finite(value: Tensor) -> bool:
 
 
 def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> None:
-    """Raise UserError if the disk of *path* has no room for the tensors of *state* and *more*
-    bytes."""
+    """Raise UserError if the disk of *path* has no room
+    for the tensors of *state* and *more* bytes."""
     # torch.save writes a storage once, however many tensors are views of it.
     storages = {
         (tensor.device, tensor.untyped_storage().data_ptr()): tensor.untyped_storage().nbytes()

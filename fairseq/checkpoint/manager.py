@@ -55,15 +55,15 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[float, Path]]:
-    """The checkpoints of *folder* whose names match *pattern*, after the number in their names, the
-    highest first."""
+    """The checkpoints of *folder* whose names match *pattern*,
+    after the number in their names, the highest first."""
     names = [(match, path) for path in entries(folder) if (match := pattern.fullmatch(path.name))]
     return sorted(((float(match[1]), path) for match, path in names), reverse=True)
 
 
 def is_model(path: str | Path) -> bool:
-    """Return whether *path* is a checkpoint, or a folder with one that :func:`find_checkpoint`
-    finds."""
+    """Return whether *path* is a checkpoint,
+    or a folder with one that :func:`find_checkpoint` finds."""
     path = Path(path)
     if is_folder(path):
         return parts.is_folder(path) or any(exists(path / name) for name in NAMES)
@@ -165,14 +165,14 @@ class CheckpointManager:
         self._remove_old()
 
     def save_as(self, name: str, state: Mapping[str, Any]) -> Path:
-        """Write *state* to the file *name*, which training neither resumes from nor removes; return
-        its path."""
+        """Write *state* to the file *name*, which training
+        neither resumes from nor removes; return its path."""
         save(self.folder / name, state)
         return self.folder / name
 
     def keep_dictionary(self, dictionary: str | Path) -> None:
-        """Copy *dictionary* and the tokenizer beside it to the checkpoints, so that their folder is
-        complete.
+        """Copy *dictionary* and the tokenizer beside it
+        to the checkpoints, so that their folder is complete.
 
         Raises:
             UserError: a file cannot be read or written, or the tokenizer's is something else.
@@ -182,8 +182,8 @@ class CheckpointManager:
         source = Path(dictionary)
         text = read_named(source, "make the data folder again")
         contents: dict[str, bytes | None] = {DICTIONARY: text, TOKENIZATION: None}
-        # Read and recognised, not copied: a link in a data folder could lead to any file of this
-        # user.
+        # Read and recognised, not copied: a link in a data
+        # folder could lead to any file of this user.
         if os.path.lexists(tokenization := source.with_name(TOKENIZATION)):
             contents[TOKENIZATION], _ = read_tokenization(tokenization)
         for name, content in contents.items():
@@ -229,16 +229,16 @@ class CheckpointManager:
         return []
 
     def _others(self, last: Path) -> list[Path]:
-        """The checkpoints of the folder that are not *last* under another name, the newest
-        first."""
+        """The checkpoints of the folder that are not
+        *last* under another name, the newest first."""
         paths = [path for path in self.folder.glob("checkpoint*.pt") if exists(path)]
         others = [path for path in paths if not (exists(last) and path.samefile(last))]
         return sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of ``--save-dir``; UserError if another run does. The kernel frees a killed
-        run's.
+        """Hold the lock of ``--save-dir``; UserError
+        if another run does. The kernel frees a killed run's.
 
         A folder that was made for a run that fails before it writes anything is removed.
         """

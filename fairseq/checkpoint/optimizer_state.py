@@ -1,5 +1,5 @@
-"""Optimizer states by parameter name, as checkpoints hold them, and by number, as torch's
-optimizers do."""
+"""Optimizer states by parameter name, as checkpoints hold them,
+and by number, as torch's optimizers do."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class ParameterNames:
         self.groups = [list(islice(names, len(group["params"]))) for group in groups]
 
     def by_name(self, state: State) -> dict[str, Any]:
-        """Return *state*, in torch's layout, with its parameters named; one of another layout as it
-        is."""
+        """Return *state*, in torch's layout,
+        with its parameters named; one of another layout as it is."""
         groups = state.get("param_groups")
         if not isinstance(groups, list) or sum(len(group["params"]) for group in groups) != len(self.names):
             return dict(state)

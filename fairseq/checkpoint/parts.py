@@ -1,15 +1,15 @@
-"""Checkpoints of sharded training: a folder that all processes write with PyTorch's distributed
-checkpoint.
+"""Checkpoints of sharded training: a folder that all
+processes write with PyTorch's distributed checkpoint.
 
 ``plain.pt`` holds everything but sharded tensors, ``__R_0.distcp`` the parts that process R held,
 and ``manifest.json`` their positions. Each part is an archive with a checksum. PyTorch's
 ``.metadata``, a pickle, is there for PyTorch's tools and never read here.
 
-The folder is written under a temporary name and renamed; ``checkpoint_last.pt`` and the other names
-are links to it, replaced atomically. Reading checks every bound and checksum, and gives whole
-tensors, or to a process of sharded training only its rows. With ``--async-save`` everything is
-copied to the host first; the next save and the end of the run wait for the writing and report its
-failure.
+The folder is written under a temporary name and renamed; ``checkpoint_last.pt``
+and the other names are links to it, replaced atomically. Reading checks every bound and checksum,
+and gives whole tensors, or to a process of sharded training only its rows.
+With ``--async-save`` everything is copied to the host first; the next save
+and the end of the run wait for the writing and report its failure.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32,
 
 
 def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPart]]:
-    """Return *state* without its :class:`TensorPart` values, and those by key; equal keys on all
-    processes."""
+    """Return *state* without its :class:`TensorPart` values,
+    and those by key; equal keys on all processes."""
     keys: dict[int, str] = {}
     parts: dict[str, TensorPart] = {}
     paths: list[Any] = []
@@ -68,8 +68,8 @@ def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPar
 
 
 def write(folder: Path, plain: Mapping[str, Any], parts: dict[str, TensorPart], group: dist.ProcessGroup) -> None:
-    """Write *parts* into *folder*; to be called by every process of *group*, whose first writes
-    *plain*, too.
+    """Write *parts* into *folder*; to be called by every
+    process of *group*, whose first writes *plain*, too.
 
     A process that cannot write its parts is a UserError of all.
     """
@@ -222,8 +222,8 @@ class Chunk:
         return self.file
 
     def read(self, folder: Path) -> Tensor:
-        """Return the rows; raise ValueError if the entry is invalid, UserError if the archive is
-        damaged."""
+        """Return the rows; raise ValueError if the entry
+        is invalid, UserError if the archive is damaged."""
         path = folder / self.checked_file
         with open_regular(path) as file:
             if not 0 <= self.start <= self.start + self.length <= path.stat().st_size:

@@ -81,8 +81,8 @@ AVERAGE = {"count": COUNT, "mean": LIST, "weights": LIST}
 
 
 def check(state: Mapping[str, Any], path: str | Path) -> None:
-    """Raise UserError, which names the part, if one of a checkpoint's parts has another type than
-    it should."""
+    """Raise UserError, which names the part, if one
+    of a checkpoint's parts has another type than it should."""
     for key in ("args", "cfg"):
         _require(state.get(key) is None or _is_settings(state[key]), path, key, "a dict with names")
         _require(next(tensors(state.get(key)), None) is None, path, key, "settings without tensors")

@@ -29,8 +29,8 @@ class DType:
         self.order = state[1]
 
     def numpy(self) -> np.dtype[Any]:
-        """Return the numpy dtype; raise ValueError if it is not a boolean, an integer or a
-        floating-point number."""
+        """Return the numpy dtype; raise ValueError if it is not
+        a boolean, an integer or a floating-point number."""
         if not _NUMBER.fullmatch(str(self.code)):
             raise ValueError(f"numpy dtype {self.code!r} is not a number type")
         return np.dtype(self.code).newbyteorder("<" if self.order == "<" else ">" if self.order == ">" else "=")
@@ -43,8 +43,8 @@ def scalar(dtype: DType, data: bytes | str) -> bool | int | float:
 
 
 class Attributes(dict[str, Any]):
-    """The attributes of an object, as a dict: replaces a namespace, the settings of fairseq before
-    0.11."""
+    """The attributes of an object, as a dict:
+    replaces a namespace, the settings of fairseq before 0.11."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.update(state)

@@ -40,15 +40,15 @@ _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose 
 
 
 def save(path: str | Path, state: Mapping[str, Any]) -> None:
-    """Write *state* to *path*, atomically: at every instant the file is the old one or the new one,
-    complete.
+    """Write *state* to *path*, atomically: at every instant
+    the file is the old one or the new one, complete.
 
     The room on the disk is checked before. Tensors on a device are copied to the host, the
     optimizer's one at a time while they are written.
 
     Raises:
-        UserError: the folder is missing, the disk is too full, or the like; the old file is
-            unchanged.
+        UserError: the folder is missing, the disk is too full,
+            or the like; the old file is unchanged.
     """
     check_room(path, state)
     # The optimizer's state is the largest part: torch.save copies its tensors one at a time.
@@ -58,8 +58,8 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
 
 
 def copied(value: Any, *, again: bool = True) -> Any:
-    """Return *value*, a tree of dicts and lists, with its tensors on the host; a tied one is copied
-    once.
+    """Return *value*, a tree of dicts and lists,
+    with its tensors on the host; a tied one is copied once.
 
     With *again* also those that are on the host already are copied.
     """
@@ -71,8 +71,8 @@ def copied(value: Any, *, again: bool = True) -> Any:
                 copies[id(item)] = item.copied(again)
             return copies[id(item)]
         if isinstance(item, Tensor):
-            # One tensor under several names stays one; a square matrix and its transpose differ by
-            # strides only.
+            # One tensor under several names stays one;
+            # a square matrix and its transpose differ by strides only.
             view = (item.data_ptr(), item.shape, item.stride(), item.dtype)
             if view not in copies:
                 copies[view] = item.detach().to("cpu", copy=True) if again else item.detach().cpu()
@@ -113,8 +113,8 @@ def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
 
 
 def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> Any:
-    """Return the tensors and plain data in a file of ``torch.save``, of the zip format or the older
-    one.
+    """Return the tensors and plain data in a file
+    of ``torch.save``, of the zip format or the older one.
 
     Memory-mapped where the format allows it: nothing is copied until it is used. The zip format has
     a checksum a tensor, which is verified.
@@ -160,8 +160,8 @@ def _read_file(file: BinaryIO, path: str | Path, map_location: Any) -> Any:
 def describe_mismatch(
     model_state: Mapping[str, Tensor], expected: Mapping[str, Tensor], path: str | Path
 ) -> str | None:
-    """Name the parameters of the checkpoint at *path* that do not fit a model, in one line; None if
-    all do."""
+    """Name the parameters of the checkpoint at *path*
+    that do not fit a model, in one line; None if all do."""
     reshaped = [
         f"{name} {list(model_state[name].shape)} for {list(expected[name].shape)}"
         for name in expected

@@ -1,5 +1,5 @@
-"""Flags and dataclasses: declaration of settings, command lines, YAML files, registries of
-parts."""
+"""Flags and dataclasses: declaration of settings,
+command lines, YAML files, registries of parts."""
 
 from fairseq.config.fields import Config, flag, typed
 

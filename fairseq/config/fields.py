@@ -51,8 +51,8 @@ class Config:
         self.check()
 
     def check(self) -> None:
-        """Check that the settings, each valid by itself, fit together; SettingError if they do
-        not."""
+        """Check that the settings, each valid by itself,
+        fit together; SettingError if they do not."""
 
 
 def flag(
@@ -80,8 +80,8 @@ def flag(
         choices: the values allowed.
         low, high: closed bounds of a number (or of each number of a list).
         above, below: open bounds.
-        python: closed bounds instead, where Python code sets the value and no flag or settings file
-            does.
+        python: closed bounds instead, where Python code
+            sets the value and no flag or settings file does.
         metavar: how ``--help`` shows the value.
         negative: a bool that also has a ``--no-…`` form.
         const: the value where the flag is given without one.
@@ -112,8 +112,8 @@ def flag_name(name: str) -> str:
 def add_flags(
     parser: argparse._ActionsContainer, config: type, only: Sequence[str] | None = None, otherwise: str | None = None
 ) -> None:
-    """Add a flag for every field of *config*, or for *only* those named, that *parser* does not
-    have yet.
+    """Add a flag for every field of *config*,
+    or for *only* those named, that *parser* does not have yet.
 
     *otherwise* is what ``--help`` says in place of the default, where something else than the
     dataclass decides. Defaults stay out of the parsed namespace (``argparse.SUPPRESS``), so that
@@ -144,8 +144,8 @@ def add_flags(
 
 
 def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace, flags: bool = False) -> C:
-    """*settings* if they are a *config* already; else a *config* of the ones that it has, and of
-    defaults.
+    """*settings* if they are a *config* already;
+    else a *config* of the ones that it has, and of defaults.
 
     Values may be typed or be the strings a command line, a YAML file or an old checkpoint holds.
     With *flags* they are what a user gave, within the bounds of flags; else within Python's.

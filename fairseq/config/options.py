@@ -33,11 +33,11 @@ from fairseq.system.waiting import short_waits_under_load
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
 
 EXTENSION = "extension"  # in place of a choice
-# Settings of one thing. One that is given takes the place of the others in --config and in a
-# recipe.
+# Settings of one thing. One that is given takes the place
+# of the others in --config and in a recipe.
 SAME = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
-# In a recipe alone: of those that are given, the first that is reached ends training or fills a
-# batch.
+# In a recipe alone: of those that are given,
+# the first that is reached ends training or fills a batch.
 SAME_IN_RECIPES = (*SAME, ("max_update", "max_epoch", "stages", "stop_time_hours"), ("batch_size", "max_tokens"))
 
 
@@ -184,8 +184,8 @@ def _check_working_folder() -> None:
 
 
 def fail(message: str) -> NoReturn:
-    """Print *message* with flags for the names in backticks as one line on stderr, and exit with
-    code 2."""
+    """Print *message* with flags for the names in backticks
+    as one line on stderr, and exit with code 2."""
     # What a message quotes from a file may hold line ends.
     line = printable(" ".join(with_flags(message).split()))
     print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr, flush=True)
@@ -208,8 +208,8 @@ def _first_look(argv: list[str]) -> dict[str, Any]:
 
 
 def _check_names(parser: Parser, args: argparse.Namespace) -> None:
-    """Raise UserError for an empty file name, which would be the current folder, or one with a NUL
-    character.
+    """Raise UserError for an empty file name,
+    which would be the current folder, or one with a NUL character.
 
     Flags of dataclasses check their text themselves.
     """
@@ -232,8 +232,8 @@ def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]
         if name == "arch":
             check_architecture(part)
         parser.chosen[name] = part
-        # The task of an evaluation is the checkpoint's; the few of its flags that matter are among
-        # the command's.
+        # The task of an evaluation is the checkpoint's;
+        # the few of its flags that matter are among the command's.
         if name != "task" or "arch" in parser.choices or part not in CHOICES[name]:
             parts.append((name, part, chosen_part(name, part)))
     tasks = [part for choice, _, part in parts if choice == "task"]
@@ -254,8 +254,8 @@ def _leave_out_extensions(args: argparse.Namespace, parts: list[tuple[str, str, 
 
 
 def _add_part_flags(parser: Parser, choice: str, name: str, part: Any) -> dict[str, Any]:
-    """Add the flags of *part*; returns the defaults that its ``add_args`` names, which wait for
-    ``--config``."""
+    """Add the flags of *part*; returns the defaults
+    that its ``add_args`` names, which wait for ``--config``."""
     cls = getattr(part, "config_class", None)
     title = getattr(part, "__name__", name) if cls is None else title_of(cls, name)
     group = parser.add_argument_group(title, argument_default=argparse.SUPPRESS)
@@ -269,8 +269,8 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: Any) -> dict[s
     defaults = {}
     for action in parser._actions:
         if action not in ours and action.default is not argparse.SUPPRESS:
-            # argparse would convert a default that is text; here it waits for --config, and is
-            # converted now.
+            # argparse would convert a default that is text;
+            # here it waits for --config, and is converted now.
             text = isinstance(action.default, str)
             defaults[action.dest] = parser._get_value(action, action.default) if text else action.default
             action.default = argparse.SUPPRESS
@@ -295,8 +295,8 @@ def _from_file(parser: Parser, path: str) -> dict[str, Any]:
 
 
 def _fill(parser: Parser, args: argparse.Namespace, parts: list[Any], defaults: dict[str, Any]) -> None:
-    """Complete *args*: what is given, then --config, a plug-in's *defaults*, the architecture, the
-    dataclasses'."""
+    """Complete *args*: what is given, then --config,
+    a plug-in's *defaults*, the architecture, the dataclasses'."""
     from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
     if hasattr(args, "save_dir"):
         from_file = for_another_run(from_file, args.save_dir)

@@ -1,5 +1,5 @@
-"""The argument parser of the commands: flags of dataclasses and registered parts, help, and
-one-line errors."""
+"""The argument parser of the commands: flags of dataclasses
+and registered parts, help, and one-line errors."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ class Parser(argparse.ArgumentParser):
         hidden: Collection[str] = (),  # fields whose flags are taken for fairseq's sake, neither shown nor read
         settings_file: bool = True,  # whether ``--config`` names a YAML file with settings
         takes_unused: bool = False,  # whether fairseq's flags without meaning here are taken
-        # What an architecture recommends, from its name and what the command line and ``--config``
-        # choose.
+        # What an architecture recommends, from its name
+        # and what the command line and ``--config`` choose.
         recommend: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] | None = None,
     ) -> None:
         super().__init__(
@@ -96,8 +96,8 @@ class Parser(argparse.ArgumentParser):
             fields.add_flags(self.add_argument_group(title_of(cls)), cls)
         for cls, names in optional:
             fields.add_flags(self.add_argument_group(title_of(cls)), cls, names, otherwise="the checkpoint's")
-        # Flags that nothing reads: *hidden* ones, and others on the command line, while it is
-        # parsed.
+        # Flags that nothing reads: *hidden* ones,
+        # and others on the command line, while it is parsed.
         self.unread: list[str] = []
         for action in self._actions:
             if action.dest in hidden:
@@ -119,16 +119,16 @@ class Parser(argparse.ArgumentParser):
         )
 
     def show_defaults(self, values: Mapping[str, Any]) -> None:
-        """Show *values* as the defaults of their flags: an architecture's differ from the
-        dataclass's."""
+        """Show *values* as the defaults of their flags:
+        an architecture's differ from the dataclass's."""
         for action in self._actions:
             if action.dest in values and action.help not in (None, argparse.SUPPRESS):
                 text = re.sub(r" \(default: [^()]*\)$", "", str(action.help))
                 action.help = f"{text} (default: {fields.shown(values[action.dest])})"
 
     def format_help(self, all: bool = False) -> str:
-        """The help text: usage, examples, the flags one needs first; with *all* also the others and
-        the parts."""
+        """The help text: usage, examples, the flags one needs first;
+        with *all* also the others and the parts."""
         formatter = self._get_formatter()
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         formatter.add_text(self.description)
@@ -154,8 +154,8 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def error(self, message: str) -> NoReturn:
-        """Raise a :class:`UserError`; an unknown flag gets the nearest one, or the part that it
-        belongs to."""
+        """Raise a :class:`UserError`; an unknown flag gets
+        the nearest one, or the part that it belongs to."""
         # argparse gives its errors as text only.
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
         if unknown and unknown[1].startswith("-"):
@@ -200,10 +200,10 @@ def version() -> str:
 
 
 def title_of(cls: type, name: str | None = None) -> str:
-    """The title of a dataclass's flags: the beginning of its docstring, and the *name* it is
-    registered under."""
-    first = (cls.__doc__ or cls.__name__).strip().splitlines()[0]
-    title = re.sub(r"^(The )?[Ss]ettings of (an? |the )?", "", re.split(r"[:;]|\.(?:\s|$)", first)[0])
+    """The title of a dataclass's flags: the beginning
+    of its docstring, and the *name* it is registered under."""
+    text = " ".join((cls.__doc__ or cls.__name__).split())
+    title = re.sub(r"^(The )?[Ss]ettings of (an? |the )?", "", re.split(r"[:;]|\.(?:\s|$)", text)[0])
     title = title[:1].upper() + title[1:]
     return f"{title} ({name})" if name else title
 

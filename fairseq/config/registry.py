@@ -1,8 +1,8 @@
-"""Registries of named parts: models, architectures, tasks, criterions, optimizers, schedules and
-tokenizers.
+"""Registries of named parts: models, architectures,
+tasks, criterions, optimizers, schedules and tokenizers.
 
-They are below the packages of the parts and name none: :mod:`fairseq.parts` declares the built-in
-ones.
+They are below the packages of the parts and name none:
+:mod:`fairseq.parts` declares the built-in ones.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ C = TypeVar("C", bound=type)
 Fill = Callable[[argparse.Namespace], None]
 Complete = Callable[[Mapping[str, Any]], dict[str, Any]]
 
-# Names of parts that fairseq 0.12.2 does not have: plug-ins written for it may have parts of these
-# names.
+# Names of parts that fairseq 0.12.2 does not have:
+# plug-ins written for it may have parts of these names.
 _ADDED = re.compile(
     r"bert|electra|tnf_|shortformer|transformer_xl|truncated_bptt_lm|muon|wsd|transformer_lm_(demo|fast|tiny)|lstm_lm_tiny"
 )
@@ -87,11 +87,11 @@ class Registry(Generic[T]):
     _declared: dict[str, Declaration] = field(default_factory=dict)
 
     def declare(self, name: str, target: str, settings: type | None = None) -> None:
-        """Declare the built-in part *name*: its class as ``module:name``, and the dataclass of its
-        *settings*.
+        """Declare the built-in part *name*: its class
+        as ``module:name``, and the dataclass of its *settings*.
 
-        Command lines are parsed without importing that module, and with it torch, if *settings* are
-        given.
+        Command lines are parsed without importing that module,
+        and with it torch, if *settings* are given.
         """
         self._declared[name] = Declaration(target, settings)
 
@@ -111,8 +111,8 @@ class Registry(Generic[T]):
                 ``add_args(parser)`` makes them.
 
         Raises:
-            ValueError: another part has that name, or the part does not extend the base class of
-                its kind.
+            ValueError: another part has that name,
+                or the part does not extend the base class of its kind.
         """
 
         def keep(part: P) -> P:
@@ -147,8 +147,8 @@ class Registry(Generic[T]):
         return self._parts
 
     def declaration(self, name: str) -> T | Declaration:
-        """The declaration of the part called *name*, or a plug-in's part; UserError if there is
-        neither."""
+        """The declaration of the part called *name*,
+        or a plug-in's part; UserError if there is neither."""
         deferred.declare_parts()
         if name in self._declared and (name not in self._parts or not is_outside(self._parts[name])):
             return self._declared[name]
@@ -201,8 +201,8 @@ def is_plugin(chosen: Mapping[str, str]) -> bool:
 
 
 def set_up(task: Any, settings: Any) -> Any:
-    """The *task* of *settings*; with a plug-in's part under fairseq's protocol, which plug-ins are
-    written for."""
+    """The *task* of *settings*; with a plug-in's part under
+    fairseq's protocol, which plug-ins are written for."""
     if is_plugin(vars(settings.chosen)):
         return deferred.plugins().set_up(task, settings)
     return task.setup_task(settings)
@@ -215,8 +215,8 @@ def is_replaceable(known: Any, part: Any, name: str) -> bool:
 
 
 def _same_source(known: Any, part: Any) -> bool:
-    """Return whether two parts are one definition imported twice (a ``--user-dir`` that is also a
-    package)."""
+    """Return whether two parts are one definition imported
+    twice (a ``--user-dir`` that is also a package)."""
     return getattr(known, "__qualname__", None) == getattr(part, "__qualname__", object()) and getattr(
         getattr(known, "__code__", None), "co_filename", getattr(known, "__module__", None)
     ) == getattr(getattr(part, "__code__", None), "co_filename", getattr(part, "__module__", None))
@@ -234,8 +234,8 @@ class Architecture:
 
 
 def chosen_part(choice: str, name: str) -> Any:
-    """Declaration or class that *choice* chooses with the value *name*, of an architecture its
-    model's.
+    """Declaration or class that *choice* chooses
+    with the value *name*, of an architecture its model's.
 
     Raises:
         UserError: there is none.
@@ -249,8 +249,8 @@ def extensions_of(task: Any) -> list[str]:
 
 
 def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """*settings* with *defaults* of what they lack; defaults that are functions are computed from
-    all others."""
+    """*settings* with *defaults* of what they lack;
+    defaults that are functions are computed from all others."""
     # Plain values first, so that the functions see all of them, and whatever the user gave.
     known = {**{name: value for name, value in defaults.items() if not callable(value)}, **settings}
     return {**{name: value(known) for name, value in defaults.items() if callable(value)}, **known}
@@ -283,8 +283,8 @@ register_bpe = BPES.register
 
 
 def register_model(name: str, dataclass: type | None = None) -> Callable[[C], C]:
-    """Class decorator: register a model as *name*, with the dataclass of its settings if it has
-    one.
+    """Class decorator: register a model as *name*,
+    with the dataclass of its settings if it has one.
 
     A plug-in's dataclass also makes an architecture of that name, with the dataclass's defaults.
     """
@@ -301,8 +301,8 @@ def register_model(name: str, dataclass: type | None = None) -> Callable[[C], C]
 
 
 def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fill], Fill]:
-    """Decorator for a function that sets on a ``Namespace`` the defaults of a plug-in's
-    architecture."""
+    """Decorator for a function that sets on a ``Namespace``
+    the defaults of a plug-in's architecture."""
 
     def keep(fill: Fill) -> Fill:
         @functools.wraps(fill)

@@ -1,5 +1,5 @@
-"""Settings of the commands, one dataclass a concern, and :class:`Settings`, which holds all of a
-run's.
+"""Settings of the commands, one dataclass a concern,
+and :class:`Settings`, which holds all of a run's.
 
 A command types its flat namespace once, at its entrance, and hands the parts down.
 
@@ -146,8 +146,8 @@ class DistributedConfig(Config):
 
 
 def whole_share(total: int, share: float) -> int:
-    """The whole updates in a *share* of *total*; shares with the sum 1 have no more than *total*
-    together."""
+    """The whole updates in a *share* of *total*;
+    shares with the sum 1 have no more than *total* together."""
     return int(total * share + 1e-6)  # 0.29 of 100 is less than 29 in binary
 
 
@@ -162,13 +162,13 @@ class RateConfig(Config):
 
     @property
     def needs_max_update(self) -> bool:
-        """Whether the learning rate depends on the number of updates of training, which is left
-        open."""
+        """Whether the learning rate depends on the number
+        of updates of training, which is left open."""
         return False
 
     def updates_of(self, setting: str, share: float) -> int:
-        """The updates that are a *share* of training, the value of *setting*; SettingError without
-        `max_update`."""
+        """The updates that are a *share* of training,
+        the value of *setting*; SettingError without `max_update`."""
         # Not in check(): the length of training may come from a stage, or from the data.
         if self.max_update <= 0:
             raise SettingError(f"`{setting}` {share:g}: a share of `max_update`; give it")
@@ -296,8 +296,8 @@ class Settings:
     flat: dict[str, Any]  # all settings by name, plug-ins' too: what a checkpoint stores
 
     def changed(self: S, **values: Any) -> S:
-        """A copy in which the fields called as *values* have these values, in every part and in
-        :attr:`flat`."""
+        """A copy in which the fields called as *values* have
+        these values, in every part and in :attr:`flat`."""
 
         def changed(part: Any) -> Any:
             names = {field.name for field in dataclasses.fields(part)} & values.keys()
@@ -378,8 +378,8 @@ def _typed_part(choice: str, settings: Mapping[str, Any]) -> Any:
     """The settings of the part that *settings* choose as *choice*; None without one, or where it
     has no dataclass."""
     name = str(settings.get(choice) or "")
-    # Of parts a checkpoint may name ones that are not here; without its architecture there is no
-    # model.
+    # Of parts a checkpoint may name ones that are not here;
+    # without its architecture there is no model.
     if not name or (choice != "arch" and name not in CHOICES[choice]):
         return None
     cls = getattr(chosen_part(choice, name), "config_class", None)

@@ -17,8 +17,8 @@ OUTPUTS = ("metrics_file", "log_file", "tensorboard_logdir")  # what a run write
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """The settings in a ``--config`` file, by name (dashes or underscores); UserError if it is no
-    flat mapping."""
+    """The settings in a ``--config`` file, by name (dashes
+    or underscores); UserError if it is no flat mapping."""
     settings = load_yaml(path, "--config")
     for name, value in settings.items():
         _check_setting(path, name, value)
@@ -29,8 +29,8 @@ def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
     """The mapping in a YAML file that *flag* names.
 
     Raises:
-        UserError: the file is missing, larger than 64 KiB, no YAML, nested deeply, or not a
-            mapping.
+        UserError: the file is missing, larger than 64 KiB,
+            no YAML, nested deeply, or not a mapping.
     """
     # Imported here: most command lines name no file.
     import yaml
@@ -96,8 +96,8 @@ def _check_depth(events: Any) -> None:
 
 
 def _check_setting(path: str | Path, name: Any, value: Any) -> None:
-    """Raise UserError unless *value* is a number, text, a switch, or a flat list or dict of
-    such."""
+    """Raise UserError unless *value* is a number,
+    text, a switch, or a flat list or dict of such."""
     simple = (str, int, float, bool, type(None))
     items = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else [value]
     if not isinstance(name, str) or not all(isinstance(item, simple) for item in items):

@@ -29,8 +29,8 @@ class Part:
 
     @classmethod
     def unread(cls, stored: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the settings *stored* in a checkpoint that it reads only if they are in its
-        dataclass."""
+        """Return the settings *stored* in a checkpoint
+        that it reads only if they are in its dataclass."""
         return stored
 
 
@@ -58,8 +58,8 @@ class ModelConfig(KernelConfig):
         return 0
 
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
-        """Settings that change when staged training goes on with blocks of *tokens*; any stage's
-        *longest* blocks."""
+        """Settings that change when staged training goes
+        on with blocks of *tokens*; any stage's *longest* blocks."""
         return {}
 
 

@@ -165,16 +165,16 @@ def advice_of(flag: str) -> str:
 
 
 def add_unread(parser: argparse.ArgumentParser, switches: str, values: str) -> None:
-    """Let *parser* take flags that nothing reads, without showing them; those that it has already
-    stay."""
+    """Let *parser* take flags that nothing reads,
+    without showing them; those that it has already stay."""
     for nargs, names in ((0, switches), (None, values)):
         for name in names.split():
             _add(parser, name, "?" if name in _OPTIONAL else nargs, Unread)
 
 
 def add_unused_flags(parser: argparse.ArgumentParser) -> None:
-    """Let *parser* take fairseq's flags without meaning here, and refuse those that change a
-    result."""
+    """Let *parser* take fairseq's flags without meaning here,
+    and refuse those that change a result."""
     add_unread(parser, SWITCHES, VALUES)
     if "arch" not in getattr(parser, "choices", []):
         add_unread(parser, OF_EVALUATION_SWITCHES, OF_EVALUATION)

@@ -45,8 +45,8 @@ class CrossEntropyCriterion(FairseqCriterion):
     def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
         layer = model.output_layer
         if isinstance(layer, OutputLayer):
-            # On the host: selecting targets on a device synchronises, because their number has to
-            # be read.
+            # On the host: selecting targets on a device synchronises,
+            # because their number has to be read.
             target = sample["target"].reshape(-1)
             sample["partition"] = layer.partition(target, self.padding_idx, self.band_padding)
         return sample
@@ -72,8 +72,8 @@ class CrossEntropyCriterion(FairseqCriterion):
         return subset_sums(layer, hidden.flatten(0, -2), sample, self.padding_idx)
 
     def _partition(self, layer: OutputLayer, sample: Sample, device: torch.device) -> Any:
-        """The targets of *sample* that count, on *device*; :meth:`prepare` has computed them on the
-        host."""
+        """The targets of *sample* that count, on *device*;
+        :meth:`prepare` has computed them on the host."""
         partition = sample.get("partition")
         if partition is None:  # the criterion was called directly
             partition = layer.partition(sample["target"].reshape(-1), self.padding_idx, self.band_padding)
@@ -81,8 +81,8 @@ class CrossEntropyCriterion(FairseqCriterion):
 
 
 class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
-    """Cross entropy against (1 − ε) · target + ε · uniform over the V words (Szegedy et al. 2016,
-    section 7).
+    """Cross entropy against (1 − ε) · target + ε · uniform
+    over the V words (Szegedy et al. 2016, section 7).
 
     ``nll_loss`` is the plain cross entropy.
     """
@@ -133,8 +133,8 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
 
 
 class AdaptiveLoss(CrossEntropyCriterion):
-    """Negative log-likelihood through an adaptive softmax (Grave et al. 2017), each band over its
-    own words."""
+    """Negative log-likelihood through an adaptive softmax
+    (Grave et al. 2017), each band over its own words."""
 
     config_class = AdaptiveCriterionConfig
 

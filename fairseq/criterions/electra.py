@@ -36,8 +36,8 @@ class ElectraCriterion(FairseqCriterion):
     def __init__(self, task: Any, cfg: ElectraLossConfig) -> None:
         super().__init__(task)
         self.discriminator_weight = cfg.discriminator_weight
-        # The expected number of chosen tokens, not the drawn one, so that all processes divide by
-        # the same.
+        # The expected number of chosen tokens, not the drawn one,
+        # so that all processes divide by the same.
         self.mask_prob = mask_prob("electra", task)
 
     def check(self, model: BaseFairseqModel) -> None:
@@ -80,8 +80,8 @@ class ElectraCriterion(FairseqCriterion):
         return loss, sample["ntokens"], sums
 
     def figures(self) -> dict[str, Figure]:
-        """Total loss; the generator's in bits a chosen token, the discriminator's in bits a token;
-        its accuracy."""
+        """Total loss; the generator's in bits a chosen token,
+        the discriminator's in bits a token; its accuracy."""
         to_bits = 1 / math.log(2)
         return {
             "loss": ratio("loss", SIZE, to_bits),

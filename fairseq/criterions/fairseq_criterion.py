@@ -1,5 +1,5 @@
-"""Base class of criterions: the interface that the trainer uses; and the sums that several of them
-return.
+"""Base class of criterions: the interface that the trainer uses;
+and the sums that several of them return.
 
 Validation losses are also of subsets of tokens and of single tokens: ``sample["subsets"]`` holds a
 mask for each of the task's ``subsets``, bool [B, T] or broadcastable to it;
@@ -72,12 +72,12 @@ class FairseqCriterion(Part, nn.Module):
         return cls(**{name: values[name] for name in parameters if name in values})
 
     def check(self, model: BaseFairseqModel) -> None:
-        """Raise UserError if *model* lacks the outputs this loss needs; called once, before any
-        batch."""
+        """Raise UserError if *model* lacks the outputs
+        this loss needs; called once, before any batch."""
 
     def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
-        """Add to *sample*, on the host, values whose computation on the device would
-        synchronise."""
+        """Add to *sample*, on the host, values
+        whose computation on the device would synchronise."""
         return sample
 
     def step(
@@ -130,15 +130,15 @@ def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, 
 
 
 def is_padded(sample: Sample, padding_idx: int) -> bool | None:
-    """Return whether the tokens of *sample* have padding; None: they are on a GPU, where looking
-    would synchronise."""
+    """Return whether the tokens of *sample* have padding; None:
+    they are on a GPU, where looking would synchronise."""
     tokens: Tensor = sample["net_input"]["src_tokens"]
     return bool(tokens.eq(padding_idx).any()) if tokens.device.type == "cpu" else None
 
 
 def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx: int) -> dict[str, Any]:
-    """Summed losses and numbers of the targets of each subset, for hidden states [N, C] of all
-    tokens."""
+    """Summed losses and numbers of the targets of each subset,
+    for hidden states [N, C] of all tokens."""
     sums: dict[str, Any] = {}
     if "positions" in sample:
         target = sample["target"].reshape(-1)
@@ -154,8 +154,8 @@ def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx:
 
 
 def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, Any]:
-    """The sums of :func:`subset_sums` from all tokens' losses [B, T]; *real*, bool [B, T], is false
-    at padding."""
+    """The sums of :func:`subset_sums` from all tokens' losses [B,
+    T]; *real*, bool [B, T], is false at padding."""
     sums: dict[str, Any] = {}
     if "positions" in sample:
         rows = real.reshape(-1).nonzero().squeeze(1)
@@ -167,8 +167,8 @@ def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, An
 
 def _gathered(sample: Sample, rows: Tensor, losses: Tensor) -> Gathered:
     """The *losses* [n] of the targets *rows* [n] of *sample*, with their positions."""
-    # float64 holds positions up to 2**53 exactly, so that position and loss are gathered as one
-    # tensor.
+    # float64 holds positions up to 2**53 exactly,
+    # so that position and loss are gathered as one tensor.
     return Gathered(torch.stack([sample["positions"].reshape(-1)[rows].double(), losses.double()], 1))
 
 

@@ -48,8 +48,8 @@ class MaskedLMCriterion(FairseqCriterion):
     def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         output = net_output[0].flatten(0, -2)
         if "partition" not in sample:
-            # Logits: [B, T, V], or of the chosen tokens, [M, V], from fairseq's models, which know
-            # the argument.
+            # Logits: [B, T, V], or of the chosen tokens, [M, V],
+            # from fairseq's models, which know the argument.
             mask = sample["target"].ne(self.padding_idx)
             target = sample["target"][mask] if net_output[0].dim() == 2 else sample["target"].reshape(-1)
             loss, chosen = nll(output, target, self.padding_idx), int(mask.sum())
@@ -67,8 +67,8 @@ class MaskedLMCriterion(FairseqCriterion):
 
 
 def mask_prob(criterion: str, task: Any) -> float:
-    """Return the share of tokens that *task* chooses; raise UserError if it does not mask
-    tokens."""
+    """Return the share of tokens that *task* chooses;
+    raise UserError if it does not mask tokens."""
     share: float | None = getattr(getattr(task, "cfg", None), "mask_prob", None)
     if share is None:
         raise UserError(f"`criterion` {criterion}: needs a task that masks tokens; use `task` masked_lm")

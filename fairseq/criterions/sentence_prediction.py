@@ -70,8 +70,8 @@ class SentencePredictionCriterion(FairseqCriterion):
         return loss, size, {**logging_output(loss, sample, size), PREDICTIONS: Gathered(rows)}
 
     def figures(self) -> dict[str, Figure]:
-        """``loss`` in bits a row (regression: mean squared error); in validation also the metrics
-        and ``score``."""
+        """``loss`` in bits a row (regression: mean squared error);
+        in validation also the metrics and ``score``."""
         loss = ratio("loss", SIZE, 1.0 if self.is_regression else 1 / math.log(2))
         return {"loss": loss, **metric_figures(self.metrics)}
 
@@ -82,8 +82,8 @@ def predictions(logits: Tensor, is_regression: bool) -> Tensor:
 
 
 def metric_figures(metrics: tuple[str, ...]) -> dict[str, Figure]:
-    """Figures of gathered predictions (predicted, target), float64 [rows, 2]: *metrics*, and their
-    mean ``score``."""
+    """Figures of gathered predictions (predicted, target),
+    float64 [rows, 2]: *metrics*, and their mean ``score``."""
 
     def figure(*names: str) -> Figure:
         def compute(sums: Values) -> float:
@@ -99,8 +99,8 @@ def metric(name: str, predicted: Tensor, target: Tensor) -> float:
     """A metric in percent, ``accuracy`` or a key of :data:`LIBRARIES`, of classes or scores [n];
     F1's positive is 1.
 
-    A correlation with a constant is 0, as in scikit-learn's Matthews correlation; so is F1 without
-    positive rows.
+    A correlation with a constant is 0, as in scikit-learn's
+    Matthews correlation; so is F1 without positive rows.
     """
     if name == "accuracy":
         return 100 * float((predicted == target).double().mean())

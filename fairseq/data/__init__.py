@@ -1,7 +1,7 @@
 """From symbols to batches: binarizer, indexed corpus, token blocks, samplers, epoch iterator.
 
-The names below are imported when first used: worker processes that only binarise need not load
-torch.
+The names below are imported when first used:
+worker processes that only binarise need not load torch.
 """
 
 from fairseq.system.deferred import names_of

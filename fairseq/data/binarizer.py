@@ -24,11 +24,11 @@ _LINE_END = "\udc80"
 
 @dataclass
 class Summary:
-    """Counts of a preprocessed text: lines, tokens (``</s>`` included), words that were not in the
-    dictionary.
+    """Counts of a preprocessed text: lines, tokens (``</s>``
+    included), words that were not in the dictionary.
 
-    Among these words are those that are written like the padding symbol, which are counted as
-    ``padding``, too.
+    Among these words are those that are written like
+    the padding symbol, which are counted as ``padding``, too.
     """
 
     sentences: int = 0
@@ -115,12 +115,12 @@ class Binarizer:
         self._pool = splitters(1) if pool is None else pool
 
     def binarize(self, path: str, prefix: str | Path) -> Summary:
-        """Write the text *path* to *prefix* ``.bin`` and ``.idx``; the same bytes for any number of
-        processes.
+        """Write the text *path* to *prefix* ``.bin`` and ``.idx``;
+        the same bytes for any number of processes.
 
         Raises:
-            UserError: the text is missing, empty or not UTF-8, or a process died; no file is
-                written.
+            UserError: the text is missing, empty or not UTF-8,
+                or a process died; no file is written.
         """
         summary = Summary()
         with IndexedWriter(prefix, self._dtype) as writer:
@@ -175,16 +175,16 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a text: its different words in the order of their first appearance, and its tokens,
-    as numbers."""
+    """A part of a text: its different words in the order
+    of their first appearance, and its tokens, as numbers."""
 
     words: list[str]
     numbers: np.ndarray  # unsigned [N], 1 + the index of a token's word, 0 for the ``</s>`` of a line
 
 
 def splitters(workers: int) -> Workers[_Part]:
-    """Processes that split parts of texts into words, for :class:`LearnedTexts` and
-    :class:`Binarizer`."""
+    """Processes that split parts of texts into words,
+    for :class:`LearnedTexts` and :class:`Binarizer`."""
     return Workers(_numbered, workers)
 
 

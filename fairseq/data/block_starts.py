@@ -1,5 +1,5 @@
-"""Boundaries of blocks: the size of each, and where each starts, in little more memory than the
-sizes."""
+"""Boundaries of blocks: the size of each,
+and where each starts, in little more memory than the sizes."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class BlockStarts(LazyArray):
 
 
 def boundaries(pieces: Iterable[Piece]) -> tuple[BlockStarts, np.ndarray]:
-    """Return starts and sizes, int32 [n], of rising blocks that do not overlap and come in
-    *pieces*."""
+    """Return starts and sizes, int32 [n], of rising blocks
+    that do not overlap and come in *pieces*."""
     sizes: list[np.ndarray] = []
     gaps: list[np.ndarray] = []
     count = end = skipped = 0

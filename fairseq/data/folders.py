@@ -23,8 +23,8 @@ from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
 
 def data_folders(data: str | Path) -> list[Path]:
-    """Return the folders of ``DATA`` or ``DATA1:DATA2:…``, one or more, for each epoch of training
-    in turn."""
+    """Return the folders of ``DATA`` or ``DATA1:DATA2:…``,
+    one or more, for each epoch of training in turn."""
     names = os.fspath(data)
     if exists(names):
         return [Path(names)]
@@ -54,8 +54,8 @@ def load_dictionary(data: str | Path) -> Dictionary:
         read_tokenization(tokenization, dictionary.symbols)
     for path in others:
         other = read_dictionary(path)
-        # Most are copies: parsing each of thirty large dictionaries would take longer than opening
-        # the data.
+        # Most are copies: parsing each of thirty large
+        # dictionaries would take longer than opening the data.
         if other != content and Dictionary.parse(other, path) != dictionary:
             raise UserError(f"{path}: differs from {first.parent}'s; preprocess {path.parent} with `srcdict` {first}")
     return dictionary
@@ -79,8 +79,8 @@ def _splits(folder: str | Path) -> list[str]:
 
 
 def check_split(folder: str | Path, split: str) -> None:
-    """Raise UserError if a folder has no such split or its index is not one; the tokens are not
-    read."""
+    """Raise UserError if a folder has no such split
+    or its index is not one; the tokens are not read."""
     there = _splits(folder)
     if there and not exists(Path(folder, f"{split}.idx")):
         raise UserError(f"{folder}/{split}.idx: file not found; the splits in this folder are {', '.join(there)}")
@@ -88,8 +88,8 @@ def check_split(folder: str | Path, split: str) -> None:
 
 
 def check_validation(data: str | Path, valid_subset: str, leaves_out: bool) -> None:
-    """Raise UserError, which says what to do, unless *data* from fairseq-preprocess has the splits
-    of *valid_subset*.
+    """Raise UserError, which says what to do, unless *data*
+    from fairseq-preprocess has the splits of *valid_subset*.
 
     A split such as ``valid1`` that is in the folder must be named as well, unless *leaves_out*.
     Folders in which splits are not at the top, as tables of sentences, are left to their tasks.
@@ -120,8 +120,8 @@ def unread_splits(folder: str | Path, splits: Sequence[str]) -> list[str]:
 def open_corpus(
     folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
 ) -> IndexedCorpus | JoinedCorpus:
-    """Return the tokens of a split, left in their files and read once to check them; see
-    :func:`corpus_prefixes`.
+    """Return the tokens of a split, left in their files
+    and read once to check them; see :func:`corpus_prefixes`.
 
     Raises:
         UserError: files are missing or damaged, or were made with another dictionary.
@@ -138,8 +138,8 @@ def open_corpus(
 def reopen_corpus(
     folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
 ) -> IndexedCorpus | JoinedCorpus:
-    """As :func:`open_corpus`, but files that an earlier epoch or stage has checked are not checked
-    again."""
+    """As :func:`open_corpus`, but files that an earlier epoch
+    or stage has checked are not checked again."""
     # The number of files is part of the key: one may be added from epoch to epoch.
     key = os.path.abspath(folder), split, len(corpus_prefixes(folder, split, combine=combine))
     corpus = reopen(CORPORA, key, lambda: open_corpus(folder, split, dictionary, combine=combine))

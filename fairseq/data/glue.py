@@ -1,5 +1,5 @@
-"""Sentences and labels in TSV files: the nine GLUE tasks (Wang et al. 2019), MR, and files with the
-same columns."""
+"""Sentences and labels in TSV files: the nine GLUE tasks (Wang et al.
+2019), MR, and files with the same columns."""
 
 from __future__ import annotations
 
@@ -188,8 +188,8 @@ def _column(path: Path, header: Sequence[str], name: str) -> int:
 
 
 def label_of(where: str, text: str, layout: Layout) -> Label:
-    """The number of the class *text*, or the scores; UserError, which begins with *where*, if it is
-    neither."""
+    """The number of the class *text*, or the scores;
+    UserError, which begins with *where*, if it is neither."""
     if not layout.is_regression:
         if text not in layout.labels:
             raise UserError(f"{where}: label {text[:80]!r}: not one of {', '.join(layout.labels)}")

@@ -67,8 +67,8 @@ T = TypeVar("T", bound=Files)
 
 
 def reopen(cache: dict[Any, T], key: Hashable, open_data: Callable[[], T]) -> T:
-    """Return the data of *key*: those in *cache* if their files are unchanged, else newly opened by
-    *open_data*."""
+    """Return the data of *key*: those in *cache* if their
+    files are unchanged, else newly opened by *open_data*."""
     data = cache.get(key)
     if data is None or not data.is_unchanged():
         data = cache[key] = open_data()
@@ -124,12 +124,12 @@ class IndexedCorpus:
         return _offsets(self.sizes)
 
     def check(self, dictionary: Dictionary, verification: Verification | None = None) -> None:
-        """Read the tokens once, in pieces; they are not read again for the same or a larger
-        dictionary.
+        """Read the tokens once, in pieces; they are not
+        read again for the same or a larger dictionary.
 
         Raises:
-            UserError: a token is not an id of *dictionary*, or the file is not as in
-                ``checksums.txt``.
+            UserError: a token is not an id of *dictionary*,
+                or the file is not as in ``checksums.txt``.
         """
         # The highest id of the file is known: for a larger dictionary nothing can be out of range.
         if 0 < self._symbols <= len(dictionary):
@@ -158,8 +158,8 @@ class IndexedCorpus:
 
 
 class JoinedCorpus:
-    """Corpora, at least one, read one after the other: an :class:`IndexedCorpus` of several pairs
-    of files."""
+    """Corpora, at least one, read one after the other:
+    an :class:`IndexedCorpus` of several pairs of files."""
 
     def __init__(self, parts: Sequence[IndexedCorpus]) -> None:
         self.parts = list(parts)
@@ -246,8 +246,8 @@ def _check_lines(sizes: StoredArray, itemsize: int, verification: Verification) 
 class IndexedWriter:
     """Writes a corpus; used as a context manager, it leaves both files whole or none.
 
-    Memory does not grow with the corpus. When the ``with`` block raises, what the files held before
-    stays.
+    Memory does not grow with the corpus. When the ``with``
+    block raises, what the files held before stays.
 
     Args:
         prefix: path of the two files without ``.bin`` and ``.idx``; the folder exists.
@@ -264,8 +264,8 @@ class IndexedWriter:
         self._index: BinaryIO
 
     def __enter__(self) -> IndexedWriter:
-        # Closed in the opposite order: the data is in place before the index, whose presence
-        # implies it.
+        # Closed in the opposite order: the data is in place
+        # before the index, whose presence implies it.
         self._index = self._files.enter_context(atomic_file(f"{self.prefix}.idx"))
         self._data = self._files.enter_context(atomic_file(f"{self.prefix}.bin"))
         # Room for the header, which has the number of lines and is written last.
@@ -275,8 +275,8 @@ class IndexedWriter:
         return self
 
     def add(self, tokens: np.ndarray, sizes: np.ndarray) -> None:
-        """Append lines: *tokens* [N] of all of them, *sizes* [lines], which sum to N and fit in
-        int32."""
+        """Append lines: *tokens* [N] of all of them,
+        *sizes* [lines], which sum to N and fit in int32."""
         sizes = np.asarray(sizes)
         if int(sizes.sum(dtype=np.int64)) != len(tokens):
             raise ValueError(f"lines of {int(sizes.sum(dtype=np.int64))} tokens in all, but {len(tokens)} tokens")

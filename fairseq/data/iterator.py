@@ -59,8 +59,8 @@ class EpochIterator:
         self.read = 0
 
     def open(self) -> None:
-        """Open the data of the epoch, where that is not done yet; UserError if they are missing or
-        damaged."""
+        """Open the data of the epoch, where that is not done yet;
+        UserError if they are missing or damaged."""
         self._turns.of(self.epoch)
 
     def close(self) -> None:
@@ -98,8 +98,8 @@ class EpochIterator:
         return self.read > 0 and self.iterations_in_epoch >= len(self)
 
     def __iter__(self) -> Iterator[Sample | None]:
-        """The batches from here to the end of the epoch, on the device; None where this rank's is
-        empty."""
+        """The batches from here to the end of the epoch,
+        on the device; None where this rank's is empty."""
         self.open()
         self._turns.open_next(self.epoch)
         samples = self._samples()
@@ -142,8 +142,8 @@ class EpochIterator:
         return sample if self.prepare is None else self.prepare(sample, epoch)
 
     def _samples(self) -> Generator[Sample | None, None, None]:
-        """The prepared sample on the host; for a GPU in pinned memory, so that copies overlap with
-        computation."""
+        """The prepared sample on the host; for a GPU in pinned memory,
+        so that copies overlap with computation."""
         epoch = self.epoch
         dataset = self.dataset.at_epoch(epoch)
         for indices in self.sampler.epoch(epoch, self.read):
@@ -154,8 +154,8 @@ class EpochIterator:
             yield _map_tensors(devices.pin, sample) if devices.is_accelerator(self.device) else sample
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, in fairseq's layout, and ``read``, by which any number of processes finds
-        it.
+        """The position, in fairseq's layout, and ``read``,
+        by which any number of processes finds it.
 
         The end of an epoch is the start of the next one.
         """
@@ -248,8 +248,8 @@ def _is_put(ready: queue.Queue[Any], item: Any) -> bool:
 
 
 def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, None]:
-    """*items*, made by a thread up to *ahead* of them early; the thread is gone when the generator
-    is closed.
+    """*items*, made by a thread up to *ahead* of them early;
+    the thread is gone when the generator is closed.
 
     Where no thread can be started they are made as they are asked for.
     """
@@ -273,8 +273,8 @@ def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, Non
         while not _is_put(ready, _END) and threading.main_thread().is_alive():
             pass
 
-    # No daemon: one that is in an operator of torch when the interpreter ends ends the process with
-    # SIGABRT.
+    # No daemon: one that is in an operator of torch
+    # when the interpreter ends ends the process with SIGABRT.
     thread = threading.Thread(target=produce, name="batches")
     try:
         thread.start()
@@ -321,8 +321,8 @@ class Turns:
         return len(self._openers)
 
     def of(self, epoch: int) -> Turn:
-        """Return dataset and sampler of *epoch* (from 1), opened now if not before; UserError if
-        damaged."""
+        """Return dataset and sampler of *epoch* (from 1),
+        opened now if not before; UserError if damaged."""
         # fairseq's rule: folder (epoch − 1) mod n.
         number = (epoch - 1) % len(self._openers)
         if self._current is None or self._current[0] != number:
@@ -333,8 +333,8 @@ class Turns:
         return self._current[1]
 
     def open_next(self, epoch: int) -> None:
-        """Open the dataset of the epoch after *epoch* in the background, unless it is also
-        *epoch*'s."""
+        """Open the dataset of the epoch after *epoch*
+        in the background, unless it is also *epoch*'s."""
         number = epoch % len(self._openers)
         if len(self._openers) > 1 and (self._next is None or self._next.number != number):
             self._next = _Opening(number, self._openers[number])
@@ -350,8 +350,8 @@ class Turns:
             self._current = self._current[0], self._ordered(self._current[1])
 
     def _take(self, number: int) -> Turn | None:
-        """What was opened in the background, if it is *number*; None if that failed: the caller
-        tries again."""
+        """What was opened in the background, if it is *number*;
+        None if that failed: the caller tries again."""
         opening, self._next = self._next, None
         if opening is None:
             return None
@@ -367,8 +367,8 @@ class _Opening(threading.Thread):
     """The thread that opens one dataset; *turn* stays None if it cannot be opened."""
 
     def __init__(self, number: int, opener: Callable[[], Turn]) -> None:
-        # No daemon: one that is in an operator of torch when the interpreter ends ends the process
-        # with SIGABRT.
+        # No daemon: one that is in an operator of torch
+        # when the interpreter ends ends the process with SIGABRT.
         super().__init__(name="next data folder")
         self.number = number
         self.opener = opener

@@ -22,8 +22,8 @@ from fairseq.text.tokenizers.rules import (
     WordRule,
 )
 
-# Plain text may hold a mark, too: fewer symbols with it than this share do not make it the mark of
-# words.
+# Plain text may hold a mark, too: fewer symbols
+# with it than this share do not make it the mark of words.
 GUESSED_SHARE = 0.05
 _WORDS, _ROWS, _ACTIONS, _SYMBOLS, _NOISE = range(5)  # independent random numbers of a token
 

@@ -55,17 +55,17 @@ class SavedBy:
     """Facts about the run that saved a checkpoint."""
 
     processes: int = 1  # where no layout was saved
-    # Whether ``--tokens-per-sample`` was what it is now, and no other stage of ``--stages`` saved
-    # it.
+    # Whether ``--tokens-per-sample`` was what it is now,
+    # and no other stage of ``--stages`` saved it.
     same_length: bool = True
 
     @classmethod
     def of(cls, state: Mapping[str, Any], tokens_per_sample: int | None, stage: int | None = None) -> SavedBy:
-        """Return the facts of a checkpoint's content, ours or fairseq's, for a run with
-        *tokens_per_sample*.
+        """Return the facts of a checkpoint's content,
+        ours or fairseq's, for a run with *tokens_per_sample*.
 
-        Its *stage* is numbered from 1, None without stages: batches of another stage may have other
-        rows.
+        Its *stage* is numbered from 1, None without stages:
+        batches of another stage may have other rows.
         """
         args = state.get("args") or {}
         extra = state.get("extra_state") or {}
@@ -86,8 +86,8 @@ class Position:
 
 
 def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved: SavedBy | None) -> Position:
-    """Return the position of a checkpoint's ``train_iterator`` within its epoch, in the layout
-    *ours*.
+    """Return the position of a checkpoint's
+    ``train_iterator`` within its epoch, in the layout *ours*.
 
     Args:
         iterations: its ``iterations_in_epoch``.
@@ -111,8 +111,8 @@ def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Posi
     here = dataclasses.replace(theirs, step=ours.step, processes=ours.processes)
     if here == ours:
         return Position(read, ours.order == STREAMS, _remark(ours, theirs, read))
-    # The longest block may be a line that --tokens-per-sample does not cut, and stay when shorter
-    # ones grow.
+    # The longest block may be a line that --tokens-per-sample
+    # does not cut, and stay when shorter ones grow.
     if theirs.block_size != ours.block_size or not same_length:
         return _share(ours, read / theirs.units, theirs.block_size)
     if dataclasses.replace(here, seed=ours.seed, cut=ours.cut) == ours and theirs.seed != ours.seed:
@@ -121,8 +121,8 @@ def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Posi
 
 
 def _share(ours: Layout, share: float, block_size: int | None = None) -> Position:
-    """Return the position after the same share of an epoch with blocks or rows of another size, as
-    between stages."""
+    """Return the position after the same share of an epoch
+    with blocks or rows of another size, as between stages."""
     read = int(share * ours.units)
     reason = "rows read other parts of the text" if block_size == ours.block_size else "blocks have another size"
     remark = f"{reason}: continues after {100 * share:.3g}% of the epoch, some text may be read twice"

@@ -24,8 +24,8 @@ _LARGE = (1 << 16) - 1  # sizes from which on blocks are few
 
 
 class Sampler(Protocol):
-    """The batches of one process (*rank*) of several; each has equally many, of which some may be
-    empty.
+    """The batches of one process (*rank*) of several;
+    each has equally many, of which some may be empty.
 
     Attributes:
         shuffle: whether the order is random.
@@ -44,12 +44,12 @@ class Sampler(Protocol):
         """Batches an epoch."""
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
-        """The blocks of each batch of an epoch (numbered from 1), once *read* units of it were
-        read."""
+        """The blocks of each batch of an epoch (numbered
+        from 1), once *read* units of it were read."""
 
     def in_numpy_order(self) -> Sampler:
-        """Return the sampler whose order NumPy draws, in which runs continue that saved no
-        layout."""
+        """Return the sampler whose order NumPy draws,
+        in which runs continue that saved no layout."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +113,10 @@ def rows_per_batch(
 class BlockSampler:
     """Batches of independent blocks.
 
-    Blocks of one size (*by_size* false): they are put in an order, a new one each epoch, and a
-    step's global batch is a run of ``rows × world_size`` of them, of which each rank takes its
-    part. So N processes with B rows read what one reads with N·B rows, or with B rows and N batches
-    an update.
+    Blocks of one size (*by_size* false): they are put in an order, a new one each epoch,
+    and a step's global batch is a run of ``rows × world_size`` of them,
+    of which each rank takes its part. So N processes with B rows read what
+    one reads with N·B rows, or with B rows and N batches an update.
 
     Blocks of many sizes (*by_size* true): they are sorted by size, ties in the order, and cut once
     into batches that hold at most *max_tokens* with padding. Each epoch takes the batches in a new
@@ -131,8 +131,8 @@ class BlockSampler:
         sizes: tokens of each block.
         batching: limits and order.
         by_size: whether they are cut by size.
-        selection: bool [blocks before too long ones were left out]: which of them *sizes* are;
-            None: all.
+        selection: bool [blocks before too long ones were left out]:
+            which of them *sizes* are; None: all.
 
     Raises:
         UserError: a block is longer than *max_tokens*, or batches have no limit.
@@ -167,8 +167,8 @@ class BlockSampler:
         return self.layout.batches
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
-        """The blocks of each of this rank's batches of an epoch, once *read* blocks or batches were
-        read."""
+        """The blocks of each of this rank's batches of an epoch,
+        once *read* blocks or batches were read."""
         if self._sorted is None:
             order = self._permutation(len(self._sizes), epoch)
             for first in range(read, len(order), self._rows * self.batching.world_size):
@@ -213,15 +213,15 @@ class BlockSampler:
         order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
         if self.shuffle:
             seed = self.batching.seed + epoch if epoch > self.batching.curriculum else self.batching.seed
-            # `shuffle` in place gives the same order as `permutation(count)`, without a second
-            # array.
+            # `shuffle` in place gives the same order
+            # as `permutation(count)`, without a second array.
             np.random.RandomState(seed % 2**32).shuffle(order)
         return order
 
 
 def sorted_by_size(order: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return ``order[np.argsort(sizes[order], kind="stable")]`` in memory for one more array like
-    *order*.
+    """Return ``order[np.argsort(sizes[order],
+    kind="stable")]`` in memory for one more array like *order*.
 
     A counting sort: argsort would need 8 bytes a block, several times.
     """
@@ -269,10 +269,10 @@ def _cut_by_size(sizes: np.ndarray, blocks: np.ndarray, batching: Batching) -> n
 class StreamSampler:
     """Batches whose rows continue each other from step to step: what a model with memory reads.
 
-    The corpus is divided among ``rows × world_size`` rows, m = ceil(blocks / that) blocks each: row
-    r reads blocks r·m, r·m + 1, …, in order, and the batch of step t holds the t-th block of each
-    row. Exhausted rows are dropped from the end of the batch; near the end of an epoch a rank may
-    have none.
+    The corpus is divided among ``rows × world_size`` rows, m = ceil(blocks
+    / that) blocks each: row r reads blocks r·m, r·m + 1, …, in order,
+    and the batch of step t holds the t-th block of each row. Exhausted rows are dropped
+    from the end of the batch; near the end of an epoch a rank may have none.
 
     Args:
         num_blocks: blocks of the corpus.

@@ -21,8 +21,8 @@ INPUTS = ("input0", "input1")
 
 
 def input_folders(data: str | Path) -> list[Path]:
-    """The folders of the first and the second sentences in *data*; empty if it has tables
-    instead."""
+    """The folders of the first and the second sentences
+    in *data*; empty if it has tables instead."""
     first, second = (Path(data) / name for name in INPUTS)
     return [first, second] if is_folder(second) else [first] if is_folder(first) else []
 

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 class SentenceRows:
     """Rows ``<s> a </s>`` or ``<s> a </s> b </s>`` and their labels, in memory.
 
-    Rows longer than *limit* lose tokens at the end of the longer sentence; a warning gives their
-    number once.
+    Rows longer than *limit* lose tokens at the end
+    of the longer sentence; a warning gives their number once.
 
     Args:
         rows: the ids of each example's sentences.
@@ -104,10 +104,10 @@ class SentenceRows:
         """Rows *indices* [B], padded on the right.
 
         Returns:
-            ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the tokens that are no padding;
-            ``net_input`` with ``src_tokens`` int64 [B, T] and, with token types, ``token_types``
-            int64 [B, T]; ``target``, int64 classes or float32 scores [B], where all labels are
-            known.
+            ``id`` int64 [B]; ``nsentences`` B; ``ntokens``, the tokens
+            that are no padding; ``net_input`` with ``src_tokens`` int64 [B, T] and,
+            with token types, ``token_types`` int64 [B, T]; ``target``,
+            int64 classes or float32 scores [B], where all labels are known.
         """
         numbers = self._numbers[indices]
         rows = [self._rows[number] for number in numbers]
@@ -132,8 +132,8 @@ class SentenceRows:
 
 
 def _cut(sentences: tuple[np.ndarray, ...], room: int) -> tuple[np.ndarray, ...]:
-    """*sentences* of at most *room* tokens together: the longer one is cut until it is as long as
-    the other."""
+    """*sentences* of at most *room* tokens together:
+    the longer one is cut until it is as long as the other."""
     if sum(map(len, sentences)) <= room or len(sentences) == 1:
         return tuple(sentence[: max(room, 0)] for sentence in sentences)
     first, second = sentences

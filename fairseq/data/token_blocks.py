@@ -47,8 +47,8 @@ class ShuffledLines:
         self._shifts += shuffled
 
     def positions(self, positions: np.ndarray) -> np.ndarray:
-        """Positions in the corpus of the tokens at *positions* (any shape, 0 … tokens − 1) of the
-        shuffled lines."""
+        """Positions in the corpus of the tokens at *positions*
+        (any shape, 0 … tokens − 1) of the shuffled lines."""
         return positions + self._shifts[np.searchsorted(self._ends, positions, side="right")]
 
 
@@ -72,15 +72,15 @@ class TokenBlocks:
             None: nothing does. Sizes do not count it, as in fairseq.
 
     Raises:
-        UserError: *break_mode* or *block_size* is not possible, or *shuffle_lines* is not with
-            *break_mode*.
+        UserError: *break_mode* or *block_size* is not possible,
+            or *shuffle_lines* is not with *break_mode*.
 
     Attributes:
         starts: int64 [n], computed when it is indexed, see :class:`BlockStarts`.
         sizes: int32 [n].
         selection: bool [blocks that were cut]: those that :meth:`select` left; None: all.
-        before: int64 [n], tokens of context that :meth:`with_context` puts before each block; None:
-            no context.
+        before: int64 [n], tokens of context that :meth:`with_context`
+            puts before each block; None: no context.
     """
 
     def __init__(
@@ -139,8 +139,8 @@ class TokenBlocks:
         return cut
 
     def with_context(self, window: int, longest: int) -> TokenBlocks:
-        """Return these blocks, each read after up to *window* tokens of context, in rows of at most
-        *longest* tokens.
+        """Return these blocks, each read after up to *window* tokens
+        of context, in rows of at most *longest* tokens.
 
         As in fairseq, context is what the blocks before hold: blank lines of ``complete_doc`` and
         blocks that were left out are not read. A block longer than *longest* has none.
@@ -184,19 +184,19 @@ class TokenBlocks:
         """
         before = np.zeros(len(indices), np.int64) if self.before is None else self.before[indices]
         lengths = before + self.sizes[indices]
-        # Each row is one window of the corpus, from the token before its first target to its last
-        # target.
+        # Each row is one window of the corpus,
+        # from the token before its first target to its last target.
         positions = self.positions(indices)  # [B, T + 1]
-        # Columns behind a row's end, and before the corpus, read any token: they are overwritten
-        # below.
+        # Columns behind a row's end, and before the corpus,
+        # read any token: they are overwritten below.
         window = self.corpus.tokens[np.clip(positions, 0, len(self.corpus.tokens) - 1)].astype(np.int64)
         # Position −1 was clipped to 0 above: before the corpus stands `</s>`, as after a line.
         window[positions[:, 0] < 0, 0] = self.eos
         source, target = window[:, :-1].copy(), window[:, 1:].copy()
         column = np.arange(target.shape[1])
         if int(lengths.min()) < len(column):
-            # Any id will do where the dictionary has no padding symbol: nothing is computed from
-            # these columns.
+            # Any id will do where the dictionary has no padding symbol:
+            # nothing is computed from these columns.
             source[column >= lengths[:, None]] = max(self.pad, 0)
             target[column >= lengths[:, None]] = self.pad
         if before.any():
@@ -215,9 +215,9 @@ class TokenBlocks:
         """The positions in the corpus that blocks *indices* [B] read, with their context: int64
         [B, T + 1].
 
-        Column t is the source's token t, column t + 1 its target; −1 stands for the ``</s>`` before
-        the corpus. Columns behind a row's last target hold positions of other blocks, or behind the
-        corpus.
+        Column t is the source's token t, column t + 1 its target;
+        −1 stands for the ``</s>`` before the corpus. Columns behind a row's
+        last target hold positions of other blocks, or behind the corpus.
         """
         starts = self.starts[indices]
         before = np.zeros_like(starts) if self.before is None else self.before[indices]
@@ -247,8 +247,8 @@ class _Context:
     first: np.ndarray  # number of tokens in the blocks before each, int64 [n]
 
     def positions(self, starts: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """Replace *positions* [B, T] before the blocks at *starts* [B] by the positions of their
-        context.
+        """Replace *positions* [B, T] before the blocks
+        at *starts* [B] by the positions of their context.
 
         −1 stands for the token before the first block.
         """
@@ -295,8 +295,8 @@ def _cut_lines(sizes: np.ndarray) -> Iterator[Piece]:
 
 
 def _pack_lines(sizes: np.ndarray, block_size: int, documents: bool) -> Iterator[Piece]:
-    """Blocks of whole lines. A block that the end of a piece may have cut is packed again with the
-    next one."""
+    """Blocks of whole lines. A block that the end of a piece
+    may have cut is packed again with the next one."""
     total = 0
     rest = np.empty(0, np.int32)
     for first in range(0, len(sizes), _PIECE):
@@ -316,11 +316,11 @@ def _pack_lines(sizes: np.ndarray, block_size: int, documents: bool) -> Iterator
 
 
 def _ends(lines: np.ndarray, offsets: np.ndarray, block_size: int, documents: bool) -> np.ndarray:
-    """The line after a block that starts at each line; every *documents*' separator is a block of
-    its own."""
+    """The line after a block that starts at each line;
+    every *documents*' separator is a block of its own."""
     numbers = np.arange(len(lines))
-    # For every line where a block beginning there would end, at once; the loop then only follows
-    # the chain.
+    # For every line where a block beginning there would end,
+    # at once; the loop then only follows the chain.
     ends = np.searchsorted(offsets, offsets[:-1] + block_size, side="right") - 1
     # A line that is longer than a block is a block of its own.
     np.maximum(ends, numbers + 1, out=ends)
@@ -333,8 +333,8 @@ def _ends(lines: np.ndarray, offsets: np.ndarray, block_size: int, documents: bo
 
 def _chain(ends: np.ndarray) -> Iterator[int]:
     """0, ends[0], ends[ends[0]], … while there is a line."""
-    # A memory view: indexing it gives Python integers, faster than numpy's scalars, in a loop over
-    # all blocks.
+    # A memory view: indexing it gives Python integers,
+    # faster than numpy's scalars, in a loop over all blocks.
     following = np.ascontiguousarray(ends).data
     line, count = 0, len(ends)
     while line < count:

@@ -16,14 +16,14 @@ from fairseq.modules import devices
 
 
 class DataParallel:
-    """Execution of *module*, called for a forward pass, on the data of several processes; gradients
-    are averaged."""
+    """Execution of *module*, called for a forward pass,
+    on the data of several processes; gradients are averaged."""
 
     module: nn.Module
 
     def accumulate(self, last: bool) -> AbstractContextManager[object]:
-        """Return the context of one forward and backward pass; only the *last* of an update reduces
-        gradients."""
+        """Return the context of one forward and backward pass;
+        only the *last* of an update reduces gradients."""
         raise NotImplementedError
 
     def reduce(self) -> None:
@@ -31,8 +31,8 @@ class DataParallel:
         raise NotImplementedError
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The trained parameters, in the order of the module, as the optimizer changes them: this
-        process's parts."""
+        """The trained parameters, in the order of the module,
+        as the optimizer changes them: this process's parts."""
         raise NotImplementedError
 
     def full_parameter(self, part: nn.Parameter) -> nn.Parameter:
@@ -50,8 +50,8 @@ class DataParallel:
         return value
 
     def consolidated(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-        """*parameters* of the module's state dict, by name, as a checkpoint of all processes stores
-        them."""
+        """*parameters* of the module's state dict, by name,
+        as a checkpoint of all processes stores them."""
         return dict(parameters)
 
     def total_norm(self, norm: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ class DataParallel:
         return norm
 
     def reset(self) -> None:
-        """Let the next forward pass see parameters that were changed otherwise than by an
-        update."""
+        """Let the next forward pass see parameters
+        that were changed otherwise than by an update."""
 
 
 class GradientReducer(DataParallel):

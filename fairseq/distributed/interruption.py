@@ -61,11 +61,11 @@ class Interruption:
 
 
 def end_at_signals() -> None:
-    """Let a signal end this worker at once, with 128 plus its number; until here the launcher
-    blocks them.
+    """Let a signal end this worker at once,
+    with 128 plus its number; until here the launcher blocks them.
 
-    For work that does not poll :class:`Interruption`. A process without a launcher keeps its
-    handlers.
+    For work that does not poll :class:`Interruption`.
+    A process without a launcher keeps its handlers.
     """
     if multiprocessing.parent_process() is not None:
         for number in SIGNALS:

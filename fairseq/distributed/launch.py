@@ -38,8 +38,8 @@ def run(job: Job[V, R]) -> R | None:
     others, and its message is the job's.
 
     Raises:
-        UserError: a GPU is asked for and absent, the processes cannot connect, or one failed by a
-            user's mistake.
+        UserError: a GPU is asked for and absent, the processes
+            cannot connect, or one failed by a user's mistake.
         SystemExit: a process failed otherwise, or was interrupted by a signal.
     """
     cfg = job.distributed
@@ -112,8 +112,8 @@ def _launch(job: Job[V, R], size: int, task: slurm.Task | None) -> None:
         rendezvous = {"rdzv_backend": "static", "rdzv_endpoint": f"{rank.LOOPBACK}:{store.port}"}
         rendezvous["rdzv_configs"] = {"rank": 0}
     else:
-        # Nodes count restarts each for itself, and so cannot name them: every start has a store of
-        # its own.
+        # Nodes count restarts each for itself, and so cannot
+        # name them: every start has a store of its own.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         patience = int(max(cfg.distributed_timeout, rank.SLOWEST_START))
         rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": f"{task.host}:{task.port}"}
@@ -122,8 +122,8 @@ def _launch(job: Job[V, R], size: int, task: slurm.Task | None) -> None:
     with tempfile.TemporaryDirectory() as folder, _signals_passed_on():
         logs = DefaultLogsSpecs(folder)
         config = LaunchConfig(nodes, nodes, size // nodes, logs, "job", max_restarts=cfg.max_restarts, **rendezvous)
-        # With handlers of its own, the agent would kill ranks that take longer than 30 seconds to
-        # save.
+        # With handlers of its own, the agent would kill ranks
+        # that take longer than 30 seconds to save.
         config.signals_to_handle = "SIGQUIT"
         try:
             codes = elastic_launch(config, rank.start)((job.common.user_dir, pickle.dumps(job)))

@@ -1,5 +1,5 @@
-"""Fully sharded data parallelism: each process holds a part of every parameter, gradient and
-optimizer state.
+"""Fully sharded data parallelism: each process holds a part
+of every parameter, gradient and optimizer state.
 
 Rajbhandari et al. 2020, "ZeRO", stage 3; in PyTorch ``fully_shard`` (FSDP2), which gathers a
 layer's parameters for as long as it computes. It is applied to a model from outside, here alone.
@@ -43,13 +43,13 @@ class ShardedReducer(DataParallel):
     a forward pass, in float32: so tied embeddings and output are one tensor, and norms and the loss
     are computed from exact values.
 
-    The optimizer is given the local part of each parameter, a plain tensor, because elementwise
-    updates need no more. Rank 0's initial values count; the *module* of other ranks may be on the
-    meta device.
+    The optimizer is given the local part of each parameter, a plain tensor,
+    because elementwise updates need no more. Rank 0's initial values count;
+    the *module* of other ranks may be on the meta device.
 
     Raises:
-        UserError: the processes cannot be divided into groups of --shard-group-size, or PyTorch is
-            too old.
+        UserError: the processes cannot be divided into groups
+            of --shard-group-size, or PyTorch is too old.
     """
 
     def __init__(
@@ -155,8 +155,8 @@ class ShardedReducer(DataParallel):
         return value.local if isinstance(value, TensorPart) else value[first:end]
 
     def _cut_parameters(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        """Replace whole tensors in *state*, which *module* is about to load, by this process's
-        parts."""
+        """Replace whole tensors in *state*, which *module*
+        is about to load, by this process's parts."""
         from torch.distributed.tensor import DTensor
 
         for name, target in module.state_dict(prefix=prefix).items():
@@ -168,8 +168,8 @@ class ShardedReducer(DataParallel):
 
 
 def build_device(cfg: DistributedConfig, world: World) -> AbstractContextManager[object]:
-    """Return the context to build a model in: ranks above 0 of a sharded job need no memory for
-    initial values.
+    """Return the context to build a model in: ranks above 0
+    of a sharded job need no memory for initial values.
 
     They are drawn where they always are, in the constructors on rank 0's host, so that a seed gives
     the same model for any number of processes; :class:`ShardedReducer` sends every rank its part.
@@ -195,8 +195,8 @@ def shard_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
 
 
 def _mesh(world: World, size: int) -> Any:
-    """The processes as a mesh: ``shard``, or with several groups of *size* ``replicate`` ×
-    ``shard``."""
+    """The processes as a mesh: ``shard``, or with several
+    groups of *size* ``replicate`` × ``shard``."""
     from torch.distributed.device_mesh import init_device_mesh
 
     if size == world.size:
@@ -213,8 +213,8 @@ def _processes_of_a_node(world: World) -> int:
 
 
 def _move(modules: Sequence[nn.Module], device: torch.device, moved: dict[int, Any]) -> None:
-    """Put the parameters and buffers of *modules* on *device*, with rank 0's values; tied ones stay
-    tied.
+    """Put the parameters and buffers of *modules* on *device*,
+    with rank 0's values; tied ones stay tied.
 
     *moved* has the new tensor of each old one that has been moved, itself included.
     """

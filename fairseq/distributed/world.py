@@ -1,5 +1,5 @@
-"""Rank, number of processes, and collectives; the device of a process, and the arithmetic that it
-is allowed."""
+"""Rank, number of processes, and collectives; the device
+of a process, and the arithmetic that it is allowed."""
 
 from __future__ import annotations
 
@@ -88,16 +88,16 @@ class World:
         return stacked
 
     def gather_rows(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Every process's rows of each of *tensors*, one after the other in rank order, on every
-        process.
+        """Every process's rows of each of *tensors*,
+        one after the other in rank order, on every process.
 
         The tensors of a process have equally many rows S, any number of them: [S, …] →
         [sum of S, …].
         """
         if self.size == 1:
             return tensors
-        # Exchanged between the hosts, which know them, the numbers of rows need not be read from a
-        # device.
+        # Exchanged between the hosts, which know them,
+        # the numbers of rows need not be read from a device.
         count = torch.tensor([tensors[0].size(0)])
         counts = [torch.empty_like(count) for _ in range(self.size)]
         dist.all_gather(counts, count, group=self._host_group)
@@ -141,14 +141,14 @@ class World:
 
 
 def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
-    """Select GPU *local_rank*, or the CPU with --cpu or without any GPU, and float32's precision on
-    it.
+    """Select GPU *local_rank*, or the CPU with --cpu
+    or without any GPU, and float32's precision on it.
 
     Raises:
         UserError: there is no GPU of that number.
     """
-    # "highest" keeps float32 exact: PyTorch's own default may change, and a user's environment
-    # does.
+    # "highest" keeps float32 exact: PyTorch's own
+    # default may change, and a user's environment does.
     torch.set_float32_matmul_precision("high" if common.tf32 else "highest")
     if common.cpu or devices.accelerator() is None:
         if (common.fp16 or common.memory_efficient_fp16) and not _has_float16_arithmetic():
@@ -166,7 +166,7 @@ def chosen_device(name: torch.device | str) -> torch.device:
 
 
 def _has_float16_arithmetic() -> bool:
-    """Return whether CPU matrix products run in float16; True where the build of PyTorch does not
-    report it."""
+    """Return whether CPU matrix products run in float16;
+    True where the build of PyTorch does not report it."""
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
     return supported is None or bool(supported())

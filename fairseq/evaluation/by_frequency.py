@@ -41,14 +41,14 @@ PIECE = 1 << 22  # tokens grouped at once
 
 
 class WordGroups:
-    """Groups the tokens of a dictionary into words; UserError if the tokenizer beside it cannot be
-    read."""
+    """Groups the tokens of a dictionary into words;
+    UserError if the tokenizer beside it cannot be read."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.symbols, self.unknown = dictionary.symbols, dictionary.unk()
         self.rule, self.special = word_rule(dictionary), special_symbols(dictionary)
-        # Special symbols may look like parts of words: `<s>` begins with no mark of a word's
-        # beginning.
+        # Special symbols may look like parts of words:
+        # `<s>` begins with no mark of a word's beginning.
         self.continues, self.joins = (mask & ~self.special for mask in word_parts(dictionary, self.rule))
 
     def first(self, tokens: np.ndarray, lines: np.ndarray | None = None) -> np.ndarray:
@@ -143,8 +143,8 @@ class WordLosses:
 
 
 def blocks_of(dataset: Dataset, task: str) -> TokenBlocks:
-    """Return the blocks of text that *dataset* of *task* reads, masked or with notes or as they
-    are.
+    """Return the blocks of text that *dataset*
+    of *task* reads, masked or with notes or as they are.
 
     Raises:
         UserError: it reads no blocks of text.
@@ -172,8 +172,8 @@ def with_positions(samples: Iterable[Sample | None], blocks: TokenBlocks) -> Ite
 
 
 def word_counts(path: str | None, data: str | Path, dictionary: Dictionary) -> Counter[str]:
-    """Return the counts of words in a file or a data folder, *path*, or else in the training split
-    of *data*."""
+    """Return the counts of words in a file or a data folder,
+    *path*, or else in the training split of *data*."""
     if path is None:
         return training_counts(data, dictionary)
     return training_counts(path, load_dictionary(path)) if is_folder(path) else read_counts(path)
@@ -195,8 +195,8 @@ def training_counts(data: str | Path, dictionary: Dictionary) -> Counter[str]:
 
 
 def read_counts(path: str | Path) -> Counter[str]:
-    """Return the counts of a file with a line ``word count`` for each word, as ``notes.txt`` has
-    them.
+    """Return the counts of a file with a line ``word
+    count`` for each word, as ``notes.txt`` has them.
 
     Raises:
         UserError: it cannot be read, is not UTF-8, or has other lines or none.

@@ -1,5 +1,5 @@
-"""Classification with a fine-tuned encoder, of new text and of splits, and the table of several
-runs."""
+"""Classification with a fine-tuned encoder,
+of new text and of splits, and the table of several runs."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def row_logits(model: BaseFairseqModel, rows: SentenceRows, batch_size: int) -> 
 
 
 class SentenceClassifier:
-    """A fine-tuned encoder, in evaluation mode, that predicts classes or scores of text, encoded as
-    in fine-tuning."""
+    """A fine-tuned encoder, in evaluation mode, that predicts
+    classes or scores of text, encoded as in fine-tuning."""
 
     def __init__(self, model: SentenceModel, task: SentencePredictionTask) -> None:
         self.model = model
@@ -81,8 +81,8 @@ class SentenceClassifier:
 
         Args:
             checkpoint_path: the file, or a folder with the best or else the last one of a run.
-            data: folder of the dictionary and the tokenizer, or a ``dict.txt``; None: the folder of
-                the checkpoint.
+            data: folder of the dictionary and the tokenizer,
+                or a ``dict.txt``; None: the folder of the checkpoint.
             device: where the model runs; ``auto``: on a GPU if there is one.
             state: the content of the checkpoint where it has been read already.
 
@@ -121,8 +121,8 @@ class SentenceClassifier:
         """Logits of the classes, or scores, of *texts*: float32 [texts, outputs], on the CPU.
 
         Args:
-            texts: sentences, or pairs of them where :attr:`takes_pairs`; too long ones are
-                truncated.
+            texts: sentences, or pairs of them where
+                :attr:`takes_pairs`; too long ones are truncated.
             batch_size: texts at once; texts of similar length go together.
 
         Raises:
@@ -170,8 +170,8 @@ class Predictions:
         return {name: metric.compute(gathered) for name, metric in metric_figures(self.layout.metrics).items()}
 
     def write(self, path: Path) -> None:
-        """Write ``index`` and ``prediction`` as GLUE's submissions have them, whole or not at
-        all."""
+        """Write ``index`` and ``prediction`` as GLUE's
+        submissions have them, whole or not at all."""
         labels = self.layout.labels
         texts = [labels[int(value)] if labels else f"{value:.4f}" for value in self.predicted.tolist()]
         lines = ["index\tprediction", *(f"{index}\t{name}" for index, name in enumerate(texts))]
@@ -180,8 +180,8 @@ class Predictions:
 
 
 def predict(model: BaseFairseqModel, task: SentencePredictionTask, split: str, batch_size: int = 32) -> Predictions:
-    """Predict every row of *split*, e.g. ``valid`` or ``test``, with a fine-tuned *model* in
-    evaluation mode.
+    """Predict every row of *split*, e.g. ``valid`` or ``test``,
+    with a fine-tuned *model* in evaluation mode.
 
     Raises:
         UserError: the split's file cannot be used.
@@ -194,8 +194,8 @@ def predict(model: BaseFairseqModel, task: SentencePredictionTask, split: str, b
 
 @dataclass(frozen=True)
 class FinetunedRun:
-    """The best checkpoint of one run: metrics of the development file, in percent, and folder of
-    the predictions."""
+    """The best checkpoint of one run: metrics of the development file,
+    in percent, and folder of the predictions."""
 
     lr: float
     seed: int
@@ -205,8 +205,8 @@ class FinetunedRun:
 
 @dataclass(frozen=True)
 class RateSummary:
-    """Mean and sample standard deviation of each metric over the runs of one learning rate; NaN for
-    one run."""
+    """Mean and sample standard deviation of each metric
+    over the runs of one learning rate; NaN for one run."""
 
     lr: float
     runs: int

@@ -1,5 +1,5 @@
-"""Minimal pairs in BLiMP's format (Warstadt et al. 2020): the share whose good sentence is more
-probable."""
+"""Minimal pairs in BLiMP's format (Warstadt et al.
+2020): the share whose good sentence is more probable."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Pair:
 
 
 def read_pairs(path: str | Path) -> list[Pair]:
-    """Read JSON lines with ``sentence_good``, ``sentence_bad``, and the first of :data:`PHENOMENA`
-    there is.
+    """Read JSON lines with ``sentence_good``, ``sentence_bad``,
+    and the first of :data:`PHENOMENA` there is.
 
     Args:
         path: a file, or a folder of files ``*.jsonl`` such as BLiMP's own.

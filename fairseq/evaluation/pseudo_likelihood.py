@@ -1,5 +1,5 @@
-"""Pseudo-log-likelihoods of masked language models: each token predicted in turn from the others of
-its line."""
+"""Pseudo-log-likelihoods of masked language models:
+each token predicted in turn from the others of its line."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class _Row:
 
 
 class PseudoScorer:
-    """Pseudo-log-likelihoods: a token is masked and predicted from all others (Salazar et al.
-    2020).
+    """Pseudo-log-likelihoods: a token is masked
+    and predicted from all others (Salazar et al. 2020).
 
     With *within_words*, the later tokens of its word are masked, too, so that a word's own tokens
     do not give it away (PLL-word-l2r: Kauf and Ivanova 2023).
@@ -114,15 +114,15 @@ class PseudoScorer:
         tokens, world = np.asarray(corpus.tokens[:]).astype(np.int64), world or World()
         is_text = tokens != self.dictionary.eos()
         before = np.concatenate([[0], np.cumsum(is_text)])
-        # Lines by the count of text tokens before them: `</s>` is taken out, and its lines stay
-        # independent.
+        # Lines by the count of text tokens before them:
+        # `</s>` is taken out, and its lines stay independent.
         lines = before[np.union1d(corpus.offsets, np.flatnonzero(~is_text) + 1)]
         first, last = lines[list(rows_of(len(lines) - 1, shard, shards))]
         if first == last:
             raise UserError("no tokens to score: the lines are empty; give a text with words, or fewer `num_shards`")
         text, lines = tokens[is_text][first:last], lines[(lines >= first) & (lines <= last)] - first
-        # Parts of whole lines: rows are sorted by length inside of a part, and the bar moves with
-        # each.
+        # Parts of whole lines: rows are sorted by length
+        # inside of a part, and the bar moves with each.
         ends = np.unique(np.append(lines[np.unique(lines // TOGETHER, return_index=True)[1]], len(text)))  # of parts
         lprobs = torch.zeros(len(text))
         parts = list(zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True))[world.rank :: world.size]

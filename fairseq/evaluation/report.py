@@ -1,5 +1,5 @@
-"""Metrics of scores: loss and perplexity of tokens and of words joined from subwords, and their
-output."""
+"""Metrics of scores: loss and perplexity of tokens
+and of words joined from subwords, and their output."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = 
     """The words of *scores*: its tokens, or with *remove_bpe* its joined subwords.
 
     Args:
-        remove_bpe: suffix of a subword that is continued by the next one; white space around it is
-            ignored.
+        remove_bpe: suffix of a subword that is continued
+            by the next one; white space around it is ignored.
 
     Raises:
         UserError: *remove_bpe* is empty, or names SentencePiece, which is not supported.
@@ -107,8 +107,8 @@ def metrics(words: Words, seconds: float) -> dict[str, Any]:
 
 
 def raw_metrics(words: Words, counts: RawCounts) -> dict[str, Any]:
-    """The metrics that compare tokenizers: the whole loss in bits by the bytes and the words of the
-    raw text."""
+    """The metrics that compare tokenizers: the whole loss
+    in bits by the bytes and the words of the raw text."""
     bits = -float(words.lprobs.sum()) / math.log(2)
     per_word = bits / counts.words
     return {
@@ -170,14 +170,14 @@ def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
 
 
 def shown(perplexity: float) -> str:
-    """A perplexity with two decimals; with an exponent where it says little, e.g. per word of text
-    without spaces."""
+    """A perplexity with two decimals; with an exponent
+    where it says little, e.g. per word of text without spaces."""
     return f"{perplexity:.2f}" if perplexity < 1e9 else f"{perplexity:.2e}"
 
 
 def word_table(words: Words) -> Iterator[str]:
-    """A tab-separated table of distinct words: word, count, mean and summed natural-log
-    probability."""
+    """A tab-separated table of distinct words: word,
+    count, mean and summed natural-log probability."""
     counts, sums = Counter[str](), defaultdict[str, float](float)
     for number, lprob in enumerate(words.lprobs.tolist()):
         word = words.word(number)
@@ -189,8 +189,8 @@ def word_table(words: Words) -> Iterator[str]:
 
 
 def document_scores(scores: Scores) -> Iterator[dict[str, Any]]:
-    """Return for each document, a line of *scores*, its number from 1, tokens, log-probability
-    (nats), perplexity."""
+    """Return for each document, a line of *scores*, its number
+    from 1, tokens, log-probability (nats), perplexity."""
     for number, (start, end) in enumerate(itertools.pairwise(scores.lines.tolist()), 1):
         total = float(scores.lprobs[start:end].sum(dtype=np.float64))
         # exp(710) overflows a float64.
@@ -199,8 +199,8 @@ def document_scores(scores: Scores) -> Iterator[dict[str, Any]]:
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 0, terminal: bool | None = None) -> list[str]:
-    """Return the lines of a table for stdout: aligned on a *terminal*, else Markdown; see
-    :func:`markdown`."""
+    """Return the lines of a table for stdout:
+    aligned on a *terminal*, else Markdown; see :func:`markdown`."""
     if not (sys.stdout.isatty() if terminal is None else terminal):
         return markdown(rows, left)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -213,8 +213,8 @@ def table(rows: Sequence[Sequence[str]], left: int = 0, terminal: bool | None = 
 
 
 def markdown(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
-    """Return the lines of a table of *rows*, the first of them the head; the *left* first columns
-    are left-aligned."""
+    """Return the lines of a table of *rows*, the first of them the head;
+    the *left* first columns are left-aligned."""
     # A bar would end the cell, also in names of files.
     lines = [" | ".join(cell.replace("|", "/") for cell in row) for row in rows]
     rule = " | ".join("---" if number < left else "---:" for number in range(len(rows[0])))

@@ -90,11 +90,11 @@ class Scorer:
 
     Args:
         models: over one dictionary; they are moved to *device*.
-        precision: of weights and forward pass (default: float32); softmax and logarithms are always
-            float32.
+        precision: of weights and forward pass (default:
+            float32); softmax and logarithms are always float32.
         int8: round weight matrices to int8, with one scale per output.
-        world: processes that share the batches, or with memory the rows; all of them get all
-            scores.
+        world: processes that share the batches,
+            or with memory the rows; all of them get all scores.
 
     Attributes:
         readers: of the models in that precision.
@@ -150,8 +150,8 @@ class Scorer:
 
     def _blocks(self, corpus: Corpus) -> TokenBlocks:
         scoring, dictionary = self.scoring, self.dictionary
-        # Token by token every token has all of the cache as context; the window only states its
-        # length.
+        # Token by token every token has all of the cache
+        # as context; the window only states its length.
         window = 0 if scoring.token_by_token else scoring.context_window
         blocks = TokenBlocks(
             corpus,
@@ -239,8 +239,8 @@ class Scorer:
 
 
 class _Collector:
-    """Computes log-probabilities of targets from hidden states in chunks, and puts them into the
-    corpus's order."""
+    """Computes log-probabilities of targets from hidden states
+    in chunks, and puts them into the corpus's order."""
 
     def __init__(self, layer: OutputLayer, size: int, chunk: int | None, device: torch.device) -> None:
         self.layer = layer
@@ -273,8 +273,8 @@ class _Collector:
             self._flush()
 
     def result(self, world: World) -> np.ndarray:
-        """Log-probabilities float32 [N] of all of *world* in the corpus's order; 0 where there was
-        no target."""
+        """Log-probabilities float32 [N] of all of *world*
+        in the corpus's order; 0 where there was no target."""
         self._flush()
         # Copied to the host once, at the end: every copy before would synchronise.
         if self.positions:
@@ -331,8 +331,8 @@ def _text_steps(blocks: TokenBlocks, rows: int) -> list[list[np.ndarray]]:
     """Blocks of texts for a model with memory: *rows* texts at a time, the longest first; a step
     has a block of each.
 
-    Texts end from the last row on, so that the texts that continue are the first rows of the
-    memory.
+    Texts end from the last row on, so that the texts
+    that continue are the first rows of the memory.
     """
     # A block that begins where a line does is the first of its text; texts are lines here.
     first = np.flatnonzero(np.isin(blocks.starts, blocks.corpus.offsets))
@@ -343,8 +343,8 @@ def _text_steps(blocks: TokenBlocks, rows: int) -> list[list[np.ndarray]]:
 
 
 def _positions(blocks: TokenBlocks, indices: np.ndarray) -> tuple[Tensor | None, np.ndarray]:
-    """Indices of the scored targets of ``blocks.batch(indices)`` (None: all), and those in the
-    corpus."""
+    """Indices of the scored targets of ``blocks.batch(indices)``
+    (None: all), and those in the corpus."""
     starts, sizes = blocks.starts[indices], blocks.sizes[indices]
     before = np.zeros_like(starts) if blocks.before is None else blocks.before[indices]
     before = before + (blocks.bos is not None)

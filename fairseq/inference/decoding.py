@@ -1,5 +1,5 @@
-"""Choice of the next token, for a batch of prompts: sampling, the most probable token, beam
-search."""
+"""Choice of the next token, for a batch of prompts:
+sampling, the most probable token, beam search."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ def choose(lprobs: Tensor, decoding: Decoding, draws: Tensor | None = None, toke
 def sample_batch(
     predictor: Predictor, prompts: Sequence[Prompt], decoding: Decoding, generators: Sequence[torch.Generator | None]
 ) -> Iterator[list[Advance]]:
-    """Continue *prompts*, ordered by falling length, token by token; yield the tokens chosen in
-    each step.
+    """Continue *prompts*, ordered by falling length,
+    token by token; yield the tokens chosen in each step.
 
     All rows read as many tokens as the shortest prompt has at once. After that, rows with a longer
     prompt read its next token while the others choose theirs, so that all rows have the same
@@ -118,8 +118,8 @@ def sample_batch(
             lprobs = predictor.read(chunk, waiting)
         if decoding.temperature > 0:
             numbers = [next(row) for row in numbers_of[waiting:rows]]
-            # float64: draws of float32 would fall on one of 2²⁴ steps, coarser than rare words'
-            # probabilities.
+            # float64: draws of float32 would fall on one
+            # of 2²⁴ steps, coarser than rare words' probabilities.
             draws = torch.tensor(numbers, dtype=torch.float64, device=lprobs.device)
         # The one synchronisation with a GPU of a step.
         chosen: list[int] = choose(lprobs, decoding, draws, tokens).tolist()
@@ -131,11 +131,11 @@ def sample_batch(
 
 
 def beam_search(predictor: Predictor, prompts: Sequence[Prompt], decoding: Decoding) -> Iterator[list[Advance]]:
-    """Continue *prompts*, ordered by falling length, by beam search for the highest sum of
-    log-probabilities.
+    """Continue *prompts*, ordered by falling length,
+    by beam search for the highest sum of log-probabilities.
 
-    All texts have ``max_tokens`` tokens, so sums need no length penalty. Rows advance as in
-    :func:`sample_batch`.
+    All texts have ``max_tokens`` tokens, so sums need
+    no length penalty. Rows advance as in :func:`sample_batch`.
     """
     rows, position, beam = len(prompts), 0, decoding.beam
     scores = torch.full((rows, beam), -torch.inf, device=predictor.device)
@@ -186,8 +186,8 @@ def best_continuations(scores: Tensor, lprobs: Tensor, count: int) -> tuple[Tens
 
 
 def _prompt_chunk(prompts: Sequence[Prompt], position: int, copies: int = 1) -> list[list[int]]:
-    """Tokens of all prompts from *position* up to the end of the shortest, which is the last; empty
-    beyond."""
+    """Tokens of all prompts from *position* up to the end
+    of the shortest, which is the last; empty beyond."""
     end = len(prompts[-1])
     if position >= end:
         return []
@@ -202,8 +202,8 @@ def _unfinished(prompts: Sequence[Prompt], position: int, tokens: int) -> int:
 def _draws(generator: torch.Generator | None, count: int) -> Iterator[float]:
     """*count* uniform random numbers in [0, 1)."""
     device = generator.device if generator is not None else torch.get_default_device()
-    # On CPUs numbers together are the numbers one by one, for a fraction of the calls; on GPUs they
-    # differ.
+    # On CPUs numbers together are the numbers one by one,
+    # for a fraction of the calls; on GPUs they differ.
     together = 64 if device.type == "cpu" else 1
     for start in range(0, count, together):
         size = min(together, count - start)

@@ -157,8 +157,8 @@ class _Packed:
 
 
 def inference_copy(model: M, dtype: torch.dtype | None, int8: bool = False) -> M:
-    """*model* with matrices rounded to int8 and then cast to *dtype*; norms are kept, *model* is
-    not modified."""
+    """*model* with matrices rounded to int8 and then cast to *dtype*;
+    norms are kept, *model* is not modified."""
     # By name as well: apex's layer norm is no subclass of torch's.
     normed = {
         id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__
@@ -166,8 +166,8 @@ def inference_copy(model: M, dtype: torch.dtype | None, int8: bool = False) -> M
     }  # fmt: skip
     biases = ("r_w_bias", "r_r_bias", "r_bias")  # two-dimensional: one row for each head
     linear = {id(p) for name, p in model.named_parameters() if p.dim() == 2 and name.rsplit(".", 1)[-1] not in biases}
-    # Parameters that deepcopy takes from its memo: tied ones stay tied, and the originals are not
-    # copied first.
+    # Parameters that deepcopy takes from its memo:
+    # tied ones stay tied, and the originals are not copied first.
     memo: dict[int, object] = {}
     for parameter in model.parameters():
         value = parameter.detach()
@@ -198,8 +198,8 @@ def _packable(model: BaseFairseqModel) -> TypeGuard[DecoderModel]:
 
 
 def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool) -> _Packed:
-    """Pack *model*; matrices of layers and output come from *matrices*, the source of int8
-    values."""
+    """Pack *model*; matrices of layers and output come
+    from *matrices*, the source of int8 values."""
     source, decoder = matrices.decoder, model.decoder
     norm: nn.Module | None = None
     project: nn.Linear | None = None
@@ -213,8 +213,8 @@ def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool
         looks_up = looks_up and decoder.layernorm_embedding is None and decoder.token_shift is None
     elif isinstance(decoder, TransformerXLDecoder):
         biases = decoder.attention_biases
-        # `same_length`: every token attends to as many keys, so that the kernel leaves out the
-        # farther ones.
+        # `same_length`: every token attends to as many keys,
+        # so that the kernel leaves out the farther ones.
         window = decoder.memory_length if decoder.cfg.same_length else None
     lookup = None
     if looks_up:

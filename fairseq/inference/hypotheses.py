@@ -1,5 +1,5 @@
-"""Hypotheses as fairseq's generator makes them: texts that end at ``</s>`` or a length, with a
-score each."""
+"""Hypotheses as fairseq's generator makes them:
+texts that end at ``</s>`` or a length, with a score each."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def hypotheses(
         prefix: the first tokens of every text, without *start*.
         search: settings.
         eos: the end of a text.
-        start: what is read before the prefix (default: *eos*); empty for readers that begin with
-            ``<s>``.
+        start: what is read before the prefix (default:
+            *eos*); empty for readers that begin with ``<s>``.
         forbidden: tokens that are never chosen.
         generator: random generator of sampled tokens.
 
@@ -121,11 +121,11 @@ def _restrict(lprobs: Tensor, texts: list[Hypothesis], search: Search, eos: int)
 
 
 def _best(lprobs: Tensor, texts: list[Hypothesis], search: Search, eos: int) -> list[tuple[int, int]]:
-    """Texts and tokens of the best continuations: ends among the first *beam*, and *beam*
-    others."""
+    """Texts and tokens of the best continuations:
+    ends among the first *beam*, and *beam* others."""
     sums = torch.tensor([math.fsum(text.lprobs) for text in texts], device=lprobs.device, dtype=torch.float64)
-    # Each text has one continuation by the end: of twice as many, enough others are left (fairseq's
-    # rule).
+    # Each text has one continuation by the end:
+    # of twice as many, enough others are left (fairseq's rule).
     values, [choices] = best_continuations(sums[None], lprobs.double()[None], min(2 * search.beam, lprobs.numel()))
     possible = [choice for choice, value in zip(choices, values[0].tolist(), strict=True) if value != -math.inf]
     ends = [choice for choice in possible[: search.beam] if choice[1] == eos]

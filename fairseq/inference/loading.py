@@ -140,8 +140,8 @@ def load_language_models(
 
 
 def check_no_begin(task: FairseqTask, path: str | Path) -> None:
-    """Raise UserError if *task*, of the model at *path*, puts ``<s>`` before rows, for readers that
-    do not."""
+    """Raise UserError if *task*, of the model at *path*,
+    puts ``<s>`` before rows, for readers that do not."""
     if task.cfg.add_bos_token:
         raise UserError(f"{path}: was trained with `add_bos_token`, which is not supported here; give another model")
 
@@ -174,8 +174,8 @@ def _arguments(
 def _check_overrides(
     overrides: Mapping[str, Any], stored: Mapping[str, Any], args: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> None:
-    """Raise UserError for *overrides* that neither the parts selected by *args* nor the loading
-    reads."""
+    """Raise UserError for *overrides* that neither
+    the parts selected by *args* nor the loading reads."""
     criterion = {**args, **flags}.get("criterion")
     names = {"task": str(args.get("task", "language_modeling")), "criterion": str(criterion)}
     parts = [MODELS[ARCHITECTURES[args["arch"]].model]]
@@ -209,8 +209,8 @@ def _check_memory_settings(arch: str, flags: Mapping[str, Any]) -> None:
 
 
 def _positions(path: str, stored: Mapping[str, Any], args: Mapping[str, Any]) -> int:
-    """Maximal tokens of a row: as in training; more for longer blocks unless positions are
-    learned."""
+    """Maximal tokens of a row: as in training;
+    more for longer blocks unless positions are learned."""
     length = args["tokens_per_sample"]
     positions = args.get("max_target_positions") or stored.get("tokens_per_sample", length)
     for name, value in (("tokens_per_sample", length), ("max_target_positions", positions)):

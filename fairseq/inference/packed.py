@@ -36,8 +36,8 @@ class Matrix(ctypes.Structure):
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Int8 values and a float32 scale for each row: [N, K] → [N, K], [N]. Symmetric, rounded to
-    nearest."""
+    """Int8 values and a float32 scale for each row:
+    [N, K] → [N, K], [N]. Symmetric, rounded to nearest."""
     weight = weight.float()
     scale = weight.abs().amax(1) / 127
     # A row of zeros may have any scale but 0, by which it would be divided.

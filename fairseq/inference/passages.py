@@ -1,5 +1,5 @@
-"""Passages of a corpus with generated continuations beside the original text, as text, JSON and
-HTML."""
+"""Passages of a corpus with generated continuations
+beside the original text, as text, JSON and HTML."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ PARTS = ("context", "continuation", "reference")
 
 @dataclass(frozen=True)
 class Part:
-    """A token sequence: ids, symbols separated by spaces (``</s>`` ends a line), and running
-    text."""
+    """A token sequence: ids, symbols separated by spaces
+    (``</s>`` ends a line), and running text."""
 
     tokens: list[int]
     symbols: str
@@ -61,8 +61,8 @@ def draw_starts(tokens: int, context: int, reference: int, count: int, seed: int
             else "`gen_subset`: the split has a single token; choose another"
         )
     candidates = max(1, tokens - context - reference + 1)
-    # A generator a passage: more passages, or another number of processes, leave the first ones as
-    # they are.
+    # A generator a passage: more passages, or another number
+    # of processes, leave the first ones as they are.
     return [int(np.random.default_rng([seed, number]).integers(candidates)) for number in range(count)]
 
 

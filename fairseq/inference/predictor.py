@@ -1,5 +1,5 @@
-"""Next-token probabilities of one model or several, for a batch of texts read through the key-value
-cache.
+"""Next-token probabilities of one model or several,
+for a batch of texts read through the key-value cache.
 
 All rows of a batch are at one position: the common length of the prompts is read at once, then
 longer prompts read their own tokens while the others choose. There is no padding, so a text does
@@ -45,8 +45,8 @@ class Predictor:
         models: in evaluation mode, on one device, over one dictionary.
         rows: number of texts.
         forbidden: tokens that get probability zero.
-        longest: most tokens that will be read of a text (default: no limit); limits the memory's
-            allocation.
+        longest: most tokens that will be read of a text (default:
+            no limit); limits the memory's allocation.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Predictor:
         self._checked = False
 
     def read(self, tokens: Sequence[Sequence[int]], first: int = 0) -> Tensor:
-        """Read *tokens* [rows, T]; return log-probabilities of the next token for the rows from
-        *first* on.
+        """Read *tokens* [rows, T]; return log-probabilities
+        of the next token for the rows from *first* on.
 
         T may be 0 at the start of texts for models that begin with ``<s>``.
 
@@ -79,8 +79,8 @@ class Predictor:
         return lprobs
 
     def best(self, tokens: Sequence[Sequence[int]], count: int, first: int = 0) -> tuple[Tensor, Tensor]:
-        """Read *tokens* as :meth:`read` does; return the *count* most probable next tokens in
-        falling order.
+        """Read *tokens* as :meth:`read` does; return
+        the *count* most probable next tokens in falling order.
 
         Returns:
             Scores, float32: log-probabilities up to a constant for each row; and tokens. Both
@@ -114,8 +114,8 @@ class Predictor:
         return [(rows, rows.read(source)[first:, -1]) for rows in self.rows]
 
     def _check(self, scores: Tensor) -> None:
-        # Only once: reading a value synchronises with the GPU, and NaN weights give NaN at the
-        # first token.
+        # Only once: reading a value synchronises with the GPU,
+        # and NaN weights give NaN at the first token.
         if not self._checked and bool(scores.isnan().any()):
             raise UserError(
                 "the model's probabilities are NaN: its training diverged, or it exceeds the range of float16; "

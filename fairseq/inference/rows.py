@@ -10,8 +10,8 @@ from torch import Tensor
 
 
 class Rows:
-    """Rows of tokens that a model reads through its cache: segment after segment, or window after
-    window.
+    """Rows of tokens that a model reads through its cache:
+    segment after segment, or window after window.
 
     A model with memory reads each token once, at a constant cost. A model without memory has a
     window of positions; when it is full, its second half is read again as the start of the next
@@ -66,8 +66,8 @@ class Rows:
             self.window = self.window[index]
 
     def _make_room(self, tokens: Tensor) -> Tensor:
-        """Begin a new segment or window; return *tokens* [B, T] preceded by the tokens to read
-        again."""
+        """Begin a new segment or window; return *tokens* [B,
+        T] preceded by the tokens to read again."""
         if self.window is None:
             self.cache.next_segment()
             return tokens

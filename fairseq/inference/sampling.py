@@ -13,8 +13,8 @@ from fairseq.logging import Progress, no_progress
 
 
 def generator_of(seed: int, prompt: int = 0, sample: int = 0) -> torch.Generator:
-    """The random generator of one text: sample number *sample* of prompt number *prompt*, both from
-    0.
+    """The random generator of one text: sample number
+    *sample* of prompt number *prompt*, both from 0.
 
     Raises:
         ValueError: the seed is negative.
@@ -53,8 +53,8 @@ def sample(
         forbidden: tokens that are never chosen.
 
     Raises:
-        ValueError: a number is out of range, the prompt is empty, or the model has no key-value
-            cache.
+        ValueError: a number is out of range, the prompt
+            is empty, or the model has no key-value cache.
     """
     decoding = Decoding(max_tokens, temperature, top_k, top_p)
     return stream([model], prompt_tokens, decoding, generator=generator, forbidden=forbidden)
@@ -68,8 +68,8 @@ def stream(
     generator: torch.Generator | None = None,
     forbidden: Sequence[int] = (),
 ) -> Iterator[int]:
-    """As :func:`sample`, from one model or the average of several; beam search yields its text at
-    the end."""
+    """As :func:`sample`, from one model or the average
+    of several; beam search yields its text at the end."""
     for step in _steps(models, [prompt], decoding, [generator], forbidden):
         for _, tokens in step:
             yield from tokens
@@ -85,8 +85,8 @@ def continuations(
     forbidden: Sequence[int] = (),
     progress: Progress = no_progress,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Continuations of many prompts, each as soon as it is complete: (number of the prompt,
-    tokens).
+    """Continuations of many prompts, each as soon
+    as it is complete: (number of the prompt, tokens).
 
     Prompts of similar length are batched, the longest first. Up to rounding, :func:`stream` gives
     the same texts.
@@ -101,8 +101,8 @@ def continuations(
     Raises:
         ValueError: a prompt is empty, or a model has no cache.
     """
-    # By falling length, rows finish from the end of a batch, and the others keep their rows of the
-    # cache.
+    # By falling length, rows finish from the end of a batch,
+    # and the others keep their rows of the cache.
     order = sorted(range(len(prompts)), key=lambda number: -len(prompts[number]))
     together = max(1, batch_size // decoding.beam)
 

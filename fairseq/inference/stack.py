@@ -129,8 +129,8 @@ class PackedStack:
         """Read tokens one by one and add them to *cache*.
 
         Args:
-            embedded: embeddings, float32 [B, T, C]; at most as many tokens as the cache has room
-                for.
+            embedded: embeddings, float32 [B, T, C];
+                at most as many tokens as the cache has room for.
             window: most keys that a token attends to.
 
         Returns:
@@ -151,8 +151,8 @@ class PackedStack:
         return hidden
 
     def _bind(self, cache: KeyValueCache, threads: int) -> _Binding:
-        """Pointers to the tensors of *cache*, rebuilt if the tensors have changed since the last
-        step."""
+        """Pointers to the tensors of *cache*, rebuilt
+        if the tensors have changed since the last step."""
         # The cache has them: threads of Python share the stack, and each has a cache of its own.
         bound = cache.bound
         # Other tensors are those after rows were selected.

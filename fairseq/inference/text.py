@@ -1,5 +1,5 @@
-"""Conversion between text and dictionary tokens: words, characters, bytes, or the symbols of a
-tokenizer."""
+"""Conversion between text and dictionary tokens:
+words, characters, bytes, or the symbols of a tokenizer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ JOINTS = {"@-@": "-", "@,@": ",", "@.@": "."}  # WikiText's marks inside words
 
 
 def never_written(dictionary: Dictionary) -> list[int]:
-    """Indices that never occur in text: special symbols other than the end of a line, and
-    fillers."""
+    """Indices that never occur in text: special symbols
+    other than the end of a line, and fillers."""
     special = {dictionary.bos(), dictionary.pad(), dictionary.unk(), *range(dictionary.nspecial)}
     fillers = {
         index
@@ -43,8 +43,8 @@ class Detokenizer:
     tokenizer: Tokenizer | None = None  # of the data; None: text is words, characters or bytes
 
     def encode(self, text: str) -> tuple[list[int], list[str]]:
-        """The tokens of one line without ``</s>``, and its symbols that are not in the dictionary,
-        each time."""
+        """The tokens of one line without ``</s>``,
+        and its symbols that are not in the dictionary, each time."""
         symbols = list(self.stream().split(text))
         unknown = [symbol for symbol in symbols if symbol not in self.dictionary]
         return [self.dictionary.text_index(symbol) for symbol in symbols], unknown
@@ -64,8 +64,8 @@ def detokenizer_of(
     Text of words is read as tokens between white space, which the log tells.
 
     Args:
-        remove_bpe: suffix of a subword that is continued by the next one, such as ``@@``; without a
-            tokenizer only.
+        remove_bpe: suffix of a subword that is continued
+            by the next one, such as ``@@``; without a tokenizer only.
         tokenizer: of the data; None: there is none.
 
     Raises:
@@ -90,8 +90,8 @@ def detokenizer_of(
 
 
 class Stream:
-    """Text of one kind: its symbols, and their incremental decoder, whose pieces together are the
-    whole text."""
+    """Text of one kind: its symbols, and their incremental decoder,
+    whose pieces together are the whole text."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.dictionary = dictionary
@@ -128,8 +128,8 @@ class Stream:
 
 
 class CharacterStream(Stream):
-    """Characters. A space is the symbol *space*, one of :data:`SPACES`, or ``</s>``, as in
-    text8."""
+    """Characters. A space is the symbol *space*,
+    one of :data:`SPACES`, or ``</s>``, as in text8."""
 
     def __init__(self, dictionary: Dictionary, space: str) -> None:
         super().__init__(dictionary)
@@ -167,8 +167,8 @@ class ByteStream(Stream):
 
 
 class LineStream(Stream):
-    """Raw text; the line so far is decoded with each token, and its last word returned once it is
-    complete.
+    """Raw text; the line so far is decoded with each token,
+    and its last word returned once it is complete.
 
     After :data:`LONGEST_LINE` symbols without an end of line, text goes on after a whole word as if
     a line began.
@@ -231,8 +231,8 @@ class LineStream(Stream):
 
 
 class WordStream(Stream):
-    """Words between white space, detokenized with sacremoses; heading markup and WikiText's marks
-    are removed.
+    """Words between white space, detokenized with sacremoses;
+    heading markup and WikiText's marks are removed.
 
     A word's text depends only on the words before it in its line.
 
@@ -295,8 +295,8 @@ class WordStream(Stream):
     def _new(self, complete_line: bool) -> str:
         """The text of the line's words since the last call; *complete_line*: up to the last word.
 
-        A final punctuation mark is delayed until the next token, which decides the spaces around
-        it.
+        A final punctuation mark is delayed until the next token,
+        which decides the spaces around it.
         """
         words = self.line.complete
         complete = complete_line or not words or words[-1].isalnum()
@@ -348,8 +348,8 @@ detokenize = Moses().join  # text of complete words
 
 
 def shortened(words: Sequence[str]) -> list[str]:
-    """A short equivalent of *words* for the detokenizer's state: the open quotes and the last
-    word."""
+    """A short equivalent of *words* for the detokenizer's
+    state: the open quotes and the last word."""
     # Imported at first use: most commands never detokenize.
     from sacremoses import MosesDetokenizer
 
@@ -368,8 +368,8 @@ def shortened(words: Sequence[str]) -> list[str]:
 
 
 def _is_open(quote: str, words: Sequence[str]) -> bool:
-    """Return whether *quote* after *words* would be a closing quote, which is followed by a
-    space."""
+    """Return whether *quote* after *words* would be
+    a closing quote, which is followed by a space."""
     return detokenize([*words, "a", quote, "a"]).endswith(" a")
 
 

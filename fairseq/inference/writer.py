@@ -1,5 +1,5 @@
-"""Text generation for commands: models, decoding and text conversion, made from the command's
-flags."""
+"""Text generation for commands: models, decoding
+and text conversion, made from the command's flags."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Writer:
             device: where the models run; None: as *common* says.
 
         Raises:
-            UserError: flags contradict each other, or a checkpoint or the dictionary cannot be
-                used.
+            UserError: flags contradict each other,
+                or a checkpoint or the dictionary cannot be used.
         """
         sampling = decoding(cfg)
         if common.compile:
@@ -99,8 +99,8 @@ class Writer:
     def continue_all(
         self, prompts: Sequence[Sequence[int]], samples: int, progress: Progress, numbers: Sequence[int] | None = None
     ) -> Iterator[tuple[tuple[int, int], list[int]]]:
-        """*samples* continuations of each prompt, each as soon as it is complete: ((prompt,
-        sample), tokens).
+        """*samples* continuations of each prompt, each
+        as soon as it is complete: ((prompt, sample), tokens).
 
         With *numbers*, of those prompts only; a text does not depend on which others are continued.
         """
@@ -118,8 +118,8 @@ class Writer:
         return ((keys[index], tokens) for index, tokens in texts)
 
     def warn_of_length(self, prompts: dict[str, int]) -> None:
-        """Log once the prompts, given as name → tokens, that exceed the attention distance of a
-        model."""
+        """Log once the prompts, given as name → tokens,
+        that exceed the attention distance of a model."""
         long = [f"{name} ({length} tokens)" for name, length in prompts.items() if length > self.window]
         if long:
             more = f" and {len(long) - 3} more" if len(long) > 3 else ""
@@ -163,8 +163,8 @@ def check_samples(cfg: GenerationConfig, each: int, texts: int = 1) -> None:
     run can generate.
 
     Raises:
-        UserError: there is no sampling, or the continuations have more than :data:`MOST_TOKENS`
-            tokens.
+        UserError: there is no sampling, or the continuations
+            have more than :data:`MOST_TOKENS` tokens.
     """
     if texts * each * cfg.max_new_tokens > MOST_TOKENS:
         raise UserError(

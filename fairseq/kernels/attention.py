@@ -1,5 +1,5 @@
-"""Attention on CPUs by kernels in C (``attention.c``), with gradients and without: scores stay in
-the cache.
+"""Attention on CPUs by kernels in C (``attention.c``),
+with gradients and without: scores stay in the cache.
 
 They are compiled at first use; without them torch's operators give the same numbers to rounding,
 with the same masks.
@@ -23,8 +23,8 @@ from fairseq.kernels.training import TYPES, draw_mask, is_plain
 from fairseq.kernels.training import kernels as training_kernels
 
 _SOURCE = Path(__file__).with_name("attention.c")
-# Probabilities that are saved for the backward pass where torch's kernel would save none: 64 MiB a
-# layer.
+# Probabilities that are saved for the backward pass
+# where torch's kernel would save none: 64 MiB a layer.
 _MOST_SAVED = 1 << 24
 
 
@@ -292,8 +292,8 @@ def _readable(x: Tensor) -> Tensor:
 
 
 def _like(x: Tensor) -> Tensor:
-    """Room for a tensor like *x*; of [B, H, T, D] time comes before heads in memory, as in the
-    products around."""
+    """Room for a tensor like *x*; of [B, H, T, D] time comes
+    before heads in memory, as in the products around."""
     return torch.empty_like(x) if x.dim() == 3 else x.new_empty(x.transpose(1, 2).shape).transpose(1, 2)
 
 

@@ -43,8 +43,8 @@ def library(
     Args:
         work: what the kernels are for, in the warning.
         source: a file in C, with its headers in the same folder.
-        declare: sets the types of the functions' arguments and results, before any thread calls
-            one.
+        declare: sets the types of the functions' arguments
+            and results, before any thread calls one.
     """
     # Masks are drawn as words of 64 bits and read as bytes, in the order of little-endian machines.
     if sys.byteorder != "little" or os.name != "posix":
@@ -63,8 +63,8 @@ def library(
 
 @functools.cache
 def _survive_forks() -> None:
-    """Let a process that is forked from this one compute by one thread: OpenMP would wait for its
-    parent's."""
+    """Let a process that is forked from this one compute
+    by one thread: OpenMP would wait for its parent's."""
     os.register_at_fork(after_in_child=functools.partial(torch.set_num_threads, 1))
 
 
@@ -91,15 +91,15 @@ def _compiled(source: Path) -> Iterator[str]:
             raise OSError(f"{folder}: others than this user may write it")
         stack.callback(os.close, descriptor)
         # Load the file that was checked, whatever its path names by then.
-        # By a path of its own: the loader takes an equal path for a library that it has loaded
-        # already.
+        # By a path of its own: the loader takes an equal path
+        # for a library that it has loaded already.
         opened = f"/proc/self/fd/{'./' * next(_LOADED)}{descriptor}"
         yield opened if os.path.exists(opened) else str(folder / name)
 
 
 def _library_in(folder: Path, name: str, compiler: list[str], source: Path) -> int | None:
-    """A descriptor of the library *name* in *folder*, compiled if needed; None if that cannot be
-    trusted."""
+    """A descriptor of the library *name* in *folder*,
+    compiled if needed; None if that cannot be trusted."""
     descriptor = _open_library(folder, name)
     if descriptor is None:
         _build(compiler, source, folder, name)
@@ -108,9 +108,9 @@ def _library_in(folder: Path, name: str, compiler: list[str], source: Path) -> i
 
 
 def _open_library(folder: Path, name: str) -> int | None:
-    """A descriptor of the file *name* in *folder*; None if there is none, it is damaged, or others
-    than this user may have written it: folder or file is a link, of another user, or writable by
-    others."""
+    """A descriptor of the file *name* in *folder*; None if there is none,
+    it is damaged, or others than this user may have written it:
+    folder or file is a link, of another user, or writable by others."""
     with contextlib.suppress(OSError), contextlib.ExitStack() as opened:
         parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         opened.callback(os.close, parent)
@@ -129,8 +129,8 @@ def _is_private(state: os.stat_result) -> bool:
 
 
 def _is_intact(file: int) -> bool:
-    """Whether the library ends with its digest, as :func:`_build` writes it: loading a damaged one
-    may crash."""
+    """Whether the library ends with its digest,
+    as :func:`_build` writes it: loading a damaged one may crash."""
     content = os.pread(file, os.fstat(file).st_size, 0)
     return content[-DIGEST:] == hashlib.sha256(content[:-DIGEST]).digest()
 
@@ -155,8 +155,8 @@ def _build(compiler: list[str], source: Path, folder: Path, name: str) -> None:
 def _compile(compiler: list[str], source: Path, target: Path) -> None:
     unit, output = target.with_suffix(".o"), ["-shared", "-o", str(target)]
     common = [*compiler, *FLAGS, "-c", str(source), "-o", str(unit)]
-    # ARM's compilers take -mcpu for -march; the last two are for compilers that know neither, or
-    # lack OpenMP.
+    # ARM's compilers take -mcpu for -march; the last two
+    # are for compilers that know neither, or lack OpenMP.
     for more in (["-march=native", "-fopenmp"], ["-mcpu=native", "-fopenmp"], ["-fopenmp"], []):
         result = subprocess.run([*common, *more, *_more_flags()], capture_output=True, timeout=TIMEOUT)
         if result.returncode == 0:
@@ -207,8 +207,8 @@ def _processor() -> bytes:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         about += "".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))
     except OSError:
-        # Asked only here: on Linux it starts a program, which may fail, and the library would have
-        # another name.
+        # Asked only here: on Linux it starts a program,
+        # which may fail, and the library would have another name.
         about += platform.processor()
     return about.encode()
 

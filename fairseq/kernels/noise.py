@@ -19,8 +19,8 @@ _SEEDS = 1 << 62  # torch draws signed numbers of 64 bits
 
 
 def draw_seed() -> int:
-    """The seed of the next noise: torch's generator draws it, so that a checkpoint's random state
-    repeats it."""
+    """The seed of the next noise: torch's generator draws it,
+    so that a checkpoint's random state repeats it."""
     return int(torch.randint(_SEEDS, (), device="cpu"))
 
 

@@ -1,5 +1,5 @@
-"""What training computes between matrix products on CPUs, in one pass over memory each: kernels in
-C (``training.c``).
+"""What training computes between matrix products on CPUs,
+in one pass over memory each: kernels in C (``training.c``).
 
 They are compiled at first use; without them torch's operators give the same numbers to rounding,
 and the same masks. On GPUs torch's kernels take fewer passes for dropout after a ReLU, and for the
@@ -34,14 +34,14 @@ def is_plain(x: Tensor) -> bool:
     """Whether kernels can read *x*: numbers of a type that they know, at its address."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype not in TYPES or not x.numel():
         return False
-    # Subclasses (fake, distributed and other tensors) have no data at their address, or not all of
-    # it.
+    # Subclasses (fake, distributed and other tensors)
+    # have no data at their address, or not all of it.
     return type(x) in (Tensor, nn.Parameter)
 
 
 def dropout(x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
-    """The dropout of *x*, added to *residual* of its shape and type, without which *x* is on a
-    CPU."""
+    """The dropout of *x*, added to *residual* of its shape
+    and type, without which *x* is on a CPU."""
     if residual is not None and x.device.type != "cpu":
         return _AddDropout.apply(residual, x, p)
     return _Dropout.apply(x, _noise(x, p), p, residual)
@@ -87,8 +87,8 @@ def add_column_sums_(sums: Tensor, x: Tensor) -> None:
 
 
 def transposed(x: Tensor) -> tuple[Tensor, Tensor] | None:
-    """*x* [m, n], float32, as [n, m], contiguous, and its sums over rows [n]; None if no kernel
-    computes it."""
+    """*x* [m, n], float32, as [n, m], contiguous,
+    and its sums over rows [n]; None if no kernel computes it."""
     compiled = kernels(x) if x.is_contiguous() and x.dtype == torch.float32 else None
     if compiled is None:
         return None
@@ -98,8 +98,8 @@ def transposed(x: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 class _Dropout(torch.autograd.Function):
-    """Dropout, added to a residual connection or not; its gradient is a dropout with the same
-    noise."""
+    """Dropout, added to a residual connection or not;
+    its gradient is a dropout with the same noise."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, noise: Tensor, p: float, residual: Tensor | None) -> Tensor:
@@ -113,8 +113,8 @@ class _Dropout(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (noise,) = ctx.saved_tensors
-        # Through autograd again: dropout is linear in x, so that its gradient has a derivative,
-        # too.
+        # Through autograd again: dropout is linear in x,
+        # so that its gradient has a derivative, too.
         grad = _Dropout.apply(grads[0], noise, ctx.p, None) if ctx.needs_input_grad[0] else None
         return grad, None, None, grads[0] if ctx.adds else None
 

@@ -1,5 +1,5 @@
-"""Figures of the log: named sums, kept on the device, and what is computed from them when a line is
-due.
+"""Figures of the log: named sums, kept on the device,
+and what is computed from them when a line is due.
 
 A criterion names its own sums (``compute_loss`` returns them) and its own figures (``figures``
 declares them). Sums are added over batches and reduced over ranks; a figure is computed on the host
@@ -70,8 +70,8 @@ def language_model_figures() -> dict[str, Figure]:
 
 @dataclass(frozen=True)
 class NamedSums:
-    """The sums of one or several batches as one vector, so that a single reduction serves all of
-    them."""
+    """The sums of one or several batches as one vector,
+    so that a single reduction serves all of them."""
 
     names: tuple[str, ...]  # what each entry is; the same on every rank, in the same order
     values: Tensor  # float64 [names], on the device
@@ -119,13 +119,13 @@ class NamedSums:
         return NamedSums(names, values, rows)
 
     def gathered(self, world: World) -> NamedSums:
-        """These sums, with the sums of a log that needs the outputs of all ranks; called on every
-        rank."""
+        """These sums, with the sums of a log that needs
+        the outputs of all ranks; called on every rank."""
         return self
 
     def reduced(self, world: World) -> NamedSums:
-        """The sums over all ranks: one reduction of the sums, and predictions of every rank in rank
-        order."""
+        """The sums over all ranks: one reduction of the sums,
+        and predictions of every rank in rank order."""
         if world.size == 1:
             return self
         rows = {
@@ -183,8 +183,8 @@ class Meter:
         """*figures*, ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means;
         synchronises with the device.
 
-        Figures are NaN where nothing was added, so that neither 0 nor a perplexity of 1 looks like
-        a result.
+        Figures are NaN where nothing was added,
+        so that neither 0 nor a perplexity of 1 looks like a result.
         """
         totals: dict[str, Any] = dict(zip(self.totals.names, self.totals.values.tolist(), strict=True))
         totals |= {name: rows.cpu() for name, rows in self.totals.rows.items()}

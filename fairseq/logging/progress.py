@@ -26,8 +26,8 @@ Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 """A progress bar around an iterable of known length: (items, length) → items."""
 POSITION = ("epoch", "update")  # metrics that lines of text replace by the number of the epoch
 REFRESH = 1.0  # seconds between two values of the loss in a bar
-# Metrics left out on a terminal, where a line has 80 columns; --metrics-file and the other formats
-# have them.
+# Metrics left out on a terminal, where a line has 80 columns;
+# --metrics-file and the other formats have them.
 OMITTED = {*POSITION, "stage", "tokens_per_sample", "wps", "ups", "wpb", "bsz", "num_updates", "gnorm"}
 OMITTED |= {"clip", "train_wall", "wall"}
 
@@ -37,8 +37,8 @@ _to_loggers = contextvars.ContextVar("to_loggers", default=False)
 
 @contextlib.contextmanager
 def through_logging() -> Iterator[None]:
-    """Lines of training and validation go to the loggers of their tags, not to stdout, inside a
-    ``with`` statement."""
+    """Lines of training and validation go to the loggers
+    of their tags, not to stdout, inside a ``with`` statement."""
     token = _to_loggers.set(True)
     try:
         yield
@@ -75,8 +75,8 @@ def progress_bar(
     default: str = "tqdm",  # simple replaces tqdm where stderr is not a terminal
     stream: IO[str] | None = None,  # default: stdout, for tqdm stderr
 ) -> ProgressBar[T]:
-    """Return *iterable* as a progress bar in a format of ``--log-format``; UserError if there is no
-    such format.
+    """Return *iterable* as a progress bar in a format
+    of ``--log-format``; UserError if there is no such format.
 
     With *run* a bar counts its updates instead of the epoch's iterations, and lines also follow
     updates 1, 2, 5, 10, 20, 50, … below *log_interval*.
@@ -94,8 +94,8 @@ def progress_bar(
 
 @dataclass(eq=False)
 class ProgressBar(Generic[T]):
-    """An iterable that reports its progress. This one shows nothing; subclasses override
-    ``_show_…``."""
+    """An iterable that reports its progress.
+    This one shows nothing; subclasses override ``_show_…``."""
 
     iterable: Iterable[T]
     log_interval: int
@@ -147,8 +147,8 @@ class ProgressBar(Generic[T]):
         # By the number of the update alone: a resumed run has the lines of an uninterrupted one.
         early = self.run is not None and count < self.log_interval and str(count).rstrip("0") in ("1", "2", "5")
         due = count > 0 and (early or count % self.log_interval == 0)
-        # A person who resumes a run sees its first update at once; records stay as of an
-        # uninterrupted run.
+        # A person who resumes a run sees its first update at once;
+        # records stay as of an uninterrupted run.
         if not due and not (self.for_people and self.run is not None and count == self.run.start + 1):
             return None
         values = _plain(stats)
@@ -240,8 +240,8 @@ class TqdmBar(ProgressBar[T]):
         if self.run is None:
             self.bar = tqdm(self.iterable, total=self.total, initial=self.done, **common)
             return self.bar
-        # A short layout: tqdm shrinks the bar itself to nothing where the text beside it fills the
-        # line.
+        # A short layout: tqdm shrinks the bar itself to nothing
+        # where the text beside it fills the line.
         layout = "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{remaining} left{postfix}]"
         if self.run.total is None:
             layout = "{desc}: {n_fmt} updates [{rate_fmt}{postfix}]"

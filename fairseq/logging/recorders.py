@@ -33,12 +33,12 @@ Record = Callable[[Mapping[str, Any] | None, str, int], None]
 
 
 def check_recorders(common: CommonConfig) -> None:
-    """Raise UserError if a recorder that flags ask for cannot be opened: before the run writes
-    anything."""
+    """Raise UserError if a recorder that flags ask
+    for cannot be opened: before the run writes anything."""
     if common.tensorboard_logdir:
         _check_tensorboard(common.tensorboard_logdir)
-    # A device or pipe is left alone: the reader of a pipe would take its closing for the end of the
-    # run.
+    # A device or pipe is left alone: the reader of a pipe
+    # would take its closing for the end of the run.
     if common.metrics_file and not is_special(common.metrics_file):
         is_new = not os.path.lexists(common.metrics_file)
         # Opened, not only looked at: the system has more reasons than can be listed here.
@@ -80,8 +80,8 @@ def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
             yield write
         finally:
             with _writing(setting, "folder"), contextlib.ExitStack() as closing:
-                # All of them: a file that cannot be written must not keep the thread of another
-                # one.
+                # All of them: a file that cannot be written
+                # must not keep the thread of another one.
                 for writer in writers.values():
                     closing.callback(writer.close)
 
@@ -127,8 +127,8 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
 
 @contextlib.contextmanager
 def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[Write]:
-    """A run on Weights & Biases, with the name of its checkpoint *folder*, which its id is written
-    to.
+    """A run on Weights & Biases, with the name
+    of its checkpoint *folder*, which its id is written to.
 
     A resumed run, which has updates before it (*after*), goes on there, too.
 
@@ -330,8 +330,8 @@ def _end_of_step(path: str, lines: BinaryIO, step: int) -> int:
         try:
             within = parse_entry(line)["step"] <= step
         except ValueError:
-            # A first line that is cut off must at least begin like one of ours: any other file is
-            # not truncated.
+            # A first line that is cut off must at least begin
+            # like one of ours: any other file is not truncated.
             begins = end or line[: len(BEGIN)] == BEGIN[: len(line)]
             if begins and not line.endswith(b"\n") and len(line) < LONGEST_ENTRY:
                 # The last line was cut off as its run was killed.

@@ -79,12 +79,12 @@ class BaseFairseqModel(Part, nn.Module):
         return args, parameters
 
     def check_parameters(self, parameters: Mapping[str, Tensor]) -> None:
-        """Raise UserError if the *parameters* of a checkpoint belong to other data than the
-        model."""
+        """Raise UserError if the *parameters*
+        of a checkpoint belong to other data than the model."""
 
     def is_begun_by(self, parameters: Mapping[str, Tensor]) -> bool:
-        """Whether the *parameters* of a checkpoint lack a part that training begins anew, such as a
-        head."""
+        """Whether the *parameters* of a checkpoint lack a part
+        that training begins anew, such as a head."""
         return False
 
     def check_start(self, parameters: Mapping[str, Tensor], source: str) -> None:

@@ -20,8 +20,8 @@ from fairseq.modules.transformer_layer import Infuse, activation, layer_norm
 
 
 class MaskedLMHead(LinearOutput):
-    """Dense layer, activation, layer norm, and a projection to all words with a bias (Devlin et al.
-    2019, §3.1).
+    """Dense layer, activation, layer norm, and a projection
+    to all words with a bias (Devlin et al. 2019, §3.1).
 
     The *weight* of the projection, [V, E], is usually the token embeddings'.
     """
@@ -43,8 +43,8 @@ class MaskedLMHead(LinearOutput):
 
 
 class ClassificationHead(nn.Module):
-    """Dropout, dense layer, activation, dropout, projection to n classes (Devlin et al. 2019,
-    §3.2)."""
+    """Dropout, dense layer, activation, dropout,
+    projection to n classes (Devlin et al. 2019, §3.2)."""
 
     def __init__(
         self, dim: int, outputs: int, dropout: float = 0.0, activation_fn: str = "tanh", init_std: float = INIT_STD
@@ -63,8 +63,8 @@ class ClassificationHead(nn.Module):
 
 
 class MaskedLMEncoder(nn.Module):
-    """An encoder and its output layer, under fairseq's names ``sentence_encoder`` and
-    ``lm_head``."""
+    """An encoder and its output layer, under fairseq's
+    names ``sentence_encoder`` and ``lm_head``."""
 
     def __init__(
         self, cfg: BertConfig, vocabulary: int, padding_idx: int, embeddings: TransformerEncoder | None = None
@@ -93,8 +93,8 @@ class EncoderModel(BaseFairseqModel):
 
 
 class BertModel(EncoderModel):
-    """A masked language model (Devlin et al. 2019; Liu et al. 2019), with the parameter names of
-    fairseq's RoBERTa."""
+    """A masked language model (Devlin et al. 2019; Liu et al.
+    2019), with the parameter names of fairseq's RoBERTa."""
 
     config_class = BertConfig
     decisive_settings = (
@@ -133,8 +133,8 @@ class BertModel(EncoderModel):
         Args:
             src_tokens: int64 [B, T]; padding is detected from the ids.
             token_types: int64 [B, T], where the model has token types; None: all 0.
-            features_only: return hidden states, for a criterion that needs the logits of a few
-                tokens.
+            features_only: return hidden states,
+                for a criterion that needs the logits of a few tokens.
             infuse: applied to the summed embeddings.
             padded: whether *src_tokens* have padding; None: not known.
 
@@ -150,8 +150,8 @@ class BertModel(EncoderModel):
 
 
 def vocabulary_of(task: Any) -> tuple[int, int]:
-    """The number of symbols of *task*'s dictionary, and the id of its padding; UserError if it has
-    none."""
+    """The number of symbols of *task*'s dictionary,
+    and the id of its padding; UserError if it has none."""
     dictionary = task.source_dictionary
     if dictionary.pad() < 0:
         raise UserError(
@@ -162,13 +162,13 @@ def vocabulary_of(task: Any) -> tuple[int, int]:
 
 
 def encoder_parameters(state: dict[str, Tensor], tied: bool = True) -> dict[str, Tensor]:
-    """Return the parameters of fairseq's RoBERTa that an encoder has: without version markers and
-    fine-tuning heads."""
+    """Return the parameters of fairseq's RoBERTa that an encoder has:
+    without version markers and fine-tuning heads."""
     upgraded = {
         name: value
         for name, value in state.items()
-        # Heads belong to the task that they were fine-tuned on, and are loaded by the model of that
-        # task.
+        # Heads belong to the task that they were fine-tuned on,
+        # and are loaded by the model of that task.
         if name.rpartition(".")[2] not in BUFFERS and not name.startswith("classification_heads.")
     }
     table = "encoder.sentence_encoder.embed_tokens.weight"

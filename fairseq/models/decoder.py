@@ -1,5 +1,5 @@
-"""Decoders of transformers: the loop over layers, with memory and caches, that all of them
-share."""
+"""Decoders of transformers: the loop over layers,
+with memory and caches, that all of them share."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fairseq.modules.transformer_layer import Infuse
 class Decoder(nn.Module):
     """Embeddings, layers, and the output layer that criterions and the scorer use.
 
-    A subclass makes the parts, in the order that fixes its initial random numbers and the numbering
-    of its parameters, and defines what differs: embeddings, positions, and what happens around the
-    layers.
+    A subclass makes the parts, in the order that fixes its initial random
+    numbers and the numbering of its parameters, and defines what differs:
+    embeddings, positions, and what happens around the layers.
     """
 
     embed_tokens: nn.Module
@@ -94,8 +94,8 @@ class Decoder(nn.Module):
         visible = self._visible(length)
         # A cache holds the memory already, as keys and values.
         new_memory: Memory | None = [] if length and cache is None else None
-        # A step of one token is faster uncompiled, and its changing offsets would make graph after
-        # graph.
+        # A step of one token is faster uncompiled,
+        # and its changing offsets would make graph after graph.
         uncompiled = cache is not None and tokens == 1
         for i, layer in enumerate(self.layers):
             x = self._layer_input(i, x)
@@ -121,8 +121,8 @@ class Decoder(nn.Module):
     def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
         """A cache for reading *batch* rows from their start on, a segment or a token at a time.
 
-        *longest*, the most tokens that will be read of a row, bounds the room that is made for
-        memory.
+        *longest*, the most tokens that will be read of a row,
+        bounds the room that is made for memory.
         """
         # A text of 100 tokens needs no room for a memory of 1,600.
         remembered = self.memory_length if longest is None else min(self.memory_length, longest)

@@ -31,8 +31,8 @@ Masked = tuple[Tensor, Tensor]
 
 
 class Discriminator(nn.Module):
-    """An encoder and the head that detects replaced tokens, with one logit a token (Clark et al.
-    2020, §2)."""
+    """An encoder and the head that detects replaced tokens,
+    with one logit a token (Clark et al. 2020, §2)."""
 
     def __init__(self, cfg: BertConfig, vocabulary: int, padding_idx: int) -> None:
         super().__init__()
@@ -45,8 +45,8 @@ class Discriminator(nn.Module):
 class ElectraModel(EncoderModel):
     """Generator and discriminator, which share their embeddings (Clark et al. 2020, §3.2).
 
-    The finished model is the discriminator: without the parameters ``generator.…``, an encoder like
-    BERT.
+    The finished model is the discriminator:
+    without the parameters ``generator.…``, an encoder like BERT.
 
     Args:
         generator: None: a finished discriminator, which cannot be trained further as ELECTRA.
@@ -98,8 +98,8 @@ class ElectraModel(EncoderModel):
     ) -> tuple[Tensor, dict[str, Any]]:
         """Return logits of "replaced" for every token, or hidden states of the discriminator.
 
-        With *masked* the generator first fills the chosen tokens, and the discriminator reads the
-        result.
+        With *masked* the generator first fills the chosen tokens,
+        and the discriminator reads the result.
 
         Args:
             src_tokens, token_types, features_only, padded: see :meth:`BertModel.forward`.
@@ -146,8 +146,8 @@ class ElectraModel(EncoderModel):
         return corrupted, replaced.index_copy(0, rows, written.ne(original)).view_as(src_tokens)
 
     def _sample(self, hidden: Tensor, noise: Tensor) -> Tensor:
-        """One token for each row of *hidden* [M, G] by inversion of the distribution function:
-        int64 [M].
+        """One token for each row of *hidden* [M,
+        G] by inversion of the distribution function: int64 [M].
 
         Padding and other special symbols have probability 0: the discriminator would read a row of
         other positions. *noise* [M] is part of the batch, so that the tokens do not depend on the
@@ -156,8 +156,8 @@ class ElectraModel(EncoderModel):
         assert self.generator is not None
         head = self.generator.lm_head
         last = head.weight.size(0) - 1
-        # All words' probabilities of all chosen tokens would be [M, V]; here they exist a chunk at
-        # a time.
+        # All words' probabilities of all chosen tokens would
+        # be [M, V]; here they exist a chunk at a time.
         written = []
         for rows in row_chunks(hidden.size(0), head.weight.size(0), hidden.device):
             probabilities = head(hidden[rows]).float().softmax(-1)  # (n, V)
@@ -167,8 +167,8 @@ class ElectraModel(EncoderModel):
             # Without the special symbols, the last sum is less than 1.
             at = noise[rows].unsqueeze(1) * cumulative[:, -1:]
             drawn = torch.searchsorted(cumulative, at, right=True).squeeze(1).clamp(max=last)
-            # Sums in parallel are not monotonic: by rounding, a draw may hit a symbol without
-            # probability.
+            # Sums in parallel are not monotonic: by rounding,
+            # a draw may hit a symbol without probability.
             best = probabilities.argmax(-1)
             for index in self.special:
                 drawn = torch.where(drawn == index, best, drawn)

@@ -17,8 +17,8 @@ from fairseq.modules.transformer_layer import Infuse, TransformerLayer, layer_no
 
 
 class TransformerEncoder(nn.Module):
-    """Token, position and token-type embeddings, a layer norm, and post-norm layers (Devlin et al.
-    2019, §3).
+    """Token, position and token-type embeddings, a layer norm,
+    and post-norm layers (Devlin et al. 2019, §3).
 
     Parameters are named as in fairseq's RoBERTa. Positions are learned and numbered from
     ``padding_idx + 1``, padding not counted. Embeddings and their layer norm may be shared with
@@ -73,8 +73,8 @@ class TransformerEncoder(nn.Module):
         limit = self.cfg.max_positions
         if src_tokens.size(1) > limit:
             raise ValueError(f"src_tokens {list(src_tokens.shape)}: expected at most {limit} tokens a row")
-        # Only real tokens are counted, as in RoBERTa: padding before a row does not move its
-        # positions.
+        # Only real tokens are counted, as in RoBERTa:
+        # padding before a row does not move its positions.
         real = src_tokens.ne(self.padding_idx)
         positions = real.cumsum(1) * real + self.padding_idx  # (B, T)
         x = self.embed_tokens(src_tokens) + self.embed_positions(positions)  # (B, T, E)
@@ -95,8 +95,8 @@ class TransformerEncoder(nn.Module):
         padded: bool | None = None,
     ) -> Tensor:
         """Hidden states of the last layer: [B, T] → [B, T, C]; see :meth:`states`."""
-        # A deque of one holds one state at a time, so that a layer's input is freed when its output
-        # exists.
+        # A deque of one holds one state at a time,
+        # so that a layer's input is freed when its output exists.
         return collections.deque(self.states(src_tokens, token_types, infuse, padded), maxlen=1).pop()
 
     def states(
@@ -111,8 +111,8 @@ class TransformerEncoder(nn.Module):
         Args:
             src_tokens, token_types: see :meth:`embed`; padding is not attended to.
             infuse: applied to the result of :meth:`embed`.
-            padded: whether *src_tokens* have padding; None: they are looked at where that does not
-                synchronise.
+            padded: whether *src_tokens* have padding; None:
+                they are looked at where that does not synchronise.
         """
         x = self.embed(src_tokens, token_types)
         if infuse is not None:
@@ -141,8 +141,8 @@ class TransformerEncoder(nn.Module):
 
 
 def initialize(module: nn.Module, std: float = INIT_STD) -> None:
-    """Draw all weights of *module* from N(0, std²), biases 0, rows of padding 0 (the authors of
-    BERT)."""
+    """Draw all weights of *module* from N(0, std²),
+    biases 0, rows of padding 0 (the authors of BERT)."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             nn.init.normal_(part.weight, std=std)

@@ -80,8 +80,8 @@ class ElectraConfig(BertConfig):
 
     @property
     def of_generator(self) -> BertConfig:
-        """The generator's settings; its feed-forward networks are the same fraction of the
-        discriminator's."""
+        """The generator's settings; its feed-forward networks
+        are the same fraction of the discriminator's."""
         dim, heads = self.generator_width
         return replace(
             self,

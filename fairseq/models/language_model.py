@@ -1,5 +1,5 @@
-"""The interface that scoring and generation use of a language model, and the check that a model has
-it."""
+"""The interface that scoring and generation use
+of a language model, and the check that a model has it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LanguageModel(Protocol):
 
     @property
     def can_generate(self) -> bool:
-        """Whether the model reads token by token, so that :meth:`new_cache` and :meth:`embed` may
-        be called."""
+        """Whether the model reads token by token,
+        so that :meth:`new_cache` and :meth:`embed` may be called."""
 
     def __call__(self, src_tokens: Tensor, **state: Any) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states [B, T, C] of *src_tokens* [B, T] for the output layer, and ``memory`` where
@@ -54,8 +54,8 @@ class LogProbabilities(OutputLayer):
 
 
 class NormalizedModel(BaseFairseqModel):
-    """A *model* that returns logits, with the log-probabilities that it makes of them as hidden
-    states."""
+    """A *model* that returns logits, with the log-probabilities
+    that it makes of them as hidden states."""
 
     output_layer = LogProbabilities()
 

@@ -65,8 +65,8 @@ READ_BY = {"shorten_method": ("sentence_prediction", "sentence_ranking")}
 def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     """The model of the architecture that *settings* choose, for *task*'s dictionary."""
     settings = typed_settings(settings)
-    # Before memory is allocated: a mistyped size should end in a message, not in the kernel's
-    # out-of-memory killer.
+    # Before memory is allocated: a mistyped size should end
+    # in a message, not in the kernel's out-of-memory killer.
     with limited_models(ModelLimit.of_machine()):
         cls = task.model_class(settings.chosen.arch)
         model = cls.build_model(cls.settings_of(settings), task)
@@ -76,8 +76,8 @@ def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
 
 
 def compile_model(model: BaseFairseqModel) -> None:
-    """Compile the layers of *model*, with one graph for all; its loss and optimizer are not
-    compiled.
+    """Compile the layers of *model*, with one graph for all;
+    its loss and optimizer are not compiled.
 
     Batch rows, tokens and the length of the memory are dynamic. torch.compile specializes on sizes
     0 and 1, so training and evaluation have up to four graphs each: empty or filled memory, one or
@@ -94,8 +94,8 @@ def compile_model(model: BaseFairseqModel) -> None:
     import torch._dynamo.config
     import torch.fx.experimental._config
 
-    # Otherwise sizes that happen to be equal, e.g. segment and memory, would be specialized to one
-    # symbol.
+    # Otherwise sizes that happen to be equal, e.g.
+    # segment and memory, would be specialized to one symbol.
     torch.fx.experimental._config.use_duck_shape = False
     torch._dynamo.config.recompile_limit = max(GRAPHS, torch._dynamo.config.recompile_limit)
     for layer in layers:
@@ -108,11 +108,11 @@ def layers_of(model: BaseFairseqModel) -> list[TransformerLayer]:
 
 
 def checkpoint_activations(model: BaseFairseqModel) -> None:
-    """Let *model* keep the inputs of its layers only, and compute the rest again in the backward
-    pass.
+    """Let *model* keep the inputs of its layers only,
+    and compute the rest again in the backward pass.
 
-    Chen et al. 2016, "Training deep nets with sublinear memory cost". Dropout draws the same masks
-    again.
+    Chen et al. 2016, "Training deep nets with sublinear
+    memory cost". Dropout draws the same masks again.
 
     Raises:
         UserError: the model has no :class:`TransformerLayer`.
@@ -126,8 +126,8 @@ def checkpoint_activations(model: BaseFairseqModel) -> None:
 
 
 def load_parameters(model: BaseFairseqModel, parameters: Mapping[str, Tensor], source: str) -> None:
-    """Load a checkpoint's *parameters* strictly; raise UserError if names, shapes or data
-    differ."""
+    """Load a checkpoint's *parameters* strictly;
+    raise UserError if names, shapes or data differ."""
     model.check_parameters(parameters)
     upgraded = model.upgrade_state_dict(dict(parameters))
     problem = describe_mismatch(upgraded, model.state_dict(), source)
@@ -141,8 +141,8 @@ def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], sour
     data; log the others.
 
     Raises:
-        UserError: no parameter matches, or a part of the model cannot begin anew; see
-            :meth:`check_start`.
+        UserError: no parameter matches, or a part
+            of the model cannot begin anew; see :meth:`check_start`.
     """
     model.check_start(parameters, source)
     upgraded, expected = model.upgrade_state_dict(dict(parameters)), model.state_dict()
@@ -189,8 +189,8 @@ def check_settings(
 
 
 def check_supported(settings: Mapping[str, Any], source: str) -> None:
-    """Raise UserError if *settings* of a checkpoint have a value that changes the result and is not
-    implemented."""
+    """Raise UserError if *settings* of a checkpoint have a value
+    that changes the result and is not implemented."""
     for name, neutral in NEUTRAL.items():
         value = settings.get(name)
         # None stands for "not set" in checkpoints of several versions.
@@ -216,8 +216,8 @@ def _check_decisive(part: Any, stored: Mapping[str, Any], settings: Any, source:
 
 
 def decisive_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of *stored*, a checkpoint's, that its parameters depend on beside their
-    shapes.
+    """Return the settings of *stored*, a checkpoint's,
+    that its parameters depend on beside their shapes.
 
     None are known of a model that is not registered.
     """
@@ -232,8 +232,8 @@ def decisive_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
 def finished(
     args: Mapping[str, Any], parameters: Mapping[str, Tensor]
 ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-    """Settings and parameters of the model that a checkpoint is used as after training, without its
-    extensions."""
+    """Settings and parameters of the model that a checkpoint
+    is used as after training, without its extensions."""
     args, parameters = MODELS[ARCHITECTURES[args["arch"]].model].finished(args, parameters)
     for name in EXTENSIONS:
         if args.get(name):
@@ -245,8 +245,8 @@ def stored_settings(flat: Mapping[str, Any], model: BaseFairseqModel) -> dict[st
     """The settings a checkpoint stores: the plain values of *flat*, as fairseq's, and what *model*
     was built with."""
     cfg: Any = getattr(model, "cfg", None)
-    # After the flat ones: a model may have completed its settings, such as the length of a table of
-    # positions.
+    # After the flat ones: a model may have completed its settings,
+    # such as the length of a table of positions.
     built: dict[str, Any] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
     return {name: value for name, value in {**flat, **built}.items() if _is_plain(value)}
 
@@ -255,8 +255,8 @@ def stored_parameters(model: BaseFairseqModel) -> dict[str, Tensor]:
     """The parameters and buffers of *model* as a checkpoint stores them, the live ones; a tied one
     is one tensor."""
     tensors = model.state_dict(keep_vars=True)
-    # detach() makes a new tensor at each call: without this table a tied parameter would be saved
-    # twice.
+    # detach() makes a new tensor at each call:
+    # without this table a tied parameter would be saved twice.
     once = {id(value): value.detach() for value in tensors.values()}
     return {name: once[id(value)] for name, value in tensors.items()}
 

@@ -1,5 +1,5 @@
-"""LSTM language models (Hochreiter & Schmidhuber 1997), with the parameter names of fairseq's
-``lstm_lm``."""
+"""LSTM language models (Hochreiter & Schmidhuber 1997),
+with the parameter names of fairseq's ``lstm_lm``."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class LSTMDecoder(nn.Module):
         return self.cfg.max_target_positions or self.cfg.tokens_per_sample
 
     def forward(self, src_tokens: Tensor, cache: RecurrentCache | None = None) -> tuple[Tensor, dict[str, Any]]:
-        """Hidden states of *src_tokens* [B, T], each from the tokens up to it: [B, T, C], for the
-        output layer.
+        """Hidden states of *src_tokens* [B, T], each from
+        the tokens up to it: [B, T, C], for the output layer.
 
         In incremental inference they continue what *cache* holds, and are added to it.
         """

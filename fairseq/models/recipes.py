@@ -1,8 +1,8 @@
-"""Tasks, losses, optimizers, schedules and gradient clipping of architectures, unless the user
-chooses.
+"""Tasks, losses, optimizers, schedules and gradient
+clipping of architectures, unless the user chooses.
 
-Those of the papers for the papers' models; for small ones a rate at which they learn within a few
-hundred updates.
+Those of the papers for the papers' models;
+for small ones a rate at which they learn within a few hundred updates.
 """
 
 from __future__ import annotations
@@ -125,12 +125,12 @@ CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine
 
 
 def recommended(arch: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what *arch* recommends: recipe, task and criterion, unless the user has *chosen*
-    them."""
+    """Return what *arch* recommends: recipe, task
+    and criterion, unless the user has *chosen* them."""
     recipe = recipe_of(arch)
-    # All or nothing: a rate that suits Adam diverges with another optimizer or schedule.
-    # Architectures that fairseq does not have keep theirs beside a rate alone, which is meant for
-    # it.
+    # All or nothing: a rate that suits Adam diverges with another
+    # optimizer or schedule. Architectures that fairseq does not
+    # have keep theirs beside a rate alone, which is meant for it.
     compatible = {"lr"} if recipe is FAST else set()
     if (set(CHOICES) - compatible) & chosen.keys():
         recipe = {}
@@ -138,8 +138,8 @@ def recommended(arch: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def objective_of(arch: str, chosen: Mapping[str, Any]) -> dict[str, str]:
-    """Return task and criterion of *arch*, unless general defaults apply; *chosen* are the user's
-    :data:`AIMS`."""
+    """Return task and criterion of *arch*, unless general
+    defaults apply; *chosen* are the user's :data:`AIMS`."""
     model = ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
     if model in OBJECTIVES:
         task, criterion = OBJECTIVES[model]

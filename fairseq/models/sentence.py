@@ -17,11 +17,11 @@ ONLY_IN_PRETRAINING = ("generator_size", "untie_weights_roberta")
 
 
 class SentenceModel(EncoderModel):
-    """The encoder of a pre-training model and a head over the first token, with fairseq's parameter
-    names.
+    """The encoder of a pre-training model and a head
+    over the first token, with fairseq's parameter names.
 
-    Other parts of the pre-training model, such as the output layer and ELECTRA's generator, are
-    dropped.
+    Other parts of the pre-training model, such
+    as the output layer and ELECTRA's generator, are dropped.
 
     Args:
         pretrained: BERT or ELECTRA; of ELECTRA the discriminator is used.
@@ -67,8 +67,8 @@ class SentenceModel(EncoderModel):
 
         Args:
             src_tokens, token_types: see :meth:`BertModel.forward`.
-            features_only: return hidden states, unless a head is named: fairseq's criterions ask
-                for both.
+            features_only: return hidden states, unless a head
+                is named: fairseq's criterions ask for both.
             classification_head_name: the head.
 
         Returns:
@@ -94,8 +94,8 @@ class SentenceModel(EncoderModel):
         return any(name not in parameters or parameters[name].shape != value.shape for name, value in head.items())
 
     def check_start(self, parameters: Mapping[str, Tensor], source: str) -> None:
-        """Raise UserError if *parameters* lack a part of the encoder, or have one of another
-        shape."""
+        """Raise UserError if *parameters* lack a part
+        of the encoder, or have one of another shape."""
         upgraded = self.upgrade_state_dict(dict(parameters))
         for name, initial in self.encoder.state_dict(prefix="encoder.").items():
             if name not in upgraded:

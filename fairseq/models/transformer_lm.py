@@ -82,8 +82,8 @@ class TransformerDecoder(Decoder):
         self.layernorm_embedding = _norm(cfg) if cfg.layernorm_embedding else None
         layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)
         self.layers = nn.ModuleList(_layer(cfg) for _ in range(layers))
-        # With pre-norm the last layer gives a sum that no norm has seen; post-norm layers end in a
-        # norm.
+        # With pre-norm the last layer gives a sum
+        # that no norm has seen; post-norm layers end in a norm.
         final_norm = cfg.decoder_normalize_before and not cfg.no_decoder_final_norm
         self.layer_norm = _norm(cfg) if final_norm else None
         needs_projection = output_dim != dim and not cfg.tie_adaptive_weights
@@ -111,8 +111,8 @@ class TransformerDecoder(Decoder):
 
     @property
     def segment_length(self) -> int:
-        # Positions from the start of a row limit it; those in queries and keys start anew with each
-        # block.
+        # Positions from the start of a row limit it;
+        # those in queries and keys start anew with each block.
         return self.cfg.tokens_per_sample if self.infused or self.memory_length else self.max_positions()
 
     def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
@@ -256,8 +256,8 @@ class TransformerLanguageModel(DecoderModel):
         # fairseq stores a tied matrix under both names from some version on.
         if shared and "decoder.embed_tokens.weight" in state:
             state.setdefault("decoder.output_projection.weight", state["decoder.embed_tokens.weight"])
-        # Markers say nothing that the model needs, and fairseq's versions differ in which they
-        # store.
+        # Markers say nothing that the model needs,
+        # and fairseq's versions differ in which they store.
         for name in [*current, *state]:
             if name.rsplit(".", 1)[-1] in ("version", "_float_tensor"):
                 if name in current:

@@ -111,8 +111,8 @@ class TransformerLMConfig(DecoderLayerConfig):
     token_shift: int = flag(0, "previous tokens whose embeddings are added to each input", low=0, high=16)
 
     def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
-        """The cache has the length of a block; a table of learned positions is made for the longest
-        one."""
+        """The cache has the length of a block; a table
+        of learned positions is made for the longest one."""
         changes: dict[str, Any] = {"tokens_from_prev": tokens} if self.tokens_from_prev > 0 else {}
         return {**changes, "max_target_positions": longest} if self.decoder_learned_pos else changes
 
@@ -156,8 +156,8 @@ class TransformerLMConfig(DecoderLayerConfig):
                 )
 
     def check_vocabulary(self, vocabulary: int | None = None) -> None:
-        """Raise SettingError if a band has no width or, where the number of words is known, no
-        words."""
+        """Raise SettingError if a band has no width or,
+        where the number of words is known, no words."""
         bands: list[tuple[str, list[int], int | None, float]] = []
         if self.adaptive_softmax_cutoff is not None:
             bands.append(

@@ -1,5 +1,5 @@
-"""Transformer-XL: segment-level recurrence with relative positions (Dai et al. 2019), and the
-paper's baselines.
+"""Transformer-XL: segment-level recurrence with relative
+positions (Dai et al. 2019), and the paper's baselines.
 
 The layers' inputs for the last ``mem_len`` tokens go into a segment as memory and come out of it
 updated; keys are told apart by their distance, so what was computed in one segment means the same
@@ -150,8 +150,8 @@ class TransformerXL(DecoderModel):
 
     @classmethod
     def build_model(cls, args: TransformerXLConfig, task: Any) -> TransformerXL:
-        """Make the model; the ``max_relative_length`` of its settings then says how long its tables
-        are."""
+        """Make the model; the ``max_relative_length``
+        of its settings then says how long its tables are."""
         cfg = typed(TransformerXLConfig, args)
         cfg.check_vocabulary(len(task.source_dictionary))
         if cfg.max_relative_length is None and cfg.position_encoding in ("shaw", "learned"):
@@ -170,8 +170,8 @@ class TransformerXL(DecoderModel):
             raise ValueError("memory_length 0: the model's same_length needs memory; use at least 1")
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
-        """*state*; raise SettingError if its tables of positions are longer or shorter than this
-        model's."""
+        """*state*; raise SettingError if its tables
+        of positions are longer or shorter than this model's."""
         current = self.state_dict()
         for name, axis in (("decoder.layers.0.self_attn.r_emb", 0), ("decoder.layer_positions", 1)):
             if name in current and name in state and state[name].shape[axis] != current[name].shape[axis]:
@@ -185,8 +185,8 @@ class TransformerXL(DecoderModel):
 
 @torch.no_grad()
 def initialise(decoder: TransformerXLDecoder) -> None:
-    """The authors' initial values: N(0, init_std²), projections N(0, 0.01²), gains N(1, init_std²),
-    biases 0."""
+    """The authors' initial values: N(0, init_std²),
+    projections N(0, 0.01²), gains N(1, init_std²), biases 0."""
     bands = range(len(decoder.embed_tokens.bounds) - 1)
     # By identity: the parts give their tensors, not the names that these have in the decoder.
     projections = {id(p) for band in bands for p in decoder.embed_tokens.weights(band)[1:]}

@@ -1,5 +1,5 @@
-"""Adaptive input embeddings: frequent words get wide vectors, rare ones narrow (Baevski & Auli
-2019, §3)."""
+"""Adaptive input embeddings: frequent words get wide vectors,
+rare ones narrow (Baevski & Auli 2019, §3)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def word_embedding(words: int, dim: int, padding_idx: int | None, std: float | N
     """Embeddings [words, dim] of standard deviation *std*, or with fairseq's initial values;
     padding's row is zero."""
     embedding = nn.Embedding(words, dim, padding_idx)
-    # fairseq's vectors have a norm of about 1 whatever their width, so that all bands are of one
-    # scale.
+    # fairseq's vectors have a norm of about 1 whatever
+    # their width, so that all bands are of one scale.
     nn.init.normal_(embedding.weight, std=dim**-0.5 if std is None else std)
     if padding_idx is not None:
         nn.init.zeros_(embedding.weight[padding_idx])
@@ -96,8 +96,8 @@ class AdaptiveInput(nn.Module):
 
 
 def _rows(tokens: Tensor, first: int, last: int) -> Tensor:
-    """The rows of *tokens* in the table of words *first* … *last* − 1; rows of other words are not
-    taken.
+    """The rows of *tokens* in the table of words *first*
+    … *last* − 1; rows of other words are not taken.
 
     A GPU sums the gradients of one row serially, even where all are 0: there other words get rows
     apart. On a CPU one row stays in cache.

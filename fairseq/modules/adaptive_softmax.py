@@ -1,8 +1,8 @@
-"""Adaptive softmax: frequent words in a head, rare ones in narrow tail bands behind one head entry
-each.
+"""Adaptive softmax: frequent words in a head,
+rare ones in narrow tail bands behind one head entry each.
 
-Grave et al. 2017; weights and projections tied to adaptive input embeddings as in Baevski & Auli
-2019, §3.
+Grave et al. 2017; weights and projections tied to adaptive
+input embeddings as in Baevski & Auli 2019, §3.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TiedLinear(nn.Module):
 
 
 class TiedHead(nn.Module):
-    """The head with the first band's embeddings as its words, and rows of its own for the tail
-    bands."""
+    """The head with the first band's embeddings as its words,
+    and rows of its own for the tail bands."""
 
     def __init__(self, word_weight: nn.Parameter, input_dim: int, tails: int) -> None:
         super().__init__()
@@ -58,8 +58,8 @@ class TiedHead(nn.Module):
         self.register_buffer("_float_tensor", torch.zeros(1))
 
     def parts(self) -> list[Tensor]:
-        """The weights of words [words, C] and of bands [tails, C], where the words' width is made
-        the model's."""
+        """The weights of words [words, C] and of bands [tails, C],
+        where the words' width is made the model's."""
         if isinstance(self.word_proj, TiedLinear):
             return [self.word_proj.weight, self.class_proj.weight]
         narrow, words = self.word_proj.children()
@@ -67,8 +67,8 @@ class TiedHead(nn.Module):
 
 
 class Band(NamedTuple):
-    """One softmax of an adaptive one: over the head's words and bands, or over a tail band's
-    words."""
+    """One softmax of an adaptive one: over the head's
+    words and bands, or over a tail band's words."""
 
     narrow: Callable[[Tensor], Tensor]
     """Hidden states [N, C] → [N, d]."""
@@ -82,8 +82,8 @@ class Band(NamedTuple):
         return sum(weight.size(0) for weight in self.weights)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Of what :attr:`narrow` made of hidden states: [N, d] → [N, n]. The pieces are not put
-        together first."""
+        """Of what :attr:`narrow` made of hidden states:
+        [N, d] → [N, n]. The pieces are not put together first."""
         biases: Sequence[Tensor | None] = self.biases or [None] * len(self.weights)
         # Joining the weights instead would copy all of them for every batch.
         parts = [linear(hidden, weight, bias) for weight, bias in zip(self.weights, biases, strict=True)]
@@ -104,8 +104,8 @@ class Band(NamedTuple):
 
 
 class BandedSoftmax(OutputLayer):
-    """log P(w) = log P_head(w) for a frequent word, log P_head(band) + log P_band(w) for a rare
-    one.
+    """log P(w) = log P_head(w) for a frequent word,
+    log P_head(band) + log P_band(w) for a rare one.
 
     Grave et al. 2017. Subclasses say what each band's softmax is made of.
 
@@ -246,8 +246,8 @@ class AdaptiveSoftmax(BandedSoftmax):
                 words, narrow = adaptive_inputs.weights(band)
                 dim = words.size(1)
                 output = TiedLinear(words)
-                # The embeddings' projection leads from the band's width to the model's; the output
-                # goes back.
+                # The embeddings' projection leads from the band's
+                # width to the model's; the output goes back.
                 projection = TiedLinear(narrow, transpose=True) if tie_proj else bare_linear(input_dim, dim)
             else:
                 projection = bare_linear(input_dim, dim)

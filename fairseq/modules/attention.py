@@ -344,8 +344,8 @@ class RotaryAttention(SelfAttention):
 
 
 def kernels_for(query: Tensor, keys: Pieces, values: Pieces, p: float, *by_distance: Tensor) -> Any:
-    """The kernels in C if they compute this attention, with its other query and table; else
-    None."""
+    """The kernels in C if they compute this attention,
+    with its other query and table; else None."""
     if not on_cpu(query) or p >= 1.0 or not (torch.is_grad_enabled() or query.size(2) >= _FEW):
         return None
     compiled = kernels("attention")
@@ -386,8 +386,8 @@ def _by_products(query: Tensor, keys: Pieces, values: Pieces, visible: Visibilit
 
 
 def _by_flash(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:
-    # It aligns the last query with the last key, `F.scaled_dot_product_attention` by a mask, which
-    # flash rejects.
+    # It aligns the last query with the last key,
+    # `F.scaled_dot_product_attention` by a mask, which flash rejects.
     dim = query.size(-1)
     padded, scale = pad_heads(query, joined(keys), joined(values)), 1 / math.sqrt(dim)
     return torch.ops.aten._scaled_dot_product_flash_attention(*padded, dropout_p, True, scale=scale)[0][..., :dim]

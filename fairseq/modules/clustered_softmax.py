@@ -33,8 +33,8 @@ class BandOutput(nn.Module):
 
 
 class ClusteredSoftmax(BandedSoftmax):
-    """The softmax over one band of words, or the adaptive softmax over several, as Dai et al. 2019
-    have them.
+    """The softmax over one band of words, or the adaptive
+    softmax over several, as Dai et al. 2019 have them.
 
     Args:
         embeddings: the input's, which give each band its width, and, tied, its weights.

@@ -34,8 +34,8 @@ def count() -> int:
 
 
 def select(index: int) -> torch.device:
-    """Make accelerator *index*, which there must be, the current one of this process, and return
-    it."""
+    """Make accelerator *index*, which there must be,
+    the current one of this process, and return it."""
     kind = accelerator()
     assert kind is not None
     # Called `set_device_idx` before torch 2.8.
@@ -70,8 +70,8 @@ def name(device: torch.device) -> str:
 
 
 def pin(tensor: Tensor) -> Tensor:
-    """Return *tensor* in pinned memory of the host, from and to which copies need not wait for the
-    device."""
+    """Return *tensor* in pinned memory of the host,
+    from and to which copies need not wait for the device."""
     return tensor.pin_memory()
 
 
@@ -84,8 +84,8 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def start_copy(tensor: Tensor) -> tuple[Tensor, torch.Event]:
-    """Start to copy *tensor* to the host; return the copy, and an event after which it is
-    complete."""
+    """Start to copy *tensor* to the host; return the copy,
+    and an event after which it is complete."""
     # Pinned: a copy to pageable memory blocks the host.
     copy = pin(torch.empty(tensor.shape, dtype=tensor.dtype)).copy_(tensor, non_blocking=True)
     copied = torch.Event(tensor.device)
@@ -94,8 +94,8 @@ def start_copy(tensor: Tensor) -> tuple[Tensor, torch.Event]:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Return the most bytes that this process had on *device* at once; None where torch does not
-    tell."""
+    """Return the most bytes that this process had
+    on *device* at once; None where torch does not tell."""
     peak = getattr(torch.get_device_module(device), "max_memory_allocated", None) if is_accelerator(device) else None
     return None if peak is None else int(peak(device))
 
@@ -121,8 +121,8 @@ def set_random_state(state: Tensor, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def same_random_numbers(device: torch.device) -> Iterator[None]:
-    """Context after which the CPU and *device* draw the random numbers that they would have drawn
-    without it."""
+    """Context after which the CPU and *device* draw the random
+    numbers that they would have drawn without it."""
     host, state = torch.get_rng_state(), random_state(device) if is_accelerator(device) else None
     try:
         yield
@@ -141,8 +141,8 @@ def _generator(device: torch.device) -> tuple[torch.device, ...]:
 
 
 def profiler_activity(device: torch.device) -> ProfilerActivity | None:
-    """Return the activity under which torch's profiler records kernels of *device*; None: it does
-    not."""
+    """Return the activity under which torch's profiler
+    records kernels of *device*; None: it does not."""
     return {"cuda": ProfilerActivity.CUDA, "xpu": ProfilerActivity.XPU}.get(device.type)
 
 

@@ -28,8 +28,8 @@ class Linear(nn.Linear):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x Wᵀ + b, as ``torch.nn.functional.linear``: x [..., K], weight [N, K], bias [N] →
-    [..., N]."""
+    """x Wᵀ + b, as ``torch.nn.functional.linear``:
+    x [..., K], weight [N, K], bias [N] → [..., N]."""
     if not is_by_onednn(x, weight):
         return F.linear(x, weight, bias)
     return _Linear.apply(x.reshape(-1, x.size(-1)), weight, bias).unflatten(0, x.shape[:-1])
@@ -50,8 +50,8 @@ def outer(grad: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def transposed(x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """*x* [m, n] as [n, m], contiguous, faster than torch copies; and its sums [n], where they come
-    with it."""
+    """*x* [m, n] as [n, m], contiguous, faster than torch copies;
+    and its sums [n], where they come with it."""
     compiled = None if torch.is_grad_enabled() and x.requires_grad else kernels("training")
     by_kernel = None if compiled is None else compiled.transposed(x)
     return (x.t().contiguous(), None) if by_kernel is None else by_kernel

@@ -1,5 +1,5 @@
-"""Memory and key-value caches: the state passed from one segment to the next through
-``forward``."""
+"""Memory and key-value caches: the state passed
+from one segment to the next through ``forward``."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
 
 
 def keep_rows(memory: Memory | None, rows: int) -> Memory | None:
-    """The memory of the first *rows* rows; the last rows of a batch run out first at the end of a
-    corpus."""
+    """The memory of the first *rows* rows; the last rows
+    of a batch run out first at the end of a corpus."""
     if memory is None or not memory or memory[0].size(0) == rows:
         return memory
     return [layer[:rows] for layer in memory]
@@ -44,8 +44,8 @@ def keep_rows(memory: Memory | None, rows: int) -> Memory | None:
 
 @dataclass
 class LayerCache:
-    """Projected keys and values of one layer, preallocated for the longest span, with the packed
-    projection weights.
+    """Projected keys and values of one layer, preallocated
+    for the longest span, with the packed projection weights.
 
     Attributes:
         keys, values: [B, H, S, D]; keys as they are before a norm, unless they are turned.
@@ -160,8 +160,8 @@ class KeyValueCache:
 
 @dataclass
 class TokenCache(KeyValueCache):
-    """Cache of tokens [B, S], for models in which a new token changes the positions of all tokens
-    before it."""
+    """Cache of tokens [B, S], for models in which a new
+    token changes the positions of all tokens before it."""
 
     tokens: Tensor | None = None
 

@@ -42,8 +42,8 @@ class OutputLayer(nn.Module):
     """
 
     def partition(self, target: Tensor, padding_idx: int, band_padding: bool = False) -> Any:
-        """Rows of *target* [N], on the CPU, that are not padding (None: all of them), and their
-        targets."""
+        """Rows of *target* [N], on the CPU, that are not
+        padding (None: all of them), and their targets."""
         keep = target != padding_idx
         if bool(keep.all()):
             return None, target
@@ -56,8 +56,8 @@ class OutputLayer(nn.Module):
         raise NotImplementedError
 
     def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
-        """Log-probability of each target: hidden [N, C], target [N], best on the CPU → [N]. No
-        gradient."""
+        """Log-probability of each target: hidden [N, C],
+        target [N], best on the CPU → [N]. No gradient."""
         raise NotImplementedError
 
     def log_probs(self, hidden: Tensor) -> Tensor:
@@ -66,8 +66,8 @@ class OutputLayer(nn.Module):
 
 
 class LinearOutput(OutputLayer):
-    """The plain softmax over one weight [V, C], which may be the embeddings' own, and a bias [V] or
-    none."""
+    """The plain softmax over one weight [V, C],
+    which may be the embeddings' own, and a bias [V] or none."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ class LinearOutput(OutputLayer):
 
     def loss(self, hidden: Tensor, partition: tuple[Tensor | None, Tensor]) -> Tensor:
         rows, target = partition
-        # Before what precedes the projection: most tokens of a masked language model have no
-        # target.
+        # Before what precedes the projection: most tokens
+        # of a masked language model have no target.
         chosen = hidden if rows is None else select_rows(hidden, rows)
         return linear_cross_entropy(self._transform(chosen), self.weight, target, self.bias)
 
@@ -89,8 +89,8 @@ class LinearOutput(OutputLayer):
         return self._logits(self._transform(hidden)).float().log_softmax(-1)
 
     def _transform(self, hidden: Tensor) -> Tensor:
-        """What the projection is applied to, for hidden states [..., C]; in subclasses layers
-        before it."""
+        """What the projection is applied to, for hidden
+        states [..., C]; in subclasses layers before it."""
         return hidden
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -101,8 +101,8 @@ def move_partition(partition: Any, device: torch.device) -> Any:
     """*partition* with its tensors on *device*, copied without waiting."""
     if isinstance(partition, Tensor):
         if partition.device.type == "cpu" and device.type not in ("cpu", "meta"):
-            # A copy from pinned memory overlaps with computation; from pageable memory it would
-            # wait.
+            # A copy from pinned memory overlaps with computation;
+            # from pageable memory it would wait.
             partition = partition.pin_memory()
         return partition.to(device, non_blocking=True)
     if isinstance(partition, tuple | list):
@@ -209,8 +209,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 @dataclass
 class _Gradients:
-    """Gradients of both factors, in float32; the weight's, by far the largest, is made by the first
-    chunk."""
+    """Gradients of both factors, in float32; the weight's,
+    by far the largest, is made by the first chunk."""
 
     hidden: Tensor
     bias: Tensor | None

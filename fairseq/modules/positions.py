@@ -1,5 +1,5 @@
-"""Positions and distances: sinusoids, learned embeddings, rotations; and what stands before a
-position."""
+"""Positions and distances: sinusoids, learned embeddings,
+rotations; and what stands before a position."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from fairseq.errors import UserError
 
-# Tables are made a little longer than asked for, so that a row that grows by a token finds its
-# table again.
+# Tables are made a little longer than asked for,
+# so that a row that grows by a token finds its table again.
 _TABLE_STEP = 256
 
 Function = TypeVar("Function", bound=Callable[..., Tensor])
@@ -25,8 +25,8 @@ def cached_tensor(function: Function) -> Function:
     """Decorator that caches tensors, which callers must not modify, of as many calls as there are
     lengths in training.
 
-    A compiled graph computes the tensor where it is read; tracing a cache would tie it to what is
-    in there.
+    A compiled graph computes the tensor where it is read;
+    tracing a cache would tie it to what is in there.
     """
     # The lengths of segments and memory that alternate in training and validation.
     remember = functools.lru_cache(maxsize=8)(function)
@@ -64,8 +64,8 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
 
 @cached_tensor
 def distance_sinusoids(count: int, dim: int, device: torch.device, clamp: int | None = None) -> Tensor:
-    """Transformer-XL's R for the distances count − 1, …, 0: [count, dim], float32 (Dai et al. 2019,
-    §3.3).
+    """Transformer-XL's R for the distances count − 1, …, 0:
+    [count, dim], float32 (Dai et al. 2019, §3.3).
 
     R_n = [sin(n f), cos(n f)] with f = 10000^(−2k/dim), k = 0 … dim/2 − 1; distances above *clamp*
     count as *clamp*. A pure function: its results are kept and shared, so they must not be changed.
@@ -80,18 +80,18 @@ def distance_sinusoids(count: int, dim: int, device: torch.device, clamp: int | 
 
 @dataclass(frozen=True)
 class Rotation:
-    """Angles by which the channels of a head turn with the position (Su et al. 2021, "RoFormer",
-    §3.4).
+    """Angles by which the channels of a head turn
+    with the position (Su et al. 2021, "RoFormer", §3.4).
 
     Attributes:
-        dim: channels R that turn, an even number; of the first half and the second each makes a
-            pair.
+        dim: channels R that turn, an even number;
+            of the first half and the second each makes a pair.
         base: ratio of the fastest frequency to the slowest, nearly.
         scaling: by which positions are divided (Chen et al. 2023, "Extending context window … via
             positional interpolation").
-        trained: where it is not 0, only frequencies that make few turns in so many tokens are
-            divided, as in Llama 3 (Grattafiori et al. 2024, §3.4.1, after Peng et al. 2023,
-            "YaRN").
+        trained: where it is not 0, only frequencies that make few turns
+            in so many tokens are divided, as in Llama 3 (Grattafiori et al.
+            2024, §3.4.1, after Peng et al. 2023, "YaRN").
     """
 
     dim: int
@@ -129,8 +129,8 @@ def _rotations(rotation: Rotation, count: int, device: torch.device) -> Tensor:
 
 
 def rotated(x: Tensor, table: Tensor) -> Tensor:
-    """*x* [..., T, D] with its first R channels turned as *table* [T, 2, R/2] says; computed in
-    float32."""
+    """*x* [..., T, D] with its first R channels turned
+    as *table* [T, 2, R/2] says; computed in float32."""
     cosines, sines = table.unbind(1)
     half = cosines.size(-1)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -139,8 +139,8 @@ def rotated(x: Tensor, table: Tensor) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """Sinusoids numbered from ``padding_idx + 1``, as the Baevski & Auli baseline adds them to its
-    embeddings.
+    """Sinusoids numbered from ``padding_idx + 1``,
+    as the Baevski & Auli baseline adds them to its embeddings.
 
     Nothing is learned; ``_float_tensor`` is there because fairseq's checkpoints have it.
     """
@@ -154,8 +154,8 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("_float_tensor", torch.zeros(1))
 
     def forward(self, count: int, offset: int = 0) -> Tensor:
-        """Embeddings of *count* tokens of which the first is number *offset* of its row:
-        [count, dim]."""
+        """Embeddings of *count* tokens of which the first
+        is number *offset* of its row: [count, dim]."""
         end = -(-(offset + count) // _TABLE_STEP) * _TABLE_STEP
         return sinusoids(end, self.dim, self._float_tensor.device, self.start)[offset : offset + count]
 
@@ -178,8 +178,8 @@ class LearnedPositions(nn.Embedding):
             nn.init.zeros_(self.weight[padding_idx])
 
     def forward(self, count: int, offset: int = 0) -> Tensor:  # type: ignore[override]
-        """Embeddings of *count* tokens of which the first is number *offset* of its row:
-        [count, dim].
+        """Embeddings of *count* tokens of which the first
+        is number *offset* of its row: [count, dim].
 
         Raises:
             UserError: the row is longer than the table.
@@ -194,8 +194,8 @@ class LearnedPositions(nn.Embedding):
 
 
 class TokenShift(nn.Module):
-    """A causal convolution of each channel over time: y_t = x_t + Σ w_i ⊙ x_{t−i}, i from 1 to the
-    reach.
+    """A causal convolution of each channel over time:
+    y_t = x_t + Σ w_i ⊙ x_{t−i}, i from 1 to the reach.
 
     The first layer then has what a head would have to learn first: which word stands before (Olsson
     et al. 2022, "In-context learning and induction heads"; as convolutions So et al. 2021,

@@ -42,8 +42,8 @@ class Precision:
 
     @property
     def needs_scaling(self) -> bool:
-        """True if any gradients are float16, in which small values underflow without loss
-        scaling."""
+        """True if any gradients are float16,
+        in which small values underflow without loss scaling."""
         return self.half_parameters or self.dtype == torch.float16
 
     def move(self, model: nn.Module, device: torch.device | None) -> None:
@@ -59,25 +59,25 @@ class Precision:
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
     def on(self, device: torch.device) -> torch.dtype | None:
-        """Return the lower precision of matrix products on *device*; None: they are computed in
-        float32."""
+        """Return the lower precision of matrix products
+        on *device*; None: they are computed in float32."""
         dtype = None if self.dtype is None else fastest(self.dtype, device)
         return None if dtype == torch.float32 else dtype
 
 
 def fastest(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Return *dtype*; float32 instead of bfloat16 on a CPU that multiplies matrices faster in
-    float32."""
+    """Return *dtype*; float32 instead of bfloat16 on a CPU
+    that multiplies matrices faster in float32."""
     return torch.float32 if dtype == torch.bfloat16 and device.type == "cpu" and bfloat16_is_slower() else dtype
 
 
 @functools.cache
 def bfloat16_is_slower() -> bool:
-    """Return True where this CPU multiplies matrices faster in float32 than in bfloat16, and log
-    that.
+    """Return True where this CPU multiplies matrices
+    faster in float32 than in bfloat16, and log that.
 
-    It follows from the processor's features and is not measured: runs on one machine must have the
-    same numbers.
+    It follows from the processor's features and is not measured:
+    runs on one machine must have the same numbers.
     """
     features: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # torch 2.13
     # Only x86 was measured, where AMX makes bfloat16 the faster one.

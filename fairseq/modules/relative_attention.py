@@ -60,8 +60,8 @@ class Distances(NamedTuple):
 
 
 class DistanceAttention(SelfAttention):
-    """Base of relative attention: queries and keys of content and of distance; linear maps without
-    biases."""
+    """Base of relative attention: queries and keys of content
+    and of distance; linear maps without biases."""
 
     def _attend(
         self, query: Tensor, keys: Pieces, values: Pieces, positions: Any, visible: Visibility, cache: LayerCache | None
@@ -103,8 +103,8 @@ class DistanceAttention(SelfAttention):
             cache.values,
             cache.weight,
             cache.bias,
-            # Copied once here: heads are strided slices of one product, which every step would
-            # read.
+            # Copied once here: heads are strided slices
+            # of one product, which every step would read.
             distance_keys=distances.keys.to(cache.weight.dtype).contiguous(),
             distance_scores=distances.scores,
         )
@@ -312,8 +312,8 @@ def _by_distance(query: Tensor, distances: Distances) -> Tensor:
 
 
 def shift(raw: Tensor, bias: Tensor | None) -> Tensor:
-    """Scores by distance as scores by key, plus *bias*, which hides the keys after each query
-    (appendix B).
+    """Scores by distance as scores by key, plus *bias*,
+    which hides the keys after each query (appendix B).
 
     Row i of *raw* moves T − 1 − i columns to the left. Scores of keys after the query are arbitrary
     but finite, and their gradient must be zero, as a softmax over scores with the bias makes it.
@@ -323,8 +323,8 @@ def shift(raw: Tensor, bias: Tensor | None) -> Tensor:
     heads, batch, queries, keys = raw.shape
     if not torch.compiler.is_compiling():
         return _Shift.apply(raw, bias).view(batch, heads, queries, keys)
-    # In compiled graphs by a column of padding, as in appendix B: strides there are the compiler's
-    # to choose.
+    # In compiled graphs by a column of padding, as in appendix B:
+    # strides there are the compiler's to choose.
     padded = F.pad(raw, (1, 0)).flatten(2)  # (H, B, T · (K + 1)); without its first T, row i begins T − 1 − i later
     moved = padded[:, :, queries:].view(heads, batch, queries, keys)
     moved = moved.transpose(0, 1)
@@ -332,8 +332,8 @@ def shift(raw: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Shift(torch.autograd.Function):
-    """The move is a view with row stride K − 1; its transpose is one copy that leaves out the last
-    column.
+    """The move is a view with row stride K − 1;
+    its transpose is one copy that leaves out the last column.
 
     The result is [B·H, T, K], and no view of anything: what is added to it in place then costs no
     copies going back.

@@ -61,8 +61,8 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """Division by the root mean square, and a gain (Zhang & Sennrich 2019), in the precision of
-    :class:`LayerNorm`."""
+    """Division by the root mean square, and a gain (Zhang &
+    Sennrich 2019), in the precision of :class:`LayerNorm`."""
 
     def forward(self, x: Tensor) -> Tensor:
         if is_cpu(x) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
@@ -110,9 +110,9 @@ class TransformerLayer(nn.Module):
         activation_fn: name of the activation.
         normalize_before: layer norm before each part (pre-norm), not after it.
         apex: allow apex's fused layer norm.
-        remember_input: the memory holds the layer's inputs (Transformer-XL), not what attention
-            read of them (Shortformer): with pre-norm they are normalised anew, together with the
-            segment.
+        remember_input: the memory holds the layer's inputs
+            (Transformer-XL), not what attention read of them (Shortformer):
+            with pre-norm they are normalised anew, together with the segment.
         variational: one dropout mask for all time steps.
         layer_norm_eps: added to the variance in norms.
         norm: kind of the norms; see :func:`layer_norm`.
@@ -196,8 +196,8 @@ class TransformerLayer(nn.Module):
         if skip:
             return x, remembered
         if self.remember_input and memory is not None:
-            # Remembered are inputs of the layer: its norm is applied to them with the present
-            # weights.
+            # Remembered are inputs of the layer:
+            # its norm is applied to them with the present weights.
             memory = self.attention_input(memory.to(x.dtype))
         attended = self.self_attn(
             attention_input, memory=memory, positions=positions, visible=visible, cache=cache, past_length=past_length

@@ -28,8 +28,8 @@ def by_distance(words: np.ndarray, notes: np.ndarray, both: bool) -> dict[str, t
 
     Args:
         words: number of the word of each target in its row, int64 [B, T].
-        notes: at each token that reads a note, the number of the note's word; −1 elsewhere, int64
-            [B, T].
+        notes: at each token that reads a note, the number
+            of the note's word; −1 elsewhere, int64 [B, T].
         both: whether a target sees notes on both sides, or those at its column and before it.
     """
     distance = words - np.maximum.accumulate(np.where(notes < 0, -_NONE, notes), axis=1)
@@ -44,8 +44,8 @@ def by_distance(words: np.ndarray, notes: np.ndarray, both: bool) -> dict[str, t
 
 
 def subsets_of(rare: np.ndarray) -> dict[str, torch.Tensor]:
-    """The :data:`SUBSETS` of targets: *rare* ones, bool [B, T], all of rows with some, and all of
-    other rows."""
+    """The :data:`SUBSETS` of targets: *rare* ones, bool [B,
+    T], all of rows with some, and all of other rows."""
     mask = torch.from_numpy(rare)
     near = mask.any(1, keepdim=True)  # (B, 1)
     return {"rare": mask, "near": near, "far": ~near}
@@ -123,8 +123,8 @@ class NotedExamples(Generic[B]):
         return hidden
 
     def _distances(self, words: np.ndarray, spans: np.ndarray) -> dict[str, torch.Tensor]:
-        """The :data:`DISTANCES` of targets to *spans* [S, 4]; *words* numbers the words at a
-        sample's positions."""
+        """The :data:`DISTANCES` of targets to *spans* [S, 4];
+        *words* numbers the words at a sample's positions."""
         raise NotImplementedError
 
 
@@ -138,10 +138,10 @@ class NotedBlocks(NotedExamples[MaskedBlocks]):
         and would be taken from a text with the word masked.
 
         Returns:
-            The sample of :class:`MaskedBlocks`; ``subsets``, see :func:`subsets_of`; ``rare_words``
-            int64 [R, 4], all whole rare words of the rows; and for the model ``spans`` int64
-            [S, 4], those without a chosen token, and ``longest_span``, their maximal number of
-            tokens.
+            The sample of :class:`MaskedBlocks`; ``subsets``, see :func:`subsets_of`;
+            ``rare_words`` int64 [R, 4], all whole rare words of the rows;
+            and for the model ``spans`` int64 [S, 4], those without a chosen token,
+            and ``longest_span``, their maximal number of tokens.
         """
         sample = self.blocks.batch(indices)
         plain = self.blocks.blocks
@@ -192,9 +192,9 @@ class NotedStream(NotedExamples[TokenBlocks]):
         """Blocks *indices* [B] as rows padded on the right.
 
         Returns:
-            The sample of :class:`TokenBlocks`; ``subsets``, see :func:`subsets_of`; and for the
-            model ``spans`` int64 [S, 4], the rare words that are complete in its input, and
-            ``longest_span``.
+            The sample of :class:`TokenBlocks`; ``subsets``, see :func:`subsets_of`;
+            and for the model ``spans`` int64 [S, 4], the rare words
+            that are complete in its input, and ``longest_span``.
         """
         sample = self.blocks.batch(indices)
         tokens = sample["net_input"]["src_tokens"].numpy()

@@ -37,8 +37,8 @@ def mark_distances(task: FairseqTask) -> None:
 
 @contextlib.contextmanager
 def controlled(notes: NoteDictionary, control: str) -> Iterator[None]:
-    """Within it, words with written notes read one another's (``permuted``), or no word reads (any
-    other *control*).
+    """Within it, words with written notes read one another's
+    (``permuted``), or no word reads (any other *control*).
 
     A model whose notes gain only what all notes share is as good with permuted ones.
     """
@@ -75,8 +75,8 @@ def control_figures(
     measure: Callable[[str], Mapping[str, float]],
     controls: Iterable[str],
 ) -> dict[str, float]:
-    """The *figures* of a validation that *measure*, given its name, returns in each of *controls*,
-    by prefix."""
+    """The *figures* of a validation that *measure*,
+    given its name, returns in each of *controls*, by prefix."""
     notes = dictionary_of(model)
     result: dict[str, float] = {}
     for control in controls:

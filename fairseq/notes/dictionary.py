@@ -1,5 +1,5 @@
-"""Notes for rare words: vectors added to an encoder's input and averaged from its output (Wu et al.
-2021, §3).
+"""Notes for rare words: vectors added to an encoder's input
+and averaged from its output (Wu et al. 2021, §3).
 
 A note is not a parameter: gradients never reach the table. No temporary tensor is as large as the
 table, no shape depends on tensor values, and results are deterministic: equal inputs give equal
@@ -113,8 +113,8 @@ class NoteDictionary(nn.Module):
             self.register_buffer("moments", torch.zeros(dim + 2, dtype=torch.float64))
 
     def name_words(self, words: Sequence[str]) -> NoteDictionary:
-        """Set ``digest`` for *words* [N], in order, so that a checkpoint with other words is
-        rejected.
+        """Set ``digest`` for *words* [N], in order,
+        so that a checkpoint with other words is rejected.
 
         Raises:
             ValueError: the number of words is not N.
@@ -136,8 +136,8 @@ class NoteDictionary(nn.Module):
         longest: int | None = None,
         project: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
-        """Mix notes into the input: (1 − λ) x + λ note(w) at the tokens of a rare word w, x
-        elsewhere.
+        """Mix notes into the input: (1 − λ) x + λ note(w)
+        at the tokens of a rare word w, x elsewhere.
 
         note(w) is table[w], or in the centred form ‖x‖ · (table[w] − m) / σ, where σ² is the mean
         squared distance of the written notes from their mean m.
@@ -172,15 +172,15 @@ class NoteDictionary(nn.Module):
         notes = notes.to(x.dtype)
         keep = torch.ones_like(share).masked_fill_(noted, 1 - self.note_lambda).to(x.dtype)
         mixed = (x * keep.view(batch, tokens, 1)).contiguous()  # x may be a transposed view
-        # Other tokens only get zeros added, so without overlaps the order of additions does not
-        # matter.
+        # Other tokens only get zeros added, so without
+        # overlaps the order of additions does not matter.
         mixed.view(batch * tokens, -1).index_add_(0, flat.flatten(), notes.flatten(0, 1))
         return mixed
 
     @torch.no_grad()
     def take(self, hidden: Tensor, spans: Tensor, lengths: Tensor, longest: int | None = None) -> tuple[Tensor, Tensor]:
-        """Average the last hidden states around every rare word: over tokens [s − k, t + k) of its
-        row.
+        """Average the last hidden states around every rare word:
+        over tokens [s − k, t + k) of its row.
 
         With ``context`` the word's own tokens [s, t) are left out.
 
@@ -218,8 +218,8 @@ class NoteDictionary(nn.Module):
 
     @torch.no_grad()
     def write(self, sums: Tensor, counts: Tensor) -> None:
-        """End an update: table[w] ← (1 − γ) table[w] + γ sums[w] / counts[w] where counts[w] > 0,
-        in place.
+        """End an update: table[w] ← (1 − γ) table[w] + γ
+        sums[w] / counts[w] where counts[w] > 0, in place.
 
         Args:
             sums: [N, C], sparse as returned by :meth:`take`, or dense.
@@ -229,8 +229,8 @@ class NoteDictionary(nn.Module):
         self.updates += 1
         total = counts
         if counts.is_sparse:
-            # Whole numbers: their sum is the same in any order, so this is deterministic on a GPU,
-            # too.
+            # Whole numbers: their sum is the same in any order,
+            # so this is deterministic on a GPU, too.
             total = torch.zeros_like(self.taken).index_add_(0, counts._indices()[0], counts._values())
         # Before the counts of this update are added.
         known = self.taken > 0
@@ -250,8 +250,8 @@ class NoteDictionary(nn.Module):
     def _updated(self, table: Tensor, sums: Tensor, counts: Tensor, known: Tensor) -> Tensor:
         """Rows of *table* after an update; *known* are those that an earlier one has written."""
         counts = counts[:, None]
-        # The mean over an update's occurrences (Wu et al. 2021, §3): note ← (1 − γ) note + γ ·
-        # mean.
+        # The mean over an update's occurrences (Wu et al.
+        # 2021, §3): note ← (1 − γ) note + γ · mean.
         mean = sums / counts.clamp(min=1)
         moved = (1 - self.note_gamma) * table + self.note_gamma * mean
         # The first note replaces the initial one: a share of random numbers would set apart words
@@ -263,15 +263,15 @@ class NoteDictionary(nn.Module):
     def _count(self, before: Tensor, after: Tensor, known: Tensor, changed: Tensor) -> None:
         """Bring the moments up to date with the rows [R, C] that an update changed, each once."""
         if self.centred:
-            # In float64: moments are brought up to date by differences, whose rounding errors add
-            # up.
+            # In float64: moments are brought up to date
+            # by differences, whose rounding errors add up.
             new, old = after.double() * changed[:, None], before.double() * (changed & known)[:, None]
             added = (changed & ~known).sum()
             self.moments += torch.cat(((new - old).sum(0), (new.square() - old.square()).sum()[None], added[None]))
 
     def _notes_of(self, word: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What each of the words [S] reads, [S, C], and whether it reads it, [S]; None: all of them
-        do."""
+        """What each of the words [S] reads, [S, C],
+        and whether it reads it, [S]; None: all of them do."""
         notes = F.embedding(word, self.table)
         active = None if self.until is None else (self.updates < self.until).expand(len(word))
         if not self.centred:
@@ -302,8 +302,8 @@ class NoteDictionary(nn.Module):
         return flat, (inner | (inside & (counted == 0)[flat])).float()
 
     def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
-        """Load a checkpoint. Moments that do not fit its table, as in an average of checkpoints,
-        are replaced."""
+        """Load a checkpoint. Moments that do not fit its table,
+        as in an average of checkpoints, are replaced."""
         super()._load_from_state_dict(state, prefix, *args)
         if self.centred and not self.table.is_meta:
             rows = self.table[self.taken > 0].double()
@@ -331,9 +331,9 @@ class CausalNoteDictionary(NoteDictionary):
     written. It is averaged over the word and the *k* tokens before it.
 
     Args:
-        delay: 0 if the last token of a word shows that it ends (``@@`` marks tokens that do not), 1
-            if only the next token does (``▁`` marks tokens that begin a word): then that one reads
-            the note.
+        delay: 0 if the last token of a word shows that it ends (``@@``
+            marks tokens that do not), 1 if only the next token does (``▁``
+            marks tokens that begin a word): then that one reads the note.
     """
 
     def __init__(self, *args: Any, delay: int = 0, **settings: Any) -> None:
@@ -350,8 +350,8 @@ class CausalNoteDictionary(NoteDictionary):
 
 
 def generator_apart(purpose: str) -> torch.Generator:
-    """Return a generator for *purpose*, seeded from the global seed without advancing the global
-    generator.
+    """Return a generator for *purpose*, seeded from
+    the global seed without advancing the global generator.
 
     So a model draws the same initial weights with and without notes.
     """
@@ -365,8 +365,8 @@ def _longest(spans: Tensor, longest: int | None) -> int:
 
 
 def _token_indices(row: Tensor, low: Tensor, high: Tensor, width: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Indices of tokens [low, high) of *row* in a flattened batch, and the mask of valid columns:
-    [S, W].
+    """Indices of tokens [low, high) of *row* in a flattened batch,
+    and the mask of valid columns: [S, W].
 
     The other of the *width* columns repeat the first index.
     """
@@ -387,8 +387,8 @@ def _by_word(word: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Sum the *values* [S, C] of equal words, in their order: words [S], sums [S, C], and which
     rows count [S].
 
-    The shape is fixed: U different words are in the first U rows, and the rest repeats the first
-    one.
+    The shape is fixed: U different words are in the first
+    U rows, and the rest repeats the first one.
     """
     # Stable: values of one word are added in the order of their occurrence, on every device.
     word, order = word.sort(stable=True)

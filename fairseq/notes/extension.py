@@ -1,5 +1,5 @@
-"""Notes as an extension of tasks: rare words in their batches, models that read notes, and a task
-with them."""
+"""Notes as an extension of tasks: rare words in their batches,
+models that read notes, and a task with them."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def without_notes(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 class NotedModel(BaseFairseqModel):
-    """A model that reads notes and takes new ones; :func:`give_notes` mixes it into the class of a
-    model.
+    """A model that reads notes and takes new ones;
+    :func:`give_notes` mixes it into the class of a model.
 
     Parameters, optimizer state and checkpoints differ from those without notes only by the names
     ``notes.…`` and ``note_projection.…``.
@@ -94,8 +94,8 @@ class NotedModel(BaseFairseqModel):
             spans: occurrences of rare words that may read their notes, in a causal model those that
                 are complete in *src_tokens*; int64 [S, 4] (row, first token, end, word). None: no
                 notes are read or taken.
-            longest_span: most tokens of a span; None: computed from the spans, which synchronises a
-                GPU.
+            longest_span: most tokens of a span; None:
+                computed from the spans, which synchronises a GPU.
             args, inputs: further arguments of the model.
 
         Returns:
@@ -113,8 +113,8 @@ class NotedModel(BaseFairseqModel):
             return self.notes.read(x, spans, longest_span, self.note_projection)
 
         output, extra = super().forward(src_tokens, *args, infuse=infuse, **self.readers, **inputs)
-        # The last token that is not padding, not their number: the text itself may contain the
-        # padding symbol.
+        # The last token that is not padding, not their number:
+        # the text itself may contain the padding symbol.
         end = torch.arange(1, src_tokens.size(1) + 1, device=src_tokens.device)
         lengths = (src_tokens.ne(self.padding_idx) * end).amax(1)
         # The output of a causal model is its last hidden states.
@@ -176,8 +176,8 @@ class Notes:
             notes.
 
     Raises:
-        UserError: ``notes.txt`` cannot be read, or rows begin with a symbol that is not in the
-            corpus.
+        UserError: ``notes.txt`` cannot be read,
+            or rows begin with a symbol that is not in the corpus.
     """
 
     config_class = CausalNoteConfig
@@ -245,8 +245,8 @@ class Notes:
     def extend_dataset(
         self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool
     ) -> Dataset:
-        """*dataset* with its rare words: as subsets of tokens, and as spans if *model* has
-        notes."""
+        """*dataset* with its rare words: as subsets of tokens,
+        and as spans if *model* has notes."""
         combine = self.task.combines(split, training)
         spans = reopen_spans(corpus_prefixes(folder, split, combine=combine), self.words)
         notes = dictionary_of(model)
@@ -262,15 +262,15 @@ class Notes:
         # A vocabulary of bytes may have no unknown symbol.
         unknown = dictionary.unk() if dictionary.unk() >= 0 else dictionary.eos()
         if dictionary.unk() >= 0:
-            # The text of the unknown symbol is not visible, nor whether the next token continues
-            # it.
+            # The text of the unknown symbol is not visible,
+            # nor whether the next token continues it.
             joins[unknown] = joins.any()
         delay = 0 if rule.ends_known else 1
         return NotedStream(dataset, spans, joins, delay=delay, read=notes is not None, written=written, mask=unknown)
 
     def _written(self, notes: NoteDictionary | None) -> np.ndarray:
-        """The words with a written note, bool [N]; of a model without notes all, so that the same
-        tokens compare."""
+        """The words with a written note, bool [N];
+        of a model without notes all, so that the same tokens compare."""
         return np.ones(len(self.words or ()), bool) if notes is None else (notes.taken > 0).cpu().numpy()
 
 

@@ -45,8 +45,8 @@ def as_page(notes: Sequence[Note], positions: np.ndarray, neighbours: Neighbours
 
 
 def table(notes: Sequence[Note], neighbours: Neighbours) -> list[list[str]]:
-    """Rows of cells: the numbers of each word of *neighbours*, if it is one of *notes*, and its
-    nearest ones."""
+    """Rows of cells: the numbers of each word of *neighbours*,
+    if it is one of *notes*, and its nearest ones."""
     by_word = {note.word: note for note in notes}
     return [list(HEAD), *(_row(by_word.get(word), word, *nearest) for word, nearest in neighbours.items())]
 

@@ -61,8 +61,8 @@ class CausalNoteConfig(NoteConfig):
 
     @staticmethod
     def extends(task: Any) -> bool:
-        """Return whether *task*, a class or its declaration, is language modelling or a kind of
-        it."""
+        """Return whether *task*, a class or its declaration,
+        is language modelling or a kind of it."""
         kinds = getattr(task, "__mro__", [task])
         return any(getattr(kind, "config_class", None) is LanguageModelingTaskConfig for kind in kinds)
 

@@ -53,8 +53,8 @@ def write_spans(
     """
     dtype, tokens = number_dtype(len(notes)), 0
     rest = np.empty(0, dtype=bool)  # bits that do not fill a byte yet
-    # Closed in the opposite order: the numbers are in place before the index, whose presence
-    # implies them.
+    # Closed in the opposite order: the numbers are in place
+    # before the index, whose presence implies them.
     with atomic_file(f"{prefix}.notes.idx") as index, atomic_file(f"{prefix}.notes.bin") as file:
         index.write(bytes(_HEADER.size))
         for numbers, begins in parts:
@@ -74,8 +74,8 @@ def write_spans(
 def mark_texts(
     texts: Mapping[Path, str], notes: NoteWords, dictionary: Dictionary, rule: WordRule, workers: int = 1
 ) -> None:
-    """Write the files beside the corpora of *texts*, by prefix, whose words *workers* processes
-    find.
+    """Write the files beside the corpora of *texts*,
+    by prefix, whose words *workers* processes find.
 
     Args:
         rule: how tokens make words.
@@ -92,8 +92,8 @@ class NoteSpans:
     half of it is another word, and there are at most two a window.
 
     Args:
-        prefix: path of the corpus without ``.bin`` and ``.idx``, or several that are read one after
-            the other.
+        prefix: path of the corpus without ``.bin`` and ``.idx``,
+            or several that are read one after the other.
         dictionary: of the corpus (default: the ``dict.txt`` beside it).
         notes: the words (default: the ``notes.txt`` beside the corpus).
 
@@ -141,8 +141,8 @@ class NoteSpans:
             lengths: integers [B], at least 1; the windows lie in the corpus.
 
         Returns:
-            int64 [S, 4], by row and position: row, first token and end (exclusive) within the row,
-                word.
+            int64 [S, 4], by row and position: row,
+                first token and end (exclusive) within the row, word.
         """
         column = np.arange(int(np.max(lengths, initial=0)) + 1)
         return self.spans_at(np.asarray(starts, dtype=np.int64)[:, None] + column, lengths)
@@ -151,9 +151,9 @@ class NoteSpans:
         """Return the same for rows that read the corpus at *positions*.
 
         Args:
-            positions: int64 [B, T + 1], tokens at the columns of a row and the one after it, of
-                which each word's are consecutive; outside the corpus (−1, or its length) there is
-                no word.
+            positions: int64 [B, T + 1], tokens at the columns of a row
+                and the one after it, of which each word's are consecutive;
+                outside the corpus (−1, or its length) there is no word.
             lengths: integers [B], up to T; columns behind a row's length are not read.
         """
         begins, numbers = self.begins_at(positions), self._numbers_at(positions)
@@ -185,8 +185,8 @@ class NoteSpans:
         return {os.path.basename(array.path): array.crc for pair in self._files for array in pair}
 
     def is_unchanged(self) -> bool:
-        """Return whether the files, ``dict.txt`` and ``notes.txt`` are still those that were
-        opened."""
+        """Return whether the files, ``dict.txt``
+        and ``notes.txt`` are still those that were opened."""
         words = all(stamp(path) == before for path, before in self._stamps.items())
         return words and all(numbers.is_unchanged() and bits.is_unchanged() for numbers, bits in self._files)
 
@@ -196,8 +196,8 @@ class NoteSpans:
         return np.where(inside, self._numbers[nearest], 0)
 
     def begins_at(self, positions: np.ndarray) -> np.ndarray:
-        """Return whether a word begins at each of *positions*, int64 of any shape; true outside the
-        corpus."""
+        """Return whether a word begins at each of *positions*,
+        int64 of any shape; true outside the corpus."""
         inside, nearest = self._inside(positions)
         # A beginning behind the corpus ends its last word.
         return self._begins[nearest] | ~inside
@@ -244,8 +244,8 @@ SPANS: dict[tuple[str, int], NoteSpans] = {}  # checked when they were opened; a
 
 
 def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -> tuple[StoredArray, StoredArray]:
-    """The numbers [N] and bits of one corpus, once they are known to belong to it, to *fingerprint*
-    and *words*."""
+    """The numbers [N] and bits of one corpus, once they
+    are known to belong to it, to *fingerprint* and *words*."""
     index, numbers = f"{prefix}.notes.idx", f"{prefix}.notes.bin"
     header, _ = _begin(index)
     if len(header) < _HEADER.size or not header.startswith(MAGIC):

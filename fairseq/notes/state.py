@@ -22,9 +22,9 @@ Taken = tuple[tuple[Tensor, Tensor], ...]
 class NoteState(CarriedState):
     """The notes that the batches of an update took, until the update counts.
 
-    The value is a :data:`Taken`, or None. The model reads its own table, the buffer
-    ``model.notes.table``, which is saved with it, holds all notes between updates, and is kept
-    across epochs.
+    The value is a :data:`Taken`, or None. The model reads its own table,
+    the buffer ``model.notes.table``, which is saved with it,
+    holds all notes between updates, and is kept across epochs.
     """
 
     name = "notes"
@@ -43,8 +43,8 @@ class NoteState(CarriedState):
         return (value or ()) if notes is None else (*(value or ()), notes)
 
     def commit(self, before: Any, after: Taken | None, model: BaseFairseqModel, world: World) -> Taken:
-        """Write the notes of all batches and ranks into the table; the next update starts with
-        none."""
+        """Write the notes of all batches and ranks into
+        the table; the next update starts with none."""
         notes = dictionary_of(model)
         if notes is not None:
             notes.write(*gather_notes(after or (), notes, world))

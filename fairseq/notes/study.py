@@ -52,9 +52,9 @@ class Note:
 class NoteStudy:
     """The notes of a model, compared with each other and with token embeddings.
 
-    Notes share a large common component, the mean hidden state. Cosines are therefore computed
-    after subtracting the mean of all written notes from notes, and the mean of all embeddings from
-    embeddings.
+    Notes share a large common component, the mean hidden state.
+    Cosines are therefore computed after subtracting the mean of all
+    written notes from notes, and the mean of all embeddings from embeddings.
 
     Args:
         model: with notes.
@@ -101,8 +101,8 @@ class NoteStudy:
         return [numbers[name] for name in names]
 
     def most_taken(self, count: int) -> list[int]:
-        """The numbers of up to *count* written notes, in falling order of the occurrences they
-        average."""
+        """The numbers of up to *count* written notes,
+        in falling order of the occurrences they average."""
         order = np.argsort(-self.taken, kind="stable")
         return order[self.written[order] > 0][:count].tolist()
 
@@ -134,19 +134,19 @@ class NoteStudy:
         return [[Neighbour(self.symbols[index], cosine) for index, cosine in row] for row in neighbours]
 
     def plane(self, numbers: Sequence[int]) -> np.ndarray:
-        """Coordinates of the notes *numbers* on their first two principal components: float64
-        [n, 2]."""
+        """Coordinates of the notes *numbers* on their
+        first two principal components: float64 [n, 2]."""
         return principal_plane(F.normalize(self._centred[list(numbers)], dim=1).double().numpy())
 
 
 def nearest(queries: Tensor, rows: Callable[[Tensor], Tensor], size: int, count: int) -> list[list[tuple[int, float]]]:
-    """Indices and cosines of the *count* vectors nearest to each of *queries* [Q, C], nearest
-    first.
+    """Indices and cosines of the *count* vectors
+    nearest to each of *queries* [Q, C], nearest first.
 
     Args:
         queries: vectors.
-        rows: function from indices int64 [n] to vectors [n, C]; called with chunks of 0 … *size* −
-            1.
+        rows: function from indices int64 [n] to vectors [n,
+            C]; called with chunks of 0 … *size* − 1.
         size: the number of vectors.
         count: number of neighbours; fewer if *size* is smaller.
     """
@@ -167,8 +167,8 @@ def principal_plane(vectors: np.ndarray) -> np.ndarray:
     """*vectors* [n, C] projected on their first two principal components [n, 2]; the largest value
     of each axis is positive."""
     centred = vectors - vectors.mean(0)
-    # [C, C] instead of a decomposition of all notes; the two last columns have the largest
-    # eigenvalues.
+    # [C, C] instead of a decomposition of all notes;
+    # the two last columns have the largest eigenvalues.
     _, axes = np.linalg.eigh(centred.T @ centred)  # in rising order of eigenvalues
     positions = centred @ axes[:, :-3:-1]
     if positions.shape[1] < 2:

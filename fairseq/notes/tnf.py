@@ -1,5 +1,5 @@
-"""Taking Notes on the Fly: an encoder that reads notes of rare words and takes new ones (Wu et al.
-2021)."""
+"""Taking Notes on the Fly: an encoder that reads notes
+of rare words and takes new ones (Wu et al. 2021)."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class NotedEncoder(NotedModel):
 
     @staticmethod
     def readers_of(args: Any) -> dict[str, Any]:
-        """Arguments of ``forward`` that say which networks of an encoder with settings *args* read
-        notes."""
+        """Arguments of ``forward`` that say which networks
+        of an encoder with settings *args* read notes."""
         return {}
 
     @classmethod
@@ -113,8 +113,8 @@ class TNFElectra(NotedEncoder):
 
 
 def _projection(dim: int, embed_dim: int) -> nn.Linear | None:
-    """Projection from notes to embeddings; its initialization leaves the global generator
-    unchanged."""
+    """Projection from notes to embeddings;
+    its initialization leaves the global generator unchanged."""
     if embed_dim == dim:
         return None
     projection = nn.utils.skip_init(nn.Linear, dim, embed_dim, bias=False)

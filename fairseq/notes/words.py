@@ -45,8 +45,8 @@ class NoteWords:
 
     @classmethod
     def choose(cls, counter: Mapping[str, int], low: int, high: int, dictionary: Dictionary) -> NoteWords:
-        """Return the words of *counter* that occur *low* to *high* times; special symbols are
-        excluded.
+        """Return the words of *counter* that occur *low*
+        to *high* times; special symbols are excluded.
 
         Raises:
             UserError: no word occurs that often.
@@ -88,8 +88,8 @@ class NoteWords:
         return cls(tuple(words), tuple(words.values()))
 
     def fingerprint(self, dictionary: Dictionary) -> bytes:
-        """Return 32 bytes that change with any word or count of the notes and any symbol of
-        *dictionary*."""
+        """Return 32 bytes that change with any word or count
+        of the notes and any symbol of *dictionary*."""
         digest = bytes.fromhex(checksums.fingerprint(dictionary.symbols))
         return hashlib.sha256(digest + self._text()).digest()
 
@@ -98,8 +98,8 @@ class NoteWords:
 
 
 def note_rule(dictionary: Dictionary) -> WordRule:
-    """The rule that groups the symbols of *dictionary* into words with notes: its tokenizer's, else
-    ``@@`` marks.
+    """The rule that groups the symbols of *dictionary* into
+    words with notes: its tokenizer's, else ``@@`` marks.
 
     Raises:
         UserError: the tokenizer cannot be read, or belongs to another dictionary.
@@ -109,8 +109,8 @@ def note_rule(dictionary: Dictionary) -> WordRule:
 
 
 class WordMarker:
-    """Finder of words with notes in a part of a text; picklable, because worker processes receive
-    it."""
+    """Finder of words with notes in a part of a text;
+    picklable, because worker processes receive it."""
 
     def __init__(self, notes: NoteWords, rule: WordRule, dtype: np.dtype) -> None:
         self._numbers = {word: number for number, word in enumerate(notes.words, 1)}

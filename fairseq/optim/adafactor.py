@@ -14,8 +14,8 @@ from fairseq.optim.settings import AdafactorConfig
 
 
 class Adafactor(CountingOptimizer):
-    """Adam without a first moment, and with the second moment of a matrix kept as its row and
-    column means.
+    """Adam without a first moment, and with the second moment
+    of a matrix kept as its row and column means.
 
     After t updates β₂ = 1 − t^decay_rate. An update is divided by its root mean square over
     *clip_threshold* where that is above 1, then multiplied by the rate.
@@ -65,8 +65,8 @@ class Adafactor(CountingOptimizer):
 
 
 def _rates(group: Group, step: int, params: Tensors) -> list[Any]:
-    """The rate of each parameter: numbers, or scalar tensors where it follows from the parameter's
-    size."""
+    """The rate of each parameter: numbers, or scalar tensors
+    where it follows from the parameter's size."""
     rate: float = group["lr"]
     if group["relative_step"]:
         rate = min(1e-6 * step if group["warmup_init"] else 1e-2, step**-0.5)
@@ -85,8 +85,8 @@ def _normalised(grad: Tensor, squares: Tensor, state: State, decay: float) -> Te
     rows, columns = state["exp_avg_sq_row"], state["exp_avg_sq_col"]
     rows.lerp_(squares.mean(-1), 1 - decay)
     columns.lerp_(squares.mean(-2), 1 - decay)
-    # The two factors are applied one after the other: their product would be a matrix of second
-    # moments.
+    # The two factors are applied one after the other:
+    # their product would be a matrix of second moments.
     scale = (rows / rows.mean(-1, keepdim=True)).rsqrt_().unsqueeze(-1)
     return scale * columns.rsqrt().unsqueeze(-2) * grad
 

@@ -1,5 +1,5 @@
-"""Adam with decoupled weight decay, in fairseq's form, and LAMB, in the form of NVIDIA apex's
-FusedLAMB."""
+"""Adam with decoupled weight decay, in fairseq's form,
+and LAMB, in the form of NVIDIA apex's FusedLAMB."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class Adam(CountingOptimizer):
         super().__init__(params, settings)
 
     def update(self, group: Group, params: Tensors, grads: Tensors, states: States, factor: Factor) -> None:
-        """One call of PyTorch's kernel, told the ε that makes its formula ours: ε / √(1 − β₂ᵗ), or
-        ε."""
+        """One call of PyTorch's kernel, told the ε
+        that makes its formula ours: ε / √(1 − β₂ᵗ), or ε."""
         beta1, beta2 = group["betas"]
         device = params[0].device
         scale = None if factor is None else divisor(factor, 1.0, device)
         # Not all parameters have had their first update together.
         for step, indices in buckets(params, (state["step"] for state in states), math.inf):
             unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
-            # The kernel reads the step on the device, where it is made: a copy from the host would
-            # synchronise.
+            # The kernel reads the step on the device,
+            # where it is made: a copy from the host would synchronise.
             torch._fused_adamw_(
                 [params[i] for i in indices],
                 [grads[i] for i in indices],
@@ -82,8 +82,8 @@ class Adam(CountingOptimizer):
 
 
 class FairseqAdam(FairseqOptimizer):
-    """``--optimizer adam``: :class:`Adam`, or NVIDIA apex's FusedAdam where it is importable,
-    unless ``--no-apex``.
+    """``--optimizer adam``: :class:`Adam`, or NVIDIA apex's
+    FusedAdam where it is importable, unless ``--no-apex``.
 
     apex adds ``--adam-eps`` after the second moment's bias correction, :class:`Adam` (as fairseq
     without apex) before; with the usual values the difference shows in the first updates only. Each
@@ -173,16 +173,16 @@ class LAMB(CountingOptimizer):
         if group["weight_decay"] != 0:
             torch._foreach_add_(updates, params, alpha=group["weight_decay"])
             weights, lengths = (torch.stack(torch._foreach_norm(tensors, 2)) for tensors in (params, updates))
-            # A new parameter of zeros would never move, and an update of zeros would divide by
-            # zero.
+            # A new parameter of zeros would never move,
+            # and an update of zeros would divide by zero.
             ratios = torch.where((weights > 0) & (lengths > 0), weights / lengths, torch.ones_like(weights))
             torch._foreach_mul_(updates, list(ratios.unbind()))
         torch._foreach_sub_(params, updates, alpha=group["lr"])
 
 
 class FairseqLAMB(FairseqOptimizer):
-    """``--optimizer lamb``: see :class:`LAMB`. It also restores states of apex's FusedLAMB, which
-    fairseq uses."""
+    """``--optimizer lamb``: see :class:`LAMB`.
+    It also restores states of apex's FusedLAMB, which fairseq uses."""
 
     config_class = LAMBConfig
     optimizer_class = LAMB

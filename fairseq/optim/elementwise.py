@@ -1,5 +1,5 @@
-"""Base class of our optimizers: float32 arithmetic for every parameter, few kernels, no device
-synchronisation."""
+"""Base class of our optimizers: float32 arithmetic
+for every parameter, few kernels, no device synchronisation."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     so that a step allocates no more than a few chunks. Updates are given contiguous tensors. They
     are elementwise, so that equal inputs give equal bits.
 
-    Where :attr:`sliceable` is false, an update needs whole parameters, which are widened one at a
-    time.
+    Where :attr:`sliceable` is false, an update needs
+    whole parameters, which are widened one at a time.
 
     Subclasses define :meth:`new_state` and :meth:`update`, and :meth:`begin_step` and
     :meth:`end_step` where something changes once a step.
@@ -57,8 +57,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     _restore = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
     def new_state(self, group: Group, zeros: Callable[[], Tensor]) -> State:
-        """Return the initial state of a parameter; *zeros* makes a tensor of its shape in the
-        state's dtype."""
+        """Return the initial state of a parameter;
+        *zeros* makes a tensor of its shape in the state's dtype."""
         raise NotImplementedError
 
     def begin_step(self, group: Group, states: States) -> None:
@@ -136,8 +136,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                     )
 
     def _check_entries(self) -> None:
-        """Raise UserError if the state of a parameter lacks what an update reads, or has it in
-        another shape.
+        """Raise UserError if the state of a parameter lacks
+        what an update reads, or has it in another shape.
 
         Fused kernels trust shapes: they would write beyond a smaller tensor.
         """
@@ -191,8 +191,8 @@ class CountingOptimizer(ElementwiseOptimizer):
             )
 
     def update_at(self, step: int, group: Group, params: Tensors, grads: Tensors, states: States) -> None:
-        """Update *params* and *states* in place, as :meth:`update` does without a factor, in their
-        *step*-th update."""
+        """Update *params* and *states* in place, as :meth:`update`
+        does without a factor, in their *step*-th update."""
         raise NotImplementedError
 
 
@@ -206,8 +206,8 @@ def scale_(gradients: Tensors, factor: Factor) -> None:
 
 
 def divisor(factor: Factor, multiple: float, device: torch.device) -> Tensor:
-    """What fused kernels divide gradients by, to multiply them by *factor* and *multiple*: a
-    float32 scalar.
+    """What fused kernels divide gradients by, to multiply
+    them by *factor* and *multiple*: a float32 scalar.
 
     It is made on the device: a copy from the host would synchronise.
     """
@@ -218,8 +218,8 @@ def divisor(factor: Factor, multiple: float, device: torch.device) -> Tensor:
 
 
 def slices(tensor: Tensor) -> Iterator[Tensor]:
-    """One-dimensional views of *tensor* of at most :data:`CHUNK` elements; *tensor* itself if it is
-    not contiguous."""
+    """One-dimensional views of *tensor* of at most :data:`CHUNK`
+    elements; *tensor* itself if it is not contiguous."""
     yield from tensor.view(-1).split(CHUNK) if tensor.is_contiguous() else (tensor,)
 
 
@@ -262,8 +262,8 @@ def _pieces(p: nn.Parameter, state: State, sliceable: bool) -> Iterator[tuple[Te
 
 
 def _is_copied(p: Tensor) -> bool:
-    """Return whether *p* is updated in a copy: of half precision, or not contiguous (fused kernels
-    ignore strides)."""
+    """Return whether *p* is updated in a copy: of half precision,
+    or not contiguous (fused kernels ignore strides)."""
     return is_half(p) or not p.is_contiguous()
 
 

@@ -56,8 +56,8 @@ class FairseqOptimizer(Part):
 
         Args:
             name: of the parameter, as in checkpoints.
-            role: one of :mod:`fairseq.optim.groups`: ``HIDDEN``, ``NO_DECAY`` (norms and biases) or
-                ``OUTER``.
+            role: one of :mod:`fairseq.optim.groups`: ``HIDDEN``,
+                ``NO_DECAY`` (norms and biases) or ``OUTER``.
         """
         return {}
 
@@ -68,8 +68,8 @@ class FairseqOptimizer(Part):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """The keyword arguments of the torch optimizer: the rate, and what its groups hold of the
-        settings."""
+        """The keyword arguments of the torch optimizer:
+        the rate, and what its groups hold of the settings."""
         if self.config is None:
             return {}  # a subclass with other settings gives its own
         values = {key: getattr(self.config, name) for key, name in self.group_settings.items()}
@@ -85,8 +85,8 @@ class FairseqOptimizer(Part):
         return [p for group in self.param_groups for p in group["params"]]
 
     def settings_in_force(self) -> dict[str, Any]:
-        """Return the settings that the groups hold, by name; after a state is restored they may be
-        its own."""
+        """Return the settings that the groups hold, by name;
+        after a state is restored they may be its own."""
         # Norms and biases without weight decay do not have the setting in force.
         decayed = [group for group in self.param_groups if group.get("group") != NO_DECAY]
         group = decayed[0] if decayed else {}
@@ -111,8 +111,8 @@ class FairseqOptimizer(Part):
     def scaled_step(self, factor: Tensor | float) -> None:
         """Update the parameters from their gradients times *factor*, which may be done in place.
 
-        Our optimizers multiply gradients of half precision in float32, where small ones do not
-        underflow.
+        Our optimizers multiply gradients of half precision
+        in float32, where small ones do not underflow.
         """
         if isinstance(self.optimizer, ElementwiseOptimizer) and type(self).step is FairseqOptimizer.step:
             self.optimizer.step(factor=factor)
@@ -218,8 +218,8 @@ def _is_alike(expected: Any, value: Any) -> bool:
         return isinstance(value, type(expected)) or value is None
     if isinstance(expected, int | float | Tensor):
         number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
-        # Compared, not converted: a whole number of a file may be beyond float64. NaN is in no
-        # range.
+        # Compared, not converted: a whole number of a file
+        # may be beyond float64. NaN is in no range.
         return isinstance(number, int | float) and abs(number) <= sys.float_info.max
     return True
 

@@ -19,8 +19,8 @@ as ``lr_factor``."""
 
 
 def hidden_apart(name: str, role: str) -> dict[str, Any]:
-    """Return the settings of groups in which hidden matrices are apart from the other
-    parameters."""
+    """Return the settings of groups in which hidden
+    matrices are apart from the other parameters."""
     return {"group": HIDDEN} if role == HIDDEN else {}
 
 
@@ -30,8 +30,8 @@ def parameter_groups(
     hidden: Collection[nn.Parameter] = (),  # the matrices inside layers, whatever their names
     group_of: GroupOf = hidden_apart,  # parameters for which it returns the same settings form a group
 ) -> list[nn.Parameter] | list[dict[str, Any]]:
-    """Return the parameters that require a gradient: a list, or groups if they are to be treated
-    differently.
+    """Return the parameters that require a gradient: a list,
+    or groups if they are to be treated differently.
 
     Hidden matrices come first, what has no weight decay last.
     """
@@ -50,13 +50,13 @@ def parameter_groups(
 
 
 def hidden_matrices(layers: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The weight matrices of *layers*: those that multiply hidden states, so not the biases that
-    are matrices."""
+    """The weight matrices of *layers*: those that multiply
+    hidden states, so not the biases that are matrices."""
     parameters = [item for layer in layers for item in layer.named_parameters()]
     return [p for name, p in parameters if p.requires_grad and p.dim() == 2 and not is_norm_or_bias(name, p)]
 
 
 def is_norm_or_bias(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter is a vector or named as a bias, like Transformer-XL's matrices
-    ``r_w_bias`` are."""
+    """Return whether a parameter is a vector or named as a bias,
+    like Transformer-XL's matrices ``r_w_bias`` are."""
     return parameter.dim() < 2 or name.endswith("bias")

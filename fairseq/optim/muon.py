@@ -31,8 +31,8 @@ temporary tensor."""
 
 
 class FairseqMuon(FairseqOptimizer):
-    """``--optimizer muon``: :class:`Muon` for the matrices inside the layers, Adam for everything
-    else.
+    """``--optimizer muon``: :class:`Muon` for the matrices
+    inside the layers, Adam for everything else.
 
     Embeddings, output layers, norms and biases are Adam's, also where they are matrices.
     ``--muon-lr`` follows the schedule of ``--lr``. With ``--bf16`` the iteration runs in bfloat16,
@@ -131,8 +131,8 @@ def orthogonal(matrices: Tensor, iterations: int) -> Tensor:
     A quintic Newton-Schulz iteration, X ← a·X + (b·A + c·A²)·X with A = X·Xᵀ, from X of Frobenius
     norm 1. A zero matrix stays one.
 
-    Source: Jordan et al. 2024; Higham 2008, "Functions of matrices", section 8.3, for the
-    iteration.
+    Source: Jordan et al. 2024; Higham 2008, "Functions
+    of matrices", section 8.3, for the iteration.
     """
     a, b, c = COEFFICIENTS
     tall = matrices.shape[-2] > matrices.shape[-1]

@@ -1,5 +1,5 @@
-"""Gradient descent: plain and with momentum, Nesterov's in fairseq's form, and Adagrad, as PyTorch
-has it."""
+"""Gradient descent: plain and with momentum, Nesterov's
+in fairseq's form, and Adagrad, as PyTorch has it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LARGEST_CHANGE = 1e4
 
 
 class MomentumSGD(ElementwiseOptimizer):
-    """g ← g + λ·p; buf ← μ·buf + g; p ← p − η·buf, as in :class:`torch.optim.SGD`, whose states it
-    shares."""
+    """g ← g + λ·p; buf ← μ·buf + g; p ← p − η·buf,
+    as in :class:`torch.optim.SGD`, whose states it shares."""
 
     def __init__(self, params: Iterable[Any], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
@@ -50,8 +50,8 @@ class SGD(FairseqOptimizer):
 
 
 class NAG(ElementwiseOptimizer):
-    """Nesterov's momentum with the learning rate inside the buffer, which follows when the rate
-    changes.
+    """Nesterov's momentum with the learning rate inside
+    the buffer, which follows when the rate changes.
 
     With gradient g, rate η, momentum μ and c = η / η_old:
     p ← p + μ²·c·buf − (1 + μ)·η·g; buf ← μ·c·buf − η·g; weight decay λ shrinks p by 1 − η·λ before.

@@ -22,12 +22,12 @@ def keep_freed_memory() -> None:
     # The C library of Alpine, musl, has no such function.
     except (OSError, AttributeError):
         return
-    # Blocks of 32 MB and more would otherwise have mappings of their own, whatever the threshold of
-    # their size.
+    # Blocks of 32 MB and more would otherwise have mappings
+    # of their own, whatever the threshold of their size.
     mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, -1)  # never
     mallopt(_M_TOP_PAD, 64 << 20)
-    # Other threads' arenas, such as the backward pass's, return what they free whatever the
-    # threshold: a gradient of 12 MB then takes ten milliseconds to fill. All threads share the
-    # first one.
+    # Other threads' arenas, such as the backward pass's,
+    # return what they free whatever the threshold: a gradient of 12 MB
+    # then takes ten milliseconds to fill. All threads share the first one.
     mallopt(_M_ARENA_MAX, 1)

@@ -12,15 +12,15 @@ from typing import Any, Protocol
 
 
 class Plugins(Protocol):
-    """Adapts parts from outside this package; implemented for plug-ins of fairseq in
-    :mod:`fairseq.interop`."""
+    """Adapts parts from outside this package; implemented
+    for plug-ins of fairseq in :mod:`fairseq.interop`."""
 
     def before_import(self) -> None:
         """Prepare for the import of a plug-in."""
 
     def adapt(self, kind: str, part: Any) -> None:
-        """Change *part*, a plug-in's part of the registry for *kind*, so that this package can call
-        it."""
+        """Change *part*, a plug-in's part of the registry
+        for *kind*, so that this package can call it."""
 
     def set_up(self, task: Any, settings: Any) -> Any:
         """Return the task of the class *task* for *settings* that choose a plug-in's part."""

@@ -357,8 +357,8 @@ def _is_about(error: OSError, path: str | Path) -> bool:
 
 
 def _destination(path: str | Path) -> Path:
-    """The name that is replaced where *path* is written: a link and not its target, which may be
-    shared."""
+    """The name that is replaced where *path* is written:
+    a link and not its target, which may be shared."""
     folder = os.path.realpath(os.path.dirname(path))
     # `/dev/stdout` is no link of a user: it stands for the file that a shell opened.
     is_stream = folder == "/dev" or folder.startswith("/proc/")

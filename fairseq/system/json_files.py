@@ -1,5 +1,5 @@
-"""JSON files; they are read within bounds: UTF-8, not too large or deep, finite numbers, no lone
-surrogates."""
+"""JSON files; they are read within bounds: UTF-8,
+not too large or deep, finite numbers, no lone surrogates."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any
 
 
 def write_json(path: str | Path, value: Any, flag: str = "`results_path`", create: Create = atomic_file) -> None:
-    """Write a report to *path* atomically, alone or in the group of *create*; NaN and infinities
-    become null."""
+    """Write a report to *path* atomically, alone or in the group
+    of *create*; NaN and infinities become null."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with create(path, flag) as file:
         # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.
@@ -70,8 +70,8 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
 
 
 def finite(value: Any) -> Any:
-    """Return *value*, its dicts and lists, with None in place of numbers that JSON does not
-    have."""
+    """Return *value*, its dicts and lists, with None
+    in place of numbers that JSON does not have."""
     if isinstance(value, Mapping):
         return {name: finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):

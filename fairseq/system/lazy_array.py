@@ -1,5 +1,5 @@
-"""Arrays whose elements are read or computed when they are indexed: their base, and several read as
-one."""
+"""Arrays whose elements are read or computed when they
+are indexed: their base, and several read as one."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _PIECE = 1 << 20  # elements read together where all are read
 
 
 class LazyArray:
-    """A one-dimensional array of *count* elements that holds none of them; indexing returns plain
-    arrays.
+    """A one-dimensional array of *count* elements
+    that holds none of them; indexing returns plain arrays.
 
     It has what readers of a corpus use: ``len``, ``dtype``, ``shape``, iteration, ``tolist``,
     indexing by a number, a slice, a mask or an array of numbers, and :func:`numpy.asarray`.
@@ -83,8 +83,8 @@ class LazyArray:
 
 
 class JoinedArray(LazyArray):
-    """One-dimensional arrays, at least one, read as their concatenation; its type is the widest of
-    theirs."""
+    """One-dimensional arrays, at least one, read as their
+    concatenation; its type is the widest of theirs."""
 
     def __init__(self, parts: Sequence[Any]) -> None:
         self._parts = list(parts)

@@ -1,5 +1,5 @@
-"""Limits on what settings and files may ask for, checked before memory or processes are
-allocated."""
+"""Limits on what settings and files may ask for,
+checked before memory or processes are allocated."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _CGROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def memory_bytes() -> int:
-    """Return the memory that this process may use: physical memory, capped by the cgroup limit or
-    ``ulimit -v``."""
+    """Return the memory that this process may use:
+    physical memory, capped by the cgroup limit or ``ulimit -v``."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max"
         limits.append(int(_CGROUP.read_text()))
@@ -32,8 +32,8 @@ def memory_bytes() -> int:
 
 
 def check_processes(flag: str, count: int) -> None:
-    """Raise UserError, which names *flag*, if this machine cannot run *count* processes on its
-    CPUs."""
+    """Raise UserError, which names *flag*,
+    if this machine cannot run *count* processes on its CPUs."""
     most = PROCESSES_PER_CORE * (os.cpu_count() or 1)
     if count > most:
         raise UserError(f"{flag} {count}: at most {most} processes run on the {os.cpu_count()} cores of this machine")
@@ -41,8 +41,8 @@ def check_processes(flag: str, count: int) -> None:
 
 @dataclass(frozen=True)
 class ModelLimit:
-    """Most ``elements`` in all parameters of a model, most ``tensors``, and the error message of a
-    larger one."""
+    """Most ``elements`` in all parameters of a model,
+    most ``tensors``, and the error message of a larger one."""
 
     elements: int
     tensors: int
@@ -61,8 +61,8 @@ class ModelLimit:
 
     @classmethod
     def of_checkpoint(cls, parameters: Mapping[str, Any], path: str | Path) -> ModelLimit:
-        """Return the limit of a model whose parameters are in a file: twice what it contains, and a
-        little more.
+        """Return the limit of a model whose parameters are in a file:
+        twice what it contains, and a little more.
 
         Settings in the file may ask for any size; a model cannot be larger than the parameters that
         it is filled with.

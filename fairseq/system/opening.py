@@ -20,8 +20,8 @@ LARGEST_TEXT = 1 << 28  # bytes of a file that is read as a whole
 
 
 def open_descriptor(path: str | Path) -> int:
-    """Open a regular file to read; a pipe or device, which may never end, is an OSError and is not
-    waited for."""
+    """Open a regular file to read; a pipe or device,
+    which may never end, is an OSError and is not waited for."""
     # Without O_NONBLOCK opening a pipe waits for a process that writes to it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(descriptor).st_mode
@@ -38,8 +38,8 @@ def open_regular(path: str | Path) -> io.BufferedReader:
 
 
 def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
-    """Return the content of a regular file; OSError if it is none, or larger than *largest*
-    bytes."""
+    """Return the content of a regular file; OSError
+    if it is none, or larger than *largest* bytes."""
     with open_regular(path) as file:
         # By reading and not by the size that the file system tells: the file may grow meanwhile.
         content = file.read(largest + 1)
@@ -50,8 +50,8 @@ def read_regular(path: str | Path, largest: int = LARGEST_TEXT) -> bytes:
 
 @contextlib.contextmanager
 def read_errors(name: str | Path, advice: str) -> Iterator[None]:
-    """Raise UserError, which begins with *name* and ends in *advice*, where a file cannot be
-    read."""
+    """Raise UserError, which begins with *name* and ends
+    in *advice*, where a file cannot be read."""
     try:
         yield
     except OSError as error:
@@ -88,11 +88,11 @@ def decoded(content: bytes, where: str | Path, advice: str) -> str:
 
 
 def open_input(path: str | Path) -> BinaryIO:
-    """Open a file that a flag names: a regular one, or a pipe of this process (``<(command)`` of a
-    shell).
+    """Open a file that a flag names: a regular one,
+    or a pipe of this process (``<(command)`` of a shell).
 
-    Anything else is an OSError: a pipe with a name may never be written to, and a device never
-    ends.
+    Anything else is an OSError: a pipe with a name
+    may never be written to, and a device never ends.
     """
     # Where `/dev/fd/N` leads, with /proc and without.
     pipes = (f"/proc/{os.getpid()}/fd/pipe:", "/dev/fd/")
@@ -102,8 +102,8 @@ def open_input(path: str | Path) -> BinaryIO:
 
 
 def open_special(path: str | Path) -> BinaryIO:
-    """Open a device or a pipe to write; OSError where no process reads the pipe, which would be
-    waited for."""
+    """Open a device or a pipe to write; OSError where
+    no process reads the pipe, which would be waited for."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

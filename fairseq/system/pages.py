@@ -18,8 +18,8 @@ def page(title: str, facts: Mapping[str, Any], body: str, style: str = "") -> st
 
 
 def run_facts(about: Mapping[str, Any]) -> dict[str, str]:
-    """Return facts for the head of a page from what :func:`~fairseq.system.provenance.about_run`
-    returned."""
+    """Return facts for the head of a page from
+    what :func:`~fairseq.system.provenance.about_run` returned."""
     facts = {"Command": about["command"], "Commit": about["commit"] or "not known"}
     for name in ("machine", "versions"):
         facts[name.capitalize()] = ", ".join(f"{part} {value}" for part, value in about[name].items())

@@ -19,8 +19,8 @@ from fairseq.system.lookup import is_file, is_folder
 
 
 def import_user_module(folder: str) -> None:
-    """Import the package in *folder*, so that it registers its parts; repeated calls have no
-    effect.
+    """Import the package in *folder*, so that it
+    registers its parts; repeated calls have no effect.
 
     Only the package itself becomes importable, not what lies beside it. The modules of its folders
     ``tasks`` and ``models`` are imported, too, as fairseq does; without code in ``__init__.py`` the
@@ -52,8 +52,8 @@ def import_user_module(folder: str) -> None:
 
 
 def imported_folders() -> list[str]:
-    """The plug-ins of this process in the order of their import, for processes that are to import
-    them too."""
+    """The plug-ins of this process in the order of their import,
+    for processes that are to import them too."""
     return list(_imported)
 
 
@@ -69,8 +69,8 @@ def _import(name: str, path: Path, folder: str) -> None:
     files = (path / "__init__.py").resolve(), path.with_suffix(".py").resolve()
     if other is not None and other.origin is not None and Path(other.origin).resolve() not in files:
         raise UserError(f"`user_dir` {folder}: another module named {name} is found first; rename the folder")
-    # Not through sys.path: the plug-in's neighbours would take the names of packages that other
-    # code imports.
+    # Not through sys.path: the plug-in's neighbours would
+    # take the names of packages that other code imports.
     spec = PathFinder.find_spec(name, [str(path.parent)])
     if spec is None:
         raise UserError(f"`user_dir` {folder}: not a Python package; give a folder with an __init__.py")
@@ -104,8 +104,8 @@ def _part_modules(path: Path, folders: Sequence[str]) -> Iterator[str]:
 
 
 def _has_no_code(path: Path) -> bool:
-    """Whether the plug-in at *path* is a folder whose ``__init__.py`` is missing or has no
-    statements."""
+    """Whether the plug-in at *path* is a folder
+    whose ``__init__.py`` is missing or has no statements."""
     file = path / "__init__.py"
     if not is_folder(path) or not is_file(file):
         return is_folder(path)

@@ -17,8 +17,8 @@ SECONDS = 10  # most time to wait for git, which may read a slow network filesys
 
 
 def about_run() -> dict[str, Any]:
-    """Return ``command``, ``commit`` (None outside a git checkout), ``machine`` and ``versions`` of
-    this process."""
+    """Return ``command``, ``commit`` (None outside a git checkout),
+    ``machine`` and ``versions`` of this process."""
     return {"command": shlex.join(sys.argv), "commit": commit(), "machine": machine(), "versions": versions()}
 
 
@@ -28,8 +28,8 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Return the names of the processor and, if this process used one, of the GPU, and the number
-    of threads."""
+    """Return the names of the processor and, if this process
+    used one, of the GPU, and the number of threads."""
     gpu = _gpu()
     return {"processor": processor(), "threads": torch.get_num_threads(), **({} if gpu is None else {"gpu": gpu})}
 
@@ -58,8 +58,8 @@ def commit(folder: Path = Path(__file__).parents[2]) -> str | None:
     """Return the commit of the checkout *folder*, by default this package's, with ``-dirty`` if
     files were changed.
 
-    None if *folder* is not itself the root of a checkout: an installed package may lie inside
-    another project's.
+    None if *folder* is not itself the root of a checkout:
+    an installed package may lie inside another project's.
     """
     root = _git(folder, "rev-parse", "--show-toplevel")
     if root is None or Path(root).resolve() != folder.resolve():
@@ -69,8 +69,8 @@ def commit(folder: Path = Path(__file__).parents[2]) -> str | None:
 
 
 def _git(folder: Path, *command: str) -> str | None:
-    """Return what git prints in *folder*; None if it is not installed, fails or takes longer than
-    :data:`SECONDS`."""
+    """Return what git prints in *folder*; None if it is not installed,
+    fails or takes longer than :data:`SECONDS`."""
     try:
         output = subprocess.run(
             ["git", "-C", str(folder), *command], capture_output=True, text=True, check=True, timeout=SECONDS

@@ -1,5 +1,5 @@
-"""An array in a file, read piece by piece: a file that changes while it is read is an error, not a
-crash.
+"""An array in a file, read piece by piece: a file
+that changes while it is read is an error, not a crash.
 
 A memory map of a file that is truncated ends the process with SIGBUS, and one that is overwritten
 reads other numbers.
@@ -30,8 +30,8 @@ _MOST_OPEN = 4096  # files
 
 
 class _Descriptor:
-    """An open file; it is closed when nobody uses it any more, so that a read in another thread can
-    finish."""
+    """An open file; it is closed when nobody uses it any more,
+    so that a read in another thread can finish."""
 
     __slots__ = ("number",)
 
@@ -55,8 +55,8 @@ def _opened(path: str, stamp: int) -> _Descriptor:
         if key in _files:
             _files.move_to_end(key)
             return _files[key]
-    # Opened outside the lock, since a network filesystem may be slow: two threads may open the same
-    # file.
+    # Opened outside the lock, since a network filesystem
+    # may be slow: two threads may open the same file.
     descriptor = _Descriptor(path)
     # Half as many as the process may open: sockets and libraries need the others.
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -72,8 +72,8 @@ class StoredArray(LazyArray):
     """A one-dimensional array in a file, *offset* bytes from its beginning; only what is asked for
     is in memory.
 
-    The file is open only while it is among those read last, so that thousands of arrays need few
-    descriptors.
+    The file is open only while it is among those read last,
+    so that thousands of arrays need few descriptors.
 
     Raises:
         OSError: the file cannot be opened.
@@ -95,13 +95,13 @@ class StoredArray(LazyArray):
         return self._crc or 0
 
     def seal(self, crc: int) -> None:
-        """Accept a later time stamp of the file as long as its bytes up to the array's end have the
-        CRC-32 *crc*."""
+        """Accept a later time stamp of the file as long
+        as its bytes up to the array's end have the CRC-32 *crc*."""
         self._crc = crc
 
     def examine(self, checksum: Checksum) -> Iterator[np.ndarray]:
-        """Yield the whole array in pieces, add it and the bytes before it to *checksum*, and
-        :meth:`seal` it."""
+        """Yield the whole array in pieces, add it and the bytes
+        before it to *checksum*, and :meth:`seal` it."""
         checksum.add(self._header())
         for piece in self.pieces(_PIECE):
             checksum.add(piece.view(np.uint8).data)
@@ -118,8 +118,8 @@ class StoredArray(LazyArray):
         return elements
 
     def _gather(self, flat: np.ndarray) -> np.ndarray:
-        """The elements at *flat*; rising ones close to each other, as in rows of a batch, are read
-        together."""
+        """The elements at *flat*; rising ones close to each other,
+        as in rows of a batch, are read together."""
         step = np.diff(flat)
         breaks = np.flatnonzero((step < 0) | (step > _NEAR)) + 1
         elements = self._gather_windows(flat) if len(breaks) > _RUNS else self._gather_runs(flat, breaks)

@@ -1,5 +1,5 @@
-"""Text from corpora, checkpoints and users without the control characters that a terminal would
-obey."""
+"""Text from corpora, checkpoints and users without
+the control characters that a terminal would obey."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def printable(text: str) -> str:
 
 
 class PrintableOutput(io.RawIOBase):
-    """Symbols in UTF-8 for a terminal: written to *file* as *readable* makes them, without control
-    characters.
+    """Symbols in UTF-8 for a terminal: written to *file*
+    as *readable* makes them, without control characters.
 
     A write ends with a symbol.
     """
@@ -82,8 +82,8 @@ def byte_bar(total: int, what: str = "") -> Iterator[Callable[[int], Any]]:
 
 
 class ByteLines:
-    """Progress in *total* bytes as lines on *stream*, with the remaining time; *what* stands before
-    the numbers."""
+    """Progress in *total* bytes as lines on *stream*,
+    with the remaining time; *what* stands before the numbers."""
 
     def __init__(self, total: int, what: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = total
@@ -114,8 +114,8 @@ class FileFormatter(logging.Formatter):
 
 
 class Formatter(FileFormatter):
-    """Lines of a log on stderr, without control characters; on a terminal also without time and
-    ``INFO``."""
+    """Lines of a log on stderr, without control characters;
+    on a terminal also without time and ``INFO``."""
 
     def format(self, record: logging.LogRecord) -> str:
         if sys.stderr.isatty() and record.levelno <= logging.INFO and not record.exc_info:
@@ -161,8 +161,8 @@ def open_standard_streams() -> None:
 
 @contextlib.contextmanager
 def silent_stderr() -> Iterator[None]:
-    """Drop what this process writes to descriptor 2 inside a ``with`` statement, libraries of other
-    languages too."""
+    """Drop what this process writes to descriptor 2 inside
+    a ``with`` statement, libraries of other languages too."""
     saved = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -184,8 +184,8 @@ def log_to_stderr(level: int = logging.INFO) -> None:
 
 
 class PrintableStream:
-    """A text stream to a terminal that shows control characters as escapes; what is not text goes
-    through unchanged."""
+    """A text stream to a terminal that shows control characters
+    as escapes; what is not text goes through unchanged."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -199,15 +199,15 @@ class PrintableStream:
 
 
 def protect_terminal() -> None:
-    """Let stdout show control characters as escapes if it is a terminal; a file or pipe gets every
-    byte."""
+    """Let stdout show control characters as escapes
+    if it is a terminal; a file or pipe gets every byte."""
     if sys.stdout.isatty() and not isinstance(sys.stdout, PrintableStream):
         sys.stdout = PrintableStream(sys.stdout)
 
 
 class PipeStream:
-    """A stream to a pipe, text or bytes; once no process reads it, *at_end* is called and the rest
-    is dropped."""
+    """A stream to a pipe, text or bytes; once no process reads it,
+    *at_end* is called and the rest is dropped."""
 
     def __init__(self, stream: Any, at_end: Callable[[], Any]) -> None:
         self._stream = stream
@@ -242,8 +242,8 @@ class PipeStream:
         return PipeStream(self._stream, at_end)
 
     def _drop(self) -> None:
-        # The null device also takes what is left in buffers, which Python flushes again as the
-        # process ends.
+        # The null device also takes what is left in buffers,
+        # which Python flushes again as the process ends.
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, self._stream.fileno())
         os.close(null)
@@ -257,8 +257,8 @@ def end_quietly() -> NoReturn:
 
 @contextlib.contextmanager
 def closed_pipes(at_end: Callable[[], Any]) -> Iterator[None]:
-    """In a ``with`` statement, call *at_end* where stdout or stderr is a pipe that no process reads
-    any more."""
+    """In a ``with`` statement, call *at_end* where stdout
+    or stderr is a pipe that no process reads any more."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (_watched(stream, at_end) for stream in before)
     try:

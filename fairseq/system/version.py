@@ -1,5 +1,5 @@
-"""The version of this package, and other installed packages with its import name, such as Meta's
-``fairseq``."""
+"""The version of this package, and other installed packages
+with its import name, such as Meta's ``fairseq``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ INSTALLED = (".dist-info", ".egg-info")
 
 
 def warn_of_neighbour() -> None:
-    """Log one line if another installed package has files in ``fairseq/``, in the first process
-    only."""
+    """Log one line if another installed package has files
+    in ``fairseq/``, in the first process only."""
     other = next(_neighbours(), None)
     if other is None:
         return

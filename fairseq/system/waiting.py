@@ -1,8 +1,8 @@
 """How long OpenMP's threads wait for one another without giving up their cores.
 
-libgomp's waiting threads spin for milliseconds, which is fastest on idle cores. Beside another
-program they take the cores from the threads that they wait for: training falls to a third of its
-speed.
+libgomp's waiting threads spin for milliseconds, which is fastest on idle cores.
+Beside another program they take the cores from the threads
+that they wait for: training falls to a third of its speed.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 _CHOICES = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}  # a user's
 _INTERVAL = 0.25  # seconds between two looks at the load
-# Shares of the time in which threads are ready to run and have no core: between them nothing
-# changes.
+# Shares of the time in which threads are ready to run
+# and have no core: between them nothing changes.
 _LOADED, _IDLE = 0.3, 0.1
 
 
@@ -39,10 +39,10 @@ def short_waits_under_load() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _threads(name: str, count: int, work: Callable[[], None]) -> Iterator[bool]:
-    """Run *work* in *count* threads, which end with the context; False if not all of them can be
-    started."""
-    # Not daemons: one that is in an operator of torch when the interpreter ends ends the process
-    # with SIGABRT.
+    """Run *work* in *count* threads, which end with the context;
+    False if not all of them can be started."""
+    # Not daemons: one that is in an operator of torch
+    # when the interpreter ends ends the process with SIGABRT.
     threads = [threading.Thread(target=work, name=name) for _ in range(count)]
     started: list[threading.Thread] = []
     try:

@@ -1,5 +1,5 @@
-"""One task over many pieces of work, in this process or in several, with results in the order of
-the work."""
+"""One task over many pieces of work, in this process
+or in several, with results in the order of the work."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Workers(Generic[R]):
                 # A fork of a process with threads, such as torch's, may hang.
                 multiprocessing.get_context("spawn"),
                 initializer=_set_task,
-                # The task is pickled here and read by the worker only after its plug-ins are
-                # imported.
+                # The task is pickled here and read by the worker
+                # only after its plug-ins are imported.
                 initargs=(imported_folders(), pickle.dumps(self._task)),
             )
         return self
@@ -52,16 +52,16 @@ class Workers(Generic[R]):
         if self._pool is None:
             return
         if kind is not None:
-            # Nobody waits for what they compute or import: after an interrupt that would take
-            # seconds.
+            # Nobody waits for what they compute or import:
+            # after an interrupt that would take seconds.
             for process in list((self._pool._processes or {}).values()):
                 process.kill()
         # Work that waits in the queue would be done before the pool ends.
         self._pool.shutdown(cancel_futures=True)
 
     def map(self, work: Iterable[tuple[Any, ...]]) -> Iterator[R]:
-        """Yield ``task(*arguments)`` for each of *work*, in order; raise UserError if a process
-        died."""
+        """Yield ``task(*arguments)`` for each of *work*,
+        in order; raise UserError if a process died."""
         if self._pool is None:
             for arguments in work:
                 yield self._task(*arguments)
@@ -81,8 +81,8 @@ class Workers(Generic[R]):
 
 
 def in_another_process(task: Callable[..., R], items: Iterable[Any], *arguments: Any) -> R:
-    """Return ``task(items, *arguments)``, computed in a process that any exception here ends at
-    once.
+    """Return ``task(items, *arguments)``, computed
+    in a process that any exception here ends at once.
 
     For libraries that do not look for signals while they compute. Everything is picklable.
 
@@ -122,8 +122,8 @@ def _answer(connection: multiprocessing.connection.Connection, task: Callable[..
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Hold SIGINT back until the end; processes that start meanwhile never get it, from their
-    imports on."""
+    """Hold SIGINT back until the end; processes that start
+    meanwhile never get it, from their imports on."""
     # Its own start would unblock the signal.
     multiprocessing.resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -151,8 +151,8 @@ def _set_task(plugins: list[str], pickled: bytes) -> None:
 
 
 def watch_parent() -> None:
-    """Let a thread end this process with the one that started it; where none can be started, it
-    goes without."""
+    """Let a thread end this process with the one that started it;
+    where none can be started, it goes without."""
     with contextlib.suppress(RuntimeError):
         threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
 

@@ -1,5 +1,5 @@
-"""Carried state: a value that one training step hands to the next, owned by the task and saved in
-checkpoints.
+"""Carried state: a value that one training step hands
+to the next, owned by the task and saved in checkpoints.
 
 ``forward`` takes it as keyword arguments and returns its successor in ``extra``. The values of an
 update are provisional until the update is applied. An update may be skipped for gradients that
@@ -60,8 +60,8 @@ class CarriedState:
         """The value at the beginning of an epoch."""
 
     def save(self, value: Any, world: World) -> Any:
-        """Plain values and CPU tensors for a checkpoint, complete on rank 0; called on every
-        rank."""
+        """Plain values and CPU tensors for a checkpoint,
+        complete on rank 0; called on every rank."""
 
     def load(self, saved: Any, rows: int, world: World) -> Any:
         """The value in *saved*; *rows* is the number of rows of a batch on one rank."""
@@ -87,8 +87,8 @@ class RowMemory(CarriedState):
             )
 
     def inputs(self, value: Memory | None, sample: Sample) -> dict[str, Any]:
-        """The memory of the rows that *sample* has; exhausted rows are dropped from the end of the
-        batch."""
+        """The memory of the rows that *sample* has;
+        exhausted rows are dropped from the end of the batch."""
         memory = keep_rows(value, sample["nsentences"])
         # Left out and not passed as None: a model without memory need not have the argument.
         return {} if memory is None else {"memory": memory}
@@ -104,8 +104,8 @@ class RowMemory(CarriedState):
         """This rank's part of the saved rows."""
         if any(not isinstance(layer, Tensor) or layer.dim() != 3 or layer.shape != saved[0].shape for layer in saved):
             raise UserError("checkpoint: its memory is not a tensor (rows, tokens, channels) a layer; use another")
-        # Rows lie in rank order; another number of processes with as many rows in all finds the
-        # same ones.
+        # Rows lie in rank order; another number of processes
+        # with as many rows in all finds the same ones.
         first = world.rank * rows
         local = [layer[first : first + rows].to(world.device) for layer in saved]
         # A rank behind the last saved row has none: exhausted rows were dropped.

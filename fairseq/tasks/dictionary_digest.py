@@ -1,5 +1,5 @@
-"""The dictionary of a checkpoint: its digest, and its comparison with the dictionary of a run or a
-command."""
+"""The dictionary of a checkpoint: its digest,
+and its comparison with the dictionary of a run or a command."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
 
 
 def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dictionary | None) -> None:
-    """Raise UserError if the checkpoint *state*, read from *path*, was trained with another
-    dictionary."""
+    """Raise UserError if the checkpoint *state*,
+    read from *path*, was trained with another dictionary."""
     if dictionary is None:
         return
     stored = stored_digest(state, path)
@@ -52,8 +52,8 @@ def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dic
 
 
 def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
-    """Raise UserError if *folder* has checkpoints beside another ``dict.txt``, which a run must not
-    replace."""
+    """Raise UserError if *folder* has checkpoints beside
+    another ``dict.txt``, which a run must not replace."""
     path = Path(folder) / DICTIONARY
     # Without checkpoints the file is what an earlier attempt left behind, and may be replaced.
     if dictionary is None or not is_file(path) or not any(Path(folder).glob("checkpoint*.pt")):

@@ -55,8 +55,8 @@ class LossGraph(nn.Module):
 
 
 class Extension(Protocol):
-    """What changes data and model of one task from outside, by settings of its own; made as
-    ``cls(task)``.
+    """What changes data and model of one task from outside,
+    by settings of its own; made as ``cls(task)``.
 
     Registered in :data:`~fairseq.config.registry.EXTENSIONS` under the name of the switch among its
     settings. Where the switch is on, a task makes one of itself; no task or model knows any by
@@ -83,8 +83,8 @@ class Extension(Protocol):
     def finished(
         args: Mapping[str, Any], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
-        """Settings and parameters of a model that is used without the extension, unless *args* keep
-        it."""
+        """Settings and parameters of a model that is used
+        without the extension, unless *args* keep it."""
 
     @staticmethod
     def measured(args: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,13 +93,13 @@ class Extension(Protocol):
     def extend_dataset(
         self, dataset: Dataset, model: BaseFairseqModel, split: str, folder: Path, *, training: bool
     ) -> Dataset:
-        """The examples of *split* in *folder*, selected, with what *model* reads of them in
-        addition."""
+        """The examples of *split* in *folder*, selected,
+        with what *model* reads of them in addition."""
 
 
 class FairseqTask(Part):
-    """A registered task: data, batches, model and criterion, and the state that training steps
-    carry along.
+    """A registered task: data, batches, model and criterion,
+    and the state that training steps carry along.
 
     Args:
         args: all settings of the command.
@@ -107,8 +107,8 @@ class FairseqTask(Part):
     Attributes:
         settings: all settings, typed.
         cfg: the settings of the task.
-        evaluated_by: module of :mod:`fairseq_cli` that evaluates a checkpoint, which the log of
-            training names.
+        evaluated_by: module of :mod:`fairseq_cli` that evaluates
+            a checkpoint, which the log of training names.
         extensions: what changes data and models of the task from outside, by name.
         kinds: the kinds of state that a step hands to the next.
         subsets: names of the subsets of tokens that samples mark
@@ -150,8 +150,8 @@ class FairseqTask(Part):
 
     @property
     def source_dictionary(self) -> Dictionary:
-        """The dictionary of the model's input: the attribute ``dictionary``, unless a task defines
-        another."""
+        """The dictionary of the model's input: the attribute
+        ``dictionary``, unless a task defines another."""
         if not hasattr(self, "dictionary"):
             raise NotImplementedError
         return self.dictionary
@@ -190,12 +190,12 @@ class FairseqTask(Part):
         return training or (split == "valid" and bool(self.settings.data.combine_valid_subsets))
 
     def check_folder(self, split: str, folder: Path) -> None:
-        """Raise UserError, without reading it, unless *folder* has *split*; it may be opened after
-        many epochs."""
+        """Raise UserError, without reading it, unless *folder*
+        has *split*; it may be opened after many epochs."""
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
-        """Return the batches of *dataset* for *model*: by default batches of examples of similar
-        size."""
+        """Return the batches of *dataset* for *model*:
+        by default batches of examples of similar size."""
         return batching.blocks(dataset.sizes, by_size=True)
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
@@ -242,8 +242,8 @@ class FairseqTask(Part):
         return folders if training else folders[:1]
 
     def open_split(self, split: str, folder: Path, longest: int | None, *, training: bool) -> Dataset:
-        """The examples of *split* in *folder*; a task may cut those that are longer than *longest*
-        tokens."""
+        """The examples of *split* in *folder*; a task may
+        cut those that are longer than *longest* tokens."""
         return self.dataset(split, training=training, folder=folder)
 
     def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
@@ -269,8 +269,8 @@ class FairseqTask(Part):
         return Turns([functools.partial(open_folder, folder) for folder in folders])
 
     def batch_settings(self) -> dict[str, Any]:
-        """Settings that determine the batches: with other values, a saved memory belongs to other
-        rows."""
+        """Settings that determine the batches:
+        with other values, a saved memory belongs to other rows."""
         return {}
 
     def dummy_sample(self, device: torch.device | str) -> Sample:
@@ -286,8 +286,8 @@ class FairseqTask(Part):
         return {**sample, "positions": torch.full_like(tokens, -1)} if self.gives_positions else sample
 
     def loss_graph(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> LossGraph:
-        """Return the loss graph; raise UserError if its parts are incompatible or cannot carry the
-        task's state."""
+        """Return the loss graph; raise UserError if its parts
+        are incompatible or cannot carry the task's state."""
         criterion.check(model)
         for kind in self.kinds:
             kind.check(model, criterion)
@@ -296,8 +296,8 @@ class FairseqTask(Part):
     def step(
         self, graph: nn.Module, sample: Sample | None, carried: Carried, device: torch.device | str
     ) -> tuple[StepOutput, Carried]:
-        """Run *graph*, a :class:`LossGraph`, on *sample*, with the state *carried* from earlier
-        steps.
+        """Run *graph*, a :class:`LossGraph`, on *sample*,
+        with the state *carried* from earlier steps.
 
         Returns:
             The loss, and the carried values after it, which are not stored here. An empty batch
@@ -319,8 +319,8 @@ class FairseqTask(Part):
         }
 
     def skip(self, carried: Carried) -> None:
-        """Go on after an update that is not applied, whose steps *carried* finite state all the
-        same."""
+        """Go on after an update that is not applied,
+        whose steps *carried* finite state all the same."""
         before = self.carried
         self.carried = {kind.name: kind.skip(before.get(kind.name), carried.get(kind.name)) for kind in self.kinds}
 
@@ -333,16 +333,16 @@ class FairseqTask(Part):
         return {kind.name: kind.save(self.carried.get(kind.name), world) for kind in self.kinds}
 
     def load_carried(self, saved: Mapping[str, Any], rows: int, world: World) -> None:
-        """Restore the state from :meth:`save_carried`; *rows* is the number of rows of a batch on
-        one rank."""
+        """Restore the state from :meth:`save_carried`;
+        *rows* is the number of rows of a batch on one rank."""
         self.carried = {
             kind.name: kind.load(saved[kind.name], rows, world) for kind in self.kinds if kind.name in saved
         }
 
 
 def _fitting(dataset: Dataset, split: str, limit: int | None, skip: bool) -> Dataset:
-    """The examples of *split* of at most *limit* tokens; longer ones are left out if *skip*, else
-    refused."""
+    """The examples of *split* of at most *limit* tokens;
+    longer ones are left out if *skip*, else refused."""
     keep = dataset.sizes <= (limit if limit is not None else np.iinfo(np.int32).max)
     omitted = int((~keep).sum())
     if omitted:

@@ -103,8 +103,8 @@ class LanguageModelingTask(FairseqTask):
 
 
 class TruncatedBPTTLMTask(LanguageModelingTask):
-    """Language modelling over rows that continue from batch to batch, under the name in fairseq's
-    ``truncated_bptt``.
+    """Language modelling over rows that continue from batch to batch,
+    under the name in fairseq's ``truncated_bptt``.
 
     The architecture ``transformer_xl`` has the example's defaults with this task; cutoffs beyond
     the dictionary are left out, as there.

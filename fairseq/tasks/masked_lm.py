@@ -67,8 +67,8 @@ class MaskedLMTask(FairseqTask):
         if longest is None:
             return dataset
         assert isinstance(dataset, MaskedBlocks)
-        # Blocks of more than one line that are too long are a mistake in --tokens-per-sample, which
-        # is reported.
+        # Blocks of more than one line that are too long
+        # are a mistake in --tokens-per-sample, which is reported.
         return dataset.cut_long(max(longest, self.cfg.tokens_per_sample))
 
     def masking(self) -> Masking:

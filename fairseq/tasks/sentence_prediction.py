@@ -43,8 +43,8 @@ UNLABELLED = "test"
 
 
 class SentencePredictionTask(FairseqTask):
-    """Prediction of a class or a score of each row of the TSV files, or of binarised text, in the
-    data folder.
+    """Prediction of a class or a score of each row of the TSV files,
+    or of binarised text, in the data folder.
 
     Text of tables is encoded like the pre-training text, with tokenizer and dictionary of
     ``--data-bin``, to which ``<mask>`` is added as in pre-training. Rows are ``<s> a </s>`` or
@@ -70,8 +70,8 @@ class SentencePredictionTask(FairseqTask):
 
     @classmethod
     def setup_task(cls, args: Settings, **kwargs: Any) -> SentencePredictionTask:
-        # From the flat settings: the classes of a checkpoint's may have to be completed before they
-        # are checked.
+        # From the flat settings: the classes of a checkpoint's
+        # may have to be completed before they are checked.
         settings = typed_settings(args)
         cfg = fields.typed(SentencePredictionTaskConfig, settings.flat)
         data = data_folders(settings.data_path)[0]
@@ -106,8 +106,8 @@ class SentencePredictionTask(FairseqTask):
         return dictionary
 
     def build_model(self, args: Settings) -> BaseFairseqModel:
-        """The encoder of the chosen architecture, with a classification head instead of the
-        pre-training head."""
+        """The encoder of the chosen architecture,
+        with a classification head instead of the pre-training head."""
         cfg, model = self.cfg, cast(Any, super().build_model(args))
         if isinstance(getattr(model, "classification_heads", None), nn.ModuleDict):
             # It has heads beside its output layer.
@@ -125,13 +125,13 @@ class SentencePredictionTask(FairseqTask):
         return {"tokens_per_sample": self.cfg.tokens_per_sample}
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> SentenceRows:
-        """The rows of *split*, read once and kept in memory; of tables, ``valid`` is the
-        development file."""
+        """The rows of *split*, read once and kept in memory;
+        of tables, ``valid`` is the development file."""
         data = Path(folder or data_folders(self.settings.data_path)[0])
         inputs = input_folders(data)
         path = data / split if inputs else split_file(data, split, self.layout)
-        # Validation comes back to a split every epoch: encoding it again would cost more than its
-        # memory.
+        # Validation comes back to a split every epoch:
+        # encoding it again would cost more than its memory.
         if path not in self._rows:
             labelled = not split.startswith(UNLABELLED)
             if inputs:
@@ -148,8 +148,8 @@ class SentencePredictionTask(FairseqTask):
         return self._rows[path]
 
     def rows(self, texts: Sequence[tuple[str, ...]], labels: Sequence[Label | None], name: str) -> SentenceRows:
-        """The rows of *texts*, one or two sentences each, with their *labels*; *name* stands in
-        warnings.
+        """The rows of *texts*, one or two sentences each,
+        with their *labels*; *name* stands in warnings.
 
         They are cut to what the model reads, whatever the settings do with the rows of a split.
         """
@@ -183,8 +183,8 @@ class SentencePredictionTask(FairseqTask):
 
 
 def folder_beside(checkpoint: str | Path | None) -> str | None:
-    """The folder of *checkpoint* if it has a dictionary, as the folders of runs and imports have;
-    else None."""
+    """The folder of *checkpoint* if it has a dictionary,
+    as the folders of runs and imports have; else None."""
     if not checkpoint:
         return None
     folder = find_checkpoint(checkpoint).parent
@@ -192,8 +192,8 @@ def folder_beside(checkpoint: str | Path | None) -> str | None:
 
 
 def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
-    """The tokenizer beside the *dictionary*, or of subword-nmt's *codes*; UserError if there are
-    both."""
+    """The tokenizer beside the *dictionary*,
+    or of subword-nmt's *codes*; UserError if there are both."""
     assert dictionary.path is not None
     tokenizer = find_tokenizer(dictionary.path, dictionary.symbols)
     if codes is None:

@@ -67,8 +67,8 @@ class SentencePredictionTaskConfig(Config):
         """Columns, labels and metrics.
 
         Raises:
-            UserError: unknown GLUE task, fewer than two classes, or settings that contradict each
-                other.
+            UserError: unknown GLUE task, fewer than two classes,
+                or settings that contradict each other.
         """
         layout = self._layout()
         if self.num_classes not in (-1, layout.outputs):
@@ -102,8 +102,8 @@ class SentencePredictionTaskConfig(Config):
         whether it holds pairs.
 
         Raises:
-            UserError: the data cannot be read, have no classes, or no pairs where the settings ask
-                for pairs.
+            UserError: the data cannot be read, have no classes,
+                or no pairs where the settings ask for pairs.
         """
         inputs = input_folders(folder)
         if self.sentence_pairs and len(inputs) == 1:

@@ -53,11 +53,11 @@ def _count_part(rule: WordRule | None, path: str, start: int, end: int) -> Count
 
 
 def read_words(blocks: Iterable[str], rule: WordRule) -> Iterator[tuple[list[str], list[int]]]:
-    """Yield the words of text that comes in *blocks*, cut at white space, and the number of tokens
-    of each.
+    """Yield the words of text that comes in *blocks*,
+    cut at white space, and the number of tokens of each.
 
-    ``LINE_END`` stands at the end of each line. A word split between two blocks is yielded with the
-    second.
+    ``LINE_END`` stands at the end of each line.
+    A word split between two blocks is yielded with the second.
     """
     pending: list[str] = []  # last word of a line that continues in the next block
     unfinished = False
@@ -113,8 +113,8 @@ def _chunks(path: str, chunk_bytes: int) -> Iterator[tuple[int, int]]:
         while start < size:
             end = start + chunk_bytes
             file.seek(end)
-            # Behind a line feed, so that the division among processes cuts no word or character in
-            # two.
+            # Behind a line feed, so that the division among
+            # processes cuts no word or character in two.
             while end < size and (block := file.read(BLOCK_BYTES)):
                 end_of_line = block.find(b"\n")
                 if end_of_line >= 0:
@@ -129,8 +129,8 @@ def text_blocks(path: str, start: int, end: int) -> Iterator[str]:
     """The text between two bytes, its lines ended by ``\\n``, in pieces that end behind a line or
     at a space.
 
-    A line longer than a piece is cut at a space, so that memory does not depend on how long lines
-    are.
+    A line longer than a piece is cut at a space,
+    so that memory does not depend on how long lines are.
     """
     rest = b""
     with open(path, "rb") as file:
@@ -147,8 +147,8 @@ def text_blocks(path: str, start: int, end: int) -> Iterator[str]:
                     text = rest[:cut].decode("utf-8")
                 except UnicodeDecodeError as error:
                     offset, byte = start + error.start, rest[error.start]
-                    # An invalid byte in the part of another process, which comes first, is reported
-                    # instead.
+                    # An invalid byte in the part of another process,
+                    # which comes first, is reported instead.
                     line = 1 + sum(before.count("\n") for before in text_blocks(path, 0, offset))
                     raise UserError(
                         f"{path}: line {line}, byte offset {offset}: 0x{byte:02x} is not UTF-8; convert the text, as "

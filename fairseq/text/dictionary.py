@@ -16,8 +16,8 @@ from fairseq.system.opening import decoded, read_named
 
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
-# fairseq rejects a file with this line, whose count is no number, instead of loading it with
-# shifted ids.
+# fairseq rejects a file with this line, whose count
+# is no number, instead of loading it with shifted ids.
 HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
 OVERWRITE = "#fairseq:overwrite"  # ends the line of a word that gets an id of its own beside an equal symbol
 DIGITS = 18  # of a count, at most: it fits into 64 bits
@@ -91,8 +91,8 @@ class Dictionary:
         self.mask_index = self.indices.get(roles.get(MASK, ""), NONE)
 
     def add_mask(self, word: str = "<mask>") -> None:
-        """Let *word* be the mask symbol; it is added at the end unless the dictionary has a mask
-        symbol already."""
+        """Let *word* be the mask symbol; it is added at the end
+        unless the dictionary has a mask symbol already."""
         if self.mask_index == NONE:
             self.mask_index = self.add_symbol(word, 0)
 
@@ -105,8 +105,8 @@ class Dictionary:
         return self.bos_index
 
     def begin(self) -> int:
-        """The id of the begin-of-sentence symbol, for ``--add-bos-token``; UserError if there is
-        none."""
+        """The id of the begin-of-sentence symbol,
+        for ``--add-bos-token``; UserError if there is none."""
         if self.bos_index == NONE:
             raise UserError(f"`add_bos_token`: {self.path or 'the dictionary'} has no bos symbol; leave it out")
         return self.bos_index
@@ -139,8 +139,8 @@ class Dictionary:
     def digest(self) -> str:
         """Return the SHA-256 of the symbols in the order of their ids, in hexadecimal digits.
 
-        A mask symbol at the end is left out: tasks of masked tokens add it to the dictionary of a
-        data folder.
+        A mask symbol at the end is left out: tasks of masked
+        tokens add it to the dictionary of a data folder.
         """
         last = len(self) - 1
         return checksums.fingerprint(self.symbols[:last] if self.mask_index == last else self.symbols)
@@ -159,8 +159,8 @@ class Dictionary:
         return self._unknown(word) if index == NONE else index
 
     def text_index(self, word: str) -> int:
-        """The id of *word* of a text, in which the padding symbol is a word that is not known; see
-        :meth:`index`."""
+        """The id of *word* of a text, in which the padding
+        symbol is a word that is not known; see :meth:`index`."""
         index = self.indices.get(word, self.unk_index)
         # Some models from elsewhere pad with the symbol at the end of a line.
         is_padding = index == self.pad_index != self.eos_index
@@ -172,8 +172,8 @@ class Dictionary:
         return self.unk_index
 
     def lack(self) -> str:
-        """Return the error message for an unknown word of a dictionary without an unknown
-        symbol."""
+        """Return the error message for an unknown word
+        of a dictionary without an unknown symbol."""
         which = f"the dictionary {self.path}" if self.path else "the dictionary"
         if all(symbol == placeholder(index) for index, symbol in enumerate(self.symbols)):
             return (
@@ -187,8 +187,8 @@ class Dictionary:
         )
 
     def add_symbol(self, word: str, n: int = 1) -> int:
-        """Count *n* more occurrences of *word*, adding it at the end if it is new; returns its
-        id."""
+        """Count *n* more occurrences of *word*,
+        adding it at the end if it is new; returns its id."""
         index = self.indices.get(word)
         if index is None:
             index = self.indices[word] = len(self.symbols)
@@ -198,8 +198,8 @@ class Dictionary:
         return index
 
     def update(self, counter: Mapping[str, int] | Dictionary) -> None:
-        """Count the words of *counter*; new ones are added in code-point order, a dictionary's in
-        its order."""
+        """Count the words of *counter*; new ones are added
+        in code-point order, a dictionary's in its order."""
         if isinstance(counter, Dictionary):
             counts = list(zip(counter.symbols, counter.count, strict=True))
         else:
@@ -245,9 +245,9 @@ class Dictionary:
         """Return the dictionary of a ``dict.txt``: a line for each symbol that is not special, or
         each after a header.
 
-        A line is ``word count``. One that ends in ``#fairseq:overwrite`` gives a word that is
-        already there, such as ``<pad>``, a new id as a word of the text; the special symbol keeps
-        its own.
+        A line is ``word count``. One that ends in ``#fairseq:overwrite``
+        gives a word that is already there, such as ``<pad>``,
+        a new id as a word of the text; the special symbol keeps its own.
 
         Raises:
             UserError: the content is empty, not UTF-8 or differs from ``checksums.txt``, a line has
@@ -305,16 +305,16 @@ class Dictionary:
             file.write("".join(lines).encode())
 
     def encode_line(self, text: str, append_eos: bool = True) -> np.ndarray:
-        """The ids of the words of *text*, split at any white space: int32 [words], or [words + 1]
-        with ``</s>``."""
+        """The ids of the words of *text*, split at any white space:
+        int32 [words], or [words + 1] with ``</s>``."""
         ids = [self.text_index(word) for word in text.split()]
         if append_eos:
             ids.append(self.eos_index)
         return np.array(ids, dtype=np.int32)
 
     def string(self, ids: Iterable[Any], bpe_symbol: str | None = None) -> str:
-        """The words of *ids* (a list, array or tensor of one dimension), without ``<s>``, ``<pad>``
-        and ``</s>``.
+        """The words of *ids* (a list, array or tensor of one
+        dimension), without ``<s>``, ``<pad>`` and ``</s>``.
 
         Args:
             bpe_symbol: mark at the end of a subword that joins it to the next one, as ``"@@ "``.
@@ -338,8 +338,8 @@ def placeholder(index: int) -> str:
 
 
 def _read_header(line: str, where: str) -> dict[str, str] | None:
-    """The special symbols that a first line names; None if it is an ordinary one, which ends in a
-    number.
+    """The special symbols that a first line names;
+    None if it is an ordinary one, which ends in a number.
 
     Raises:
         UserError: it names something else, or no ``eos``.

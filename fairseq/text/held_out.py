@@ -37,8 +37,8 @@ def split_text(path: str, form: TextFormat, shares: Mapping[str, float], folder:
     text = os.path.join(folder, "whole")
     with open(text, "wb") as out:
         for block in read_blocks(path, form):
-            # Mistakes are reported here, where lines have the numbers of the file that the user
-            # knows.
+            # Mistakes are reported here, where lines have
+            # the numbers of the file that the user knows.
             lines_of(block, form)
             out.write(block.data)
     with open(text, "rb") as file:

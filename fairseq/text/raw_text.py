@@ -1,5 +1,5 @@
-"""Raw text of files: compressed or not, lines, hard-wrapped paragraphs, JSON lines or tables, in
-bounded blocks."""
+"""Raw text of files: compressed or not, lines,
+hard-wrapped paragraphs, JSON lines or tables, in bounded blocks."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Block:
 
 @dataclass(frozen=True)
 class RawCounts:
-    """Size of raw text: UTF-8 bytes with one line feed a line, words between white space, and
-    lines."""
+    """Size of raw text: UTF-8 bytes with one line feed a line,
+    words between white space, and lines."""
 
     bytes: int = 0
     words: int = 0
@@ -83,8 +83,8 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lamb
     """Yield the blocks of a file; memory is bounded but for long JSON lines.
 
     Args:
-        report: called with the bytes of the file, as it is on disk, that were read since the last
-            call.
+        report: called with the bytes of the file,
+            as it is on disk, that were read since the last call.
 
     Raises:
         UserError: the file cannot be read, or is not what its suffix says.
@@ -133,8 +133,8 @@ def lines_of(block: Block, form: TextFormat) -> list[str]:
 
 
 def documents_of(block: Block, form: TextFormat) -> list[list[str]]:
-    """Return the lines of each document of a block: a row of JSON lines, or else a line; see
-    :func:`lines_of`."""
+    """Return the lines of each document of a block:
+    a row of JSON lines, or else a line; see :func:`lines_of`."""
     if form.field is None:
         return [[line] for line in lines_of(block, form)]
     return list(_documents(_decoded(block), block, form.field))
@@ -254,8 +254,8 @@ def decode_line(line: bytes, number: int, errors: str = "strict") -> str:
 
 
 def text_line(line: bytes, number: int, name: str) -> str:
-    """Return line *number* of the text *name*, see :func:`decode_line`; UserError if it is not
-    UTF-8."""
+    """Return line *number* of the text *name*,
+    see :func:`decode_line`; UserError if it is not UTF-8."""
     try:
         return decode_line(line, number)
     except UnicodeDecodeError as error:
@@ -288,8 +288,8 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
         if rest or size >= BLOCK_BYTES and (is_end or size >= 2 * LONGEST_LINE):
             data = b"".join(parts)
             if data:
-                # A carriage return at the end is a line end of its own: no line feed follows, see
-                # `_cut`.
+                # A carriage return at the end is a line end
+                # of its own: no line feed follows, see `_cut`.
                 yield Block(path, first, data, not is_end if form.join_lines else not data.endswith((b"\n", b"\r")))
             parts, size, first = [rest] * bool(rest), len(rest), number
     if parts:
@@ -344,8 +344,8 @@ def _paragraphs(lines: list[str]) -> list[str]:
 
 
 def check_raw(path: str) -> int:
-    """Return the size on disk of a text; UserError if it cannot be read, is no regular file, or is
-    empty."""
+    """Return the size on disk of a text; UserError
+    if it cannot be read, is no regular file, or is empty."""
     if is_folder(path):
         return sum(map(check_raw, table_files(path)))
     try:

@@ -33,8 +33,8 @@ def symbol(byte: int, kind: str) -> str:
 
 
 def split_sizes(total: int) -> dict[str, int]:
-    """Bytes of each split of a text of *total* bytes: 90, 5 and 5 %; for enwik8 and text8 90, 5 and
-    5 million."""
+    """Bytes of each split of a text of *total* bytes:
+    90, 5 and 5 %; for enwik8 and text8 90, 5 and 5 million."""
     part = total // 20
     return {"train": total - 2 * part, "valid": part, "test": part}
 
@@ -64,8 +64,8 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
                 out = files.enter_context(group.file(destdir / f"{name}.txt"))
                 tokens[name] = _write_split(text, out, size, kind, counts, report)
             dictionary = Dictionary()
-            # From all three splits: of 256 possible symbols none must be unknown in a test of bits
-            # per character.
+            # From all three splits: of 256 possible symbols none
+            # must be unknown in a test of bits per character.
             for byte in np.flatnonzero(counts).tolist():
                 if byte != LINE_ENDS[kind]:
                     dictionary.add_symbol(symbol(byte, kind), int(counts[byte]))
@@ -81,8 +81,8 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
 def _write_split(
     text: BinaryIO, out: BinaryIO, size: int, kind: str, counts: np.ndarray, report: Callable[[int], Any]
 ) -> int:
-    """Write the next *size* bytes of *text* as symbols, and count them; return the number of
-    tokens."""
+    """Write the next *size* bytes of *text* as symbols,
+    and count them; return the number of tokens."""
     end = LINE_ENDS[kind]
     table = [b"\n" if byte == end else f"{symbol(byte, kind)} ".encode("latin-1") for byte in range(256)]
     tokens, last, left = size, end, size

@@ -50,8 +50,8 @@ class TextCorpus:
 
 
 def report_unknown(tokens: Iterable[int], dictionary: Dictionary, symbols: Iterable[str]) -> None:
-    """Log the share of *tokens* that are the unknown symbol, if any, and *symbols* that
-    *dictionary* lacks."""
+    """Log the share of *tokens* that are the unknown symbol,
+    if any, and *symbols* that *dictionary* lacks."""
     counts = Counter(tokens)
     # Ends of lines are always known and would make the share look smaller.
     unknown, total = counts[dictionary.unk()], counts.total() - counts[dictionary.eos()]
@@ -70,8 +70,8 @@ def log_tokens(dictionary: Dictionary) -> None:
 
 @dataclass(frozen=True)
 class TextReader:
-    """Reader of text for a model: raw text where its data has a *tokenizer*, else tokens between
-    white space."""
+    """Reader of text for a model: raw text where its data
+    has a *tokenizer*, else tokens between white space."""
 
     dictionary: Dictionary
     tokenizer: Tokenizer | None = None
@@ -92,8 +92,8 @@ class TextReader:
 
     @property
     def keeps_lines(self) -> bool:
-        """Whether line feeds are symbols inside of a text; else they are ``</s>``, as at the end of
-        every line.
+        """Whether line feeds are symbols inside of a text;
+        else they are ``</s>``, as at the end of every line.
 
         So they are in a model from elsewhere whose byte-level vocabulary lists one, as GPT-2's. A
         vocabulary that was made here has all bytes, too, but its corpora are lines: no model has
@@ -104,8 +104,8 @@ class TextReader:
         return is_byte_level and self.dictionary.nspecial == 0 and LINE_FEED in self.dictionary
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of *text*, with what stands between its lines, and without ``</s>`` at the
-        end."""
+        """Return the ids of *text*, with what stands between
+        its lines, and without ``</s>`` at the end."""
         lines = [text] if self.keeps_lines else LINE_END.split(text)
         ids: list[int] = []
         for number, line in enumerate(lines if self.tokenizer is None else self.tokenizer.encode_lines(lines)):
@@ -131,8 +131,8 @@ class TextReader:
         return "\n".join(join(line) for line in lines)
 
     def read(self, path: str, form: TextFormat, documents: bool = False) -> TextCorpus:
-        """Return the tokens of a text, ``-`` for stdin; UserError if it cannot be read or has no
-        words.
+        """Return the tokens of a text, ``-`` for stdin;
+        UserError if it cannot be read or has no words.
 
         With *documents* sizes are of documents, which are rows of JSON lines or else lines.
         """
@@ -155,8 +155,8 @@ class TextReader:
         return dataclasses.replace(corpus, sizes=np.add.reduceat(corpus.sizes, np.cumsum([0, *lengths[:-1]])))
 
     def _corpus(self, blocks: Iterable[tuple[Sequence[str], bool]]) -> TextCorpus:
-        """The tokens of the lines in *blocks*, each with whether its last line goes on in the next
-        one."""
+        """The tokens of the lines in *blocks*, each
+        with whether its last line goes on in the next one."""
         parts: list[np.ndarray] = []  # of lines
         begins: list[int] = []  # the number of each line's first part
         unknown: dict[str, None] = {}

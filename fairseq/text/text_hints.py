@@ -1,5 +1,5 @@
-"""Hints on a text that looks unlike what the flags say: hard-wrapped lines, raw text without a
-tokenizer."""
+"""Hints on a text that looks unlike what the flags say:
+hard-wrapped lines, raw text without a tokenizer."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def wrapped_at(lines: Sequence[str]) -> int | None:
     width = lengths[int(0.98 * (len(lengths) - 1))]
     pairs = zip(lines, lines[1:], strict=False)
     inner = [line.rstrip() for line, following in pairs if line.strip() and following.strip()]
-    # Most lines of wrapped text have a line below; a list of sentences between blank lines has
-    # none.
+    # Most lines of wrapped text have a line below;
+    # a list of sentences between blank lines has none.
     if width not in WIDTHS or 2 * len(inner) < len(lengths):
         return None
     long = sum(len(line) >= 0.7 * width for line in inner)

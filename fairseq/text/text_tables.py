@@ -1,5 +1,5 @@
-"""Texts in tables: a column of Parquet files, of Arrow files, and of folders of the ``datasets``
-library.
+"""Texts in tables: a column of Parquet files,
+of Arrow files, and of folders of the ``datasets`` library.
 
 ``Dataset.save_to_disk`` writes ``state.json``, which lists Arrow files, and
 ``DatasetDict.save_to_disk`` such a folder for each split. Rows are read a few at a time. pyarrow,
@@ -70,8 +70,8 @@ def table_rows(path: str, field: str) -> Iterator[tuple[list[str | None], int]]:
     file that they took.
 
     Raises:
-        UserError: pyarrow is missing, the file cannot be read or is damaged, or has no such column
-            of text.
+        UserError: pyarrow is missing, the file cannot be read
+            or is damaged, or has no such column of text.
     """
     missing = f"{path}: needs the package pyarrow; {EXTRA}"
     arrow = import_package("pyarrow", missing)

@@ -56,8 +56,8 @@ class TokenizedText:
 def tokenized_texts(
     splits: Mapping[str, str], tokenizer: Tokenizer | None, form: TextFormatConfig, workers: int, folder: str | Path
 ) -> Iterator[dict[str, TokenizedText]]:
-    """Tokenise the text of each split into temporary files of *folder*, which are removed at the
-    end.
+    """Tokenise the text of each split into temporary
+    files of *folder*, which are removed at the end.
 
     Without a tokenizer, plain text is symbols and is left where it is. See :func:`tokenize_file`.
     """
@@ -83,8 +83,8 @@ def learn_subwords(
     workers: int,
     folder: str | Path,
 ) -> Subwords:
-    """Learn *size* merges, pieces or symbols of the words of *sources*; temporary files are made in
-    *folder*.
+    """Learn *size* merges, pieces or symbols of the words
+    of *sources*; temporary files are made in *folder*.
 
     Raises:
         UserError: see :func:`tokenize_file`; or nothing can be learned.
@@ -120,8 +120,8 @@ class TokenizeBlock:
 
     def __call__(self, block: Block, form: TextFormat) -> tuple[bytes, RawCounts]:
         lines, tokenizer = lines_of(block, form), self.tokenizer
-        # The first block is enough to tell an alphabet, and is the same for any number of
-        # processes.
+        # The first block is enough to tell an alphabet,
+        # and is the same for any number of processes.
         if block.first == 1 and not self.undo:
             check_alphabet(tokenizer, lines)
         result = lines
@@ -179,8 +179,8 @@ def save_counts(prefix: str | Path, counts: RawCounts) -> None:
 
 
 def load_counts(prefix: str | Path) -> RawCounts | None:
-    """Return the size of a split's raw text, None if it was not recorded; UserError if the file is
-    damaged."""
+    """Return the size of a split's raw text, None if it
+    was not recorded; UserError if the file is damaged."""
     path = f"{prefix}.raw.json"
     if not exists(path):
         return None

@@ -1,5 +1,5 @@
-"""The mean of a model's weights over updates (Polyak & Juditsky 1992; in language models, Merity et
-al. 2018)."""
+"""The mean of a model's weights over updates (Polyak & Juditsky 1992;
+in language models, Merity et al. 2018)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fairseq.optim.elementwise import slices
 
 
 class WeightAverage:
-    """The mean of *parameters* after each update from number *start* on, in float32 whatever they
-    are.
+    """The mean of *parameters* after each update
+    from number *start* on, in float32 whatever they are.
 
     Weights that are n updates old count *decay*^n: with 1 all alike, with 0 the last alone. The
     weighted mean is exact from the first update on, so that initial weights have no part in it.
@@ -70,8 +70,8 @@ class WeightAverage:
             parameter.copy_(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """The mean, the number of updates in it, and the weights that training goes on from; all of
-        them live."""
+        """The mean, the number of updates in it, and the weights
+        that training goes on from; all of them live."""
         weights = [p.detach() for p in self.parameters] if self.count else []
         return {"count": self.count, "mean": list(self.mean), "weights": weights}
 

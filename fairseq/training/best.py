@@ -1,5 +1,5 @@
-"""The best validation metric of a run, how long ago it was, and which validations it can be
-compared with."""
+"""The best validation metric of a run, how long ago it was,
+and which validations it can be compared with."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Best:
     without_improvement: int = 0
 
     def improved_by(self, metric: float | None) -> bool:
-        """Return whether *metric* is better than all before; NaN and None never are, an equal one
-        is not."""
+        """Return whether *metric* is better than all before;
+        NaN and None never are, an equal one is not."""
         # As in fairseq, an equal metric is no improvement for --patience.
         if metric is None or math.isnan(metric):
             return False
         return self.value is None or (metric > self.value if self.maximize else metric < self.value)
 
     def is_worth_saving(self, metric: float | None) -> bool:
-        """Return whether a checkpoint with *metric* becomes ``checkpoint_best.pt``: ties do, as in
-        fairseq."""
+        """Return whether a checkpoint with *metric* becomes
+        ``checkpoint_best.pt``: ties do, as in fairseq."""
         return self.improved_by(metric) or (metric is not None and metric == self.value)
 
     def validated(self, metric: float) -> Best:
@@ -62,8 +62,8 @@ class Best:
 
 
 def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) -> dict[str, Any]:
-    """Everything that decides what a validation of *split* measures, by setting; metrics of two are
-    not compared.
+    """Everything that decides what a validation of *split* measures,
+    by setting; metrics of two are not compared.
 
     Its *batches* may be of any number of processes, and of any size unless their number is limited.
     """

@@ -28,12 +28,12 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
     if not all(splits):
         value = repr(settings.data.valid_subset)
         raise UserError(f"`valid_subset` {value}: empty name; `disable_validation` skips validation")
-    # Here and not at start-up: what other stages drew must not change the initial values of this
-    # one.
+    # Here and not at start-up: what other stages drew
+    # must not change the initial values of this one.
     torch.manual_seed(settings.common.seed)
     task = setup_task(settings)
-    # What the task changed while it was set up; values that it set on the caller's settings are the
-    # same objects.
+    # What the task changed while it was set up; values
+    # that it set on the caller's settings are the same objects.
     before = settings.flat
     inferred = {name: value for name, value in task.settings.flat.items() if value is not before.get(name)}
     settings = settings.changed(**inferred) if inferred else settings

@@ -44,8 +44,8 @@ class Clock:
         self.last += passed
 
     def speeds(self, name: str, meter: Meter, seconds: float) -> dict[str, float]:
-        """Tokens and updates a second that *meter*, called *name*, counted in *seconds*, without
-        restored ones.
+        """Tokens and updates a second that *meter*, called *name*,
+        counted in *seconds*, without restored ones.
 
         ``mfu``, the model FLOPs utilisation in percent, is added where it is known.
         """

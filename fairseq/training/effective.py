@@ -25,8 +25,8 @@ EVENTS = "events.out.tfevents.*"  # TensorBoard's names
 
 
 def effective(settings: TrainingSettings) -> dict[str, Any]:
-    """The settings by flag name with underscores, sorted; without the data folder and what Python
-    objects have."""
+    """The settings by flag name with underscores, sorted;
+    without the data folder and what Python objects have."""
     plain = (bool, int, float, str, list, tuple)
     # Python callers may pass objects, which no YAML file can hold.
     values = {name: value for name, value in settings.flat.items() if value is None or isinstance(value, plain)}
@@ -63,8 +63,8 @@ def check_outputs(settings: TrainingSettings) -> None:
 
 
 def _outputs(save_dir: Path) -> dict[str, Any]:
-    """The files that the run in *save_dir* writes outside its checkpoints, with the name of its
-    folder."""
+    """The files that the run in *save_dir* writes outside
+    its checkpoints, with the name of its folder."""
     try:
         written = read_yaml(save_dir / SETTINGS_FILE)
     except UserError:  # there is none
@@ -75,8 +75,8 @@ def _outputs(save_dir: Path) -> dict[str, Any]:
 def record(settings: TrainingSettings, task: FairseqTask, manager: CheckpointManager, has_work: bool) -> None:
     """Log the *settings* of all stages and write them and the dictionary to the checkpoint folder.
 
-    A run that *has_work* to do: another one leaves the file, like the checkpoints, as of the last
-    update.
+    A run that *has_work* to do: another one leaves the file,
+    like the checkpoints, as of the last update.
     """
     dictionary = dictionary_of(task)
     if dictionary is not None and dictionary.path is not None:

@@ -23,11 +23,11 @@ _STATE = ("scale", "updates", "last_rescale", "overflows", "last_overflow", "ove
 
 
 class LossScaler:
-    """Dynamic loss scaling: halved on overflow, doubled after ``window`` updates in a row without
-    one.
+    """Dynamic loss scaling: halved on overflow,
+    doubled after ``window`` updates in a row without one.
 
-    Without ``--fp16-scale-window`` the window is 2^14 batches, *update_freq* an update on each of
-    the *processes*.
+    Without ``--fp16-scale-window`` the window is 2^14 batches,
+    *update_freq* an update on each of the *processes*.
     """
 
     def __init__(self, common: CommonConfig, update_freq: Sequence[int], processes: int) -> None:
@@ -74,8 +74,8 @@ class LossScaler:
         self.last_overflow = self.updates
         self.overflows += 1
         self.overflows_in_a_row += 1
-        # By the share of overflows since the last change, so that --fp16-scale-tolerance can ignore
-        # single ones.
+        # By the share of overflows since the last change,
+        # so that --fp16-scale-tolerance can ignore single ones.
         if self.overflows / (self.updates - self.last_rescale) >= self.tolerance:
             lowered = self.scale / 2.0
             self._rescale(lowered if self.threshold is None else max(lowered, self.threshold))
@@ -92,12 +92,12 @@ def gradient_factor(targets: int | Tensor, processes: int, scale: float = 1.0) -
     the loss *scale*.
 
     Args:
-        targets: of all *processes*; on the device, where reading it would synchronise, if there are
-            several.
+        targets: of all *processes*; on the device,
+            where reading it would synchronise, if there are several.
     """
     if isinstance(targets, Tensor):
-        # Reducers average over processes: the sum over all targets is the average times their
-        # number.
+        # Reducers average over processes: the sum over
+        # all targets is the average times their number.
         return processes / (targets.clamp(min=1).float() * scale)
     return 1.0 / (max(targets, 1) * scale)
 
@@ -115,15 +115,15 @@ def norm_and_factor(
 
     Args:
         parameters: those without a gradient do not count.
-        factor: the reciprocal of what gradients are divided by, a number or a float32 scalar on
-            *device*.
+        factor: the reciprocal of what gradients are divided by,
+            a number or a float32 scalar on *device*.
         clip_norm: the largest norm after clipping; 0: no clipping.
         total: returns the norm of all gradients from the norm of the local ones, where other
             processes have parts, too.
 
     Returns:
-        The norm before clipping, a float32 scalar on *device*, and the factor: a scalar too, or a
-        number.
+        The norm before clipping, a float32 scalar on *device*,
+        and the factor: a scalar too, or a number.
     """
     gradients = [p.grad for p in parameters if p.grad is not None]
     # torch widens a whole tensor of half precision before it reduces it, so it gets slices.

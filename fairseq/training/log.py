@@ -19,8 +19,8 @@ T = TypeVar("T")
 
 
 class Reporter:
-    """Shows metrics by progress bars, and writes them to the recorders; processes but the first do
-    neither."""
+    """Shows metrics by progress bars, and writes them
+    to the recorders; processes but the first do neither."""
 
     def __init__(self, common: CommonConfig, saving: CheckpointConfig, world: World) -> None:
         self.common = common
@@ -30,8 +30,8 @@ class Reporter:
 
     @contextlib.contextmanager
     def recording(self, updates: int) -> Iterator[None]:
-        """Open the recorders of a run that has made so many *updates*, inside the ``with``
-        block."""
+        """Open the recorders of a run that has made
+        so many *updates*, inside the ``with`` block."""
         common, saving = self.common if self.is_first else None, self.saving
         with recording(common, saving.save_dir, updates, not saving.no_save) as self._record:
             yield
@@ -52,8 +52,8 @@ class Reporter:
 def interval_line(state: TrainingState, ends: bool = True) -> dict[str, Any]:
     """Metrics of the updates since the interval began; if it *ends*, the next one begins.
 
-    A line within the interval leaves its sums as they are, so that the line at its end is
-    fairseq's.
+    A line within the interval leaves its sums as they are,
+    so that the line at its end is fairseq's.
     """
     meter, clock = state.meters["train_inner"], state.clock
     report = meter.report(state.figures)
@@ -79,8 +79,8 @@ def validation_line(epoch: int, stage: Stage | None, report: Mapping[str, float]
 
 
 def is_due(updates: int, interval: int) -> bool:
-    """Return whether something that is done every *interval* updates, 0 never, follows update
-    *updates*."""
+    """Return whether something that is done every *interval*
+    updates, 0 never, follows update *updates*."""
     return interval > 0 and updates % interval == 0
 
 
@@ -101,8 +101,8 @@ def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochItera
 
 
 def opening_lines(settings: TrainingSettings, num_updates: int, batches: EpochIterator) -> list[str]:
-    """Return how much data an update and an epoch read, how long the run is, its precision and its
-    folder."""
+    """Return how much data an update and an epoch read,
+    how long the run is, its precision and its folder."""
     cfg, common = settings.optimization, settings.common
     per_epoch = math.ceil(len(batches) / cfg.update_freq[-1])
     sizes = getattr(batches.dataset, "sizes", None)
@@ -121,8 +121,8 @@ def opening_lines(settings: TrainingSettings, num_updates: int, batches: EpochIt
 
 
 def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: EpochIterator, wall: float) -> float | None:
-    """Return the seconds to the end of the run at the speed of *line*; see
-    :func:`total_updates`."""
+    """Return the seconds to the end of the run at the speed
+    of *line*; see :func:`total_updates`."""
     if line["ups"] <= 0:
         return None
     total = total_updates(cfg, line["num_updates"], batches)

@@ -1,5 +1,5 @@
-"""Training: stages, their epochs, the updates of an epoch, and what accompanies them as
-callbacks."""
+"""Training: stages, their epochs, the updates of an epoch,
+and what accompanies them as callbacks."""
 
 from __future__ import annotations
 
@@ -63,27 +63,27 @@ def train(
     interruption: Interruption | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> int:
-    """Train what *settings* describe, on one process of *world*: restore, run every stage that is
-    left, save.
+    """Train what *settings* describe, on one process of *world*:
+    restore, run every stage that is left, save.
 
     Args:
         interruption: the signal that asks this process to stop; polled after each update.
         callbacks: what accompanies training beside the run's own callbacks.
 
     Returns:
-        The number of the signal that stopped the run, the same on every rank; 0 if it ended by its
-        settings.
+        The number of the signal that stopped the run,
+        the same on every rank; 0 if it ended by its settings.
 
     Raises:
         UserError: the settings, the data or the checkpoint are invalid.
     """
     started, interruption = time.perf_counter(), interruption or Interruption()
-    # One process names and writes checkpoints; of sharded ones the others write their parts into
-    # its folder.
+    # One process names and writes checkpoints;
+    # of sharded ones the others write their parts into its folder.
     manager = CheckpointManager(settings.checkpoint) if world.is_first else None
     with manager.locked() if manager is not None else contextlib.nullcontext():
-        # Before hours of training, and under the lock, so that no other run changes the folder
-        # meanwhile.
+        # Before hours of training, and under the lock,
+        # so that no other run changes the folder meanwhile.
         if manager is not None:
             check_recorders(settings.common)
             check_outputs(settings)
@@ -119,8 +119,8 @@ def train(
             # What opens the next data folder refers to the model.
             state.batches.close()
             del state, accompanying
-            # Wrapped modules refer to themselves, and so do frames that PyTorch's first optimizer
-            # leaves.
+            # Wrapped modules refer to themselves,
+            # and so do frames that PyTorch's first optimizer leaves.
             gc.collect()
             settings = settings.changed(**RESETS_OFF)
 
@@ -176,8 +176,8 @@ def finish_update(state: TrainingState, callbacks: Sequence[Callback]) -> None:
 
 
 def groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
-    """The rest of the epoch in groups of *size* samples, one group per update, without reading
-    ahead."""
+    """The rest of the epoch in groups of *size* samples,
+    one group per update, without reading ahead."""
     samples = iter(batches)
     for remaining in range(len(batches) - batches.iterations_in_epoch, 0, -size):
         yield list(itertools.islice(samples, min(size, remaining)))

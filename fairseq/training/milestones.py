@@ -26,8 +26,8 @@ _FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 class Milestones:
-    """The amounts of text at which a run saves a checkpoint of its own name, and the amount that it
-    has read.
+    """The amounts of text at which a run saves a checkpoint
+    of its own name, and the amount that it has read.
 
     Attributes:
         amount: words or tokens read so far; 0 where no checkpoint is saved by them.
@@ -50,14 +50,14 @@ class Milestones:
         self._epochs = [sum(_amounts(folder, split, self._unit)) for folder in folders]
 
     def restore(self, state: Mapping[str, Any], batches: EpochIterator) -> None:
-        """Go on from the position *state* of a saved run; *batches* stand at this run's, which may
-        be earlier."""
+        """Go on from the position *state* of a saved run;
+        *batches* stand at this run's, which may be earlier."""
         read = state.get("iterations_in_epoch") and state.get("read") or {"count": 0, "units": 1}
         self.amount = max(self._at(batches), self._amount(state["epoch"] or 1, read["count"], read["units"]))
 
     def passed(self, batches: EpochIterator) -> bool:
-        """Go to the position of *batches*; return whether a milestone was reached since the last
-        call."""
+        """Go to the position of *batches*; return whether
+        a milestone was reached since the last call."""
         before, self.amount = self.amount, max(self.amount, self._at(batches))
         milestone = previous = 0
         for every, end in self._ranges:
@@ -82,8 +82,8 @@ class Milestones:
 
 
 def _ranges(setting: str, text: str) -> list[tuple[int, float]]:
-    """The intervals of a setting, each with the amount up to which it holds; UserError if *text* is
-    malformed."""
+    """The intervals of a setting, each with the amount up
+    to which it holds; UserError if *text* is malformed."""
     ranges: list[tuple[int, float]] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

@@ -1,5 +1,5 @@
-"""Updates with a loss or gradients that are infinite or NaN: where they begin, and how many are
-skipped."""
+"""Updates with a loss or gradients that are infinite or NaN:
+where they begin, and how many are skipped."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def check_weights(parameters: Mapping[str, nn.Parameter], world: World, update: 
     """Raise UserError if a weight is infinite or NaN on any rank: no command would load a
     checkpoint with it.
 
-    To be called on every process, with the model's *parameters* by name, or this rank's parts of
-    them.
+    To be called on every process, with the model's
+    *parameters* by name, or this rank's parts of them.
     """
     parts = {name: value.detach() for name, value in parameters.items() if value.numel()}
     largest = torch.stack(list(torch._foreach_norm(list(parts.values()), math.inf))) if parts else torch.zeros(1)
@@ -156,8 +156,8 @@ def _second_pass(
 
 
 def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], order: Sequence[str]) -> str | None:
-    """The parameter whose gradient the backward pass completes first among those that are not
-    finite.
+    """The parameter whose gradient the backward pass
+    completes first among those that are not finite.
 
     *order* names its modules as the forward pass ends them. A tied parameter belongs to the first
     that has it.
@@ -165,8 +165,8 @@ def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], orde
     names = {id(value): name for name, value in graph.named_parameters()}
     used = [id(value) for name in order for value in graph.get_submodule(name).parameters(recurse=False)]
     gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-    # Backward runs from the last module to the first, so that the last of these gradients is
-    # completed first.
+    # Backward runs from the last module to the first,
+    # so that the last of these gradients is completed first.
     in_order = [names[value] for value in dict.fromkeys(used)]
     bad = [name for name in in_order if name in gradients and not _is_finite(gradients[name])]
     return f"the gradient of {bad[-1]}" if bad else None

@@ -1,5 +1,5 @@
-"""Batches that exceed memory: their shape in the error message, or with ``--oom-retry`` their
-halves."""
+"""Batches that exceed memory: their shape in the error message,
+or with ``--oom-retry`` their halves."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class BatchSplitter:
             are reduced after the last pass only.
 
     Raises:
-        UserError: *enabled*, and batches of *model* cannot be split or the passes cannot be
-            repeated.
+        UserError: *enabled*, and batches of *model*
+            cannot be split or the passes cannot be repeated.
     """
 
     def __init__(self, enabled: bool, model: BaseFairseqModel, repeatable: bool) -> None:

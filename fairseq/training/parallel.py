@@ -1,9 +1,9 @@
-"""What is applied to a model from outside before it is trained: device, precision, recomputation,
-parallelism.
+"""What is applied to a model from outside before it is trained:
+device, precision, recomputation, parallelism.
 
-In this order: device, precision, recomputed activations, then one execution of the loss, a
-``DataParallel``: ``GradientReducer`` keeps the model whole on every process, ``ShardedReducer``
-keeps parts.
+In this order: device, precision, recomputed activations,
+then one execution of the loss, a ``DataParallel``: ``GradientReducer``
+keeps the model whole on every process, ``ShardedReducer`` keeps parts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from fairseq.tasks.fairseq_task import LossGraph
 def data_parallel(
     graph: LossGraph, precision: Precision, cfg: DistributedConfig, compiled: bool, world: World
 ) -> DataParallel:
-    """Place *graph* on the device of *world*, and return its execution on the data of all
-    processes.
+    """Place *graph* on the device of *world*,
+    and return its execution on the data of all processes.
 
     Settings that contradict each other are a UserError.
     """
@@ -69,8 +69,8 @@ def optimizer_of(
     """Return the optimizer that *settings* choose, of the parameters of *model* that *reducer* has
     on this process.
 
-    UserError if it needs full parameters or a state in float32, which the other settings do not
-    give it.
+    UserError if it needs full parameters or a state
+    in float32, which the other settings do not give it.
     """
     parameters, common = list(reducer.named_parameters()), settings.common
     # Roles are found by identity in the model; the optimizer has this process's shards of it.

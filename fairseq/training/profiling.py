@@ -1,5 +1,5 @@
-"""Profile of some updates of a run: a trace, a table of operators and, on a GPU, a memory
-snapshot."""
+"""Profile of some updates of a run: a trace,
+a table of operators and, on a GPU, a memory snapshot."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def parse_window(text: str | None, max_update: int) -> Window | None:
     """The updates that the value *text* of ``--profile`` asks for, e.g. ``10:13``; None without it.
 
     Raises:
-        UserError: *text* is malformed, empty or beyond *max_update*, the last update of the run; 0:
-            no limit.
+        UserError: *text* is malformed, empty or beyond
+            *max_update*, the last update of the run; 0: no limit.
     """
     if text is None:
         return None
@@ -59,8 +59,8 @@ def parse_window(text: str | None, max_update: int) -> Window | None:
 
 @contextlib.contextmanager
 def profiling(window: Window | None, save_dir: str, world: World) -> Iterator[Observer]:
-    """An observer of updates that writes the profile of *window* to *save_dir*, on the first
-    process.
+    """An observer of updates that writes the profile
+    of *window* to *save_dir*, on the first process.
 
     A run that ends or resumes inside the window profiles its part of it. Without a window the
     observer does nothing.
@@ -95,8 +95,8 @@ class _Profiler:
 
     @contextlib.contextmanager
     def update(self, done: int) -> Iterator[None]:
-        """Context of the update after *done* ones; updates that are repeated after an overflow are
-        counted, too."""
+        """Context of the update after *done* ones; updates
+        that are repeated after an overflow are counted, too."""
         if self.running is None and not self.finished and self.window.first <= done < self.window.last:
             self._start(done)
         yield

@@ -1,5 +1,5 @@
-"""Resuming: choose and read a checkpoint, restore the state from it, report settings that
-differ."""
+"""Resuming: choose and read a checkpoint,
+restore the state from it, report settings that differ."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ IGNORED_ON_RESUME = {
 
 @dataclasses.dataclass
 class Origin:
-    """What a stage goes on from: a checkpoint, the weights of another run, the stage before, or
-    nothing.
+    """What a stage goes on from: a checkpoint,
+    the weights of another run, the stage before, or nothing.
 
     Attributes:
         state: of a checkpoint, its file or the stage; None once the run has it, so that training
@@ -70,8 +70,8 @@ class Origin:
 
 
 def choose(settings: TrainingSettings, world: World, manager: CheckpointManager | None) -> Origin:
-    """Choose and read what a run goes on from, the same file on every process; *manager* of the
-    first process."""
+    """Choose and read what a run goes on from, the same file
+    on every process; *manager* of the first process."""
     model, distributed = settings.checkpoint.finetune_from_model, settings.distributed
     rows = shard_of(distributed, world) if is_sharded(distributed, world) else None
     # Chosen by one process, so that all read the same file.
@@ -85,11 +85,11 @@ def choose(settings: TrainingSettings, world: World, manager: CheckpointManager 
 
 
 def _newest_good(paths: list[str], rows: tuple[int, int] | None, world: World) -> Origin:
-    """The first of *paths* that every process can read; of a sharded checkpoint each reads its
-    *rows*.
+    """The first of *paths* that every process can read;
+    of a sharded checkpoint each reads its *rows*.
 
-    A file may be damaged anywhere, and is read in full, once: what was read is what the run goes on
-    from.
+    A file may be damaged anywhere, and is read in full,
+    once: what was read is what the run goes on from.
     """
     failures: list[str] = []
     for path in paths:
@@ -127,8 +127,8 @@ def begin(state: TrainingState, origin: Origin) -> None:
                 log_differences(state, requested, saved.get("args") or {}, origin.source)
         case "weights":
             _load_weights(state, saved, origin.source)
-        # Not within restoring(): a state of this process that cannot be restored is a bug, not a
-        # bad file.
+        # Not within restoring(): a state of this process
+        # that cannot be restored is a bug, not a bad file.
         case "stage":
             restore(state, saved, origin.source, adopt=True)
 
@@ -160,8 +160,8 @@ def at_version(settings: TrainingSettings, stored: Mapping[str, Any]) -> Trainin
 
 @contextlib.contextmanager
 def restoring(path: str) -> Iterator[None]:
-    """Turn any failure to restore the checkpoint at *path* into a UserError: its content may be of
-    any kind."""
+    """Turn any failure to restore the checkpoint at *path*
+    into a UserError: its content may be of any kind."""
     try:
         yield
     # The parts that restore themselves do not know the file that they come from.
@@ -215,7 +215,7 @@ def _short(value: object) -> str:
 
 
 def _is_flat(value: object) -> bool:
-    """Return whether *value* is one, or a short list, of those that flags have: checkpoints may
-    hold anything."""
+    """Return whether *value* is one, or a short list,
+    of those that flags have: checkpoints may hold anything."""
     items = value if isinstance(value, list | tuple) else [value]
     return len(items) <= LONGEST and all(item is None or isinstance(item, bool | int | float | str) for item in items)

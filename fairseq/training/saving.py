@@ -1,5 +1,5 @@
-"""Saving of a run: one file of the first process, or a folder of parts; at once or in the
-background."""
+"""Saving of a run: one file of the first process,
+or a folder of parts; at once or in the background."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class Saver:
             finish()
 
     def save_as(self, name: str, state: Mapping[str, Any], epoch: int, updates: int) -> None:
-        """Write *state* at once, on every process, as *name*, which training neither resumes from
-        nor removes."""
+        """Write *state* at once, on every process, as *name*,
+        which training neither resumes from nor removes."""
         self.wait()
         if self.group is not None:
             paths = [self.manager.folder / name] if self.manager is not None else []
@@ -93,8 +93,8 @@ class Saver:
             self.manager.save_as(name, state)
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written; raise UserError if it cannot be
-        written."""
+        """Wait for the checkpoint that is being written;
+        raise UserError if it cannot be written."""
         if self.pending is not None:
             self.pending.result()
             self.pending = None
@@ -108,8 +108,8 @@ class Saver:
         updates: int,
         copy: bool = False,
     ) -> Callable[[], None] | None:
-        """What is left to do, on this process, to write the parts of *state*; None if no checkpoint
-        is due."""
+        """What is left to do, on this process, to write the parts
+        of *state*; None if no checkpoint is due."""
         plain, shards = parts.split(state)
         open_folder = contextlib.ExitStack()
         folder = ""

@@ -25,8 +25,8 @@ _STAGE = re.compile(r"(\d{1,9}):(\d{1,9})(?::(\d{1,9}|(?=:))(?::(\S+))?)?")
 
 @dataclass(frozen=True)
 class Stage:
-    """Train on blocks of *tokens_per_sample* up to *max_update* updates; stages are numbered from
-    1.
+    """Train on blocks of *tokens_per_sample* up
+    to *max_update* updates; stages are numbered from 1.
 
     Without *max_tokens* in a batch, or *lr*, the run's hold.
     """
@@ -119,8 +119,8 @@ def stage_at(stages: list[Stage], updates: int) -> Stage:
 
 
 def settings_at(settings: TrainingSettings, stages: list[Stage], stage: Stage) -> TrainingSettings:
-    """*settings* as the command of *stage* would have them: cache and validation lengths follow the
-    stage's blocks.
+    """*settings* as the command of *stage* would have them:
+    cache and validation lengths follow the stage's blocks.
 
     Its number of tokens is the batch's only limit, so that ``--batch-size``, given or the default,
     does not lower it.

@@ -1,5 +1,5 @@
-"""The state of a run between two updates, with its one ``state_dict`` and its one
-``load_state_dict``."""
+"""The state of a run between two updates,
+with its one ``state_dict`` and its one ``load_state_dict``."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingState:
-    """Everything that a run, or a stage of it, holds between two updates, on one process of
-    *world*.
+    """Everything that a run, or a stage of it,
+    holds between two updates, on one process of *world*.
 
     The model is placed on the device of *world*.
 
@@ -167,8 +167,8 @@ class TrainingState:
         self.lr_scheduler.step_update(self.num_updates)
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which the model has the weights to validate and save: where one is asked for,
-        their mean."""
+        """Context in which the model has the weights to validate
+        and save: where one is asked for, their mean."""
         return self.average.in_place() if self.average is not None else contextlib.nullcontext()
 
     def get_lr(self) -> float:
@@ -186,11 +186,11 @@ class TrainingState:
     # --- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything a run needs to continue, in fairseq's layout; to be called on every
-        process.
+        """Return everything a run needs to continue,
+        in fairseq's layout; to be called on every process.
 
-        Tensors are the live ones: only the process that writes the checkpoint copies them to the
-        host.
+        Tensors are the live ones: only the process
+        that writes the checkpoint copies them to the host.
         """
         extra: dict[str, Any] = {
             "random": gather_random_states(self.world),
@@ -244,8 +244,8 @@ class TrainingState:
         }
 
     def measured(self) -> Mapping[str, Any] | None:
-        """Return what validations measure, see :func:`~fairseq.training.best.fingerprint`; None if
-        not known."""
+        """Return what validations measure, see
+        :func:`~fairseq.training.best.fingerprint`; None if not known."""
         # Once, since the data of a split stay: computed where it is first needed, which opens them.
         if self._measured is None and self.validation:
             self._measured = fingerprint(self.settings, *next(iter(self.validation.items())))
@@ -290,10 +290,10 @@ class TrainingState:
         Args:
             source: what to call it in messages.
             options: what is ignored (``--reset-…``) and overridden; default: the run's settings.
-            rows: rows of a batch on one rank whose memory is restored where no batches are read; 0:
-                none.
-            adopt: nothing else uses the tensors of the optimizer's state, so that they need not be
-                copied.
+            rows: rows of a batch on one rank whose memory
+                is restored where no batches are read; 0: none.
+            adopt: nothing else uses the tensors of the optimizer's
+                state, so that they need not be copied.
 
         Raises:
             UserError: its parameters are not the model's, or its optimizer not the one asked for.
@@ -345,8 +345,8 @@ class TrainingState:
         if self.average is not None:
             self.average.load_state_dict(average)
         else:
-            # The file has the mean in place of the parameters; training goes on from the weights
-            # beside it.
+            # The file has the mean in place of the parameters;
+            # training goes on from the weights beside it.
             restore_weights(self._trained(), average)
 
     def _load_optimizer(
@@ -379,8 +379,8 @@ class TrainingState:
             names = (*names, "fp16_init_scale")
         self.num_updates = int(history.get("num_updates", 0))
         self.skipped.count = int(extra.get("skipped_nonfinite", 0))
-        # What is in force now by the state of the optimizer, the schedule or the scaler, whatever
-        # was given.
+        # What is in force now by the state of the optimizer,
+        # the schedule or the scaler, whatever was given.
         stored_values = {name: value for name, value in (state.get("args") or {}).items() if name in names}
         in_force = {**self.optimizer.settings_in_force(), **stored_values}
         flat = self.settings.flat

@@ -1,5 +1,5 @@
-"""The end of a run: the limit that ended it, in the words of its last message, and the commands
-that follow."""
+"""The end of a run: the limit that ended it, in the words
+of its last message, and the commands that follow."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def describe_end(seconds: float, metric: str, best: float | None) -> str:
 
 
 def next_steps(settings: TrainingSettings, command: str, argv: Sequence[str]) -> list[str]:
-    """Return what can be done with a run that has ended, with the commands; nothing where nothing
-    was saved.
+    """Return what can be done with a run that has ended,
+    with the commands; nothing where nothing was saved.
 
     *command* is the module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
     """
@@ -80,8 +80,8 @@ def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
 
 
 def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -> str:
-    """Return what the log says of a run that the signal *number* stopped after *updates*: how to go
-    on."""
+    """Return what the log says of a run that the signal
+    *number* stopped after *updates*: how to go on."""
     if saving.no_save or saving.no_last_checkpoints:
         then = f"nothing to go on from was saved (`{'no_save' if saving.no_save else 'no_last_checkpoints'}`)"
     else:
@@ -108,8 +108,8 @@ def continuation(argv: Sequence[str]) -> str:
 
 
 def _program(program: str, command: str) -> list[str]:
-    """The words that start *command*, a module of :mod:`fairseq_cli`, in the way *program* was
-    started."""
+    """The words that start *command*, a module
+    of :mod:`fairseq_cli`, in the way *program* was started."""
     path = Path(program)
     if path.parent.name == "fairseq_cli":
         return ["python", "-m", f"fairseq_cli.{command}"]

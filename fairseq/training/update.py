@@ -19,8 +19,8 @@ from fairseq.training.state import TrainingState
 
 
 def update(state: TrainingState, samples: Sequence[Sample | None]) -> bool:
-    """Update *state* from *samples*, this process's batches (None: an empty one), equally many on
-    every rank.
+    """Update *state* from *samples*, this process's batches (None:
+    an empty one), equally many on every rank.
 
     Returns:
         False if nothing was updated: half-precision gradients overflowed, or the update is skipped
@@ -95,8 +95,8 @@ def update(state: TrainingState, samples: Sequence[Sample | None]) -> bool:
 
 
 def _skip(state: TrainingState, samples: Sequence[Sample | None], carried: Carried, sums: NamedSums) -> None:
-    """Skip the update of *samples*, which is not finite; raise NonFinite if no more may be
-    skipped."""
+    """Skip the update of *samples*, which is not finite;
+    raise NonFinite if no more may be skipped."""
 
     def find() -> nonfinite.Finding:
         parameters = dict(state.reducer.named_parameters())

@@ -1,5 +1,5 @@
-"""Model FLOPs utilisation: the share of a device's peak speed that training needs (Chowdhery et al.
-2022, §4.1).
+"""Model FLOPs utilisation: the share of a device's peak speed
+that training needs (Chowdhery et al. 2022, §4.1).
 
 A weight of a matrix product costs 2 operations per token it acts on in the forward pass and 4 in
 the backward pass (Kaplan et al. 2020, §2.1). A product of attention with K keys counts as K·H·D
@@ -33,8 +33,8 @@ MEMORY_OPERATIONS = 4  # backward only for the weight
 # Of dense products: data sheets also print twice as much, for 2:4 sparsity.
 PRECISIONS = ("bf16", "fp16", "tf32", "fp32")
 PEAKS: dict[str, tuple[float | None, ...]] = {
-    # Name of the device: dense TFLOP/s by PRECISIONS, from the vendors' data sheets; None: not
-    # supported.
+    # Name of the device: dense TFLOP/s by PRECISIONS,
+    # from the vendors' data sheets; None: not supported.
     r"NVIDIA (H200|GH200|H100|H800)(?!.*(PCIe|NVL)).*": (989.4, 989.4, 494.7, 66.9),
     r"NVIDIA H(100|800) PCIe": (756, 756, 378, 51.2),
     r"(NVIDIA )?A(100|800)-.*": (312, 312, 156, 19.5),
@@ -73,8 +73,8 @@ def matrix_precision(common: CommonConfig) -> str:
 
 
 def token_flops(state: TrainingState) -> float | None:
-    """Return the operations of one token of the run in the forward and backward pass; rows count as
-    full.
+    """Return the operations of one token of the run
+    in the forward and backward pass; rows count as full.
 
     None for models without an output layer over words.
     """
@@ -94,8 +94,8 @@ def token_flops(state: TrainingState) -> float | None:
 
 
 def token_share(state: TrainingState) -> float | None:
-    """Return the percentage of the devices' peak that one token per second needs; None where it is
-    not known."""
+    """Return the percentage of the devices' peak that one
+    token per second needs; None where it is not known."""
     device, common = state.world.device, state.task.settings.common
     on_gpu = devices.is_accelerator(device)
     peak = peak_flops(devices.name(device), matrix_precision(common)) if on_gpu else None
@@ -144,8 +144,8 @@ def _weights(module: nn.Module, reading: Reading) -> float:
 
 
 def _attending(module: SelfAttention, reading: Reading) -> float:
-    """The weights that the products of attention count as, and what memory and distances add to its
-    projections."""
+    """The weights that the products of attention count as,
+    and what memory and distances add to its projections."""
     products = 3 if isinstance(module, DistanceAttention) else 2  # scores, sums of values; scores of distances
     attending = products * (reading.segment + reading.memory) * module.num_heads * module.head_dim
     # Each segment projects its memory anew: M / T remembered tokens for each of its own.

@@ -16,8 +16,8 @@ from fairseq.training.state import TrainingState
 
 
 def evaluate(state: TrainingState, batches: Iterable[Sample | None]) -> Meter:
-    """Return the sums over *batches* for the weights that a run validates and saves; see
-    :func:`validate`."""
+    """Return the sums over *batches* for the weights
+    that a run validates and saves; see :func:`validate`."""
     with state.averaged():
         meter = validate(state.graph, state.task, batches, state.precision, state.world)
         # Without a backward pass sharded layers stay gathered.

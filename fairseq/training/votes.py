@@ -1,5 +1,5 @@
-"""Decisions of all ranks, such as to stop or to save, taken in the reduction of an update's
-sums."""
+"""Decisions of all ranks, such as to stop or to save,
+taken in the reduction of an update's sums."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Votes:
         self._answered: set[str] = set()
 
     def register(self, name: str, wish: Callable[[], bool]) -> None:
-        """Let *wish*, asked once per update, decide on *name* for this rank; in the same order on
-        every rank."""
+        """Let *wish*, asked once per update, decide on *name*
+        for this rank; in the same order on every rank."""
         self._wishes[name] = wish
         self._results[name] = False
 
@@ -52,8 +52,8 @@ class Votes:
         if self.on_host:
             self._results = dict(zip(self._wishes, wishes, strict=True))
             return sums
-        # In the reduction of the sums: one of their own would synchronise processes twice per
-        # update.
+        # In the reduction of the sums: one of their own
+        # would synchronise processes twice per update.
         votes = torch.tensor(wishes, dtype=sums.values.dtype).to(sums.values.device, non_blocking=True)
         names = tuple(f"vote_{name}" for name in self._wishes)
         total = NamedSums((*sums.names, *names), torch.cat([sums.values, votes]), sums.rows).reduced(self.world)

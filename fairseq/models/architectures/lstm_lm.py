@@ -9,8 +9,8 @@ from fairseq.config.registry import Complete, completed
 
 
 def _complete(defaults: Mapping[str, Any], cutoffs: list[int]) -> Complete:
-    """Complete settings by *defaults*; as in fairseq, only ``--criterion adaptive_loss`` has an
-    adaptive softmax."""
+    """Complete settings by *defaults*; as in fairseq,
+    only ``--criterion adaptive_loss`` has an adaptive softmax."""
 
     def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
         if settings.get("criterion") == "adaptive_loss":

@@ -1,5 +1,5 @@
-"""The named sets of defaults of ``transformer_lm``: published systems, and small ones for the demo
-and tests."""
+"""The named sets of defaults of ``transformer_lm``:
+published systems, and small ones for the demo and tests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def resumed(model: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
     """The defaults of ``transformer_lm`` up to 0.10.2 with which a run goes on from a checkpoint
     that has them.
 
-    They are among its settings *stored*; settings of *model* that are not the architecture's
-    defaults stay.
+    They are among its settings *stored*; settings of *model*
+    that are not the architecture's defaults stay.
     """
     dim = getattr(model, "decoder_embed_dim", None)
     former = {"decoder_normalize_before": (True,), "decoder_input_dim": (dim, None), "decoder_output_dim": (dim, None)}
@@ -49,8 +49,8 @@ def _gpt(layers: int, dim: int, heads: int, ffn: int | None = None) -> dict[str,
 
 
 def _gpt3(layers: int, dim: int, heads: int) -> dict[str, Any]:
-    """fairseq's ``transformer_lm_gpt3_…`` (Brown et al. 2020, table 2.1; dense attention
-    throughout)."""
+    """fairseq's ``transformer_lm_gpt3_…`` (Brown et al.
+    2020, table 2.1; dense attention throughout)."""
     return {
         **_gpt(layers, dim, heads),
         "decoder_ffn_embed_dim": lambda settings: 4 * settings["decoder_embed_dim"],
@@ -62,8 +62,8 @@ def _gpt3(layers: int, dim: int, heads: int) -> dict[str, Any]:
 
 
 def _gpt2(layers: int, dim: int, heads: int) -> dict[str, Any]:
-    """GPT-2 as published (Radford et al. 2019), where fairseq's has sinusoids and an output of its
-    own."""
+    """GPT-2 as published (Radford et al. 2019),
+    where fairseq's has sinusoids and an output of its own."""
     others = {"activation_fn": "gelu_accurate", "decoder_learned_pos": True, "share_decoder_input_output_embed": True}
     return {**_gpt(layers, dim, heads), **others, "no_scale_embedding": True}
 
@@ -112,8 +112,8 @@ def _small(layers: int, dim: int, cutoffs: list[int]) -> dict[str, Any]:
     }
 
 
-# What all other architectures of fairseq begin with: pre-norm, embeddings and output as wide as the
-# model.
+# What all other architectures of fairseq begin with:
+# pre-norm, embeddings and output as wide as the model.
 BASE: Defaults = {
     "decoder_embed_dim": TransformerLMConfig.decoder_embed_dim,
     "decoder_normalize_before": True,

@@ -1,5 +1,5 @@
-"""The named sets of defaults of ``transformer_xl``: the systems of Dai et al. 2019, and small ones
-for tests.
+"""The named sets of defaults of ``transformer_xl``:
+the systems of Dai et al. 2019, and small ones for tests.
 
 Sizes, dropout and lengths are the authors', and so is what is tied: weights always, on WikiText-103
 the projections of all bands but the first.
@@ -82,11 +82,11 @@ TRANSFORMER_XL: dict[str, Mapping[str, Any] | Complete] = {
     # enwik8 and text8, 41 M parameters: 1.06 bits per character on enwik8's test set (table 2).
     "transformer_xl_enwik8_base": ENWIK8_BASE,
     "transformer_xl_text8_base": ENWIK8_BASE,
-    # 88 M parameters in 18 layers: 1.03 bits per character on the test set (table 2; the widths are
-    # ours).
+    # 88 M parameters in 18 layers: 1.03 bits per character
+    # on the test set (table 2; the widths are ours).
     "transformer_xl_enwik8_medium": {**_sizes(18, 640, 10, 64, 2208, 768), **_dropout(0.15, 0.15)},
-    # 277 M parameters: 0.99 bits per character on enwik8's test set, 1.08 on text8's (tables 2 and
-    # 3).
+    # 277 M parameters: 0.99 bits per character on enwik8's
+    # test set, 1.08 on text8's (tables 2 and 3).
     "transformer_xl_enwik8_large": ENWIK8_LARGE,
     "transformer_xl_text8_large": ENWIK8_LARGE,
     # One Billion Word: perplexity 23.5 on the test set (table 4). 357 M parameters; the paper
@@ -102,8 +102,8 @@ TRANSFORMER_XL: dict[str, Mapping[str, Any] | Complete] = {
     },
     # 20 layers, 0.3 B parameters, the size of table 7 (the inner width is ours).
     "transformer_xl_lm1b_ablation": {**_sizes(20, 1024, 8, 128, 2048, 32), **_words(WORDS_LM1B, 4, 0.0, 0.0)},
-    # Penn Treebank, 24 M parameters (table 5 gives the number; how they are spent, and the dropout,
-    # is ours).
+    # Penn Treebank, 24 M parameters (table 5 gives the number;
+    # how they are spent, and the dropout, is ours).
     "transformer_xl_ptb": {
         **_sizes(16, 360, 10, 36, 900, 70),
         **_dropout(0.5, 0.2),

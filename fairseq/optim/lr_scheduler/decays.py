@@ -1,5 +1,5 @@
-"""Schedules that rise once and fall, each with its settings: rates as functions of the number of
-updates."""
+"""Schedules that rise once and fall, each with its settings:
+rates as functions of the number of updates."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class FixedSchedule(Schedule):
 
 
 class InverseSqrtSchedule(Schedule):
-    """A linear warmup of w updates to ``--lr``, then lr · √(w / n) after n updates (w = 1 without a
-    warmup).
+    """A linear warmup of w updates to ``--lr``,
+    then lr · √(w / n) after n updates (w = 1 without a warmup).
 
     Source: Vaswani et al. 2017, "Attention is all you need", eq. 3.
     """
@@ -62,8 +62,8 @@ class InverseSqrtSchedule(Schedule):
 
 
 class PolynomialDecaySchedule(Schedule):
-    """A linear warmup from 0, then end + (lr − end) · (share of the updates that are
-    left)^power."""
+    """A linear warmup from 0, then end + (lr − end)
+    · (share of the updates that are left)^power."""
 
     config_class = PolynomialDecayConfig
     config: PolynomialDecayConfig
@@ -82,8 +82,8 @@ class PolynomialDecaySchedule(Schedule):
 
 
 class TriStageSchedule(Schedule):
-    """A linear warmup to ``--lr``, a constant rate, and an exponential decay to ``--lr`` ·
-    ``--final-lr-scale``.
+    """A linear warmup to ``--lr``, a constant rate,
+    and an exponential decay to ``--lr`` · ``--final-lr-scale``.
 
     Source: Park et al. 2019, "SpecAugment", section 3.2.
     """
@@ -129,8 +129,8 @@ class WSDSchedule(Schedule):
 
 
 class ReduceLROnPlateau(Schedule):
-    """A linear warmup to ``--lr``, then ``--lr-shrink`` times less after each plateau of the
-    validation figure.
+    """A linear warmup to ``--lr``, then ``--lr-shrink``
+    times less after each plateau of the validation figure.
 
     A plateau is more than ``--lr-patience`` epochs in a row of which none is better than the best
     by the threshold.

@@ -58,8 +58,8 @@ class FairseqLRScheduler(Part):
 
 
 class Schedule(FairseqLRScheduler):
-    """Base of schedules that define :meth:`rate`, which depends on settings, updates, and
-    :attr:`lr`.
+    """Base of schedules that define :meth:`rate`,
+    which depends on settings, updates, and :attr:`lr`.
 
     That is the rate which the user gave; in some schedules it changes with epochs or validations.
     """
@@ -98,8 +98,8 @@ def build_lr_scheduler(settings: TrainingSettings, optimizer: FairseqOptimizer) 
 
 
 def rate_of_epoch(rates: list[float], epoch: int) -> float:
-    """Return the rate of *epoch* (counted from 1) in a list of ``--lr``; its last one holds
-    afterwards."""
+    """Return the rate of *epoch* (counted from 1) in a list
+    of ``--lr``; its last one holds afterwards."""
     return rates[min(max(epoch, 1), len(rates)) - 1]
 
 

@@ -1,5 +1,5 @@
-"""Settings of the learning-rate schedules. Nothing here imports torch: command lines are parsed
-without it."""
+"""Settings of the learning-rate schedules. Nothing here
+imports torch: command lines are parsed without it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class WarmupConfig(RateConfig):
 
     @property
     def warmup(self) -> int:
-        """Updates of the warmup; SettingError for a share of a training whose length is left
-        open."""
+        """Updates of the warmup; SettingError for a share
+        of a training whose length is left open."""
         if self.warmup_ratio is None:
             return self.warmup_updates
         return self.updates_of("warmup_ratio", self.warmup_ratio)
@@ -115,8 +115,8 @@ class TriStageConfig(RateConfig):
 
     @property
     def stages(self) -> list[int]:
-        """Updates of each stage; SettingError for shares of a training whose length is left
-        open."""
+        """Updates of each stage; SettingError for shares
+        of a training whose length is left open."""
         if self.phase_ratio is None:
             return [self.warmup_steps, self.hold_steps, self.decay_steps]
         # Not in check(): with --stages the length of training comes with the stage.
@@ -198,8 +198,8 @@ class ReduceLROnPlateauConfig(WarmupConfig):
 
 @dataclass(frozen=True)
 class CosineConfig(WarmupConfig):
-    """Cosine annealing with warm restarts. With ``--max-lr`` as in fairseq 0.9, without it as in
-    0.10."""
+    """Cosine annealing with warm restarts. With ``--max-lr``
+    as in fairseq 0.9, without it as in 0.10."""
 
     max_lr: float | None = flag(None, "maximum; `lr` is then the minimum (default: `lr`, from `min_lr`)", above=0)
     warmup_updates: int = flag(0, "warmup updates until the maximum", low=0)
@@ -226,8 +226,8 @@ class CosineConfig(WarmupConfig):
 
     @property
     def period(self) -> float:
-        """Updates of the first period; SettingError if it is left open, as is the length of
-        training."""
+        """Updates of the first period; SettingError
+        if it is left open, as is the length of training."""
         period = self.lr_period_updates if self.lr_period_updates > 0 else float(self.max_update - self.warmup)
         if period <= 0:
             raise SettingError(
@@ -283,8 +283,8 @@ def single_rate(config: RateConfig, schedule: str) -> float:
 
 
 def check_warmup(config: Any, schedule: str) -> None:
-    """Raise SettingError if ``lr`` of a schedule with a warmup is a list, or less than
-    ``warmup_init_lr``."""
+    """Raise SettingError if ``lr`` of a schedule
+    with a warmup is a list, or less than ``warmup_init_lr``."""
     lr, initial = single_rate(config, schedule), max(config.warmup_init_lr, 0.0)
     if initial > lr:
         raise SettingError(f"`warmup_init_lr` {initial}: must not be greater than `lr` {lr}; change one")

@@ -1,5 +1,5 @@
-"""Tokenizers: text to symbols of a dictionary and back, as values that data and models carry with
-them."""
+"""Tokenizers: text to symbols of a dictionary and back,
+as values that data and models carry with them."""
 
 from __future__ import annotations
 

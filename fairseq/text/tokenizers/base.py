@@ -39,8 +39,8 @@ class Span(NamedTuple):
 
 
 def aligned(text: str, symbols: Iterable[str], written: Iterable[str] | None = None, start: int = 0) -> list[Span]:
-    """Return the spans of *symbols*, whose characters stand in *text* from *start* on in this
-    order.
+    """Return the spans of *symbols*, whose characters
+    stand in *text* from *start* on in this order.
 
     Args:
         written: the characters of each symbol, where they are not the symbol itself.
@@ -65,13 +65,13 @@ def aligned(text: str, symbols: Iterable[str], written: Iterable[str] | None = N
 
 
 def composed(line: str, words: Sequence[Span], subwords: Iterable[Span]) -> list[Span]:
-    """Return the spans in *line* of *subwords*, which were made of its *words* with single spaces
-    between them."""
+    """Return the spans in *line* of *subwords*,
+    which were made of its *words* with single spaces between them."""
     origin: list[tuple[int, int]] = []  # of each character of the words as they were put together
     for word in words:
         if origin:
-            # The blank between two words stands for what lies between them in the line, which may
-            # be nothing.
+            # The blank between two words stands for what lies
+            # between them in the line, which may be nothing.
             origin.append((origin[-1][1], word.start))
         if len(word.symbol) == word.end - word.start:
             origin += [(index, index + 1) for index in range(word.start, word.end)]
@@ -95,8 +95,8 @@ class Value:
 
 @dataclass(frozen=True)
 class WordTokenizer(Value):
-    """Words of a line of text and back. A subclass is a frozen dataclass whose fields are plain
-    values."""
+    """Words of a line of text and back. A subclass
+    is a frozen dataclass whose fields are plain values."""
 
     def split(self, line: str) -> list[str]:
         """Return the words of *line*, without white space in them."""
@@ -154,8 +154,8 @@ class Subwords(Value):
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], size: int) -> bytes:
-        """Return the content of *size* merges or symbols that are learned from words and their
-        counts.
+        """Return the content of *size* merges or symbols
+        that are learned from words and their counts.
 
         Raises:
             UserError: this kind cannot be learned here, or not from these words.
@@ -169,13 +169,13 @@ class Subwords(Value):
 
     @property
     def symbols(self) -> Sequence[str]:
-        """Symbols that a dictionary made with learned content has, though the training text may
-        lack them."""
+        """Symbols that a dictionary made with learned content has,
+        though the training text may lack them."""
         return ()
 
     def check(self) -> None:
-        """Load the content; UserError if it is damaged or of another kind, or a package is
-        missing."""
+        """Load the content; UserError if it is damaged
+        or of another kind, or a package is missing."""
         raise NotImplementedError
 
     def encode(self, lines: Sequence[str]) -> list[str]:
@@ -191,8 +191,8 @@ class Subwords(Value):
         raise NotImplementedError
 
     def knows(self, text: str) -> float:
-        """Return the share of the characters of *text*, white space left out, that the encoding has
-        symbols for."""
+        """Return the share of the characters of *text*,
+        white space left out, that the encoding has symbols for."""
         # Each different character once: the share follows from the counts.
         letters = Counter("".join(text.split()))
         known = zip(letters, self.encode(list(letters)), strict=True)
@@ -250,8 +250,8 @@ class Vocabulary:
 
     def __init__(self, symbols: Mapping[int, str], unknown: int | None, source: str) -> None:
         escaped = {index: _escaped(symbol) for index, symbol in symbols.items() if symbol.split() != [symbol]}
-        # `<unk>` in the place of the library's name for it: the dictionary's symbol, which is never
-        # split.
+        # `<unk>` in the place of the library's name for it:
+        # the dictionary's symbol, which is never split.
         table = {**symbols, **escaped} | ({unknown: UNKNOWN} if unknown is not None else {})
         self._plain = {table[index]: symbols[index] for index in escaped}
         if len(set(table.values())) < len(table):

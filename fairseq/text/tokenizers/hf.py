@@ -1,5 +1,5 @@
-"""Tokenizers of Hugging Face's library ``tokenizers``: any ``tokenizer.json``, learned or GPT-2's
-byte-level merges."""
+"""Tokenizers of Hugging Face's library ``tokenizers``:
+any ``tokenizer.json``, learned or GPT-2's byte-level merges."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class LibrarySubwords(Subwords):
             return self._vocabulary.spans(encoding.ids, encoding.offsets)
 
     def _quiet(self) -> contextlib.AbstractContextManager[None]:
-        """Silence the library where it may panic: it prints a trace before it raises, as for a
-        costly expression."""
+        """Silence the library where it may panic: it prints
+        a trace before it raises, as for a costly expression."""
         return silent_stderr() if REGEX in self.content else contextlib.nullcontext()
 
     def library_json(self) -> str:
@@ -86,8 +86,8 @@ class LibrarySubwords(Subwords):
 
 @dataclass(frozen=True)
 class HuggingFace(LibrarySubwords):
-    """Symbols of a ``tokenizer.json``, without those that its post-processor adds; its unknown one
-    is ``<unk>``."""
+    """Symbols of a ``tokenizer.json``, without those
+    that its post-processor adds; its unknown one is ``<unk>``."""
 
     learns_lines: ClassVar[bool] = True
 
@@ -116,8 +116,8 @@ class HuggingFace(LibrarySubwords):
 
     @property
     def words(self) -> WordRule:
-        """The rule of the file's decoder; UserError if that marks neither beginnings nor ends of
-        words."""
+        """The rule of the file's decoder; UserError if
+        that marks neither beginnings nor ends of words."""
         for kind, rule in _RULES.items():
             if kind in self._names:
                 return rule
@@ -166,8 +166,8 @@ class HuggingFace(LibrarySubwords):
         library, _ = import_tokenizers("hf"), self._names
         with self.library(), silent_stderr():
             tokenizer = library.Tokenizer.from_str(self.content.decode("utf-8"))
-            # A file may ask for rows to be cut and padded as its model reads them; a corpus is
-            # neither.
+            # A file may ask for rows to be cut and padded
+            # as its model reads them; a corpus is neither.
             tokenizer.no_truncation()
             tokenizer.no_padding()
             return tokenizer
@@ -239,8 +239,8 @@ def _learned(lines: Iterable[list[str]], size: int) -> bytes:
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
-    # All 256 bytes are in the alphabet, seen or not; a fixed order makes equal texts give equal
-    # files.
+    # All 256 bytes are in the alphabet, seen or not;
+    # a fixed order makes equal texts give equal files.
     trainer = library.trainers.BpeTrainer(
         vocab_size=size, min_frequency=2, initial_alphabet=sorted(BYTES), show_progress=False
     )

@@ -1,5 +1,5 @@
-"""The Moses tokenizer (Koehn et al. 2007) of sacremoses, with the words of each chunk of text
-cached."""
+"""The Moses tokenizer (Koehn et al. 2007) of sacremoses,
+with the words of each chunk of text cached."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fairseq.text.tokenizers.base import Span, WordTokenizer, aligned
 
 CACHED_CHUNKS = 1 << 18  # chunks, at most
 JUNK = dict.fromkeys(range(32))  # sacremoses deletes control characters
-# A word with punctuation that sacremoses splits off wherever it stands; it marks runs of full stops
-# with MULTI.
+# A word with punctuation that sacremoses splits off wherever
+# it stands; it marks runs of full stops with MULTI.
 SIMPLE = re.compile(r"""(["(\[]*)((?!\w*MULTI)[A-Za-z0-9]+)([;:!?")\]]*,?[;:!?")\]]*)(\.?)""")
 HYPHEN = "@-@"  # a hyphen inside a word
 LOWER, DIGIT, OTHER = "a0A"  # kinds of the chunk after a full stop, each with a chunk of that kind
@@ -23,8 +23,8 @@ LOWER, DIGIT, OTHER = "a0A"  # kinds of the chunk after a full stop, each with a
 
 @dataclass(frozen=True)
 class Moses(WordTokenizer):
-    """Words and punctuation of sacremoses for *language*; hyphens inside words as ``@-@``, no XML
-    escapes."""
+    """Words and punctuation of sacremoses for *language*;
+    hyphens inside words as ``@-@``, no XML escapes."""
 
     language: str = "en"
 
@@ -101,8 +101,8 @@ class _Chunks:
         if chunk.endswith("."):
             return self._of(chunk, False, self._kind(after))
         words = self._of(chunk, False, OTHER)
-        # Emptied at once: frequent chunks are back soon, and an order of use would cost more than
-        # it saves.
+        # Emptied at once: frequent chunks are back soon,
+        # and an order of use would cost more than it saves.
         if len(self._words) >= CACHED_CHUNKS:
             self._words.clear()
         self._words[chunk] = words
@@ -135,6 +135,6 @@ class _Chunks:
         return tokens
 
     def _tokenize(self, text: str) -> list[str]:
-        # As WikiText was tokenised: hyphens as `@-@`, and no XML escapes, which would be words of
-        # their own.
+        # As WikiText was tokenised: hyphens as `@-@`,
+        # and no XML escapes, which would be words of their own.
         return list(self._moses.tokenize(text, aggressive_dash_splits=True, escape=False))

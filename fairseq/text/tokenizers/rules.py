@@ -8,18 +8,18 @@ from typing import ClassVar
 
 
 class WordRule:
-    """Rule that groups the symbols of a line into words; picklable, because worker processes
-    receive it.
+    """Rule that groups the symbols of a line into words;
+    picklable, because worker processes receive it.
 
-    A subclass knows by marks in symbols where words begin (:meth:`continues`) or end
-    (:meth:`joins`).
+    A subclass knows by marks in symbols where words
+    begin (:meth:`continues`) or end (:meth:`joins`).
     """
 
     ends_known: ClassVar[bool] = False  # whether the last symbol of a word shows that the word ends
 
     def group(self, tokens: list[str]) -> tuple[list[str], list[int]]:
-        """Return the words of a line's *tokens*, in order, and the number of tokens of each; every
-        token counts."""
+        """Return the words of a line's *tokens*, in order,
+        and the number of tokens of each; every token counts."""
         inner = [n > 0 and (self.joins(tokens[n - 1]) or self.continues(token)) for n, token in enumerate(tokens)]
         starts = [n for n, is_inner in enumerate(inner) if not is_inner]
         groups = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
@@ -53,8 +53,8 @@ class SubwordMarks(WordRule):
         line = " ".join(tokens)
         if self.mark not in line:
             return tokens, [1] * len(tokens)
-        # Two passes of the string's own methods instead of a loop over tokens: this runs over whole
-        # corpora.
+        # Two passes of the string's own methods instead
+        # of a loop over tokens: this runs over whole corpora.
         words = line.replace(self.mark + " ", "").split(" ")
         words[-1] = words[-1].removesuffix(self.mark)
         # No token has white space in it, so a line feed can mark the joins.
@@ -107,9 +107,9 @@ class EndMarks(WordRule):
         return "".join(tokens).removesuffix(self.mark) or self.mark
 
 
-# The character of each byte in byte-level encodings (Radford et al. 2019): printable ones stand for
-# themselves, blanks and control characters get letters from U+0100 on, since no symbol may hold
-# white space.
+# The character of each byte in byte-level encodings (Radford et al. 2019):
+# printable ones stand for themselves, blanks and control characters
+# get letters from U+0100 on, since no symbol may hold white space.
 _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + index): byte for index, byte in enumerate(_OTHERS)}
@@ -140,7 +140,7 @@ def bytes_text(symbols: str, errors: str = "replace") -> str:
 
 
 def readable(symbol: str) -> str:
-    """Return a byte-level *symbol* as people read it: ``␣`` for a space, escapes for line ends and
-    single bytes."""
+    """Return a byte-level *symbol* as people read it:
+    ``␣`` for a space, escapes for line ends and single bytes."""
     text = bytes_text(symbol, "backslashreplace").replace(" ", "␣")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -103,7 +103,7 @@ class SubwordNMT(Subwords):
 
 
 def _script(letter: str) -> str:
-    """The script of a letter, e.g. ``CJK`` or ``LATIN``, from its Unicode name; the category of
-    other characters."""
+    """The script of a letter, e.g. ``CJK`` or ``LATIN``,
+    from its Unicode name; the category of other characters."""
     category = unicodedata.category(letter)
     return unicodedata.name(letter, "").partition(" ")[0] if category[0] in "LM" else category

@@ -35,8 +35,8 @@ AGAIN = "run fairseq-preprocess again"
 
 @dataclass(frozen=True)
 class Steps(Value):
-    """Text to symbols and back: words, then subwords; all that exported folders have of a
-    :class:`Tokenizer`.
+    """Text to symbols and back: words, then subwords;
+    all that exported folders have of a :class:`Tokenizer`.
 
     ``<unk>`` in text is the unknown symbol.
     """
@@ -63,8 +63,8 @@ class Steps(Value):
         return f" {UNKNOWN} ".join(parts).strip() if len(parts) > 1 else parts[0]
 
     def spans(self, line: str) -> list[Span]:
-        """Return the symbols that :meth:`encode` makes of one line, with the text that each stands
-        for."""
+        """Return the symbols that :meth:`encode` makes
+        of one line, with the text that each stands for."""
         spans, start = [], 0
         for number, part in enumerate(line.split(UNKNOWN)):
             if number:
@@ -145,8 +145,8 @@ class Tokenizer(Steps):
         """Read a ``tokenization.json``; see :func:`read_tokenization`.
 
         Raises:
-            UserError: it is missing or damaged, or was made with another dictionary, or a package
-                is missing.
+            UserError: it is missing or damaged, or was made
+                with another dictionary, or a package is missing.
         """
         _, values = read_tokenization(path, symbols)
         tokenizer = cls(_words(values.get("tokenizer"), path), _subwords(values.get("bpe"), path))
@@ -239,8 +239,8 @@ def _entry(values: Any, registry: Any, path: str | Path) -> tuple[str, Mapping[s
 
 
 def chosen_words(config: TextConfig) -> WordTokenizer | None:
-    """Return the word tokenizer of ``--tokenizer``; UserError if it or a setting, as the language,
-    is unknown."""
+    """Return the word tokenizer of ``--tokenizer``;
+    UserError if it or a setting, as the language, is unknown."""
     if config.moses_source_lang != "en" and config.tokenizer != "moses":
         raise UserError("`moses_source_lang`: has an effect with `tokenizer` moses only; leave it out")
     if config.tokenizer is None:
@@ -256,8 +256,8 @@ def chosen_words(config: TextConfig) -> WordTokenizer | None:
 
 
 def chosen_subwords(config: TextConfig) -> Subwords | None:
-    """Return the encoding of ``--bpe`` with the file ``--bpe-codes``, None without; UserError if it
-    is invalid."""
+    """Return the encoding of ``--bpe`` with the file ``--bpe-codes``,
+    None without; UserError if it is invalid."""
     if config.bpe is None:
         if config.bpe_codes is not None:
             raise UserError("`bpe_codes`: needs the kind of the codes; add `bpe` subword_nmt, or another")

@@ -1,5 +1,5 @@
-"""What accompanies training beside the update: one file each, given the state and settings of its
-own."""
+"""What accompanies training beside the update:
+one file each, given the state and settings of its own."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def callbacks_of(
         *registered_callbacks(settings),
         *more,
         Intervals(saving, cfg, Milestones(saving, settings.data_path, data.train_subset)),
-        # Before the validation it saves a state that is still to be validated, and after it the
-        # complete one.
+        # Before the validation it saves a state that is still
+        # to be validated, and after it the complete one.
         Checkpoints(saving, Saver(saving, settings.distributed, world, manager), manager),
         Validation(saving.best_checkpoint_metric, data.max_valid_steps, reporter),
         Signals(interruption or Interruption()),

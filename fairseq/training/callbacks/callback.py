@@ -29,16 +29,16 @@ class Callback:
         """Called before each update."""
 
     def after_update(self, state: TrainingState) -> None:
-        """Called after each update, and before its validation; an update that was skipped is not
-        ``state.applied``."""
+        """Called after each update, and before its validation;
+        an update that was skipped is not ``state.applied``."""
 
     def validate(self, state: TrainingState) -> None:
         """Called where a validation may be due, see ``state.due``; first of all if a restored run
         has one to do."""
 
     def complete(self, state: TrainingState) -> None:
-        """Called when nothing changes the state any more before the next update: it may be
-        saved."""
+        """Called when nothing changes the state any
+        more before the next update: it may be saved."""
 
 
 Factory = Callable[[TrainingSettings], Callback]
@@ -48,8 +48,8 @@ _FACTORIES: list[Factory] = []
 
 
 def register_callback(factory: F) -> F:
-    """Add what *factory*, a function or a class, makes of the run's settings to every training of
-    this process."""
+    """Add what *factory*, a function or a class, makes
+    of the run's settings to every training of this process."""
     _FACTORIES.append(factory)
     return factory
 

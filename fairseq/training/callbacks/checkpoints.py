@@ -41,8 +41,8 @@ class Checkpoints(Callback):
         try:
             yield
         except NonFinite as error:
-            # The state is of before the update, so that what led to it can be repeated from the
-            # file.
+            # The state is of before the update,
+            # so that what led to it can be repeated from the file.
             self.save_for_inspection(state, error.finding)
             raise
         self.saver.wait()
@@ -62,8 +62,8 @@ class Checkpoints(Callback):
             self.save(state)
 
     def is_late(self) -> bool:
-        """Return whether the last save is ``--save-interval-minutes`` ago, by this process's
-        clock."""
+        """Return whether the last save is ``--save-interval-minutes``
+        ago, by this process's clock."""
         return 0 < self.cfg.save_interval_minutes * 60 < time.perf_counter() - self.saved_at
 
     def is_long(self, state: TrainingState) -> bool:
@@ -76,8 +76,8 @@ class Checkpoints(Callback):
         return state.world.share(speed > 0 and steps / speed > LONG)
 
     def improves(self, state: TrainingState) -> bool:
-        """Return whether the last metric is the best so far, or among the best that are kept; on
-        every process."""
+        """Return whether the last metric is the best so far,
+        or among the best that are kept; on every process."""
         if state.is_best or self.cfg.keep_best_checkpoints <= 0:
             return state.is_best
         assert state.metric is not None
@@ -103,8 +103,8 @@ class Checkpoints(Callback):
             state.world.barrier()
 
     def save_for_inspection(self, state: TrainingState, finding: Finding) -> None:
-        """Save the state before an update that is not finite, and what is known of it, as
-        ``nonfinite.pt``."""
+        """Save the state before an update that is not finite,
+        and what is known of it, as ``nonfinite.pt``."""
         if self.cfg.no_save:
             return
         saved = state.state_dict()

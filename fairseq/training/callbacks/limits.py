@@ -46,8 +46,8 @@ class Limits(Callback):
         state.end = state.end or self.reached(state)
 
     def is_late(self, state: TrainingState) -> bool:
-        """Return whether training has taken longer than ``--stop-time-hours``, by this process's
-        clock."""
+        """Return whether training has taken longer
+        than ``--stop-time-hours``, by this process's clock."""
         return 0 < self.cfg.stop_time_hours * 3600 < state.wall()
 
     def reached(self, state: TrainingState, late: bool = False) -> Limit | None:

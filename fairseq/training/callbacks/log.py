@@ -84,8 +84,8 @@ class Log(Callback):
         return log.interval_line(state, ends)
 
     def present_loss(self, state: TrainingState) -> float:
-        """Return the loss of the updates since the last call, in this interval; NaN if there are
-        none."""
+        """Return the loss of the updates since the last call,
+        in this interval; NaN if there are none."""
         meter = state.meters["train_inner"]
         recent = meter if self.shown is None else meter.since(self.shown)
         self.shown = meter.copy()

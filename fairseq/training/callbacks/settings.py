@@ -13,8 +13,8 @@ from fairseq.training.state import TrainingState
 
 
 class RunSettings(Callback):
-    """Records the *settings* of all stages, with what is inferred and restored; on the first
-    process."""
+    """Records the *settings* of all stages,
+    with what is inferred and restored; on the first process."""
 
     def __init__(self, settings: TrainingSettings, manager: CheckpointManager) -> None:
         self.settings = settings

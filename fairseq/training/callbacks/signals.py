@@ -1,5 +1,5 @@
-"""Signals that ask a run to stop: after an update, between batches of a validation, and after a
-save."""
+"""Signals that ask a run to stop: after an update,
+between batches of a validation, and after a save."""
 
 from __future__ import annotations
 

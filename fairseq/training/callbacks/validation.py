@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 
 class Validation(Callback):
-    """Validates on every split where it is due; the first split's *metric* decides which update is
-    the best.
+    """Validates on every split where it is due;
+    the first split's *metric* decides which update is the best.
 
     A signal ends a validation after its batch. It stays due, and the resumed run begins with it.
     """
@@ -42,8 +42,8 @@ class Validation(Callback):
             state.best = state.best.validated(metric)
 
     def measure(self, state: TrainingState) -> float | None:
-        """Log the metrics of every split; return the first split's metric, None if a signal came
-        meanwhile."""
+        """Log the metrics of every split; return the first
+        split's metric, None if a signal came meanwhile."""
         lines: list[tuple[dict[str, Any], str]] = []
         metrics: list[float] = []
         for split, batches in state.validation.items():
