@@ -211,11 +211,31 @@ def small(args):
     "sinusoids_of_9": (
         _DECODER
         + """
+from fairseq.modules import AdaptiveSoftmax
+
+class Banded(Decoder):
+    def __init__(self, dictionary, positions):
+        super().__init__(dictionary, 8, False)
+        assert positions == 64
+        self.adaptive_softmax = AdaptiveSoftmax(len(dictionary), 8, [100, 300])
+
+    def forward(self, prev_output_tokens, **kwargs):
+        extra = super().forward(prev_output_tokens, **kwargs)[1]
+        return extra["inner_states"][0].transpose(0, 1), extra
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        state_dict[f"{name}.embed_positions._float_tensor"] = torch.FloatTensor(1)
+        return state_dict
+
 @register_model("sinusoids_of_9")
 class Model(FairseqLanguageModel):
+    @staticmethod
+    def add_args(parser):
+        pass
+
     @classmethod
     def build_model(cls, args, task):
-        return cls(Decoder(task.target_dictionary, 8, False))
+        return cls(Banded(task.target_dictionary, args.max_target_positions))
 
     def forward(self, src_tokens, src_lengths, **kwargs):
         assert src_lengths.shape == src_tokens.shape[:1]
@@ -225,7 +245,7 @@ class Model(FairseqLanguageModel):
 def base(args):
     pass
 """,
-        "--arch sinusoids_of_9 --criterion cross_entropy --tokens-per-sample 16",
+        "--arch sinusoids_of_9 --criterion adaptive_loss --tokens-per-sample 16 --max-target-positions 64",
     ),
     "config_of_12": (
         """
@@ -369,7 +389,10 @@ class Model(BaseFairseqModel):
         """
 from dataclasses import dataclass, field
 from fairseq.models import register_model, register_model_architecture
-from fairseq.models.roberta import RobertaEncoder, RobertaModel, base_architecture
+from fairseq.models.roberta import RobertaEncoder, RobertaModel, roberta_prenorm_architecture
+from fairseq.models.transformer.transformer_config import TransformerConfig
+from fairseq.models.transformer.transformer_encoder import TransformerEncoderBase
+from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from fairseq.tasks import register_task
 from fairseq.tasks.masked_lm import MaskedLMConfig, MaskedLMTask
@@ -382,7 +405,19 @@ class Config(MaskedLMConfig):
 class Task(MaskedLMTask):
     pass
 
+@dataclass
+class LayerConfig(TransformerConfig):
+    factor: float = field(default=1.0, metadata={"help": "factor"})
+
+class Layers(TransformerEncoderBase):
+    def build_encoder_layer(self, cfg):
+        assert cfg.encoder.normalize_before and cfg.factor == 0.5 and cfg.encoder.layers == 1
+        return TransformerEncoderLayerBase(cfg)
+
 class Encoder(RobertaEncoder):
+    def build_encoder(self, args, dictionary, embed_tokens):
+        return Layers(LayerConfig.from_namespace(args), dictionary, embed_tokens)
+
     def extract_features(self, src_tokens, return_all_hiddens=False, **kwargs):
         features, extra = super().extract_features(src_tokens, return_all_hiddens, **kwargs)
         return features * self.args.factor, extra
@@ -396,21 +431,21 @@ class Model(RobertaModel):
 
     @staticmethod
     def add_args(parser):
+        RobertaModel.add_args(parser)
         parser.add_argument("--factor", type=float, default=0.5)
 
     @classmethod
     def build_model(cls, args, task):
         assert task.cfg.mask_prob == 0.3
-        base_architecture(args)
         return cls(args, Encoder(args, task.source_dictionary))
 
 @register_model_architecture("roberta_of_10", "roberta_of_10")
 def small(args):
     for name in ("embed_dim", "ffn_embed_dim", "layers", "attention_heads"):
         setattr(args, f"encoder_{name}", 8 if "dim" in name else 1)
-    base_architecture(args)
+    roberta_prenorm_architecture(args)
 """,
-        f"{BERT} --arch roberta_of_10 --task masked_of_10",
+        f"{BERT} --arch roberta_of_10 --task masked_of_10 --encoder-normalize-before",
     ),
     "layers_of_12": (
         """

@@ -408,3 +408,58 @@ class Choices(FairseqTask):
     "--arch bert_tiny --task choices_of_9 --criterion sentence_ranking --ranking-head-name choices --num-classes 3 "
     "--bpe characters",
 )
+
+TASKS["sentences_of_12"] = (
+    """
+import os
+from dataclasses import dataclass
+from omegaconf import II
+from fairseq import models
+from fairseq.data import (
+    BaseWrapperDataset, IdDataset, NestedDictionaryDataset, NumelDataset, NumSamplesDataset, RightPadDataset,
+    data_utils,
+)
+from fairseq.dataclass import FairseqDataclass
+from fairseq.tasks import FairseqTask, register_task
+
+@dataclass
+class Config(FairseqDataclass):
+    data: str = "???"
+    num_classes: int = 2
+    classification_head_name: str = II("criterion.classification_head_name")
+
+class Label(BaseWrapperDataset):
+    def __getitem__(self, index):
+        return self.dataset[index][:1] % 2
+
+@register_task("sentences_of_12", dataclass=Config)
+class Sentences(FairseqTask):
+    def __init__(self, cfg, dictionary):
+        super().__init__(cfg)
+        self.dictionary = dictionary
+        dictionary.add_symbol("<mask>")
+
+    @classmethod
+    def setup_task(cls, cfg, **kwargs):
+        return cls(cfg, cls.load_dictionary(os.path.join(cfg.data, "dict.txt")))
+
+    def load_dataset(self, split, combine=False, **kwargs):
+        rows = data_utils.load_indexed_dataset(os.path.join(self.cfg.data, split), self.dictionary)
+        inputs = {"src_tokens": RightPadDataset(rows, 1), "src_lengths": NumelDataset(rows)}
+        sample = {"id": IdDataset(), "net_input": inputs, "target": Label(rows), "nsentences": NumSamplesDataset()}
+        sample["ntokens"] = NumelDataset(rows, reduce=True)
+        self.datasets[split] = NestedDictionaryDataset(sample, sizes=[rows.sizes])
+
+    def build_model(self, cfg, from_checkpoint=False):
+        cfg.max_positions = 512
+        model = models.build_model(cfg, self, from_checkpoint)
+        model.register_classification_head(self.cfg.classification_head_name, num_classes=self.cfg.num_classes)
+        return model
+
+    @property
+    def source_dictionary(self):
+        return self.dictionary
+""",
+    "--arch roberta_base --task sentences_of_12 --criterion sentence_prediction --max-tokens 256 --encoder-layers 1 "
+    "--encoder-embed-dim 8 --encoder-ffn-embed-dim 8 --encoder-attention-heads 1 --best-checkpoint-metric accuracy",
+)

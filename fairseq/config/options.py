@@ -45,6 +45,7 @@ def parse_args_and_arch(
     parser: Parser,
     input_args: Sequence[str] | None = None,
     parse_known: bool = False,
+    suppress_defaults: bool = False,
     modify_parser: Callable[[Parser], None] | None = None,
 ) -> Any:
     """Parse a command line, let the chosen parts add their flags, and fill in what is left open.
@@ -52,6 +53,7 @@ def parse_args_and_arch(
     Args:
         input_args: the command line; the process's when None.
         parse_known: return also what is not understood.
+        suppress_defaults: leave open what the command line does not give.
         modify_parser: called with the parser before it parses.
 
     Returns:
@@ -92,8 +94,9 @@ def parse_args_and_arch(
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
     _check_names(parser, args)
-    _fill(parser, args, [part for _, _, part in parts], defaults)
-    _leave_out_extensions(args, parts)
+    if not suppress_defaults:
+        _fill(parser, args, [part for _, _, part in parts], defaults)
+        _leave_out_extensions(args, parts)
     return (args, unknown) if parse_known else args
 
 

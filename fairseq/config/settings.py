@@ -334,15 +334,21 @@ def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings | Any
     """
     if isinstance(args, Settings):
         return args
-    return Settings(**_parts(dict(args) if isinstance(args, Mapping) else vars(args)))
+    return Settings(**_parts(_flat(args)))
+
+
+def _flat(args: Any) -> dict[str, Any]:
+    if isinstance(args, Mapping):
+        return dict(args)
+    # Scripts written for fairseq have settings in groups.
+    return vars(args.flattened() if hasattr(args, "flattened") else args)
 
 
 def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSettings:
     """Return :func:`typed_settings` with the parts that training needs in addition."""
     if isinstance(args, TrainingSettings):
         return args
-    # Scripts written for fairseq have settings in groups.
-    flat = vars(args.flattened() if hasattr(args, "flattened") else args)
+    flat = _flat(args)
     settings = TrainingSettings(
         **_parts(flat),
         distributed=fields.typed(DistributedConfig, flat),

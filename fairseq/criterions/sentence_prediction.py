@@ -34,6 +34,7 @@ class SentencePredictionCriterion(FairseqCriterion):
         layout = getattr(task, "layout", None)
         if layout is None:
             raise UserError("`criterion` sentence_prediction: needs `task` sentence_prediction")
+        self.classification_head_name: str = task.cfg.classification_head_name
         self.is_regression: bool = layout.is_regression
         self.metrics: tuple[str, ...] = layout.metrics
         # Before training: a package that is missing should not end a run at its first validation.
@@ -50,7 +51,7 @@ class SentencePredictionCriterion(FairseqCriterion):
 
     def prepare(self, model: BaseFairseqModel, sample: Sample) -> Sample:
         """Name the head: a model may have several."""
-        head = {"features_only": True, "classification_head_name": self.task.cfg.classification_head_name}
+        head = {"features_only": True, "classification_head_name": self.classification_head_name}
         return {**sample, "net_input": {**sample["net_input"], **head}}
 
     def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
@@ -59,6 +60,7 @@ class SentencePredictionCriterion(FairseqCriterion):
         target = sample["target"]
         logits = net_output[0][: target.size(0)].float()  # (B, n); a dummy sample has no targets
         predicted = predictions(logits, self.is_regression)
+        target = target.reshape(predicted.shape)  # (B), of datasets of single tokens (B, 1)
         if self.is_regression:
             loss = F.mse_loss(predictions(logits, True), target, reduction="sum")
         else:

@@ -47,7 +47,7 @@ def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dic
     if dictionary is None:
         return
     stored = stored_digest(state, path)
-    if stored is not None and stored != dictionary.digest():
+    if stored is not None and not dictionary.has_digest(stored):
         raise UserError(f"{path}: was trained with another dictionary than {dictionary.path or 'the data'}; {ADVICE}")
 
 

@@ -16,6 +16,7 @@ from fairseq.system.opening import decoded, read_named
 
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
+MASK_SYMBOL = "<mask>"
 # fairseq rejects a file with this line, whose count
 # is no number, instead of loading it with shifted ids.
 HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
@@ -90,7 +91,7 @@ class Dictionary:
         )
         self.mask_index = self.indices.get(roles.get(MASK, ""), NONE)
 
-    def add_mask(self, word: str = "<mask>") -> None:
+    def add_mask(self, word: str = MASK_SYMBOL) -> None:
         """Let *word* be the mask symbol; it is added at the end
         unless the dictionary has a mask symbol already."""
         if self.mask_index == NONE:
@@ -144,6 +145,11 @@ class Dictionary:
         """
         last = len(self) - 1
         return checksums.fingerprint(self.symbols[:last] if self.mask_index == last else self.symbols)
+
+    def has_digest(self, digest: str) -> bool:
+        """Return whether *digest* is this dictionary's, whoever added a mask symbol to its end."""
+        symbols = self.symbols[:-1] if self.symbols[-1:] == [MASK_SYMBOL] else self.symbols
+        return digest in (self.digest(), *map(checksums.fingerprint, (symbols, [*symbols, MASK_SYMBOL])))
 
     def words(self) -> list[str]:
         """Return the symbols that occur in text: no special ones at the start, and none that round

@@ -118,13 +118,21 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_checkpoint_utils_load_models_settings_and_task(trained: Path) -> None:
+    from fairseq.options import get_validation_parser, parse_args_and_arch
+
     from fairseq import checkpoint_utils
+    from fairseq.logging import progress_bar
 
     path = str(trained / "checkpoint_last.pt")
-    models, args, task = checkpoint_utils.load_model_ensemble_and_task([path], arg_overrides={"data": str(runs.DATA)})
-    assert (
-        args.arch == "transformer_lm_tiny" and len(task.source_dictionary) == models[0].decoder.embed_tokens.bounds[-1]
-    )
+    words = [str(runs.DATA), "--path", path, "--task", "language_modeling", "--max-tokens", "64", "--cpu"]
+    # Scripts override a checkpoint's settings by the flags of their command line.
+    options = vars(parse_args_and_arch(get_validation_parser(), words, suppress_defaults=True))
+    assert options.keys() == {"data", "path", "task", "max_tokens", "cpu"}
+    models, args, task = checkpoint_utils.load_model_ensemble_and_task([path], arg_overrides=options)
+    assert args.arch == "transformer_lm_tiny" and args.dataset.max_tokens == 64
+    assert args.distributed_training.distributed_world_size >= 1
+    assert len(task.source_dictionary) == models[0].decoder.embed_tokens.bounds[-1]
+    assert len(list(progress_bar.progress_bar(range(3), log_interval=1, default_log_format="none"))) == 3
     assert checkpoint_utils.load_model_ensemble([path], task=task)[0][0].training is False
     state = checkpoint_utils.load_checkpoint_to_cpu(path, {"dropout": 0.25})
     assert state["args"].dropout == state["cfg"]["model"].dropout == state["cfg"].model["dropout"] == 0.25

@@ -221,9 +221,6 @@ class Stream(FairseqTask):
         lines = data_utils.load_indexed_dataset(os.path.join(self.cfg.data, split), self.dictionary)
         self.datasets[split] = Pairs(torch.cat([lines[i] for i in range(len(lines))]))
 
-    def dataset(self, split):
-        return self.datasets[split]
-
     def get_batch_iterator(self, dataset, num_workers=0, epoch=1, data_buffer_size=0, **kwargs):
         return iterators.EpochBatchIterator(
             dataset=dataset, collate_fn=self.collate, batch_sampler=[[i] for i in range(len(dataset))],
@@ -324,6 +321,8 @@ def test_a_tasks_own_batches_are_those_of_an_evaluation(tmp_path: Path) -> None:
     assert results["tokens"] == 15 * (len(corpus.tokens) // 16)
     assert order[-(len(corpus.tokens) // 16) :] == list(range(len(corpus.tokens) // 16))
     [model], task, _ = load_models([str(tmp_path / "run" / "checkpoint_best.pt")], str(runs.DATA))
+    task.load_dataset("test")  # type: ignore[attr-defined]
+    assert len(task.dataset("test")) == len(corpus.tokens) // 16
     blocks = torch.from_numpy(np.asarray(corpus.tokens).astype(np.int64))[: len(corpus.tokens) // 16 * 16].view(-1, 16)
     with torch.no_grad():
         hidden = model.eval()(blocks[:, :-1])[0].flatten(0, 1)

@@ -16,6 +16,7 @@ from typing import Any
 from fairseq.config import fields
 from fairseq.config.registry import is_outside
 from fairseq.config.settings import Settings
+from fairseq.config.shared import BlockModelConfig
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.interop.fairseq import criterions, encoders, language_modeling
 from fairseq.interop.fairseq.decoders import PluginModel
@@ -38,6 +39,7 @@ def adapt_model(part: Any) -> None:
     """Let *part*, a model, be called as fairseq's are; one that takes ``masked_tokens`` is an
     encoder."""
     put_under(part, PluginModel, BaseFairseqModel)
+    _extend_args(part, _add_positions)
     parameters = inspect.signature(part.forward).parameters
     # fairseq's masked-LM criterion passes this argument to every model that it trains, whatever its
     # base class.
@@ -70,7 +72,9 @@ def adapt_task(part: Any) -> None:
         language_modeling.adapt(part)
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
-    part.typed, part.add_args = _typed, staticmethod(functools.partial(_add_args, part.add_args))
+    # All tasks of fairseq have the flags of encoders.
+    _extend_args(part, encoders.add_flags)
+    part.typed = _typed
     # Copies of fairseq's methods look here first.
     part.dataset_to_epoch_iter, part.state = {}, None
 
@@ -116,10 +120,20 @@ def _with_logits(method: Any, self: Any, model: Any, *rest: Any, **options: Any)
     return method(self, criterions.logits_model(model), *rest, **options)
 
 
-def _add_args(method: Callable[[Any], None], parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a task, and the flags of encoders, which all tasks of fairseq have."""
-    method(parser)
-    encoders.add_flags(parser)
+def _extend_args(part: Any, add: Callable[[Any], None]) -> None:
+    """Let *add* add flags after the ones of ``add_args`` of *part*."""
+    method = inspect.getattr_static(part, "add_args")
+
+    def add_args(cls: Any, parser: Any) -> None:
+        method.__get__(None, cls)(parser)
+        add(parser)
+
+    part.add_args = classmethod(add_args)
+
+
+def _add_positions(parser: Any) -> None:
+    """Add a flag that in fairseq all language models have, by their task."""
+    fields.add_flags(parser, BlockModelConfig, ["max_target_positions"])
 
 
 def _give_namespace(part: Any, name: str) -> None:

@@ -29,6 +29,9 @@ LARGEST_ROW = 1 << 32
 class IndexedDataset(ListDataset):
     """The lines of *corpus*, or of the files at a path, as int64 [T] each."""
 
+    # Lines of one length, such as labels, are a tensor, not a list.
+    collater = FairseqDataset.collater
+
     def __init__(self, corpus: Corpus | str, *unused: Any) -> None:
         self.corpus: Any = IndexedCorpus(corpus) if isinstance(corpus, str) else corpus
         super().__init__(self.corpus.tokens, self.corpus.sizes)

@@ -14,15 +14,28 @@ from torch import Tensor, nn
 
 from fairseq import checkpoint
 from fairseq.checkpoint.standins import Attributes
+from fairseq.config import fields
+from fairseq.config.command_settings import ShardConfig
 from fairseq.config.fields import parse_dict
+from fairseq.config.settings import DistributedConfig
 from fairseq.errors import UserError
-from fairseq.inference.loading import load_models
+from fairseq.inference.loading import OF_DATA, OF_THE_COMMAND, load_models
 from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
 from fairseq.interop.fairseq.decoders import FairseqDecoder
 from fairseq.interop.fairseq.namespaces import namespace_of
+from fairseq.interop.fairseq.omegaconf import DictConfig
 from fairseq.models.base import BaseFairseqModel
 from fairseq.system.lookup import entries
 from fairseq.tasks.fairseq_task import FairseqTask
+
+# Scripts override the settings of a checkpoint by all flags that a command line gives.
+OF_COMMANDS = {
+    *OF_THE_COMMAND,
+    *OF_DATA,
+    *fields.defaults(ShardConfig),
+    *fields.defaults(DistributedConfig),
+    *("user_dir", "results_path"),
+}
 
 
 def load_checkpoint_to_cpu(path: str, arg_overrides: Any = None, load_on_all_ranks: bool = False) -> dict[str, Any]:
@@ -43,9 +56,9 @@ def load_model_ensemble_and_task(
     arg_overrides: Mapping[str, Any] | None = None,
     task: FairseqTask | None = None,
     **unused: Any,
-) -> tuple[list[BaseFairseqModel], argparse.Namespace, FairseqTask]:
-    """The models of several checkpoints in evaluation mode, the settings of the first, and their
-    task.
+) -> tuple[list[BaseFairseqModel], DictConfig, FairseqTask]:
+    """The models of several checkpoints in evaluation mode,
+    the settings of the first in groups, and their task.
 
     ``data`` among *arg_overrides* is the data folder (default: *task*'s, or the training's).
 
@@ -56,13 +69,14 @@ def load_model_ensemble_and_task(
     data = overrides.pop("data", None)
     if data is None:
         data = task.settings.data_path if task is not None else checkpoint.load(filenames[0])["args"].get("data", "")
-    models, setup, settings = load_models(list(filenames), data, overrides)
-    return models, namespace_of(settings), setup
+    of_command = {name: overrides.pop(name) for name in list(overrides) if name in OF_COMMANDS}
+    models, setup, settings = load_models(list(filenames), data, overrides, of_command)
+    return models, convert_namespace_to_omegaconf(namespace_of(settings)), setup
 
 
 def load_model_ensemble(
     filenames: Sequence[str], arg_overrides: Mapping[str, Any] | None = None, task: FairseqTask | None = None
-) -> tuple[list[BaseFairseqModel], argparse.Namespace]:
+) -> tuple[list[BaseFairseqModel], DictConfig]:
     """The first two of :func:`load_model_ensemble_and_task`."""
     return load_model_ensemble_and_task(filenames, arg_overrides, task)[:2]
 

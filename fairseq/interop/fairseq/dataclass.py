@@ -18,6 +18,7 @@ from fairseq.interop.fairseq import defaults, hydra, names
 from fairseq.interop.fairseq.omegaconf import MISSING, DictConfig
 from fairseq.models.architectures.transformer_lm import PLAIN
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
+from fairseq.modules import devices
 
 # At import: a module of settings imports `II` of omegaconf beside this one, before it calls
 # anything here.
@@ -104,19 +105,31 @@ def _copied(field: dataclasses.Field[Any], **defaults: Any) -> Any:
 
 
 class ComposedConfig(DictConfig):
-    """Settings in fairseq's groups, which know the flat ones that they were made of."""
+    """Settings in fairseq's groups; the flat ones that they were made of are attributes, too, as
+    before 0.10."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in vars(self)["_completed"]:
+            raise AttributeError(f"the settings have no {name!r}")
+        return vars(self)["_completed"][name]
+
+    def __repr__(self) -> str:
+        # Each group has all settings: a script's log has them once.
+        return repr(DictConfig(**vars(self)["_completed"]))
 
     def flattened(self) -> argparse.Namespace:
-        """The flat settings, with what was changed in a group since."""
-        flat: dict[str, Any] = dict(vars(self)["_flat"])
+        """The flat settings, with what was changed since."""
+        flat, completed = (dict(vars(self)[name]) for name in ("_flat", "_completed"))
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         changed = {
             name: value
-            for group in vars(self).values()
+            for group in public.values()
             if isinstance(group, DictConfig)
             for name, value in vars(group).items()
-            if not name.startswith("_") and value is not flat.get(name)
+            if not name.startswith("_") and value is not completed.get(name)
         }
-        return argparse.Namespace(**{**flat, **changed})
+        added = {name: value for name, value in public.items() if not isinstance(value, DictConfig)}
+        return argparse.Namespace(**{**flat, **changed, **added})
 
 
 def convert_namespace_to_omegaconf(args: argparse.Namespace) -> DictConfig:
@@ -125,13 +138,15 @@ def convert_namespace_to_omegaconf(args: argparse.Namespace) -> DictConfig:
         return args
     defaults.complete(completed := argparse.Namespace(**vars(args)))
     flat = vars(completed)
+    # As fairseq's default: scripts compare it with 1.
+    flat["distributed_world_size"] = flat.get("distributed_world_size") or max(devices.count(), 1)
     parts = {group: str(flat.get(flag) or "") for group, flag in (hydra.PARTS | _ENCODERS).items()}
     # Plug-ins read a setting from the group in which their version of fairseq had it, which differs
     # between versions.
     groups = {
         group: DictConfig(**{**flat, "_name": parts.get(group)}) for group in (*hydra.GROUPS, *hydra.UNREAD, *parts)
     }
-    return ComposedConfig(**groups, _flat=vars(args))
+    return ComposedConfig(**groups, _flat=vars(args), _completed=flat)
 
 
 def gen_parser_from_dataclass(
@@ -166,10 +181,12 @@ def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     # Such settings are flags that take a Python literal, such as `--arg-overrides "{'a': 1}"`.
     if isinstance(default, dict):
         default = str(default)
-    kind, optional, choices = _kind(hint, default)
     # The default of a referring setting is the other setting's value, which is known only once all
-    # flags are parsed.
-    if reference or default == MISSING or default is None:
+    # flags are parsed; fairseq's where no part here has that setting.
+    if reference:
+        default = defaults.MISSING.get(reference[1])
+    kind, optional, choices = _kind(hint, default)
+    if default == MISSING or default is None:
         default, optional = (False, False) if kind is bool else (None, True)
     elif isinstance(default, tuple):
         default = list(default)

@@ -48,6 +48,13 @@ class FairseqDecoder(nn.Module):
         """Logits from hidden states; a decoder without an own ``forward`` defines it."""
         raise NotImplementedError
 
+    @property
+    def output_distribution(self) -> nn.Module | None:
+        """The output layer as criterions of this package take it; None where `forward` returns
+        logits."""
+        # A plug-in's decoder need not call this base's constructor.
+        return getattr(self, "adaptive_softmax", None)
+
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [B, T, V]."""
         return self.get_normalized_probs_scriptable(net_output, log_probs, sample)

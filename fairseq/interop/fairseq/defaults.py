@@ -64,6 +64,9 @@ MISSING: dict[str, Any] = {  # settings that this package has are not here
     "store_ema": False,
     "use_bmuf": False,
     "write_checkpoints_asynchronously": False,
+    # criterion
+    "classification_head_name": "sentence_classification_head",
+    "regression_target": False,
     # tasks of language models and encoders
     "add_bos_token": False,
     "freq_weighted_replacement": False,

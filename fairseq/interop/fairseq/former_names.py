@@ -77,9 +77,9 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "modules": """
         modules.fairseq_dropout modules.layer_norm modules.positional_embedding modules.learned_positional_embedding
         modules.sinusoidal_positional_embedding modules.layer_drop modules.checkpoint_activations modules.quant_noise
-        modules.gelu distributed.fully_sharded_data_parallel distributed.module_proxy_wrapper
+        modules.gelu modules.cross_entropy distributed.fully_sharded_data_parallel distributed.module_proxy_wrapper
     """,
-    "parts": "optim.amp_optimizer optim.fused_adam",
+    "parts": "optim.amp_optimizer optim.fused_adam logging.progress_bar progress_bar",
     "resampling": "data.resampling_dataset",
     "roberta": """
         models.roberta models.roberta.hub_interface models.roberta.model models.roberta.model_camembert
@@ -96,7 +96,6 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "ema": "models.ema",
     "fairseq.config.options": "options",
     "fairseq.config.registry": "registry",
-    "fairseq.logging.progress": "logging.progress_bar progress_bar",
     "fairseq.models": "models.fairseq_model",
     "fairseq.modules.attention": "modules.visibility",
     "fairseq.text.tokenizers": "tokenizers",
@@ -164,7 +163,7 @@ _NAMES: dict[str, dict[str, str]] = {
     "interop.fairseq.roberta": {"parts": _ROBERTA},
     "interop.fairseq.transformer": {"inert": "TransformerModel TransformerModelBase CharacterTokenEmbedder"},
     "models": {
-        "fairseq.models.loading": "build_model",
+        "parts": "build_model",
         "decoders": "FairseqDecoder FairseqEncoder FairseqEncoderModel FairseqIncrementalDecoder",
         "dataclass": "FairseqDataclass",
         "inert": "FairseqEncoderDecoderModel FairseqMultiModel CompositeEncoder",
@@ -179,7 +178,7 @@ _NAMES: dict[str, dict[str, str]] = {
         "fairseq.modules.adaptive_softmax": "AdaptiveSoftmax",
         "modules": """
             AdaptiveInput FairseqDropout LayerNorm PositionalEmbedding LearnedPositionalEmbedding
-            SinusoidalPositionalEmbedding LayerDropModuleList checkpoint_wrapper gelu gelu_accurate
+            SinusoidalPositionalEmbedding LayerDropModuleList checkpoint_wrapper cross_entropy gelu gelu_accurate
         """,
         "attention": "MultiheadAttention",
         "inert": "BaseLayer CharacterTokenEmbedder DynamicConv LightweightConv",

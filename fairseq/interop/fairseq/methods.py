@@ -19,6 +19,7 @@ from fairseq.config.fields import add_flags
 from fairseq.config.registry import is_outside
 from fairseq.data.dataset import Sample
 from fairseq.data.folders import data_folders
+from fairseq.data.glue import Layout
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
 from fairseq.interop.fairseq import datasets, encoders, hooks, hub_utils
@@ -410,6 +411,17 @@ default_cfg = default_args
 def default_datasets(self: Any) -> dict[str, Any]:
     """The datasets that ``load_dataset`` stores, by split."""
     return vars(self).setdefault("datasets", {})
+
+
+def default_layout(self: Any) -> Layout:
+    """The classes or scores of a plug-in's task of sentences, for the criterion; AttributeError if
+    it is none."""
+    settings = self.settings.flat
+    if "num_classes" not in settings:
+        raise AttributeError(f"{type(self).__name__} has no classes")
+    if settings.get("regression_target"):
+        return Layout((), labels=(), metrics=("pearson", "spearman"), scores=max(1, settings["num_classes"]))
+    return Layout((), labels=tuple(map(str, range(settings["num_classes"]))))
 
 
 def load_dictionary(cls: Any, filename: str) -> Dictionary:

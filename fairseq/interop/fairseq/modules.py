@@ -74,9 +74,18 @@ class SinusoidalPositionalEmbedding(nn.Module):
     """Sinusoids of positions, numbered from *padding_idx* + 1; zero for padding, which is not
     counted."""
 
+    _float_tensor: Tensor
+
     def __init__(self, embedding_dim: int, padding_idx: int, init_size: int = 1024) -> None:
         super().__init__()
         self.embedding_dim, self.padding_idx, self.max_positions = embedding_dim, padding_idx, int(1e5)
+        # Decoders copied from fairseq add it to every state that they load.
+        self.register_buffer("_float_tensor", torch.zeros(1))
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """Replace the table of former versions in *state_dict* by the buffer."""
+        state_dict.pop(f"{name}.weights", None)
+        state_dict[f"{name}._float_tensor"] = self._float_tensor
 
     def forward(
         self, input: Tensor, incremental_state: Any = None, timestep: Any = None, positions: Tensor | None = None
@@ -172,6 +181,11 @@ def checkpoint_wrapper(m: nn.Module, offload_to_cpu: bool = False) -> nn.Module:
     # On the instance: the class, and with it the names in checkpoints, stays as it is.
     m.forward = lambda *args, **options: checkpoint(forward, *args, use_reentrant=False, **options)
     return m
+
+
+def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    """The cross entropy of *target* [N] by *logits* [N, V], in float32."""
+    return F.cross_entropy(logits.float(), target, ignore_index=ignore_index, reduction=reduction)
 
 
 gelu = F.gelu

@@ -47,7 +47,12 @@ METHODS = (  # module, class, names of functions in the module `methods`
     ),
 )
 OF_CLASSES = ("add_args", "from_pretrained", "load_dictionary", "setup_dictionary")
-ATTRIBUTES = (("fairseq.tasks.fairseq_task", "FairseqTask", "args cfg datasets"),)
+ATTRIBUTES = (("fairseq.tasks.fairseq_task", "FairseqTask", "args cfg datasets layout"),)
+
+FROM_CHECKPOINT = {  # module: a task whose `build_model` fairseq calls with a further argument
+    "fairseq.tasks.fairseq_task": "FairseqTask",
+    "fairseq.tasks.sentence_prediction": "SentencePredictionTask",
+}
 
 
 def home_of(name: str) -> str:
@@ -71,6 +76,9 @@ class _FormerNames(SourceFileLoader):
             if home == module.__name__:
                 for name in names.split():
                     setattr(getattr(module, cls), name, _Attribute(name))
+        if module.__name__ in FROM_CHECKPOINT:
+            task = getattr(module, FROM_CHECKPOINT[module.__name__])
+            task.build_model = _from_checkpoint(task.build_model)
         _find_names(module)
 
 
@@ -120,6 +128,16 @@ def _method(name: str, present: Callable[..., Any] | None) -> Callable[..., Any]
         return getattr(importlib.import_module(home_of("methods")), name)(self, *args, **options)
 
     return call if present is None else functools.wraps(present)(call)
+
+
+def _from_checkpoint(method: Callable[..., Any]) -> Callable[..., Any]:
+    """*method* with the further argument, which has no meaning here."""
+
+    @functools.wraps(method)
+    def build_model(self: Any, cfg: Any, from_checkpoint: bool = False) -> Any:
+        return method(self, cfg)
+
+    return build_model
 
 
 class _Attribute:

@@ -8,7 +8,10 @@ from typing import Any
 
 from fairseq.config.registry import ARCHITECTURES, completed
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
+from fairseq.logging import progress
+from fairseq.models import loading
 from fairseq.models.architectures.transformer_lm import BASE
+from fairseq.models.base import BaseFairseqModel
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
 
@@ -24,6 +27,27 @@ class LegacyFairseqCriterion(FairseqCriterion):
 class AMPOptimizer(FairseqOptimizer):
     """The name that copied training steps compare an optimizer with; none is one: autocast needs
     none here."""
+
+
+def build_model(cfg: Any, task: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
+    """The model that the settings *cfg* choose, for the dictionary of *task*."""
+    return loading.build_model(cfg, task)
+
+
+def progress_bar(
+    iterator: Any,
+    log_format: str | None = None,
+    log_interval: int = 100,
+    log_file: str | None = None,
+    epoch: int | None = None,
+    prefix: str | None = None,
+    tensorboard_logdir: str | None = None,
+    default_log_format: str = "tqdm",
+    **recorders: Any,
+) -> progress.ProgressBar[Any]:
+    """*iterator* as a progress bar of a script's own loop, which writes no files."""
+    options: dict[str, Any] = {"log_interval": log_interval, "epoch": epoch, "prefix": prefix}
+    return progress.progress_bar(iterator, log_format=log_format, default=default_log_format, **options)
 
 
 def get_fused_adam_class() -> None:

@@ -66,6 +66,13 @@ class Protocol(FairseqTask):
             return RobertaModel
         return cls
 
+    def dataset(self, split: str, **options: Any) -> Any:
+        """What ``load_dataset`` stored, as in fairseq, where a script gives the split alone."""
+        datasets: Any = getattr(self, "datasets", {})
+        if not options and (split in datasets or overrides(self.plugin, "load_dataset")):
+            return datasets[split]
+        return super().dataset(split, **options)
+
     def loss_graph(self, model: Any, criterion: Any) -> LossGraph:
         # Here, before the first update: a wrong signature would show only after the data were read.
         hooks.check(self, model, criterion)

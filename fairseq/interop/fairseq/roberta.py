@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq import checkpoint
-from fairseq.config.fields import add_flags
+from fairseq.config.fields import add_flags, defaults, flag_name
 from fairseq.errors import UserError
 from fairseq.hub import MaskedLanguageModel
 from fairseq.inference.loading import load_models
@@ -66,6 +66,13 @@ def completed(args: Any) -> Any:
             setattr(args, name, value)
     args.max_source_positions = args.max_positions
     return args
+
+
+def roberta_prenorm_architecture(args: Any) -> None:
+    """Set on *args* the defaults of an encoder with norms before its parts."""
+    vars(args).setdefault("layernorm_embedding", False)
+    vars(args).setdefault("encoder_normalize_before", True)
+    completed(args)
 
 
 HEAD_OUTPUT = re.compile(rf"{re.escape(HEADS)}(\w+)\.out_proj\.weight")
@@ -270,8 +277,12 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
 
     @staticmethod
     def add_args(parser: Any) -> None:
-        """Add the flags of encoders."""
+        """Add the flags of encoders, and of the settings that only plug-ins can change."""
         add_flags(parser, BertConfig)
+        for name, value in ARCHITECTURE.items():
+            if name not in defaults(BertConfig):
+                kind: Any = {"action": "store_true"} if isinstance(value, bool) else {"type": type(value or "")}
+                parser.add_argument(flag_name(name), **kind)
 
     @classmethod
     def build_model(cls, args: Any, task: Any) -> RobertaModel:

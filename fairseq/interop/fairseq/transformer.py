@@ -325,12 +325,6 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
         """Logits of hidden states; with an adaptive softmax the states themselves."""
         return features if self.output_projection is None else self.output_projection(features)
 
-    @property
-    def output_distribution(self) -> nn.Module | None:
-        """The output layer as criterions of this package take it; None where :meth:`forward`
-        returns logits."""
-        return self.adaptive_softmax
-
     def buffered_future_mask(self, tensor: Tensor) -> Tensor:
         """−∞ above the diagonal: [T, T] for hidden states [T, B, C]."""
         length = tensor.size(0)

@@ -90,7 +90,11 @@ class TransformerConfig(DictConfig):
         """*args* with the defaults of what they lack; unknown settings, a plug-in's, stay."""
         if isinstance(args, cls):
             return args
-        return cls(**{name: value for name, value in vars(args or argparse.Namespace()).items() if name != "_name"})
+        settings = {name: value for name, value in vars(args or argparse.Namespace()).items() if name != "_name"}
+        config = cls()
+        # A plug-in's dataclass that extends this class takes no other settings than its own.
+        vars(config).update({**DEFAULTS, **vars(config), **settings})
+        return config
 
     def __getattr__(self, group: str) -> Any:
         if group not in _GROUPS:
