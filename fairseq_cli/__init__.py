@@ -33,7 +33,7 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
             if make_parser is None:
                 main()
             else:
-                main(options.parse_args_and_arch(make_parser()))
+                main(options.parse_args_and_arch(make_parser(), task_defaults=False))
 
     return cli_main
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from fairseq.config import fields
 from fairseq.config.parser import Parser, title_of
-from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, chosen_part, extensions_of
+from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, TASKS, chosen_part, extensions_of, is_outside
 from fairseq.config.settings import DEFAULT_BATCH_SIZE
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
@@ -47,6 +47,8 @@ def parse_args_and_arch(
     parse_known: bool = False,
     suppress_defaults: bool = False,
     modify_parser: Callable[[Parser], None] | None = None,
+    *,
+    task_defaults: bool = True,
 ) -> Any:
     """Parse a command line, let the chosen parts add their flags, and fill in what is left open.
 
@@ -55,6 +57,7 @@ def parse_args_and_arch(
         parse_known: return also what is not understood.
         suppress_defaults: leave open what the command line does not give.
         modify_parser: called with the parser before it parses.
+        task_defaults: fill in what a plug-in's task leaves open, where *parser* is an evaluation's.
 
     Returns:
         A ``Namespace``; with *parse_known* the namespace and a list.
@@ -94,6 +97,9 @@ def parse_args_and_arch(
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
     _check_names(parser, args)
+    if "arch" not in parser.choices and not task_defaults:
+        # The checkpoint has them.
+        parts, defaults = [], {}
     if not suppress_defaults:
         _fill(parser, args, [part for _, _, part in parts], defaults)
         _leave_out_extensions(args, parts)
@@ -122,7 +128,7 @@ def _switched(parser: Parser, argv: Sequence[str]) -> list[str]:
 def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable[[], Parser]) -> None:
     """Parse the process's command line and run *main* inside :func:`as_program`."""
     with as_program():
-        main(parse_args_and_arch(make_parser()))
+        main(parse_args_and_arch(make_parser(), task_defaults=False))
 
 
 def run_program(program: Callable[[], Any]) -> None:
@@ -237,7 +243,8 @@ def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]
         parser.chosen[name] = part
         # The task of an evaluation is the checkpoint's;
         # the few of its flags that matter are among the command's.
-        if name != "task" or "arch" in parser.choices or part not in CHOICES[name]:
+        # Which ones of a plug-in's matter is not known.
+        if name != "task" or "arch" in parser.choices or part not in TASKS or is_outside(TASKS.declaration(part)):
             parts.append((name, part, chosen_part(name, part)))
     tasks = [part for choice, _, part in parts if choice == "task"]
     return parts + [(EXTENSION, n, EXTENSIONS.declaration(n)) for task in tasks for n in extensions_of(task)]

@@ -200,12 +200,12 @@ def is_plugin(chosen: Mapping[str, str]) -> bool:
     return any(name and name in CHOICES[choice] and is_outside(chosen_part(choice, name)) for choice, name in names)
 
 
-def set_up(task: Any, settings: Any) -> Any:
-    """The *task* of *settings*; with a plug-in's part under
-    fairseq's protocol, which plug-ins are written for."""
+def set_up(task: Any, settings: Any, dictionary: Any = None) -> Any:
+    """The *task* of *settings*, with *dictionary* where there are no data;
+    with a plug-in's part under fairseq's protocol, which plug-ins are written for."""
     if is_plugin(vars(settings.chosen)):
-        return deferred.plugins().set_up(task, settings)
-    return task.setup_task(settings)
+        return deferred.plugins().set_up(task, settings, dictionary)
+    return task.setup_task(settings) if dictionary is None else task(settings, dictionary)
 
 
 def is_replaceable(known: Any, part: Any, name: str) -> bool:

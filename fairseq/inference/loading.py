@@ -104,8 +104,7 @@ def _load(
         args = {**args, "task": overrides.get("task", args["task"]), "data": str(data)}
         if task is None:
             first = typed_settings(functools.reduce(lambda args, part: part.measured(args), extensions, args))
-            from_file = is_file(data)
-            task = TASKS[first.chosen.task](first, Dictionary.load(data)) if from_file else setup_task(first)
+            task = setup_task(first, Dictionary.load(data) if is_file(data) else None)
             if "tokens_per_sample" in args:
                 # Models that are averaged must read the same blocks.
                 flags["tokens_per_sample"] = args["tokens_per_sample"]

@@ -391,8 +391,8 @@ def check_symbols(dictionary: Dictionary, task: str, *roles: str) -> None:
             )
 
 
-def setup_task(settings: Settings) -> FairseqTask:
-    """Return the task that *settings* select, with its dictionary loaded."""
+def setup_task(settings: Settings, dictionary: Dictionary | None = None) -> FairseqTask:
+    """Return the task that *settings* select, with its dictionary loaded, or with *dictionary*."""
     settings = typed_settings(settings)
-    task: FairseqTask = set_up(TASKS[settings.chosen.task], settings)
+    task: FairseqTask = set_up(TASKS[settings.chosen.task], settings, dictionary)
     return task

@@ -12,10 +12,11 @@ from plugin_sources import CRITERIONS, MODELS
 from plugin_tasks import TASKS
 
 import fairseq
-from fairseq.config import registry
+from fairseq.config import options, registry
 from fairseq.config.registry import is_outside
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq_cli.generate import get_generation_parser
 
 ALL = {**CRITERIONS, **MODELS, **TASKS, **OPTIMIZERS}
 LAYOUTS = {  # file of each part in the folder; None: there is no __init__.py
@@ -112,3 +113,17 @@ def test_a_file_that_is_copied_among_the_tasks_is_a_plugin(monkeypatch: pytest.M
     assert is_outside(vars(module)["Task"]) and not is_outside(vars(module)["LanguageModelingTask"])
     register_task("alias_of_a_built_in_task")(LanguageModelingTask)
     assert not is_outside(LanguageModelingTask)
+
+
+def test_a_script_gets_the_flags_of_a_plugins_task_and_a_command_those_that_are_given(tmp_path: Path) -> None:
+    folder = tmp_path / "plugin_of_flags"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(TASKS["targets_of_9"][0])
+    words = [str(runs.DATA), "--path", "model.pt", "--task", "targets_of_9", "--user-dir", str(folder)]
+    args = options.parse_args_and_arch(get_generation_parser(), words)
+    assert args.every == 2 and args.sample_break_mode == "none"
+    args = options.parse_args_and_arch(get_generation_parser(), words, task_defaults=False)
+    assert not hasattr(args, "every"), "a checkpoint has its own"
+    assert (
+        options.parse_args_and_arch(get_generation_parser(), [*words, "--every", "3"], task_defaults=False).every == 3
+    )

@@ -281,7 +281,9 @@ class NumelDataset(BaseWrapperDataset):
         self.reduce = reduce
 
     def __getitem__(self, index: int) -> int:
-        return torch.as_tensor(self.dataset[index]).numel()
+        example = self.dataset[index]
+        # One that is None has one element, as in NumPy.
+        return example.numel() if torch.is_tensor(example) else int(np.size(example))
 
     def collater(self, samples: Sequence[int]) -> Any:
         return sum(samples) if self.reduce else torch.tensor(samples)

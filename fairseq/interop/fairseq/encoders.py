@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,11 +81,16 @@ class Encoder:
 get_encoder = Encoder
 
 
-@dataclass(frozen=True)
 class LineEncoder:
-    """Words or subwords of a line of text, separated by blanks, and back."""
+    """Words or subwords of a line of text, separated by blanks, and back; *make* gives the steps at
+    first use."""
 
-    steps: Steps
+    def __init__(self, make: Callable[[], Steps]) -> None:
+        self._make = make
+
+    @functools.cached_property
+    def steps(self) -> Steps:
+        return self._make()
 
     def encode(self, x: str) -> str:
         return self.steps.encode(x)
@@ -113,8 +118,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def build_bpe(args: Any) -> LineEncoder | Characters | None:
-    """The subwords that ``args.bpe`` names, of fairseq's group of that name ``_name``; None without
-    it.
+    """The subwords that ``args.bpe`` names, of fairseq's group of that name ``_name``, or the text
+    *args* itself; None without it.
 
     Their files are ``bpe_codes`` (of SentencePiece ``sentencepiece_model``, too); of ``gpt2``
     ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default *encoder.json* and *vocab.bpe* in the
@@ -129,12 +134,15 @@ def build_bpe(args: Any) -> LineEncoder | Characters | None:
     if kind == "gpt2":
         folder = data_folders(settings.get("data", "."))[0]
         files = {name: Path(settings.get(name, folder / file)) for name, file in FILES.items()}
-        return LineEncoder(Steps(subwords=Numbered.load(**files)))
+        encoder = LineEncoder(lambda: Steps(subwords=Numbered.load(**files)))
+        if not isinstance(args, str):
+            encoder.steps  # noqa: B018 - an invalid file is an error here, not at the first text
+        return encoder
     codes = settings.get("sentencepiece_model", settings.get("bpe_codes"))
     subwords = chosen_subwords(TextConfig(bpe=kind, bpe_codes=codes if kind else None))
     if kind and subwords is None:
         raise UserError(f"`bpe` {kind}: needs its file; give it with `bpe_codes`")
-    return LineEncoder(Steps(subwords=subwords)) if subwords is not None else None
+    return LineEncoder(lambda: Steps(subwords=subwords)) if subwords is not None else None
 
 
 def build_tokenizer(args: Any) -> LineEncoder | None:
@@ -146,13 +154,13 @@ def build_tokenizer(args: Any) -> LineEncoder | None:
     kind, settings = _chosen(args, "tokenizer")
     language = settings.get("moses_source_lang", "en")
     words = chosen_words(TextConfig(tokenizer=kind, moses_source_lang=language)) if kind else None
-    return LineEncoder(Steps(words=words)) if words is not None else None
+    return LineEncoder(lambda: Steps(words=words)) if words is not None else None
 
 
 def _chosen(args: Any, name: str) -> tuple[str | None, dict[str, Any]]:
-    """The name of an encoder in *args*, a namespace, a group of settings or None, and the settings
-    that are set."""
-    settings = vars(args) if args is not None else {}
+    """The name of an encoder in *args*, a namespace, a group of settings, the name itself or None,
+    and the settings that are set."""
+    settings = {"_name": args} if isinstance(args, str | None) else vars(args)
     kind = settings.get(name, settings.get("_name"))
     return kind or None, {key: value for key, value in settings.items() if value is not None}
 

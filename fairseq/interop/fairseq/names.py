@@ -201,8 +201,8 @@ def adapt(kind: str, part: Any) -> None:
     adapter.adapt(kind, part)
 
 
-def set_up(task: Any, settings: Any) -> Any:
+def set_up(task: Any, settings: Any, dictionary: Any) -> Any:
     """See :mod:`fairseq.interop.fairseq.protocol`."""
     from fairseq.interop.fairseq import protocol
 
-    return protocol.set_up(task, settings)
+    return protocol.set_up(task, settings, dictionary)

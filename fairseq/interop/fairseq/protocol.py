@@ -7,12 +7,15 @@ batches, steps and figures are fairseq's.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from fairseq.config.registry import ARCHITECTURES, MODELS
+from fairseq.config.registry import ARCHITECTURES, MODELS, is_outside
 from fairseq.config.settings import Settings
 from fairseq.data.dataset import Sample
 from fairseq.data.folders import data_folders
@@ -29,15 +32,27 @@ from fairseq.interop.fairseq.namespaces import namespace_of, reads_namespace
 from fairseq.interop.fairseq.utils import resolve_max_positions
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
+from fairseq.text.dictionary import Dictionary
 
 OF_DATA = ("load_dataset", "get_batch_iterator", "filter_indices_by_size")  # methods that make a task's own batches
 STATE = "task_state"  # name of a task's own state in a checkpoint, beside what steps carry
 
 
-def set_up(cls: type[FairseqTask], settings: Settings) -> FairseqTask:
-    """Return the task *cls* of *settings* under fairseq's protocol."""
+def set_up(cls: type[FairseqTask], settings: Settings, dictionary: Dictionary | None) -> FairseqTask:
+    """Return the task *cls* of *settings* under fairseq's protocol; with *dictionary*, its data are
+    that file."""
     defaults.complete(namespace_of(settings))
-    task: Any = cls.setup_task(settings)
+    path = Path(settings.data_path)
+    if dictionary is not None and path.name == "dict.txt" and is_outside(cls):
+        # Constructors of plug-ins differ; their `setup_task` reads the folder.
+        folder, dictionary = str(path.parent), None
+        settings = dataclasses.replace(settings, data_path=folder, flat={**settings.flat, "data": folder})
+    make: Any = cls
+    task: Any = cls.setup_task(settings) if dictionary is None else make(settings, dictionary)
+    with contextlib.suppress(NotImplementedError):
+        # Added by `add_symbol`, which knows no roles: a mask is no part of the dictionary's digest.
+        if task.source_dictionary.symbols[-1] == "<mask>":
+            task.source_dictionary.add_mask()
     made = type(task)
     task.__class__ = type(made.__name__, (Protocol, made), {"__module__": made.__module__, "plugin": made})
     return task

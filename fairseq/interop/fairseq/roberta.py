@@ -23,7 +23,7 @@ from fairseq.interop.fairseq.layers import init_bert_params
 from fairseq.interop.fairseq.modules import LayerNorm, quant_noise
 from fairseq.interop.fairseq.namespaces import ReadsNamespace, namespace_of
 from fairseq.interop.fairseq.transformer import TransformerEncoder
-from fairseq.interop.fairseq.utils import get_activation_fn
+from fairseq.interop.fairseq.utils import get_activation_fn, model_eval
 from fairseq.models.encoder_settings import BertConfig
 from fairseq.models.sentence import HEADS, ClassificationHead
 from fairseq.system.lookup import is_file
@@ -122,7 +122,11 @@ class RobertaHubInterface(nn.Module):
     def extract_features(self, tokens: Tensor, return_all_hiddens: bool = False) -> Any:
         """Hidden states of the last layer: [T] or [B, T] → [B, T, C]; or a list of the embeddings'
         and each layer's."""
-        encoder, rows = self.model.encoder.sentence_encoder, torch.atleast_2d(tokens).to(self.device)
+        rows = torch.atleast_2d(tokens).to(self.device)
+        if isinstance(self.model, FairseqEncoderModel):
+            features, extra = self.model(rows, features_only=True, return_all_hiddens=return_all_hiddens)
+            return [state.transpose(0, 1) for state in extra["inner_states"]] if return_all_hiddens else features
+        encoder = self.model.encoder.sentence_encoder
         return list(encoder.states(rows)) if return_all_hiddens else encoder(rows)
 
     def extract_features_aligned_to_words(self, sentence: str, return_all_hiddens: bool = False) -> Any:
@@ -141,11 +145,16 @@ class RobertaHubInterface(nn.Module):
         self, name: str, num_classes: int, pooler_dropout: float = 0.0, pooler_activation_fn: str = "tanh"
     ) -> None:
         """Add a new head over the first token."""
-        if not hasattr(self.model, "classification_heads"):
-            self.model.classification_heads = nn.ModuleDict()
-        dim = self.model.encoder.sentence_encoder.cfg.encoder_embed_dim
+        model: Any = self.model
+        if isinstance(model, RobertaModel):
+            model.register_classification_head(name, num_classes)  # with the model's own pooler
+            model.to(self.device).train(self.training)
+            return
+        if not hasattr(model, "classification_heads"):
+            model.classification_heads = nn.ModuleDict()
+        dim = model.encoder.sentence_encoder.cfg.encoder_embed_dim
         head = ClassificationHead(dim, num_classes, pooler_dropout, pooler_activation_fn)
-        self.model.classification_heads[name] = head.to(self.device).train(self.training)
+        model.classification_heads[name] = head.to(self.device).train(self.training)
 
     def predict(self, head: str, tokens: Tensor, return_logits: bool = False) -> Tensor:
         """Log-probabilities of classes from a head, or logits, as for scores: [T] or [B, T] →
@@ -154,11 +163,25 @@ class RobertaHubInterface(nn.Module):
         Raises:
             UserError: there is no such head.
         """
-        heads = getattr(self.model, "classification_heads", {})
+        heads: Any = getattr(self.model, "classification_heads", {})
         if head not in heads:
             raise UserError(f"predict: no head {head}; there are {', '.join(heads) or 'none: register one'}")
-        logits = heads[head](self.extract_features(tokens)[:, 0])
+        features = self.extract_features(tokens)
+        # Heads of this package read the first token's state, fairseq's pick it themselves.
+        logits = heads[head](features[:, 0] if isinstance(heads[head], ClassificationHead) else features)
         return logits if return_logits else logits.log_softmax(-1)
+
+    def disambiguate_pronoun(self, sentence: str) -> Any:
+        """The answer of the task, such as fairseq's ``wsc``, on the pronoun in brackets in
+        *sentence*.
+
+        Raises:
+            UserError: the task has no such method.
+        """
+        if not hasattr(self.task, "disambiguate_pronoun"):
+            raise UserError("disambiguate_pronoun: the checkpoint's task has no such method; give one trained with wsc")
+        with model_eval(self.model), torch.no_grad():
+            return self.task.disambiguate_pronoun(self.model, sentence, use_cuda=self.device.type == "cuda")
 
 
 class RobertaLMHead(nn.Module):
@@ -364,8 +387,8 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
 
         The folder of the dictionary, or of fine-tuning, is inside the model's or anywhere. Without
         a tokenizer beside the dictionary *bpe* splits text: ``gpt2`` are numbers in files,
-        ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default *encoder.json* and *vocab.bpe* in
-        the folder. Other *settings* change the checkpoint's.
+        ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default the checkpoint's, or *encoder.json*
+        and *vocab.bpe* in the folder. Other *settings* change the checkpoint's.
 
         Raises:
             UserError: a file is missing or invalid, several are named, one is no encoder, a setting
@@ -375,9 +398,10 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         [path, *others], data = located(model_name_or_path, checkpoint_file, data_name_or_path)
         if others:
             raise UserError(f"`checkpoint_file` {checkpoint_file}: several checkpoints; give one, an encoder")
-        files = {name: Path(settings.get(name, path.parent / file)) for name, file in FILES.items()}
-        overrides = {name: value for name, value in settings.items() if name not in (*IGNORED, *FILES)}
         state = checkpoint.load(path)
+        trained = {name: file for name in FILES if (file := state["args"].get(name)) and is_file(file)}
+        files = {name: Path({**trained, **settings}.get(name, path.parent / file)) for name, file in FILES.items()}
+        overrides = {name: value for name, value in settings.items() if name not in (*IGNORED, *FILES)}
         heads = {match[1]: len(value) for name, value in state["model"].items() if (match := HEAD_OUTPUT.match(name))}
         stored, name = state["args"], "classification_head_name"
         # The task builds the head that its settings name; a checkpoint of fairseq may hold one
@@ -391,8 +415,8 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         # A tokenizer beside the dictionary is the one that the data were made with, and comes
         # before `bpe`.
         tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
-        file_settings = settings.keys() & FILES.keys()
-        if tokenizer is None and bpe == "gpt2" and (file_settings or all(is_file(file) for file in files.values())):
+        known_files = (settings | trained).keys() & FILES.keys()
+        if tokenizer is None and bpe == "gpt2" and (known_files or all(is_file(file) for file in files.values())):
             tokenizer = Tokenizer(subwords=Numbered.load(**files))
         if tokenizer is None:
             if bpe not in (None, "gpt2"):
