@@ -64,11 +64,12 @@ def train(
     callbacks: Sequence[Callback] = (),
 ) -> int:
     """Train what *settings* describe, on one process of *world*:
-    restore, run every stage that is left, save.
+    restore, then run every stage that is left; callbacks validate, log and save.
 
     Args:
-        interruption: the signal that asks this process to stop; polled after each update.
-        callbacks: what accompanies training beside the run's own callbacks.
+        interruption: the signal that asks this process to stop. Ranks vote on it in each update and
+            stop after the next one that is applied, in a validation, or after a save.
+        callbacks: further callbacks, the same objects in every stage.
 
     Returns:
         The number of the signal that stopped the run,
@@ -94,7 +95,7 @@ def train(
         while True:
             stage = stages.stage_at(planned, origin.updates_done(settings.checkpoint)) if planned else None
             of_stage = stages.settings_at(settings, planned, stage) if stage else settings
-            # Once a run: the file of settings describes all stages.
+            # In the first stage only: the file of settings describes all stages.
             recorded = settings if origin.kind != "stage" else None
             accompanying = callbacks_of(of_stage, world, stage, manager, interruption, callbacks, recorded)
             state = build_state(of_stage, world, stage)
@@ -119,14 +120,15 @@ def train(
             # What opens the next data folder refers to the model.
             state.batches.close()
             del state, accompanying
-            # Wrapped modules refer to themselves,
-            # and so do frames that PyTorch's first optimizer leaves.
+            # Reference cycles in wrapped modules and in PyTorch's optimizer keep device memory.
             gc.collect()
+            # Resets concern the file that the run began from.
             settings = settings.changed(**RESETS_OFF)
 
 
 def train_stage(state: TrainingState, callbacks: Sequence[Callback]) -> None:
-    """Train the epochs of *state* until it reaches its end."""
+    """Train *state* until a callback sets ``state.end``: at the end of the stage or of the run, or
+    on entering it, when a restored run is there already."""
     read = {state.settings.data.train_subset: state.batches}
     check_agreement(state.world, {**read, **state.validation}, state.num_updates)
     with contextlib.ExitStack() as running:
@@ -135,7 +137,7 @@ def train_stage(state: TrainingState, callbacks: Sequence[Callback]) -> None:
         if state.due.validate:
             logger.info("validation of update %d, in which the run was interrupted", state.num_updates)
             finish_update(state, callbacks)
-        # Folders of data take turns by epoch, so that one which differs may be reached after days.
+        # Each epoch may read another folder: ranks compare each when they reach it.
         compared = state.batches.epoch
         while state.end is None:
             if state.batches.changes_data and state.batches.epoch != compared:
@@ -150,22 +152,24 @@ def train_epoch(state: TrainingState, callbacks: Sequence[Callback]) -> None:
         callback.begin_epoch(state)
     batches, epoch = state.batches, state.batches.epoch
     for samples in groups(batches, state.frequency):
-        for callback in callbacks:
+        for callback in callbacks:  # the position in the data is behind *samples* already
             callback.before_update(state)
         state.applied = update(state, samples)
-        for callback in callbacks:
+        for callback in callbacks:  # one decides what is due, another whether a limit is reached
             callback.after_update(state)
+        # After a skipped update nothing is due; a signal waits for the next one that is applied.
         if state.applied or batches.end_of_epoch:
             finish_update(state, callbacks)
         if batches.end_of_epoch or state.end is not None:
             break
-    # An epoch that a limit cut short stays where it is: the resumed run completes it.
+    # Checkpoints of a complete epoch hold the start of the next one already. An epoch that a limit
+    # cut short stays where it is: the resumed run completes it.
     if batches.end_of_epoch:
         batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
 
 
 def finish_update(state: TrainingState, callbacks: Sequence[Callback]) -> None:
-    """Do what is due after an update: validate, end the epoch, save."""
+    """Do what is due after an update: validate, end the epoch if it is over, save."""
     for callback in callbacks:
         callback.validate(state)
     # A validation that a signal ended is still due: the state is saved as it is.
@@ -176,8 +180,8 @@ def finish_update(state: TrainingState, callbacks: Sequence[Callback]) -> None:
 
 
 def groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
-    """The rest of the epoch in groups of *size* samples,
-    one group per update, without reading ahead."""
+    """The rest of the epoch in groups of *size* batches, one per update. The position in the data
+    counts those of the groups handed out."""
     samples = iter(batches)
     for remaining in range(len(batches) - batches.iterations_in_epoch, 0, -size):
         yield list(itertools.islice(samples, min(size, remaining)))

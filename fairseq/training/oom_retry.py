@@ -50,14 +50,14 @@ class BatchSplitter:
                 "last pass"
             )
 
-    def describe(self, error: Exception, samples: Samples, update: int) -> str:
+    def message_or_raise(self, error: Exception, samples: Samples, update: int) -> str:
         """Return the message of *update*, whose *samples* exceed memory; an *error* of another kind
         is raised again."""
         if not is_out_of_memory(error):
             raise error
         return out_of_memory_message(error, f"in update {update} on {_shapes(samples)}")
 
-    def halves(self, samples: Samples, rebatch: Rebatch | None, message: str) -> Samples:
+    def halves_or_raise(self, samples: Samples, rebatch: Rebatch | None, message: str) -> Samples:
         """Return *samples* in batches of half their rows.
 
         Batches that are not split, or have one row each, are a UserError with *message*.

@@ -202,8 +202,8 @@ def run(
     repetitions."""
     repetitions, batches = 0, samples
     while any(batch is not None and len(batch["id"]) > most for batch in batches):
-        message = splitter(enabled).describe(error, batches, 7)
-        batches = splitter(enabled).halves(batches, lambda ids: sample(*ids.tolist()), message)
+        message = splitter(enabled).message_or_raise(error, batches, 7)
+        batches = splitter(enabled).halves_or_raise(batches, lambda ids: sample(*ids.tolist()), message)
         repetitions += 1
     return [[] if batch is None else batch["id"].tolist() for batch in batches], repetitions
 
@@ -230,12 +230,12 @@ def test_without_the_flag_or_a_reader_of_examples_no_batch_is_halved() -> None:
         run(False, [sample(1, tokens=9), sample(1, 2, 3), sample(*range(4), tokens=2)], OUT)
     with pytest.raises(UserError, match="out of GPU memory in update 7 on 2 batches of up to 1 rows"):
         run(False, [sample(1), None], OUT, 0)
-    message = splitter().describe(OUT, [sample(1, 2, 3)], 7)
+    message = splitter().message_or_raise(OUT, [sample(1, 2, 3)], 7)
     with pytest.raises(UserError, match="in update 7 on a batch of 3 rows × 5 tokens"):
-        splitter().halves([sample(1, 2, 3)], None, message)
-    assert "on a batch of 0 rows × 0 tokens" in splitter().describe(OUT, [None], 7)
+        splitter().halves_or_raise([sample(1, 2, 3)], None, message)
+    assert "on a batch of 0 rows × 0 tokens" in splitter().message_or_raise(OUT, [None], 7)
     with pytest.raises(UserError):
-        splitter().halves([None], lambda ids: sample(*ids), "")
+        splitter().halves_or_raise([None], lambda ids: sample(*ids), "")
 
 
 def test_other_errors_of_a_batch_are_not_lack_of_memory() -> None:

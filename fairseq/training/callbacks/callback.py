@@ -14,8 +14,8 @@ class Callback:
     """Something that accompanies training; each method does nothing unless it is overridden.
 
     It is given the state of the run, and keeps settings of its own. It may set ``state.end`` to a
-    :class:`~fairseq.training.limit.Limit`, on every rank after the same update: ``state.votes``
-    agrees on that.
+    :class:`~fairseq.training.limit.Limit` after an update that is applied, on every rank after the
+    same one: ``state.votes`` agrees on that.
     """
 
     def running(self, state: TrainingState) -> contextlib.AbstractContextManager[None]:
@@ -37,8 +37,7 @@ class Callback:
         has one to do."""
 
     def complete(self, state: TrainingState) -> None:
-        """Called when nothing changes the state any
-        more before the next update: it may be saved."""
+        """Called when nothing changes the state before the next update: it may be saved."""
 
 
 Factory = Callable[[TrainingSettings], Callback]

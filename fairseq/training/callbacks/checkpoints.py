@@ -41,8 +41,8 @@ class Checkpoints(Callback):
         try:
             yield
         except NonFinite as error:
-            # The state is of before the update,
-            # so that what led to it can be repeated from the file.
+            # Weights, optimizer and carried state are as before the update: with the batches that
+            # the finding names, it can be repeated.
             self.save_for_inspection(state, error.finding)
             raise
         self.saver.wait()

@@ -39,15 +39,14 @@ class Limits(Callback):
 
     def after_update(self, state: TrainingState) -> None:
         if state.applied or state.batches.end_of_epoch:
-            state.end = self.reached(state)
+            state.end = state.end or self.reached(state)
 
     def complete(self, state: TrainingState) -> None:
         # Once more: a validation uses up patience, and may lower the rate.
         state.end = state.end or self.reached(state)
 
     def is_late(self, state: TrainingState) -> bool:
-        """Return whether training has taken longer
-        than ``--stop-time-hours``, by this process's clock."""
+        """Return whether training has taken longer than ``--stop-time-hours`` by this clock."""
         return 0 < self.cfg.stop_time_hours * 3600 < state.wall()
 
     def reached(self, state: TrainingState, late: bool = False) -> Limit | None:
