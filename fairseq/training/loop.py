@@ -181,7 +181,7 @@ def finish_update(state: TrainingState, callbacks: Sequence[Callback]) -> None:
 
 def groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
     """The rest of the epoch in groups of *size* batches, one per update. The position in the data
-    counts those of the groups handed out."""
+    counts the groups that were handed out."""
     samples = iter(batches)
     for remaining in range(len(batches) - batches.iterations_in_epoch, 0, -size):
         yield list(itertools.islice(samples, min(size, remaining)))

@@ -1,6 +1,6 @@
 """One update, from samples to the applied step.
 
-The host waits for the device once per applied update, to see that loss and gradient are finite.
+The host synchronises once per applied update, to see that loss and gradient are finite.
 Metrics stay on the device until the log or the progress bar shows them.
 """
 
