@@ -1,18 +1,24 @@
-"""Training of Llama- and GPT-2-shaped decoders, alternating with transformers' own classes under
-torch.compile.
+"""Training of Llama- and GPT-2-shaped decoders, alternating with transformers' own classes and
+nanoGPT under torch.compile.
 
-    python -m benchmarks.decoders [--shape llama gpt2] [--precision fp32 bf16]
+    python -m benchmarks.decoders [--shape llama gpt2] [--precision fp32 bf16] [--nanogpt CHECKOUT]
+        [--clock processor] [--turns 12]
 
-Both have 4 layers of width 256, the same initial sizes, optimizer and batches of 16 × 128 tokens;
-ours is not compiled.
+All have 4 layers of width 256, the same initial sizes, optimizer and batches of 16 × 128 tokens;
+ours is not compiled. Freed memory stays in the process, as in ``fairseq-train``, for all of them.
+Where other programs run, ``OMP_NUM_THREADS=1`` and the processor's clock measure this process
+alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,10 +28,12 @@ from torch import Tensor, nn
 from fairseq.config import fields, options
 from fairseq.models.transformer_lm import TransformerDecoder
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
+from fairseq.system.allocator import keep_freed_memory
 from fairseq_cli.train import get_training_parser
 
 WORDS, ROWS, TOKENS, WIDTH, LAYERS, HEADS, GATED = 8000, 16, 128, 256, 4, 4, 688
-TURNS, UPDATES = 12, 3
+UPDATES = 3
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 PAD = 1
 FLAGS = f"""data --arch ARCH_tiny --tokens-per-sample {TOKENS} --max-target-positions {TOKENS} --decoder-layers {LAYERS}
     --decoder-embed-dim {WIDTH} --decoder-input-dim {WIDTH} --decoder-output-dim {WIDTH}
@@ -57,6 +65,17 @@ def their_model(shape: str) -> Any:
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
 
 
+def nanogpt(checkout: Path) -> nn.Module:
+    """nanoGPT's model of the same sizes, with its defaults: biases, tied weights."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", checkout / "model.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sizes = {"block_size": TOKENS, "vocab_size": WORDS, "n_layer": LAYERS, "n_head": HEADS, "n_embd": WIDTH}
+    model: nn.Module = module.GPT(module.GPTConfig(**sizes))
+    return model
+
+
 def update(model: nn.Module, loss: Callable[[], Tensor], precision: str) -> Callable[[], None]:
     """A function that makes an update of *model*."""
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
@@ -72,46 +91,65 @@ def update(model: nn.Module, loss: Callable[[], Tensor], precision: str) -> Call
     return call
 
 
-def seconds(call: Callable[[], None]) -> float:
+def seconds(call: Callable[[], None], clock: Callable[[], float]) -> float:
     """The time of an update."""
-    start = time.perf_counter()
+    start = clock()
     for _ in range(UPDATES):
         call()
-    return (time.perf_counter() - start) / UPDATES
+    return (clock() - start) / UPDATES
+
+
+def losses(shape: str, checkout: Path | None) -> dict[str, tuple[nn.Module, Callable[[], Tensor]]]:
+    """The models of *shape* and what each computes of one batch; ours comes first."""
+    rows = torch.randint(4, WORDS, (ROWS, TOKENS + 1))
+    tokens, target = rows[:, :-1].contiguous(), rows[:, 1:].flatten()
+    ours, theirs = our_model(shape), their_model(shape)
+    # fairseq's learned positions have two rows more.
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)]
+    assert 0 <= sizes[0] - sizes[1] <= 2 * WIDTH, sizes
+    layer = ours.output_distribution
+    compiled: Any = torch.compile(theirs)
+
+    def our_loss() -> Tensor:
+        return layer.loss(ours(tokens)[0].flatten(0, 1), layer.partition(target, PAD)) / len(target)
+
+    def their_loss() -> Tensor:
+        return F.cross_entropy(compiled(input_ids=tokens).logits.float().flatten(0, 1), target)
+
+    found = {"ours": (ours, our_loss), "transformers": (theirs, their_loss)}
+    if checkout is not None:
+        nano = nanogpt(checkout)
+        compiled_nano: Any = torch.compile(nano)
+        found["nanoGPT"] = nano, lambda: compiled_nano(tokens, target.view(ROWS, TOKENS))[1]
+    return found
 
 
 def main() -> None:
-    """Print tokens per second of both, and their ratio."""
+    """Print tokens per second of each, and the ratios to ours."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs="+", choices=tuple(OF_SHAPE), default=tuple(OF_SHAPE))
     parser.add_argument("--precision", nargs="+", choices=("fp32", "bf16"), default=("fp32", "bf16"))
+    parser.add_argument("--nanogpt", type=Path, metavar="CHECKOUT", help="checkout of nanoGPT (default: left out)")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="time measured (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=12, help="turns of each (default: %(default)s)")
     args = parser.parse_args()
+    keep_freed_memory()
     torch.manual_seed(1)
-    rows = torch.randint(4, WORDS, (ROWS, TOKENS + 1))
-    tokens, target = rows[:, :-1], rows[:, 1:].flatten()
-    print("| shape | precision | transformers, compiled, tokens/s | ours, tokens/s | ratio |\n|---|---|---:|---:|---:|")
+    clock = CLOCKS[args.clock]
+    print("| shape | precision | other, compiled | other, tokens/s | ours, tokens/s | ratio (quartiles) |")
+    print("|---|---|---|---:|---:|---:|", flush=True)
     for shape in args.shape:
         for precision in args.precision:
-            ours, theirs = our_model(shape), their_model(shape)
-            # fairseq's learned positions have two rows more.
-            sizes = [sum(p.numel() for p in model.parameters()) for model in (ours, theirs)]
-            assert 0 <= sizes[0] - sizes[1] <= 2 * WIDTH, sizes
-            compiled: Any = torch.compile(theirs)
-
-            def our_loss(model: TransformerDecoder = ours) -> Tensor:
-                layer = model.output_distribution
-                return layer.loss(model(tokens)[0].flatten(0, 1), layer.partition(target, PAD)) / len(target)
-
-            def their_loss(model: Any = compiled) -> Tensor:
-                return F.cross_entropy(model(input_ids=tokens).logits.float().flatten(0, 1), target)
-
-            calls = update(theirs, their_loss, precision), update(ours, our_loss, precision)
-            for call in calls:
-                seconds(call)  # compiles
-            times = [[seconds(call) for call in calls] for _ in range(TURNS)]
-            other, own = (statistics.median(column) for column in zip(*times, strict=True))
-            speeds = f"{ROWS * TOKENS / other:,.0f} | {ROWS * TOKENS / own:,.0f}"
-            print(f"| {shape} | {precision} | {speeds} | {other / own:.2f} |", flush=True)
+            models = losses(shape, args.nanogpt)
+            calls = {name: update(model, loss, precision) for name, (model, loss) in models.items()}
+            for call in calls.values():
+                seconds(call, clock)  # compiles
+            turns = [{name: seconds(call, clock) for name, call in calls.items()} for _ in range(args.turns)]
+            for name in [name for name in calls if name != "ours"]:
+                low, ratio, high = statistics.quantiles([turn[name] / turn["ours"] for turn in turns], n=4)
+                speeds = [ROWS * TOKENS / statistics.median(turn[each] for turn in turns) for each in (name, "ours")]
+                cells = [shape, precision, name, *(f"{speed:,.0f}" for speed in speeds)]
+                print(f"| {' | '.join(cells)} | {ratio:.2f} ({low:.2f}–{high:.2f}) |", flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import pytest
 
 from fairseq.kernels import build as native
 
-SOURCES = [Path(native.__file__).with_name(name) for name in ("training.c", "attention.c")]
+SOURCES = [Path(native.__file__).with_name(name) for name in ("training.c", "attention.c", "layers.c")]
 COMPILED = native.library("training", SOURCES[0]) is not None
 
 

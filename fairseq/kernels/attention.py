@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from fairseq.kernels import build
+from fairseq.kernels.arguments import TYPES, is_plain
 from fairseq.kernels.noise import scale_of
-from fairseq.kernels.training import TYPES, draw_mask, is_plain
+from fairseq.kernels.training import draw_mask
 from fairseq.kernels.training import kernels as training_kernels
 
 _SOURCE = Path(__file__).with_name("attention.c")

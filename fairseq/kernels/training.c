@@ -100,11 +100,6 @@ INLINE double cross_entropy_row(int type, void *x, long columns, long target, in
 
 /* ---- tensors of any type, in threads ---- */
 
-#define PARALLEL(FROM, END, STEP, CALL)                                                                  \
-    _Pragma("omp parallel for num_threads(threads) schedule(static)") for (long FROM = 0; FROM < END; FROM += STEP) { \
-        if (type == FLOAT32) { enum { T = FLOAT32 }; CALL; }                                             \
-        else { enum { T = BFLOAT16 }; CALL; }                                                            \
-    }
 #define FOR_ROWS(CALL) PARALLEL(row, rows, 1, CALL)
 #define FOR_PIECES(MODE) \
     PARALLEL(first, size, BLOCK, drop_piece(T, MODE, x, other, y, first, least(size, first + BLOCK), mask, scale))

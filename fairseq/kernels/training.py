@@ -14,29 +14,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq.kernels import build
+from fairseq.kernels.arguments import is_plain, pointers, rows_and_columns, threads, trailing, type_of
 from fairseq.kernels.noise import draw_seed, dropped_values, pick, scale_of, words_of
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _MODES = {"plain": 0, "add": 1, "relu": 2, "relu gradient": 3}  # as in training.c
-_LEAST_WORK = 1 << 15  # elements per thread; fewer take no longer than it takes to start a thread
 _SOURCE = Path(__file__).with_name("training.c")
 
 
 def kernels(x: Tensor) -> ctypes.CDLL | None:
     """The compiled kernels; None if there are none, or none for *x*."""
     return _compiled() if is_plain(x) else None
-
-
-def is_plain(x: Tensor) -> bool:
-    """Whether kernels can read *x*: numbers of a type that they know, at its address."""
-    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype not in TYPES or not x.numel():
-        return False
-    # Subclasses (fake, distributed and other tensors)
-    # have no data at their address, or not all of it.
-    return type(x) in (Tensor, nn.Parameter)
 
 
 def dropout(x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
@@ -73,7 +63,8 @@ def cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> Tensor | No
         raise IndexError(f"target {int(low if low < 0 else high)} is out of range for {logits.size(1)} words")
     target = target.long().contiguous()
     losses = logits.new_empty(target.shape, dtype=torch.float64)
-    compiled.cross_entropy(_type(logits), *_pointers(logits, target, losses), *_shape(logits), *_last(logits, gradient))
+    sizes = *rows_and_columns(logits), *trailing(logits, gradient)
+    compiled.cross_entropy(type_of(logits), *pointers(logits, target, losses), *sizes)
     return losses
 
 
@@ -83,7 +74,7 @@ def add_column_sums_(sums: Tensor, x: Tensor) -> None:
     if compiled is None:
         sums.add_(x.sum(0, dtype=torch.float32))
     else:
-        compiled.add_column_sums(_type(x), *_pointers(x, sums), *_shape(x), *_last(x))
+        compiled.add_column_sums(type_of(x), *pointers(x, sums), *rows_and_columns(x), *trailing(x))
 
 
 def transposed(x: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -93,7 +84,7 @@ def transposed(x: Tensor) -> tuple[Tensor, Tensor] | None:
     if compiled is None:
         return None
     result, sums = x.new_empty(x.size(1), x.size(0)), x.new_empty(x.size(1))
-    compiled.transpose(*_pointers(x, result, sums), *_shape(x), _threads(x.numel()))
+    compiled.transpose(*pointers(x, result, sums), *rows_and_columns(x), threads(x.numel()))
     return result, sums
 
 
@@ -176,7 +167,7 @@ def draw_mask(size: int, p: float) -> Tensor:
     if p == 0:
         return mask.fill_(255)
     drawn = (ctypes.c_uint64(draw_seed()), ctypes.c_long(dropped_values(p)))
-    _compiled().draw_mask(*drawn, *_pointers(mask), ctypes.c_long(size), _threads(size))
+    _compiled().draw_mask(*drawn, *pointers(mask), ctypes.c_long(size), threads(size))
     return mask
 
 
@@ -188,8 +179,8 @@ def _drop(mode: str, x: Tensor, other: Tensor | None, mask: Tensor | None, p: fl
     """The kernel ``drop`` in one of its modes."""
     x, other = x.contiguous(), None if other is None else other.contiguous()
     y = torch.empty_like(x)
-    pointers, size = _pointers(x, other, y, mask), ctypes.c_long(x.numel())
-    _compiled().drop(_type(x), ctypes.c_long(_MODES[mode]), *pointers, _factor(p), size, *_last(x))
+    tensors, size = pointers(x, other, y, mask), ctypes.c_long(x.numel())
+    _compiled().drop(type_of(x), ctypes.c_long(_MODES[mode]), *tensors, _factor(p), size, *trailing(x))
     return y
 
 
@@ -197,28 +188,5 @@ def _compiled() -> Any:
     return build.library("training", _SOURCE)
 
 
-def _type(x: Tensor) -> ctypes.c_long:
-    return ctypes.c_long(TYPES[x.dtype])
-
-
-def _pointers(*tensors: Tensor | None) -> list[ctypes.c_void_p]:
-    return [ctypes.c_void_p(None if x is None else x.data_ptr()) for x in tensors]
-
-
 def _factor(p: float) -> ctypes.c_float:
     return ctypes.c_float(scale_of(p))
-
-
-def _shape(x: Tensor) -> tuple[ctypes.c_long, ctypes.c_long]:
-    """Rows and columns."""
-    return ctypes.c_long(x.numel() // x.size(-1)), ctypes.c_long(x.size(-1))
-
-
-def _last(x: Tensor, *switches: bool) -> list[ctypes.c_long]:
-    """The last arguments of a kernel: switches, and the number of threads for *x*."""
-    return [*(ctypes.c_long(value) for value in switches), _threads(x.numel())]
-
-
-def _threads(size: int) -> ctypes.c_long:
-    """Threads for so many elements."""
-    return ctypes.c_long(max(1, min(torch.get_num_threads(), size // _LEAST_WORK)))

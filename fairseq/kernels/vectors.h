@@ -155,6 +155,13 @@ INLINE floats exponentials(floats x) {
         }                                                  \
     }
 
+/* CALL for each FROM in steps of STEP, in threads, with T the type of the tensors: a constant */
+#define PARALLEL(FROM, END, STEP, CALL)                                                                  \
+    _Pragma("omp parallel for num_threads(threads) schedule(static)") for (long FROM = 0; FROM < END; FROM += STEP) { \
+        if (type == FLOAT32) { enum { T = FLOAT32 }; CALL; }                                             \
+        else { enum { T = BFLOAT16 }; CALL; }                                                            \
+    }
+
 /* ---- masks of dropout: a bit an element, 1 where it is kept; a buffer has 8 bytes more, for whole words ---- */
 
 INLINE those kept(const uint8_t *mask, long first) {

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
+from fairseq.modules.dropout import kernels, on_cpu
 
 # Tables are made a little longer than asked for,
 # so that a row that grows by a token finds its table again.
@@ -131,6 +132,10 @@ def _rotations(rotation: Rotation, count: int, device: torch.device) -> Tensor:
 def rotated(x: Tensor, table: Tensor) -> Tensor:
     """*x* [..., T, D] with its first R channels turned
     as *table* [T, 2, R/2] says; computed in float32."""
+    compiled = kernels("layers") if on_cpu(x) else None
+    y = None if compiled is None else compiled.rotated(x, table)
+    if y is not None:
+        return y
     cosines, sines = table.unbind(1)
     half = cosines.size(-1)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fairseq.errors import UserError, nearest
 from fairseq.modules import ACTIVATIONS
 from fairseq.modules.attention import CAUSAL, Visibility
-from fairseq.modules.dropout import add_dropout, dropout, is_cpu, relu_dropout, variational_dropout
+from fairseq.modules.dropout import add_dropout, dropout, is_cpu, kernels, on_cpu, relu_dropout, variational_dropout
 from fairseq.modules.linear import Linear, lowered
 from fairseq.modules.memory import LayerCache
 
@@ -66,11 +66,24 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if is_cpu(x) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
-            return F.rms_norm(x.float(), self.normalized_shape, self.weight.float(), self.eps).to(x.dtype)
+            return _rms_norm(x, self.weight.float(), self.eps)
         weight = lowered(self.weight)
         # torch computes the mean of squares in float32.
         with torch.autocast(x.device.type, enabled=False):
             return F.rms_norm(x.to(weight.dtype), self.normalized_shape, weight, self.eps)
+
+
+def _rms_norm(x: Tensor, gain: Tensor, eps: float | None) -> Tensor:
+    compiled = kernels("layers") if on_cpu(x) and eps is not None else None
+    y = None if compiled is None else compiled.rms_norm(x, gain, eps)
+    return F.rms_norm(x.float(), gain.shape, gain, eps).to(x.dtype) if y is None else y
+
+
+def silu_product(x: Tensor, other: Tensor) -> Tensor:
+    """silu(*x*) times *other* of its shape, as in SwiGLU."""
+    compiled = kernels("layers") if on_cpu(x) else None
+    y = None if compiled is None else compiled.silu_product(x, other)
+    return F.silu(x) * other if y is None else y
 
 
 def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5, kind: str = "layer", bias: bool = True) -> nn.Module:
@@ -217,8 +230,11 @@ class TransformerLayer(nn.Module):
     def _feed_forward(self, x: Tensor) -> Tensor:
         if self.fc3 is None:
             return self.fc2(self._activate(self.fc1(x)))
+        x = lowered(x)  # once for both products
+        inner, other = self.fc1(x), self.fc3(x)
+        gated = silu_product(inner, other) if self.activation_fn == "silu" else self.activation(inner) * other
         drop = variational_dropout if self.variational else dropout
-        return self.fc2(drop(self.activation(self.fc1(x)) * self.fc3(x), self.activation_dropout, self.training))
+        return self.fc2(drop(gated, self.activation_dropout, self.training))
 
     def _activate(self, x: Tensor) -> Tensor:
         if self.activation_fn == "relu":

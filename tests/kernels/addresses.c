@@ -1,7 +1,8 @@
-/* Calls all kernels of training on buffers of the exact size; FUSED and ATTENTION stand for the paths of their files. */
+/* Calls all kernels of training on buffers of the exact size; FUSED, LAYERS and ATTENTION stand for their files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "FUSED"
+#include "LAYERS"
 /* Room for so many words, from the scratch or in memory of its own */
 static uint32_t *exact(uint32_t **scratch, long words);
 #include "ATTENTION"
@@ -29,6 +30,21 @@ static void between_products(int type) {
         cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
         add_column_sums(type, a, sums, rows, columns, 2);
         free(sums), free(targets), free(losses), free(a), free(b), free(c), free(mask);
+    }
+}
+
+static void layers(int type) {
+    for (long columns = 1; columns < 600; columns += columns < 40 ? 1 : 97) {
+        const long rows = 35, count = rows * columns, size = count * size_of(type), half = columns / 2;
+        char *a = filled(size, 0), *b = filled(size, 0), *c = filled(size, 0), *d = filled(size, 0);
+        float *gain = calloc(columns, 4), *scales = malloc(rows * 4), *sums = malloc(2 * columns * 4);
+        float *table = calloc(7 * 2 * half, 4);
+        rms_norm(type, a, gain, b, scales, 1e-5f, rows, columns, 2);
+        rms_norm_gradient(type, b, a, gain, scales, c, sums, rows, columns, 2);
+        gate(type, a, b, c, count, 2);
+        gate_gradient(type, a, b, c, d, b, count, 2);
+        rotate(type, a, table, b, -1, 1, 7, 5, columns, half, 2);
+        free(a), free(b), free(c), free(d), free(gain), free(scales), free(sums), free(table);
     }
 }
 
@@ -124,7 +140,7 @@ int main(void) {
     const long shapes[][2] = {{1, 1}, {1, 40}, {5, 9}, {16, 16}, {17, 33}, {8, 15}, {33, 33}, {7, 64}, {40, 71}};
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     int way = 0;
-    for (int type = 0; type < 2; type++) between_products(type);
+    for (int type = 0; type < 2; type++) between_products(type), layers(type);
     if (transposes()) return 1;
     for (separate = 0; separate < 2; separate++)
         for (int type = 0; type < 2; type++)

@@ -24,6 +24,7 @@ import runs
 from fairseq.hub import LanguageModel
 from fairseq.inference import stack
 from fairseq.kernels import attention as fused_attention
+from fairseq.kernels import layers
 from fairseq.kernels import training as fused
 
 Call = Callable[[], list[Tensor]]
@@ -78,8 +79,10 @@ def training(dtype: torch.dtype) -> Call:
             fused_attention.relative_attention(query, distance, keys, values, table, None, 0.1),
         ]
         dropped = [fused.dropout(x, 0.3), fused.dropout(x, 0.3, wide), fused.relu_dropout(x, 0.3)]
-        results = [y for y in (*attended, *dropped) if y is not None]
-        leaves = [query, distance, key, value, past, past_value, table, x]
+        gain, turns = torch.ones(1 << 11, requires_grad=True), torch.linspace(-1, 1, 48 * 2 * 8).view(48, 2, 8)
+        layer = [layers.rms_norm(x, gain, 1e-5), layers.silu_product(x, wide), layers.rotated(query, turns)]
+        results = [y for y in (*attended, *dropped, *layer) if y is not None]
+        leaves = [query, distance, key, value, past, past_value, table, x, gain]
         gradients = torch.autograd.grad([y.float().square().sum() for y in results], leaves)
         logits, sums = wide.clone(), torch.zeros(1 << 11)
         losses = fused.cross_entropy(logits, target, True)

@@ -31,7 +31,10 @@ def test_the_sanitizers_of_addresses_and_undefined_behaviour_find_nothing(tmp_pa
     assert source.count(TAKE) == 1
     attention.write_text(source.replace(TAKE, f"{TAKE}exact(&scratch, WORDS) // "))
     text = Path(__file__).with_name("addresses.c").read_text()
-    main.write_text(text.replace('"FUSED"', f'"{FOLDER / "training.c"}"').replace('"ATTENTION"', f'"{attention}"'))
+    files = {"FUSED": FOLDER / "training.c", "LAYERS": FOLDER / "layers.c", "ATTENTION": attention}
+    for name, path in files.items():
+        text = text.replace(f'"{name}"', f'"{path}"')
+    main.write_text(text)
     subprocess.run(command, check=True)
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr, done.stderr

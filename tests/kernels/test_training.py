@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from dropout_masks import mask_of
 from torch import Tensor
 
-from fairseq.kernels import build
+from fairseq.kernels import arguments, build
 from fairseq.kernels import training as fused
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout
 from fairseq.modules.output_layer import linear_cross_entropy
@@ -90,7 +90,7 @@ def test_a_mask_takes_a_bit_an_element() -> None:
 
 
 def test_threads_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused, "_LEAST_WORK", 1)
+    monkeypatch.setattr(arguments, "LEAST_WORK", 1)
     x, threads = torch.randn(64, 1000), torch.get_num_threads()
     results = []
     for count in (1, 3):

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fairseq.kernels import arguments
 from fairseq.kernels import training as fused
 from fairseq.modules import linear as linear_module
 from fairseq.modules.linear import Linear, is_by_onednn, linear, outer, transposed
@@ -98,7 +99,7 @@ def test_a_transpose_is_that_of_torch(shape):
 @pytest.mark.usefixtures("machine")
 @pytest.mark.parametrize("threads", [2, 5])
 def test_threads_transpose_each_a_part(monkeypatch, threads):
-    monkeypatch.setattr(fused, "_LEAST_WORK", 1)
+    monkeypatch.setattr(arguments, "LEAST_WORK", 1)
     count = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
