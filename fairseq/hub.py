@@ -78,7 +78,7 @@ class LanguageModel:
         data: str | Path | None = None,
         *,
         device: torch.device | str = "cpu",
-        overrides: Mapping[str, Any] | None = None,
+        overrides: Mapping[str, object] | None = None,
     ) -> LanguageModel:
         """Load a checkpoint of this project or of fairseq.
 
@@ -401,8 +401,8 @@ def load_model(
     data: str | Path | None = None,
     *,
     device: torch.device | str = "cpu",
-    overrides: Mapping[str, Any] | None = None,
-    state: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    state: Mapping[str, object] | None = None,
 ) -> tuple[BaseFairseqModel, FairseqTask]:
     """Load any model in evaluation mode, and its task with the dictionary.
 
@@ -436,7 +436,7 @@ def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path],
     return [path], data
 
 
-def _check_length(name: str, value: Any, least: int) -> None:
+def _check_length(name: str, value: object, least: int) -> None:
     """Raise ValueError unless *value* is a whole number from *least* to :data:`MOST`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= MOST:
         raise ValueError(f"{name} {reprlib.repr(value)}: expected a whole number from {least} to {MOST}")

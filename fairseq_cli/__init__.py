@@ -38,7 +38,7 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
     return cli_main
 
 
-def program(name: str) -> Callable[..., Any]:
+def program(name: str) -> Callable[..., object]:
     """Return the function that does the work of a command: ``main`` of the module
     ``fairseq_cli.NAME_program``.
 
@@ -46,7 +46,7 @@ def program(name: str) -> Callable[..., Any]:
     asks for help, is answered before.
     """
 
-    def main(*args: Any, **kwargs: Any) -> Any:
+    def main(*args: object, **kwargs: object) -> Any:
         return importlib.import_module(f"fairseq_cli.{name}_program").main(*args, **kwargs)
 
     return main

@@ -148,7 +148,7 @@ def _table(maps: AttentionMaps) -> list[list[str]]:
     return rows
 
 
-def _write(folder: Path, maps: AttentionMaps, heads: list[Head], results: dict[str, Any]) -> None:
+def _write(folder: Path, maps: AttentionMaps, heads: list[Head], results: dict[str, object]) -> None:
     """Write the arrays, the plots, the report and the results to *folder*."""
     distance, position, terms = (folder / name for name in PICTURES)
     maps.save(folder / "attention.npz")

@@ -41,7 +41,7 @@ ONLY_IN_TRAINING = (  # of the settings that evaluation shares with training
 class ListArchitectures(argparse.Action):
     """Prints every architecture with its model and sizes, and exits."""
 
-    def __call__(self, parser: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, parser: object, *args: object, **kwargs: object) -> NoReturn:
         rows = [("architecture", "model", "layers", "width", "in layers")]
         for name in ARCHITECTURES:
             part = ARCHITECTURES[name]

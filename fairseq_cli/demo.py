@@ -190,7 +190,7 @@ def train(folder: Path, stages: tuple[int, int], cutoffs: str) -> Finished:
     )
 
 
-def evaluate(folder: Path, name: str, *flags: str) -> dict[str, Any]:
+def evaluate(folder: Path, name: str, *flags: str) -> dict[str, object]:
     """Evaluate the test text with one kind of inference; returns the fields of a :class:`Row`."""
     summary = re.compile(r"Evaluated .*|Loss \(base 2\).*")
     finished = run(

@@ -163,7 +163,7 @@ class _Model:
     # others of their line.
     score: Callable[[Corpus, Progress], Scores]
     mode: str  # of scoring
-    used: dict[str, Any]  # settings of scoring
+    used: dict[str, object]  # settings of scoring
     scorer: Scorer | None = None  # of decoders; None: an encoder
     exact: Scorer | None = None  # the scorer without ``--int8``
 

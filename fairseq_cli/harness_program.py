@@ -78,7 +78,7 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
     return metrics
 
 
-def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dict[str, float]]:
+def _evaluate(model: object, names: list[str], cfg: HarnessConfig) -> dict[str, dict[str, float]]:
     # Optional, and its import takes seconds.
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -109,7 +109,7 @@ def _evaluate(model: Any, names: list[str], cfg: HarnessConfig) -> dict[str, dic
     return {task: _numbers(metrics) for task, metrics in results["results"].items()} if results is not None else {}
 
 
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(metrics: Mapping[str, object]) -> dict[str, float]:
     """The metrics with a value; names without the filter ``none``."""
     return {
         # "none" is the name of the filter that changes nothing.

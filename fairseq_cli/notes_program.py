@@ -70,7 +70,7 @@ def _study(path: str, data: str | None) -> NoteStudy:
     return NoteStudy(models[0], NoteWords.load(folder), task.source_dictionary, path)
 
 
-def _report(path: str, study: NoteStudy, notes: list[Note], neighbours: Neighbours) -> dict[str, Any]:
+def _report(path: str, study: NoteStudy, notes: list[Note], neighbours: Neighbours) -> dict[str, object]:
     return {
         "checkpoint": path,
         "updates": study.updates,
@@ -86,7 +86,7 @@ def _report(path: str, study: NoteStudy, notes: list[Note], neighbours: Neighbou
 
 
 def _write(
-    cfg: NotesConfig, study: NoteStudy, notes: list[Note], neighbours: Neighbours, report: dict[str, Any]
+    cfg: NotesConfig, study: NoteStudy, notes: list[Note], neighbours: Neighbours, report: dict[str, object]
 ) -> None:
     """Write :data:`FILES`; without written notes, only the first."""
     drawn = study.most_taken(cfg.map_words)

@@ -79,7 +79,7 @@ def _picture(cfg: PlotConfig, runs: list[tuple[str, list[str]]], folders: list[s
     return Path(cfg.results_path)
 
 
-def _row(curve: Curve, cfg: PlotConfig) -> dict[str, Any]:
+def _row(curve: Curve, cfg: PlotConfig) -> dict[str, object]:
     row = {"run": curve.name, "seeds": len(curve.values), cfg.over: float(curve.x[-1])}
     row |= {f"last {cfg.figure}": curve.values[:, -1], f"lowest {cfg.figure}": curve.lowest}
     if cfg.reach is not None:
@@ -87,7 +87,7 @@ def _row(curve: Curve, cfg: PlotConfig) -> dict[str, Any]:
     return row
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """*value* as text; several as their mean and range."""
     if isinstance(value, np.ndarray):
         if np.isnan(value).any():

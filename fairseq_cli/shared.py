@@ -86,7 +86,7 @@ def stream_settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings
 
 
-def run_on_processes(evaluate: Callable[[argparse.Namespace, World], Any], args: argparse.Namespace) -> Any:
+def run_on_processes(evaluate: Callable[[argparse.Namespace, World], object], args: argparse.Namespace) -> Any:
     """Call *evaluate*, a function of a module, in as many processes as *args* or torchrun ask for;
     by default in one.
 
@@ -99,7 +99,7 @@ def run_on_processes(evaluate: Callable[[argparse.Namespace, World], Any], args:
     return distributed.run(Job(_evaluate, (evaluate, args), fields.typed(CommonConfig, args), cfg))
 
 
-def _evaluate(what: tuple[Callable[[argparse.Namespace, World], Any], argparse.Namespace], world: World) -> Any:
+def _evaluate(what: tuple[Callable[[argparse.Namespace, World], object], argparse.Namespace], world: World) -> Any:
     evaluate, args = what
     if world.size > 1:
         # A process that was started has no log yet; what all processes log alike is shown once.
@@ -120,17 +120,17 @@ def progress(common: CommonConfig, name: str, is_shown: bool = True) -> Progress
     otherwise = "tqdm" if sys.stderr.isatty() and not common.no_progress_bar else "simple"
     log_format, interval = common.log_format or otherwise, common.log_interval
 
-    def show(items: Iterable[Any], length: int) -> Iterable[Any]:
+    def show(items: Iterable[object], length: int) -> Iterable[Any]:
         start = time.perf_counter()
 
-        def pace() -> dict[str, Any]:
+        def pace() -> dict[str, object]:
             rate = bar.done / (time.perf_counter() - start)
             if log_format != "json":
                 return {"per_second": round(rate, 1)}
             position = {"work": name, "done": bar.done, "total": length}
             return {**position, "per_second": round(rate, 1), "seconds_left": round(seconds_left())}
 
-        def seconds_left(line: Mapping[str, Any] | None = None) -> float:
+        def seconds_left(line: Mapping[str, object] | None = None) -> float:
             return (length - bar.done) * (time.perf_counter() - start) / bar.done
 
         with progress_bar(

@@ -117,7 +117,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
 def _report(
     cfg: ValidateConfig,
     data: str,
-    results: Mapping[str, Any],
+    results: Mapping[str, object],
     words: Mapping[str, Mapping[str, WordLosses]],
     counts: Mapping[str, int],
 ) -> None:

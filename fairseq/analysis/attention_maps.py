@@ -152,7 +152,7 @@ def attention_modules(model: BaseFairseqModel) -> list[Any]:
     return modules
 
 
-def has_terms(modules: Sequence[Any]) -> bool:
+def has_terms(modules: Sequence[object]) -> bool:
     """Return whether the scores of these attention modules are sums of the four terms."""
     return all(hasattr(module, "terms") for module in modules)
 

@@ -277,7 +277,7 @@ def _label_axes(panel: Any, x: str, y: str) -> None:
     panel.legend(fontsize=9)
 
 
-def _line(i: int) -> dict[str, Any]:
+def _line(i: int) -> dict[str, object]:
     style = ("-", "--", "-.", ":")[i // len(COLOURS) % 4]
     colour, marker = COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)]
     return {"color": colour, "marker": marker, "linestyle": style, "markersize": 4}

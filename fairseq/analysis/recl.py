@@ -188,8 +188,8 @@ def load_reader(
     name: str,
     data: str,
     longest: int,
-    overrides: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    overrides: Mapping[str, object],
+    settings: Mapping[str, object],
     whole_windows: bool = False,
 ) -> tuple[WindowReader, Any]:
     """Load a checkpoint's model, and its task, for windows of up to *longest* tokens.
@@ -332,7 +332,7 @@ def results(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -
     }
 
 
-def _model_results(measured: ContextLosses, gain: Gains, i: int, threshold: float) -> dict[str, Any]:
+def _model_results(measured: ContextLosses, gain: Gains, i: int, threshold: float) -> dict[str, object]:
     length = effective_length(gain.relative[i], measured.contexts, threshold)
     return {
         "name": measured.names[i],

@@ -65,7 +65,7 @@ def average(
         UserError: a checkpoint cannot be read, or is of another model or dictionary.
     """
     first: dict[str, Any] = {}
-    digests: dict[Any, str | Path] = {}
+    digests: dict[object, str | Path] = {}
     sums: dict[str, Tensor] = {}
     most = -1
     for path in paths:
@@ -100,7 +100,7 @@ def average(
 
 
 def _check_settings(
-    settings: Mapping[str, Any], first: Mapping[str, Any], path: str | Path, first_path: str | Path
+    settings: Mapping[str, object], first: Mapping[str, object], path: str | Path, first_path: str | Path
 ) -> None:
     """Raise UserError if a setting that both have differs."""
     for name, value in settings.items():

@@ -47,7 +47,7 @@ _EFFECTS = {code.name: (_below_mark(code), len(code.stack_after)) for code in pi
 _VALUES = {name for name, effect in _EFFECTS.items() if effect == (0, 1)} - {*_TO_MARK, *_TUPLES, *_GETS, "MARK"}
 
 
-def check_bounded(state: Any, path: str | Path) -> None:
+def check_bounded(state: object, path: str | Path) -> None:
     """Check that *state*, a tree of dicts, lists and objects, is one: with an end, not too deep,
     and not exponential.
 
@@ -65,7 +65,7 @@ def check_bounded(state: Any, path: str | Path) -> None:
     open_parts: list[int] = []  # the part that is visited, after those that contain it
     stored = 0
 
-    def size(name: str, value: Any) -> int:
+    def size(name: str, value: object) -> int:
         """The number of values in *value*, called *name*, as a tree."""
         nonlocal stored
         stored += 1
@@ -96,13 +96,13 @@ def check_bounded(state: Any, path: str | Path) -> None:
         )
 
 
-def _has_parts(value: Any) -> bool:
+def _has_parts(value: object) -> bool:
     if isinstance(value, Tensor):
         return False
     return isinstance(value, Mapping | list | tuple | set | frozenset) or bool(getattr(value, "__dict__", None))
 
 
-def _parts(value: Any) -> Iterator[tuple[Any, Any]]:
+def _parts(value: object) -> Iterator[tuple[Any, Any]]:
     """Keys and values, of an object its attributes; a key that has parts is a part, too."""
     if isinstance(value, Mapping):
         yield from value.items()
@@ -174,7 +174,7 @@ def check_tuples(pickled: IO[bytes]) -> int:
     return sum(storages.values())
 
 
-def _step(opcode: pickletools.OpcodeInfo, argument: Any, stack: list[Item], storages: dict[str, int]) -> None:
+def _step(opcode: pickletools.OpcodeInfo, argument: object, stack: list[Item], storages: dict[str, int]) -> None:
     name = opcode.name
     pops, pushes = _EFFECTS[name]
     values = _to_mark(stack) if name in _TO_MARK else []

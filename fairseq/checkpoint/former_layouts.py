@@ -48,7 +48,7 @@ OPTIMIZERS = {
 }
 
 
-def upgrade(state: Mapping[str, Any]) -> dict[str, Any]:
+def upgrade(state: Mapping[str, Any]) -> dict[str, object]:
     """Return a checkpoint with current names of parameters
     and settings; a current checkpoint is unchanged.
 
@@ -128,7 +128,7 @@ def _settings(state: Mapping[str, Any]) -> dict[str, Any]:
     return dict(args) if args is not None else _flatten(state["cfg"])
 
 
-def _flatten(cfg: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(cfg: Mapping[str, object]) -> dict[str, object]:
     """The groups of settings of fairseq ≥ 0.11 as one flat dict;
     the ``_name`` of a group is its choice."""
     flat: dict[str, Any] = {}

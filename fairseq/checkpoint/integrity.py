@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -137,7 +137,7 @@ def _check_directory(content: BinaryIO) -> None:
         raise ValueError("its directory is not before its end record")
 
 
-def tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
+def tensors(state: object) -> Iterator[tuple[str, Tensor]]:
     """Every tensor in *state*, a tree of dicts, lists and objects, with its path; a repeated part
     is visited once."""
     stack, visited = [("", state)], set()
@@ -152,7 +152,7 @@ def tensors(state: Any) -> Iterator[tuple[str, Tensor]]:
             stack += [(f"{name}.{key!s:.60}".lstrip("."), item) for key, item in inner]
 
 
-def check_tensors(state: Any, path: str | Path) -> None:
+def check_tensors(state: object, path: str | Path) -> None:
     """Check that every tensor in *state* is dense and stored in full.
 
     A view that repeats what is stored takes no room in a file and all of it in a computation.
@@ -182,7 +182,7 @@ def _is_finite(value: Tensor) -> bool:
     return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
-def check_room(path: str | Path, state: Mapping[str, Any], more: int = 0) -> None:
+def check_room(path: str | Path, state: Mapping[str, object], more: int = 0) -> None:
     """Raise UserError if the disk of *path* has no room
     for the tensors of *state* and *more* bytes."""
     # torch.save writes a storage once, however many tensors are views of it.

@@ -164,7 +164,7 @@ class CheckpointManager:
             point_to(path, folder.name)
         self._remove_old()
 
-    def save_as(self, name: str, state: Mapping[str, Any]) -> Path:
+    def save_as(self, name: str, state: Mapping[str, object]) -> Path:
         """Write *state* to the file *name*, which training
         neither resumes from nor removes; return its path."""
         save(self.folder / name, state)

@@ -34,7 +34,7 @@ class ParameterNames:
         names = iter(self.names)
         self.groups = [list(islice(names, len(group["params"]))) for group in groups]
 
-    def by_name(self, state: State) -> dict[str, Any]:
+    def by_name(self, state: State) -> dict[str, object]:
         """Return *state*, in torch's layout,
         with its parameters named; one of another layout as it is."""
         groups = state.get("param_groups")
@@ -96,8 +96,8 @@ class ParameterNames:
 
 
 def convert_state(
-    state: State, params: Sequence[nn.Parameter], convert: Callable[[nn.Parameter, Any], Any]
-) -> dict[str, Any]:
+    state: State, params: Sequence[nn.Parameter], convert: Callable[[nn.Parameter, Any], object]
+) -> dict[str, object]:
     """Return *state* with ``convert(parameter, value)`` in place of each value of each of *params*.
 
     One that is not in torch's layout is returned as it is.
@@ -124,7 +124,7 @@ def _unflatten(state: State, shapes: Sequence[torch.Size]) -> tuple[State, list[
     end to end."""
     (group,) = state["param_groups"]
     sizes = [shape.numel() for shape in shapes]
-    cut: dict[int, dict[str, Any]] = {index: {} for index in range(len(shapes))}
+    cut: dict[int, dict[str, object]] = {index: {} for index in range(len(shapes))}
     for name, value in state["state"].get(group["params"][0], {}).items():
         if not isinstance(value, Tensor) or value.dim() == 0:
             pieces = [value] * len(shapes)

@@ -45,14 +45,14 @@ _FILE = re.compile(r"__\d+_\d+\.distcp")
 _DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
 
-def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPart]]:
+def split(state: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, TensorPart]]:
     """Return *state* without its :class:`TensorPart` values,
     and those by key; equal keys on all processes."""
     keys: dict[int, str] = {}
     parts: dict[str, TensorPart] = {}
     paths: list[Any] = []
 
-    def strip(value: Any, path: tuple[Any, ...]) -> Any:
+    def strip(value: object, path: tuple[object, ...]) -> Any:
         if isinstance(value, TensorPart):
             # A tied tensor is stored once.
             key = keys.setdefault(id(value), "/".join(map(str, path)))
@@ -67,7 +67,7 @@ def split(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, TensorPar
     return {**plain, PARTS: paths}, parts
 
 
-def write(folder: Path, plain: Mapping[str, Any], parts: dict[str, TensorPart], group: dist.ProcessGroup) -> None:
+def write(folder: Path, plain: Mapping[str, object], parts: dict[str, TensorPart], group: dist.ProcessGroup) -> None:
     """Write *parts* into *folder*; to be called by every
     process of *group*, whose first writes *plain*, too.
 
@@ -107,7 +107,7 @@ def _manifest(metadata: Any) -> bytes:
     """The tensors in PyTorch's *metadata*, and where their parts lie, in JSON, which reading needs
     no pickle for."""
     tensors: dict[str, Any] = {}
-    rows: dict[Any, int] = {}
+    rows: dict[object, int] = {}
     for name, tensor in metadata.state_dict_metadata.items():
         dtype = str(tensor.properties.dtype).removeprefix("torch.")
         tensors[name] = {"dtype": dtype, "shape": list(tensor.size), "chunks": []}
@@ -134,7 +134,7 @@ def is_folder(path: str | Path) -> bool:
     return is_file(Path(path) / MANIFEST)
 
 
-def join(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None = None) -> dict[str, Any]:
+def join(folder: Path, plain: dict[str, object], rows: tuple[int, int] | None = None) -> dict[str, Any]:
     """Return the content of the checkpoint in *folder*, whose ``plain.pt`` holds *plain*.
 
     With *rows*, (i, n), part i of n of each sharded tensor is read, as :class:`TensorPart`.
@@ -152,7 +152,7 @@ def join(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None = Non
         ) from None
 
 
-def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -> dict[str, Any]:
+def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -> dict[str, object]:
     if (folder / MANIFEST).stat().st_size > _LARGEST_MANIFEST:
         raise ValueError(f"{MANIFEST} is too large")
     text = read_regular(folder / MANIFEST)

@@ -18,22 +18,22 @@ _MILESTONE = re.compile(r"(checkpoint_(words|tokens)_\d{1,30}\.pt)?")
 LONGEST_NAME = 1000  # characters of a parameter's name
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     # True is an int in Python; numbers from 2**63 on overflow torch's and numpy's.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _is_settings(value: Any) -> bool:
+def _is_settings(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
 
 
-def _is_random_states(value: Any) -> bool:
+def _is_random_states(value: object) -> bool:
     return isinstance(value, list) and all(
         isinstance(states, Mapping) and all(isinstance(each, Tensor) for each in states.values()) for states in value
     )

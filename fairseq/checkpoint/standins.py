@@ -20,7 +20,7 @@ class DType:
     """Replacement of ``numpy.dtype`` for a number: type code and byte order."""
 
     # Whether to align and to copy does not matter here.
-    def __init__(self, code: str, *_: Any) -> None:
+    def __init__(self, code: str, *_: object) -> None:
         self.code = code
         self.order = "="
 
@@ -46,7 +46,7 @@ class Attributes(dict[str, Any]):
     """The attributes of an object, as a dict:
     replaces a namespace, the settings of fairseq before 0.11."""
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         self.update(state)
 
     def __reduce__(self) -> Any:
@@ -58,21 +58,21 @@ class Meter:
     """A meter of fairseq 0.8, which pickled the object: attributes only."""
 
 
-def _known_as(path: str, part: Callable[..., Any]) -> Callable[..., Any]:
+def _known_as(path: str, part: Callable[..., object]) -> Callable[..., object]:
     """A copy of *part* under the name *path*, for the allow-list of PyTorch's unpickler."""
     # A copy, so that the part itself keeps its name; the unpickler compares names.
     module, name = path.rsplit(".", 1)
     if isinstance(part, type):
         return type(name, (part,), {"__module__": module})
 
-    def copy(*args: Any) -> Any:
+    def copy(*args: object) -> Any:
         return part(*args)
 
     copy.__module__, copy.__name__, copy.__qualname__ = module, name, name
     return copy
 
 
-SAFE_GLOBALS: list[Callable[..., Any]] = [
+SAFE_GLOBALS: list[Callable[..., object]] = [
     _known_as("argparse.Namespace", Attributes),
     _known_as("numpy.dtype", DType),
     _known_as("numpy.core.multiarray.scalar", scalar),

@@ -57,15 +57,15 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
         torch.save({**state, **copied(others, again=False)}, file)
 
 
-def copied(value: Any, *, again: bool = True) -> Any:
+def copied(value: object, *, again: bool = True) -> Any:
     """Return *value*, a tree of dicts and lists,
     with its tensors on the host; a tied one is copied once.
 
     With *again* also those that are on the host already are copied.
     """
-    copies: dict[Any, Any] = {}
+    copies: dict[object, object] = {}
 
-    def copy(item: Any) -> Any:
+    def copy(item: object) -> Any:
         if isinstance(item, TensorPart):
             if id(item) not in copies:
                 copies[id(item)] = item.copied(again)
@@ -112,7 +112,7 @@ def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     return former_layouts.upgrade(state)
 
 
-def read(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> Any:
+def read(path: str | Path, map_location: object = "cpu", rows: tuple[int, int] | None = None) -> Any:
     """Return the tensors and plain data in a file
     of ``torch.save``, of the zip format or the older one.
 

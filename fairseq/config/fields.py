@@ -56,11 +56,11 @@ class Config:
 
 
 def flag(
-    default: Any,
+    default: object,
     help: str,
     *,
     aliases: Sequence[str] = (),
-    choices: Sequence[Any] | None = None,
+    choices: Sequence[object] | None = None,
     low: float | None = None,
     high: float | None = None,
     above: float | None = None,
@@ -68,7 +68,7 @@ def flag(
     python: tuple[float, float] | None = None,
     metavar: str | None = None,
     negative: bool = False,
-    const: Any = None,
+    const: object = None,
     same_as: str | None = None,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
@@ -143,7 +143,7 @@ def add_flags(
         parser.add_argument(*[n for n in names if n not in known], **options)
 
 
-def typed(config: type[C], settings: C | Mapping[str, Any] | argparse.Namespace, flags: bool = False) -> C:
+def typed(config: type[C], settings: C | Mapping[str, object] | argparse.Namespace, flags: bool = False) -> C:
     """*settings* if they are a *config* already;
     else a *config* of the ones that it has, and of defaults.
 
@@ -171,7 +171,7 @@ def defaults(config: type) -> dict[str, Any]:
     return {field.name: _default(field) for field, _ in _fields(config)}
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """*value* as ``--help`` shows it."""
     if isinstance(value, list | tuple):
         return ",".join(map(str, value))
@@ -180,7 +180,7 @@ def shown(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def differ(one: Any, other: Any) -> bool:
+def differ(one: object, other: object) -> bool:
     """Return whether two values of a setting mean different things, in whichever form a checkpoint
     or a user has them.
 
@@ -189,7 +189,7 @@ def differ(one: Any, other: Any) -> bool:
     return bool(_plain(one) != _plain(other))
 
 
-def shortened(value: Any) -> str:
+def shortened(value: object) -> str:
     """The beginning of *value*, as an error message quotes it."""
     try:
         text = repr(value)
@@ -201,13 +201,13 @@ def shortened(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def checked(config: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def checked(config: type, values: Mapping[str, object]) -> dict[str, Any]:
     """The fields of *config*: what *values* have of them, checked and converted, and the defaults
     of the others."""
     return dataclasses.asdict(typed(config, values, flags=True))
 
 
-def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = False) -> Any:
+def coerce(field: dataclasses.Field[Any], hint: object, value: object, flags: bool = False) -> Any:
     """*value* as the type of *field*, checked against its choices and its bounds, the ones for
     *flags* or for Python.
 
@@ -236,7 +236,7 @@ def coerce(field: dataclasses.Field[Any], hint: Any, value: Any, flags: bool = F
     return items if many else items[0]
 
 
-def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
+def parse_dict(flag: str, text: str | Mapping[str, object]) -> dict[str, object]:
     """The dict in a Python literal, of which nothing is run; UserError if *text* is none."""
     if isinstance(text, Mapping):
         return dict(text)
@@ -250,7 +250,7 @@ def parse_dict(flag: str, text: str | Mapping[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _fields(config: Any) -> list[tuple[dataclasses.Field[Any], Any]]:
+def _fields(config: Any) -> list[tuple[dataclasses.Field[Any], object]]:
     # Cached: the hints of a class cost more than all checks of its values.
     if config not in _FIELDS:
         hints = typing.get_type_hints(config)
@@ -270,7 +270,7 @@ def _kind(hint: Any) -> tuple[type, bool, bool]:
     return hint, False, optional
 
 
-def _of_kind(name: str, hint: Any, value: Any) -> Any:
+def _of_kind(name: str, hint: object, value: object) -> Any:
     """*value*, unless it is of a kind that only a flag's text is read from: Python code says a
     number as a number."""
     kind, many, _ = _kind(hint)
@@ -293,7 +293,7 @@ def _split(value: Any) -> list[Any]:
     return list(value)
 
 
-def _number(name: str, kind: type, value: Any) -> Any:
+def _number(name: str, kind: type, value: object) -> Any:
     expected = TYPE_NAMES[kind]
     if kind is str:
         if "\0" in str(value):
@@ -314,7 +314,7 @@ def _number(name: str, kind: type, value: Any) -> Any:
     return converted
 
 
-def _check(name: str, field: dataclasses.Field[Any], value: Any, flags: bool) -> None:
+def _check(name: str, field: dataclasses.Field[Any], value: object, flags: bool) -> None:
     choices = field.metadata.get("choices")
     if choices is not None and value not in choices:
         raise SettingError(f"{name} {value}: choose from {', '.join(map(str, choices))}")
@@ -337,7 +337,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return None if field.default is dataclasses.MISSING else field.default
 
 
-def _help_text(field: dataclasses.Field[Any], default: Any, otherwise: str | None = None) -> str:
+def _help_text(field: dataclasses.Field[Any], default: object, otherwise: str | None = None) -> str:
     # argparse formats help texts with %.
     text = with_flags(str(field.metadata.get("help", ""))).replace("%", "%%")
     if otherwise is not None:

@@ -125,13 +125,13 @@ def _switched(parser: Parser, argv: Sequence[str]) -> list[str]:
     return words
 
 
-def run_command(main: Callable[[argparse.Namespace], Any], make_parser: Callable[[], Parser]) -> None:
+def run_command(main: Callable[[argparse.Namespace], object], make_parser: Callable[[], Parser]) -> None:
     """Parse the process's command line and run *main* inside :func:`as_program`."""
     with as_program():
         main(parse_args_and_arch(make_parser(), task_defaults=False))
 
 
-def run_program(program: Callable[[], Any]) -> None:
+def run_program(program: Callable[[], object]) -> None:
     """Run *program* inside :func:`as_program`."""
     with as_program():
         program()
@@ -201,7 +201,7 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def _first_look(argv: list[str]) -> dict[str, Any]:
+def _first_look(argv: list[str]) -> dict[str, object]:
     """What of *argv*, and of the --config file it names, decides which other flags there are."""
     look = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     # The full parser will complain, and knows better.
@@ -232,7 +232,7 @@ def _check_names(parser: Parser, args: argparse.Namespace) -> None:
                 raise UserError(f"{name}: an empty value; give a name")
 
 
-def _choose(parser: Parser, chosen: dict[str, Any]) -> list[tuple[str, str, Any]]:
+def _choose(parser: Parser, chosen: dict[str, object]) -> list[tuple[str, str, object]]:
     """The parts that *chosen* names, or their defaults, and extensions: (name of the choice, the
     part's, the part)."""
     parts = []
@@ -263,7 +263,7 @@ def _leave_out_extensions(args: argparse.Namespace, parts: list[tuple[str, str, 
                 delattr(args, setting)
 
 
-def _add_part_flags(parser: Parser, choice: str, name: str, part: Any) -> dict[str, Any]:
+def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dict[str, object]:
     """Add the flags of *part*; returns the defaults
     that its ``add_args`` names, which wait for ``--config``."""
     cls = getattr(part, "config_class", None)
@@ -287,7 +287,7 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: Any) -> dict[s
     return defaults
 
 
-def _from_file(parser: Parser, path: str) -> dict[str, Any]:
+def _from_file(parser: Parser, path: str) -> dict[str, object]:
     """The settings in the --config file at *path*, by the names that parsing gives them."""
     known = {action.dest: action.dest for action in parser._actions}
     for action in parser._actions:
@@ -304,7 +304,7 @@ def _from_file(parser: Parser, path: str) -> dict[str, Any]:
     return settings
 
 
-def _fill(parser: Parser, args: argparse.Namespace, parts: list[Any], defaults: dict[str, Any]) -> None:
+def _fill(parser: Parser, args: argparse.Namespace, parts: list[object], defaults: dict[str, object]) -> None:
     """Complete *args*: what is given, then --config,
     a plug-in's *defaults*, the architecture, the dataclasses'."""
     from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}

@@ -27,7 +27,7 @@ class Formatter(argparse.HelpFormatter):
         super().__init__(prog, max_help_position=30, width=WIDTH)
 
     def _format_usage(
-        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None
+        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[object], prefix: str | None
     ) -> str:
         # argparse would list every flag, of which training has more than a hundred.
         words = [self._prog]
@@ -62,7 +62,7 @@ class Parser(argparse.ArgumentParser):
         takes_unused: bool = False,  # whether fairseq's flags without meaning here are taken
         # What an architecture recommends, from its name
         # and what the command line and ``--config`` choose.
-        recommend: Callable[[str, Mapping[str, Any]], Mapping[str, Any]] | None = None,
+        recommend: Callable[[str, Mapping[str, Any]], Mapping[str, object]] | None = None,
     ) -> None:
         super().__init__(
             description=description,
@@ -118,7 +118,7 @@ class Parser(argparse.ArgumentParser):
             "--user-dir", metavar="DIR", default=argparse.SUPPRESS, help="plug-in folder, a Python package"
         )
 
-    def show_defaults(self, values: Mapping[str, Any]) -> None:
+    def show_defaults(self, values: Mapping[str, object]) -> None:
         """Show *values* as the defaults of their flags:
         an architecture's differ from the dataclass's."""
         for action in self._actions:
@@ -190,7 +190,7 @@ class Parser(argparse.ArgumentParser):
 class _HelpAll(argparse.Action):
     """Shows the help of all flags, and exits."""
 
-    def __call__(self, parser: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, parser: Any, *args: object, **kwargs: object) -> NoReturn:
         parser._print_message(parser.format_help(all=True), sys.stdout)
         sys.exit(0)
 
@@ -208,7 +208,7 @@ def title_of(cls: type, name: str | None = None) -> str:
     return f"{title} ({name})" if name else title
 
 
-def _flags(part: Any) -> set[str]:
+def _flags(part: object) -> set[str]:
     """Every flag of the dataclasses of *part* and of its extensions."""
     parts = [part, *(EXTENSIONS.declaration(name) for name in extensions_of(part))]
     configs = filter(None, (getattr(one, "config_class", None) for one in parts))

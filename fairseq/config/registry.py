@@ -176,7 +176,7 @@ class Registry(Generic[T]):
         return self._parts.get(name)
 
 
-def is_outside(part: Any) -> bool:
+def is_outside(part: object) -> bool:
     """Return whether *part*, a class or a function, is a plug-in's: of another package, or in a
     module that was copied into this one."""
     package, _, module = str(part.__module__).partition(".")
@@ -184,7 +184,7 @@ def is_outside(part: Any) -> bool:
     return package != __name__.partition(".")[0] or bool(is_copy)
 
 
-def _note_module(part: Any) -> None:
+def _note_module(part: object) -> None:
     """Note that the module of the class *part*, which registers itself, is a plug-in's: built-in
     parts are declared."""
     deferred.declare_parts()
@@ -208,13 +208,13 @@ def set_up(task: Any, settings: Any, dictionary: Any = None) -> Any:
     return task.setup_task(settings) if dictionary is None else task(settings, dictionary)
 
 
-def is_replaceable(known: Any, part: Any, name: str) -> bool:
+def is_replaceable(known: object, part: object, name: str) -> bool:
     """Whether *part*, a plug-in's called *name*, may take the place of *known*, of which fairseq
     has no such name."""
     return is_outside(part) and not is_outside(known) and _ADDED.match(name) is not None
 
 
-def _same_source(known: Any, part: Any) -> bool:
+def _same_source(known: object, part: object) -> bool:
     """Return whether two parts are one definition imported
     twice (a ``--user-dir`` that is also a package)."""
     return getattr(known, "__qualname__", None) == getattr(part, "__qualname__", object()) and getattr(
@@ -243,12 +243,12 @@ def chosen_part(choice: str, name: str) -> Any:
     return MODELS.declaration(ARCHITECTURES[name].model) if choice == "arch" else CHOICES[choice].declaration(name)
 
 
-def extensions_of(task: Any) -> list[str]:
+def extensions_of(task: object) -> list[str]:
     """Names of the extensions that *task*, a class or its declaration, has settings of."""
     return [name for name in EXTENSIONS if EXTENSIONS.declaration(name).config_class.extends(task)]
 
 
-def completed(defaults: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+def completed(defaults: Mapping[str, object], settings: Mapping[str, object]) -> dict[str, Any]:
     """*settings* with *defaults* of what they lack;
     defaults that are functions are computed from all others."""
     # Plain values first, so that the functions see all of them, and whatever the user gave.
@@ -306,7 +306,7 @@ def register_model_architecture(model_name: str, arch_name: str) -> Callable[[Fi
 
     def keep(fill: Fill) -> Fill:
         @functools.wraps(fill)
-        def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+        def complete(settings: Mapping[str, object]) -> dict[str, Any]:
             args = argparse.Namespace(**settings)
             fill(args)
             return vars(args)
@@ -328,7 +328,7 @@ def declare_model(
     name: str,
     target: str,
     settings: type | None = None,
-    architectures: Mapping[str, Mapping[str, Any] | Complete] | None = None,
+    architectures: Mapping[str, Mapping[str, object] | Complete] | None = None,
 ) -> None:
     """Declare a built-in model, see :meth:`Registry.declare`, with its architectures.
 

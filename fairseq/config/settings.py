@@ -363,7 +363,7 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
     return settings
 
 
-def _parts(settings: dict[str, Any]) -> dict[str, Any]:
+def _parts(settings: dict[str, object]) -> dict[str, Any]:
     names = {name: str(settings.get(name) or "") for name in CHOICES}
     task = chosen_part("task", names["task"]) if names["task"] in TASKS else None
     extensions = [name for name in extensions_of(task) if settings.get(name)]
@@ -380,7 +380,7 @@ def _parts(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _typed_part(choice: str, settings: Mapping[str, Any]) -> Any:
+def _typed_part(choice: str, settings: Mapping[str, object]) -> Any:
     """The settings of the part that *settings* choose as *choice*; None without one, or where it
     has no dataclass."""
     name = str(settings.get(choice) or "")

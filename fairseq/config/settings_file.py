@@ -16,7 +16,7 @@ DEPTH = 20
 OUTPUTS = ("metrics_file", "log_file", "tensorboard_logdir")  # what a run writes beside its checkpoints
 
 
-def read_yaml(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> dict[str, object]:
     """The settings in a ``--config`` file, by name (dashes
     or underscores); UserError if it is no flat mapping."""
     settings = load_yaml(path, "--config")
@@ -25,7 +25,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in settings.items()}
 
 
-def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
+def load_yaml(path: str | Path, flag: str) -> dict[str, object]:
     """The mapping in a YAML file that *flag* names.
 
     Raises:
@@ -62,7 +62,7 @@ def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
     return settings
 
 
-def for_another_run(settings: Mapping[str, Any], save_dir: str) -> dict[str, Any]:
+def for_another_run(settings: Mapping[str, object], save_dir: str) -> dict[str, object]:
     """*settings* of a run as a run with *save_dir* takes them: what they write beside checkpoints
     lies there, too.
 
@@ -95,7 +95,7 @@ def _check_depth(events: Any) -> None:
             raise ValueError(f"nested deeper than {DEPTH} levels")
 
 
-def _check_setting(path: str | Path, name: Any, value: Any) -> None:
+def _check_setting(path: str | Path, name: object, value: object) -> None:
     """Raise UserError unless *value* is a number,
     text, a switch, or a flat list or dict of such."""
     simple = (str, int, float, bool, type(None))

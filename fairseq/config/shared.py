@@ -28,7 +28,7 @@ class Part:
         return getattr(settings, cls.settings_name)
 
     @classmethod
-    def unread(cls, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    def unread(cls, stored: Mapping[str, object]) -> Mapping[str, object]:
         """Return the settings *stored* in a checkpoint
         that it reads only if they are in its dataclass."""
         return stored
@@ -57,7 +57,7 @@ class ModelConfig(KernelConfig):
         """Tokens that the model remembers from segment to segment; 0: none."""
         return 0
 
-    def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
+    def at_block_length(self, tokens: int, longest: int) -> dict[str, object]:
         """Settings that change when staged training goes
         on with blocks of *tokens*; any stage's *longest* blocks."""
         return {}

@@ -145,14 +145,14 @@ _FAMILIES = {  # beginning of an architecture: what is refused, and what to choo
 class Unread(argparse.Action):
     """Takes a flag that nothing reads, and has the parser mention it."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, parser: Any, namespace: object, values: object, option_string: str | None = None) -> None:
         parser.unread.append(option_string)
 
 
 class Refused(argparse.Action):
     """Refuses a flag, unless its value changes nothing."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+    def __call__(self, parser: object, namespace: object, values: object, option_string: str | None = None) -> None:
         neutral, advice = _INSTEAD[str(option_string).lstrip("-")]
         if values not in neutral:
             value = f" {values}" if isinstance(values, str) else ""

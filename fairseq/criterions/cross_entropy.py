@@ -64,7 +64,7 @@ class CrossEntropyCriterion(FairseqCriterion):
         sums = {**logging_output(loss, sample, sample_size), **self._subset_sums(layer, hidden, sample)}
         return loss, sample_size, sums
 
-    def _subset_sums(self, layer: Any, hidden: Tensor, sample: Sample) -> dict[str, Any]:
+    def _subset_sums(self, layer: object, hidden: Tensor, sample: Sample) -> dict[str, object]:
         """In validation, the cross entropy of each subset of tokens, for hidden states
         [B, T, C]."""
         if self.training or not isinstance(layer, OutputLayer):
@@ -142,7 +142,7 @@ class AdaptiveLoss(CrossEntropyCriterion):
         super().__init__(task, sentence_avg)
         self.band_padding = typed(AdaptiveCriterionConfig, cfg or {}).band_padding
 
-    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: object, sample: Sample) -> Loss:
         # Two bounds are one band: such a softmax is a full one.
         if not isinstance(model.output_layer, BandedSoftmax) or len(model.output_layer.bounds) == 2:
             raise UserError(

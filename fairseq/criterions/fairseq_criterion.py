@@ -54,7 +54,7 @@ class FairseqCriterion(Part, nn.Module):
         self.padding_idx = dictionary.pad() if dictionary is not None else -100
 
     @classmethod
-    def build_criterion(cls, args: Any, task: Any) -> FairseqCriterion:
+    def build_criterion(cls, args: object, task: Any) -> FairseqCriterion:
         """Build the criterion with the settings that its constructor names.
 
         Args:
@@ -81,7 +81,7 @@ class FairseqCriterion(Part, nn.Module):
         return sample
 
     def step(
-        self, model: BaseFairseqModel, sample: Sample, inputs: Mapping[str, Any]
+        self, model: BaseFairseqModel, sample: Sample, inputs: Mapping[str, object]
     ) -> tuple[Loss, Mapping[str, Any]]:
         """Return the loss on *sample*, and the ``extra`` that the model returned.
 
@@ -94,7 +94,7 @@ class FairseqCriterion(Part, nn.Module):
         extra = net_output[1] if isinstance(net_output, tuple) and len(net_output) > 1 else None
         return self.compute_loss(model, net_output, sample), extra if isinstance(extra, Mapping) else {}
 
-    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
+    def compute_loss(self, model: BaseFairseqModel, net_output: object, sample: Sample) -> Loss:
         """Return the loss of *net_output*, which ``model(**sample["net_input"])`` returned, and
         sums by name."""
         raise NotImplementedError
@@ -136,10 +136,10 @@ def is_padded(sample: Sample, padding_idx: int) -> bool | None:
     return bool(tokens.eq(padding_idx).any()) if tokens.device.type == "cpu" else None
 
 
-def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx: int) -> dict[str, Any]:
+def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx: int) -> dict[str, object]:
     """Summed losses and numbers of the targets of each subset,
     for hidden states [N, C] of all tokens."""
-    sums: dict[str, Any] = {}
+    sums: dict[str, object] = {}
     if "positions" in sample:
         target = sample["target"].reshape(-1)
         # This synchronises, in validation only.
@@ -156,7 +156,7 @@ def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx:
 def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, Any]:
     """The sums of :func:`subset_sums` from all tokens' losses [B,
     T]; *real*, bool [B, T], is false at padding."""
-    sums: dict[str, Any] = {}
+    sums: dict[str, object] = {}
     if "positions" in sample:
         rows = real.reshape(-1).nonzero().squeeze(1)
         sums[TOKEN_LOSSES] = _gathered(sample, rows, losses.reshape(-1)[rows])

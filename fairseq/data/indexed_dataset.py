@@ -115,7 +115,7 @@ class IndexedCorpus:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # Another process opens the files itself.
         return type(self), (self.prefix,)
 

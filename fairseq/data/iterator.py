@@ -214,7 +214,7 @@ def _to_device(sample: Sample | None, device: torch.device) -> Sample | None:
     return _map_tensors(lambda tensor: tensor.to(device, non_blocking=True), sample)
 
 
-def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: object) -> Any:
     """*value* with *function* applied to the tensors in it, through dicts, lists and tuples."""
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -228,7 +228,7 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any) -
 _END = object()
 
 
-def _next(ready: queue.Queue[Any], thread: threading.Thread) -> Any:
+def _next(ready: queue.Queue[object], thread: threading.Thread) -> Any:
     """The next item, as soon as there is one; an error if *thread* is gone and will make none."""
     while True:
         with contextlib.suppress(queue.Empty):
@@ -239,7 +239,7 @@ def _next(ready: queue.Queue[Any], thread: threading.Thread) -> Any:
             )
 
 
-def _is_put(ready: queue.Queue[Any], item: Any) -> bool:
+def _is_put(ready: queue.Queue[object], item: object) -> bool:
     """Whether there was room for *item*, within some time."""
     with contextlib.suppress(queue.Full):
         ready.put(item, timeout=0.2)
@@ -247,13 +247,13 @@ def _is_put(ready: queue.Queue[Any], item: Any) -> bool:
     return False
 
 
-def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, None]:
+def _in_background(items: Iterator[object], ahead: int) -> Generator[Any, None, None]:
     """*items*, made by a thread up to *ahead* of them early;
     the thread is gone when the generator is closed.
 
     Where no thread can be started they are made as they are asked for.
     """
-    ready: queue.Queue[Any] = queue.Queue(maxsize=ahead)
+    ready: queue.Queue[object] = queue.Queue(maxsize=ahead)
     stop = threading.Event()
     failures: list[BaseException] = []
 

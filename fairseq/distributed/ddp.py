@@ -39,17 +39,17 @@ class DataParallel:
         """The module's parameter that *part*, one of :meth:`named_parameters`, is a part of."""
         return part
 
-    def local_shard(self, part: nn.Parameter, value: Any) -> Any:
+    def local_shard(self, part: nn.Parameter, value: object) -> Any:
         """This process's part of *value*, which has the shape of the module's parameter; other
         values as they are."""
         return value
 
-    def full(self, part: nn.Parameter, value: Any) -> Any:
+    def full(self, part: nn.Parameter, value: object) -> Any:
         """*value*, of the shape of *part*, as a checkpoint of all processes stores it; other values
         as they are."""
         return value
 
-    def consolidated(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    def consolidated(self, parameters: Mapping[str, Tensor]) -> dict[str, object]:
         """*parameters* of the module's state dict, by name,
         as a checkpoint of all processes stores them."""
         return dict(parameters)

@@ -181,7 +181,7 @@ def _signals_passed_on() -> Iterator[None]:
         receiver.close()
 
 
-def _report(number: int, size: int, code: int, message: Any) -> NoReturn:
+def _report(number: int, size: int, code: int, message: object) -> NoReturn:
     """End as rank *number* did, with its exit code and the agent's message."""
     if code in EXIT_CODES:
         sys.exit(code)

@@ -75,7 +75,7 @@ class ShardedReducer(DataParallel):
         self.group = mesh.get_group("shard")
         offload = CPUOffloadPolicy(pin_memory=pinned) if cfg.cpu_offload else OffloadPolicy()
         low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32, cast_forward_inputs=False)
-        moved: dict[int, Any] = {}
+        moved: dict[int, object] = {}
         for layer in layers:
             # By name, too: apex's norm is no subclass of torch's.
             norms = [m for m in layer.children() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__]
@@ -140,7 +140,7 @@ class ShardedReducer(DataParallel):
             return value
         return self._part(value, self._full[id(part)].shape)
 
-    def consolidated(self, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    def consolidated(self, parameters: Mapping[str, Tensor]) -> dict[str, object]:
         # A tied tensor stays one.
         once: dict[int, Any] = {id(value): value for value in parameters.values()}
         cut = {key: self._part(v.to_local(), v.shape) if _is_sharded(v) else v for key, v in once.items()}
@@ -154,7 +154,7 @@ class ShardedReducer(DataParallel):
         first, end = rows_of(value.shape[0], *self.shard)
         return value.local if isinstance(value, TensorPart) else value[first:end]
 
-    def _cut_parameters(self, module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    def _cut_parameters(self, module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
         """Replace whole tensors in *state*, which *module*
         is about to load, by this process's parts."""
         from torch.distributed.tensor import DTensor
@@ -212,7 +212,7 @@ def _processes_of_a_node(world: World) -> int:
     return size if not counts and size > 1 else world.size
 
 
-def _move(modules: Sequence[nn.Module], device: torch.device, moved: dict[int, Any]) -> None:
+def _move(modules: Sequence[nn.Module], device: torch.device, moved: dict[int, object]) -> None:
     """Put the parameters and buffers of *modules* on *device*,
     with rank 0's values; tied ones stay tied.
 

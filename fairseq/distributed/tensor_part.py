@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class TensorPart:
         """A copy in host memory; without *again* the same rows where they are there already."""
         return TensorPart(self.local.detach().to("cpu", copy=again), self.first, self.shape)
 
-    def __create_write_items__(self, name: str, _: Any) -> list[Any]:
+    def __create_write_items__(self, name: str, _: object) -> list[object]:
         """What PyTorch's planner writes of the tensor called *name*: these rows."""
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType

@@ -258,7 +258,7 @@ def _name(low: int, high: int | None) -> str:
     return f"{low:,}+" if high is None else f"{low:,}-{high:,}" if high > low else f"{low:,}"
 
 
-def _band(name: str, models: Sequence[WordLosses], mask: np.ndarray) -> dict[str, Any]:
+def _band(name: str, models: Sequence[WordLosses], mask: np.ndarray) -> dict[str, object]:
     """The number of words in *mask*; of each model their scored tokens, mean loss in bits, its
     standard error; of each but the first the mean difference from it, and its standard error."""
     means = [_mean(model.losses[mask]) for model in models]

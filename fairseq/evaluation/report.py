@@ -86,7 +86,7 @@ def metrics(words: Words, seconds: float) -> dict[str, Any]:
     """
     total, tokens = float(words.lprobs.sum()), len(words.scores)
     loss = -total / tokens / math.log(2)
-    report: dict[str, Any] = {
+    report: dict[str, object] = {
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / max(seconds, 1e-9),
@@ -106,7 +106,7 @@ def metrics(words: Words, seconds: float) -> dict[str, Any]:
     return report
 
 
-def raw_metrics(words: Words, counts: RawCounts) -> dict[str, Any]:
+def raw_metrics(words: Words, counts: RawCounts) -> dict[str, object]:
     """The metrics that compare tokenizers: the whole loss
     in bits by the bytes and the words of the raw text."""
     bits = -float(words.lprobs.sum()) / math.log(2)
@@ -188,7 +188,7 @@ def word_table(words: Words) -> Iterator[str]:
         yield f"{word}\t{counts[word]}\t{sums[word] / counts[word]:.6f}\t{sums[word]:.6f}"
 
 
-def document_scores(scores: Scores) -> Iterator[dict[str, Any]]:
+def document_scores(scores: Scores) -> Iterator[dict[str, object]]:
     """Return for each document, a line of *scores*, its number
     from 1, tokens, log-probability (nats), perplexity."""
     for number, (start, end) in enumerate(itertools.pairwise(scores.lines.tolist()), 1):

@@ -39,9 +39,9 @@ OF_DATA = frozenset({*fields.defaults(DataConfig), "data", "max_sentences"})  # 
 def load_models(
     paths: Sequence[str | Path],
     data: str | Path,
-    overrides: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
-    states: Sequence[Mapping[str, Any]] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    settings: Mapping[str, object] | None = None,
+    states: Sequence[Mapping[str, object]] | None = None,
 ) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
     """Load the models of several checkpoints with one dictionary, in evaluation mode, on the CPU.
 
@@ -78,8 +78,8 @@ def load_models(
 def _loads(
     paths: Sequence[str | Path],
     data: str | Path,
-    settings: Mapping[str, Any],
-    states: Sequence[Mapping[str, Any]] | None,
+    settings: Mapping[str, object],
+    states: Sequence[Mapping[str, object]] | None,
 ) -> bool:
     """Return whether the models can be loaded without overrides."""
     with contextlib.suppress(UserError):
@@ -124,8 +124,8 @@ def _load(
 def load_language_models(
     paths: Sequence[str | Path],
     data: str | Path,
-    overrides: Mapping[str, Any] | None = None,
-    settings: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
+    settings: Mapping[str, object] | None = None,
 ) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
     """Load models that predict the next token; see :func:`load_models`.
 
@@ -146,8 +146,8 @@ def check_no_begin(task: FairseqTask, path: str | Path) -> None:
 
 
 def _arguments(
-    path: str, stored: Mapping[str, Any], overrides: Mapping[str, Any], flags: Mapping[str, Any]
-) -> Mapping[str, Any]:
+    path: str, stored: Mapping[str, object], overrides: Mapping[str, object], flags: Mapping[str, object]
+) -> Mapping[str, object]:
     """The settings of the model in the checkpoint at *path*."""
     # Seeds, devices and precisions of the training run are not the command's.
     args = {name: value for name, value in stored.items() if name not in OF_THE_COMMAND} | dict(overrides)
@@ -171,7 +171,7 @@ def _arguments(
 
 
 def _check_overrides(
-    overrides: Mapping[str, Any], stored: Mapping[str, Any], args: Mapping[str, Any], flags: Mapping[str, Any]
+    overrides: Mapping[str, object], stored: Mapping[str, object], args: Mapping[str, Any], flags: Mapping[str, object]
 ) -> None:
     """Raise UserError for *overrides* that neither
     the parts selected by *args* nor the loading reads."""
@@ -198,7 +198,7 @@ def _check_overrides(
             raise UserError(f"{OVERRIDES} {name}: no such setting of {args['arch']}; {nearest(name, read)}")
 
 
-def _check_memory_settings(arch: str, flags: Mapping[str, Any]) -> None:
+def _check_memory_settings(arch: str, flags: Mapping[str, object]) -> None:
     """Raise UserError for memory settings that the model does not have."""
     settings = MODELS[ARCHITECTURES[arch].model].config_class
     known = fields.defaults(settings) if settings else {}

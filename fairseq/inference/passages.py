@@ -93,7 +93,7 @@ def title(passage: Passage, count: int, split: str) -> str:
     return f"{passage.number} of {count}: tokens {passage.start}–{last} of {split}, continuation {passage.sample}"
 
 
-def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str, Any]) -> None:
+def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str, object]) -> None:
     """Write ``generate.json`` and ``generate.html`` to *folder* atomically.
 
     Args:

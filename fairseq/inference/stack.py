@@ -160,7 +160,7 @@ class PackedStack:
             cache.bound = bound = _Binding(self, cache, threads)
         return bound
 
-    def _layer(self, layer: Any, biases: Any) -> _Layer:
+    def _layer(self, layer: Any, biases: object) -> _Layer:
         attention = layer.self_attn
         # Biases are in the cache, one for each position; see SelfAttention.new_cache.
         weight = torch.cat([p.weight for p in (attention.q_proj, attention.k_proj, attention.v_proj)])

@@ -165,11 +165,11 @@ class _Underivable(torch.autograd.Function):
     """The first *count* tensors, as functions of all, whose derivatives are an error."""
 
     @staticmethod
-    def forward(ctx: Any, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: object, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(x.view_as(x) for x in tensors[:count])
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: object, *grads: Tensor) -> tuple[Tensor | None, ...]:
         raise RuntimeError("the kernels of attention have no second derivative")
 
 

@@ -46,7 +46,7 @@ def through_logging() -> Iterator[None]:
         _to_loggers.reset(token)
 
 
-def no_progress(items: Iterable[Any], length: int) -> Iterable[Any]:
+def no_progress(items: Iterable[object], length: int) -> Iterable[object]:
     """Return *items*, without a bar."""
     return items
 
@@ -174,13 +174,13 @@ class ProgressBar(Generic[T]):
     def _items(self) -> Iterable[T]:
         return self.iterable
 
-    def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
+    def _show_step(self, values: dict[str, object], tag: str | None, eta: str) -> None:
         pass
 
-    def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
+    def _show_end(self, values: dict[str, object], tag: str | None) -> None:
         pass
 
-    def _metrics(self, values: Mapping[str, Any], eta: str) -> str:
+    def _metrics(self, values: Mapping[str, object], eta: str) -> str:
         """Metrics of a line; the epoch stands before them already."""
         texts = [f"{k}={short(v)}" for k, v in values.items() if k not in POSITION or self.epoch is None]
         if self.run is not None and self.run.total is not None:
@@ -201,12 +201,12 @@ class SimpleBar(ProgressBar[T]):
 
     for_people = True
 
-    def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
+    def _show_step(self, values: dict[str, object], tag: str | None, eta: str) -> None:
         total = "?" if self.total is None else self.total
         prefix = f"{self.prefix}: " if self.prefix else ""
         self._write(f"{prefix}{self.done:6d} / {total} " + self._metrics(values, eta), tag)
 
-    def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
+    def _show_end(self, values: dict[str, object], tag: str | None) -> None:
         texts = [f"{k} {short(v)}" for k, v in values.items() if k not in POSITION or self.epoch is None]
         self._write(" | ".join(([self.prefix] if self.prefix else []) + texts), tag)
 
@@ -214,13 +214,13 @@ class SimpleBar(ProgressBar[T]):
 class JsonBar(ProgressBar[T]):
     """One JSON object a line, with every digit; null for a number that is not finite."""
 
-    def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
-        position: dict[str, Any] = {} if self.epoch is None else {"epoch": self.epoch}
+    def _show_step(self, values: dict[str, object], tag: str | None, eta: str) -> None:
+        position: dict[str, object] = {} if self.epoch is None else {"epoch": self.epoch}
         if self.epoch is not None and self.total:
             position["update"] = self.epoch - 1 + self.done / self.total
         self._write(json_line({**position, **values}), tag)
 
-    def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
+    def _show_end(self, values: dict[str, object], tag: str | None) -> None:
         position = {} if self.epoch is None else {"epoch": self.epoch}
         tagged = {k if tag is None or k == "epoch" else f"{tag}_{k}": v for k, v in values.items()}
         self._write(json_line({**position, **tagged}), tag)
@@ -264,7 +264,7 @@ class TqdmBar(ProgressBar[T]):
             self.bar.update(step - self.bar.n)
             self.run.updates = step
 
-    def _show_step(self, values: dict[str, Any], tag: str | None, eta: str) -> None:
+    def _show_step(self, values: dict[str, object], tag: str | None, eta: str) -> None:
         # The bar is there from the first item on; a line may come before.
         if not hasattr(self, "bar"):
             return
@@ -276,7 +276,7 @@ class TqdmBar(ProgressBar[T]):
         speed = [f"{values['wps']:,.0f} tok/s"] if "wps" in values else []
         self._write_above(_fitted(position, _few(values), [*speed, *([f"{eta} left"] if eta else [])]))
 
-    def _show_end(self, values: dict[str, Any], tag: str | None) -> None:
+    def _show_end(self, values: dict[str, object], tag: str | None) -> None:
         position = [self.name] if self.name else [f"epoch {self.epoch:03d}"] * (self.epoch is not None)
         position += [f"update {values['num_updates']}"] if "num_updates" in values else []
         self._write_above(_fitted(" | ".join(position), _few(values)))
@@ -306,7 +306,7 @@ def _fitted(position: str, metrics: Sequence[str], end: Sequence[str] = ()) -> s
     return line if metrics else " | ".join([position, *end])
 
 
-def _few(values: Mapping[str, Any]) -> list[str]:
+def _few(values: Mapping[str, object]) -> list[str]:
     """The metrics of a line on a terminal."""
     texts = {name: short(value) for name, value in values.items() if name not in OMITTED}
     # They differ only where the criterion adds a term.
@@ -315,13 +315,13 @@ def _few(values: Mapping[str, Any]) -> list[str]:
     return [f"{name} {value}" for name, value in texts.items()]
 
 
-def _plain(stats: Stats) -> dict[str, Any]:
+def _plain(stats: Stats) -> dict[str, object]:
     """*stats* with tensors' and numpy's numbers as Python's."""
     values = stats() if callable(stats) else stats
     return {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
 
 
-def json_line(values: Mapping[str, Any]) -> str:
+def json_line(values: Mapping[str, object]) -> str:
     """*values* as one line of JSON, with null for NaN and infinities."""
     return json.dumps(finite(values), allow_nan=False, ensure_ascii=False)
 

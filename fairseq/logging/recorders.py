@@ -62,7 +62,7 @@ def tensorboard(folder: str, after: int = 0) -> Iterator[Write]:
     writers: dict[str, Any] = {}
     setting = f"`tensorboard_logdir` {folder}"
 
-    def write(values: Mapping[str, Any], tag: str, step: int) -> None:
+    def write(values: Mapping[str, object], tag: str, step: int) -> None:
         with _writing(setting, "folder"):
             if tag not in writers:
                 # TensorBoard hides what earlier files have from this step on.
@@ -106,7 +106,7 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
             file.seek(0)
             file.truncate(_end_of_step(path, file, after))
 
-    def write(values: Mapping[str, Any], tag: str, step: int) -> None:
+    def write(values: Mapping[str, object], tag: str, step: int) -> None:
         nonlocal is_written
         line = json_line({"tag": tag, "step": step, **values})
         with _writing(setting, "file"):
@@ -145,7 +145,7 @@ def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[W
         with atomic_file(file) as new:
             new.write(f"{run.id}\n".encode())
 
-    def write(values: Mapping[str, Any], tag: str, step: int) -> None:
+    def write(values: Mapping[str, object], tag: str, step: int) -> None:
         numbers = {f"{tag}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
         run.log(numbers, step=step)
 
@@ -216,7 +216,7 @@ def _writing(path: str, kind: str) -> Iterator[None]:
         raise UserError(f"{path}: cannot be written ({error.strerror}); choose another {kind}") from None
 
 
-def write_to_log_file(values: Mapping[str, Any], tag: str, step: int) -> None:
+def write_to_log_file(values: Mapping[str, object], tag: str, step: int) -> None:
     """Write a line of metrics to ``--log-file``, between the messages of the log."""
     text = " | ".join(f"{name} {short(value)}" for name, value in values.items())
     logging.getLogger(METRICS).info("%s | %s", tag, text)
@@ -301,7 +301,7 @@ def recording(
         if common.log_file:
             writes.append(write_to_log_file)
 
-        def record(values: Mapping[str, Any] | None, tag: str, step: int) -> None:
+        def record(values: Mapping[str, object] | None, tag: str, step: int) -> None:
             for write in writes if values is not None else ():
                 write(values or {}, tag, step)
 

@@ -57,11 +57,11 @@ class BaseFairseqModel(Part, nn.Module):
             reason = f"is made for a memory of {self.memory_length} tokens" if self.memory_length else "has no memory"
             raise ValueError(f"memory_length {length}: the model {reason}; use {self.memory_length}")
 
-    def get_targets(self, sample: dict[str, Any], net_output: Any) -> Tensor:
+    def get_targets(self, sample: dict[str, Any], net_output: object) -> Tensor:
         """The targets of *sample*: [B, T]."""
         return sample["target"]
 
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: dict[str, Any] | None = None) -> Tensor:
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: dict[str, object] | None = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [B, T, V], float32."""
         # A method of that name is no output layer.
         if isinstance(self.output_layer, OutputLayer):
@@ -72,7 +72,7 @@ class BaseFairseqModel(Part, nn.Module):
 
     @classmethod
     def finished(
-        cls, args: Mapping[str, Any], parameters: Mapping[str, Tensor]
+        cls, args: Mapping[str, object], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         """Settings and parameters of the model that a checkpoint is used as after training: what
         serves training alone is dropped."""
@@ -113,7 +113,9 @@ class FairseqLanguageModel(BaseFairseqModel):
         layer = getattr(self.decoder, "output_distribution", None)
         return layer if isinstance(layer, OutputLayer) else None
 
-    def forward(self, src_tokens: Tensor, memory: Memory | None = None, **kwargs: Any) -> tuple[Tensor, dict[str, Any]]:
+    def forward(
+        self, src_tokens: Tensor, memory: Memory | None = None, **kwargs: object
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Pass everything to the decoder; a decoder without memory is not given any."""
         if memory is not None:
             # A decoder without memory need not take the argument.

@@ -113,7 +113,7 @@ class ElectraModel(EncoderModel):
             ``generator_hidden`` [B, T, G] and ``replaced``, bool [B, T], true where the
             discriminator read another token than the original.
         """
-        extra: dict[str, Any] = {}
+        extra: dict[str, object] = {}
         if masked is not None:
             if self.generator is None:
                 raise SettingError(

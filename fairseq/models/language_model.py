@@ -29,7 +29,7 @@ class LanguageModel(Protocol):
         """Whether the model reads token by token,
         so that :meth:`new_cache` and :meth:`embed` may be called."""
 
-    def __call__(self, src_tokens: Tensor, **state: Any) -> tuple[Tensor, dict[str, Any]]:
+    def __call__(self, src_tokens: Tensor, **state: object) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states [B, T, C] of *src_tokens* [B, T] for the output layer, and ``memory`` where
         there is one."""
 
@@ -67,7 +67,7 @@ class NormalizedModel(BaseFairseqModel):
     def max_positions(self) -> int | None:
         return self.model.max_positions()
 
-    def forward(self, src_tokens: Tensor, **state: Any) -> tuple[Tensor, dict[str, Any]]:
+    def forward(self, src_tokens: Tensor, **state: object) -> tuple[Tensor, dict[str, Any]]:
         net_output = self.model(src_tokens, **state)
         # Through the model's own method: it may have a softmax of its own.
         return self.model.get_normalized_probs(net_output, log_probs=True), (

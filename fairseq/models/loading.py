@@ -28,14 +28,14 @@ from fairseq.system.limits import ModelLimit, limited_models
 
 logger = logging.getLogger(__name__)
 
-BACKEND: str | Callable[..., Any] = "inductor"
+BACKEND: str | Callable[..., object] = "inductor"
 GRAPHS = 16  # most graphs of a layer; beyond it torch.compile falls back to eager mode
 
 # Settings of fairseq that change what a model computes and are not implemented here, each with the
 # values that change nothing. Left out because they change no result: checkpoint_activations,
 # offload_activations, min_params_to_wrap, pad_to_fixed_length, pad_to_fixed_bsz, use_plasma_view,
 # future_target, cross attention's.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL: dict[str, tuple[object, ...]] = {
     # language models
     "character_embeddings": (False,),
     "self_target": (False,),
@@ -170,10 +170,10 @@ def load_fitting(model: BaseFairseqModel, parameters: Mapping[str, Tensor], sour
 
 def check_settings(
     model: BaseFairseqModel,
-    stored: Mapping[str, Any],
-    settings: Any,
+    stored: Mapping[str, object],
+    settings: object,
     source: str,
-    extensions: Mapping[str, Any] = MappingProxyType({}),
+    extensions: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Check that typed *settings*, of the model and of its *extensions*, agree with the *stored*
     ones of a checkpoint.
@@ -188,7 +188,7 @@ def check_settings(
             _check_decisive(part, stored, cfg, source)
 
 
-def check_supported(settings: Mapping[str, Any], source: str) -> None:
+def check_supported(settings: Mapping[str, object], source: str) -> None:
     """Raise UserError if *settings* of a checkpoint have a value
     that changes the result and is not implemented."""
     for name, neutral in NEUTRAL.items():
@@ -201,7 +201,7 @@ def check_supported(settings: Mapping[str, Any], source: str) -> None:
             )
 
 
-def _check_decisive(part: Any, stored: Mapping[str, Any], settings: Any, source: str) -> None:
+def _check_decisive(part: Any, stored: Mapping[str, object], settings: object, source: str) -> None:
     # An older checkpoint lacks newer settings, which then have their defaults, as the program that
     # wrote it had.
     known = {name: value for name, value in stored.items() if value is not None}
@@ -215,7 +215,7 @@ def _check_decisive(part: Any, stored: Mapping[str, Any], settings: Any, source:
             )
 
 
-def decisive_settings(stored: Mapping[str, Any]) -> dict[str, Any]:
+def decisive_settings(stored: Mapping[str, object]) -> dict[str, object]:
     """Return the settings of *stored*, a checkpoint's,
     that its parameters depend on beside their shapes.
 
@@ -241,13 +241,13 @@ def finished(
     return args, parameters
 
 
-def stored_settings(flat: Mapping[str, Any], model: BaseFairseqModel) -> dict[str, Any]:
+def stored_settings(flat: Mapping[str, object], model: BaseFairseqModel) -> dict[str, object]:
     """The settings a checkpoint stores: the plain values of *flat*, as fairseq's, and what *model*
     was built with."""
     cfg: Any = getattr(model, "cfg", None)
     # After the flat ones: a model may have completed its settings,
     # such as the length of a table of positions.
-    built: dict[str, Any] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
+    built: dict[str, object] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
     return {name: value for name, value in {**flat, **built}.items() if _is_plain(value)}
 
 
@@ -261,7 +261,7 @@ def stored_parameters(model: BaseFairseqModel) -> dict[str, Tensor]:
     return {name: once[id(value)] for name, value in tensors.items()}
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
     if isinstance(value, dict):

@@ -124,7 +124,7 @@ OBJECTIVES = {  # of models that do not predict the next token: task, criterion
 CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine-tuned
 
 
-def recommended(arch: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
+def recommended(arch: str, chosen: Mapping[str, object]) -> dict[str, object]:
     """Return what *arch* recommends: recipe, task
     and criterion, unless the user has *chosen* them."""
     recipe = recipe_of(arch)
@@ -137,7 +137,7 @@ def recommended(arch: str, chosen: Mapping[str, Any]) -> dict[str, Any]:
     return {**recipe, **objective_of(arch, {name: chosen[name] for name in AIMS if name in chosen})}
 
 
-def objective_of(arch: str, chosen: Mapping[str, Any]) -> dict[str, str]:
+def objective_of(arch: str, chosen: Mapping[str, object]) -> dict[str, str]:
     """Return task and criterion of *arch*, unless general
     defaults apply; *chosen* are the user's :data:`AIMS`."""
     model = ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""

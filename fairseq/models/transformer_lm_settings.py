@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fairseq.config.fields import flag
 from fairseq.config.shared import MOST_LAYERS, BlockModelConfig, check_cutoffs
@@ -110,10 +109,10 @@ class TransformerLMConfig(DecoderLayerConfig):
     character_embeddings: bool = flag(False, "character-built word embeddings (not supported)")
     token_shift: int = flag(0, "previous tokens whose embeddings are added to each input", low=0, high=16)
 
-    def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
+    def at_block_length(self, tokens: int, longest: int) -> dict[str, object]:
         """The cache has the length of a block; a table
         of learned positions is made for the longest one."""
-        changes: dict[str, Any] = {"tokens_from_prev": tokens} if self.tokens_from_prev > 0 else {}
+        changes: dict[str, object] = {"tokens_from_prev": tokens} if self.tokens_from_prev > 0 else {}
         return {**changes, "max_target_positions": longest} if self.decoder_learned_pos else changes
 
     def check(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fairseq.config.fields import flag
 from fairseq.config.settings import MemoryConfig
@@ -66,7 +65,7 @@ class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
         """Rows of the position tables of shaw and learned."""
         return self.max_relative_length or self.tokens_per_sample + self.memory_length
 
-    def at_block_length(self, tokens: int, longest: int) -> dict[str, Any]:
+    def at_block_length(self, tokens: int, longest: int) -> dict[str, object]:
         """Learned tables are made for the longest blocks."""
         return {"max_relative_length": longest + self.memory_length} if self.max_relative_length is None else {}
 

@@ -97,7 +97,7 @@ class LinearOutput(OutputLayer):
         return linear(hidden, self.weight, self.bias)
 
 
-def move_partition(partition: Any, device: torch.device) -> Any:
+def move_partition(partition: object, device: torch.device) -> Any:
     """*partition* with its tensors on *device*, copied without waiting."""
     if isinstance(partition, Tensor):
         if partition.device.type == "cpu" and device.type not in ("cpu", "meta"):

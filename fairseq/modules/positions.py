@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ def cached_tensor(function: Function) -> Function:
     remember = functools.lru_cache(maxsize=8)(function)
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Tensor:
+    def call(*args: object, **kwargs: object) -> Tensor:
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         with torch.inference_mode(False):  # a later caller may need gradients

@@ -221,7 +221,7 @@ def name_as_layers_own(decoder: nn.Module, shared: str, layers: list[str]) -> No
     Checkpoints have u and v with each layer's attention, shared or not, as the authors' do.
     """
 
-    def spread(_: nn.Module, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+    def spread(_: nn.Module, state: dict[str, object], prefix: str, metadata: object) -> None:
         items = list(state.items())
         state.clear()
         # In the order of the parameters, by which optimizer states are numbered.
@@ -229,7 +229,7 @@ def name_as_layers_own(decoder: nn.Module, shared: str, layers: list[str]) -> No
             bias = name.removeprefix(f"{prefix}{shared}.")
             state.update({name: value} if bias == name else {f"{prefix}{layer}.{bias}": value for layer in layers})
 
-    def gather(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    def gather(module: nn.Module, state: dict[str, object], prefix: str, *others: object) -> None:
         for bias in dict(module.get_submodule(shared).named_parameters()):
             names = [f"{prefix}{layer}.{bias}" for layer in layers]
             if all(name in state for name in names):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -188,7 +187,7 @@ class TransformerLayer(nn.Module):
         self,
         x: Tensor,
         memory: Tensor | None = None,
-        positions: Any = None,
+        positions: object = None,
         visible: Visibility = CAUSAL,
         cache: LayerCache | None = None,
         past_length: int = 0,

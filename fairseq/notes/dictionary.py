@@ -301,7 +301,7 @@ class NoteDictionary(nn.Module):
         )
         return flat, (inner | (inside & (counted == 0)[flat])).float()
 
-    def _load_from_state_dict(self, state: Any, prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state: object, prefix: str, *args: object) -> None:
         """Load a checkpoint. Moments that do not fit its table,
         as in an average of checkpoints, are replaced."""
         super()._load_from_state_dict(state, prefix, *args)

@@ -76,16 +76,16 @@ class NotedModel(BaseFairseqModel):
 
     notes: NoteDictionary
     note_projection: nn.Linear | None
-    readers: Mapping[str, Any]
+    readers: Mapping[str, object]
     padding_idx: int
 
     def forward(
         self,
         src_tokens: Tensor,
-        *args: Any,
+        *args: object,
         spans: Tensor | None = None,
         longest_span: int | None = None,
-        **inputs: Any,
+        **inputs: object,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Run the model with notes at rare words.
 
@@ -147,7 +147,7 @@ def give_notes(
     kind: type[NotedModel] = NotedModel,
     *,
     projection: nn.Linear | None = None,
-    readers: Mapping[str, Any] = MappingProxyType({}),
+    readers: Mapping[str, object] = MappingProxyType({}),
     padding_idx: int = -1,
 ) -> None:
     """Let *model*, whose ``forward`` takes ``infuse``, read *notes* and take new ones.
@@ -215,7 +215,7 @@ class Notes:
 
     @staticmethod
     def finished(
-        args: Mapping[str, Any], parameters: Mapping[str, Tensor]
+        args: Mapping[str, object], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         if args.get(KEEP):
             return args, parameters
@@ -224,7 +224,7 @@ class Notes:
         return settings, without_notes(parameters)
 
     @staticmethod
-    def measured(args: Mapping[str, Any]) -> Mapping[str, Any]:
+    def measured(args: Mapping[str, object]) -> Mapping[str, Any]:
         """*args* with a task that measures losses over rare words, also of models without notes, if
         they ask for it.
 
@@ -233,7 +233,7 @@ class Notes:
         """
         if not args.get("rare_words"):
             return args
-        changes: dict[str, dict[str, Any]] = {
+        changes: dict[str, dict[str, object]] = {
             "masked_lm": {"task": "tnf_masked_lm"},
             "tnf_masked_lm": {},
             "language_modeling": {NAME: True},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -22,7 +21,7 @@ Neighbours = Mapping[str, tuple[Sequence[Neighbour], Sequence[Neighbour]]]
 """Nearest notes and nearest tokens, by word."""
 
 
-def as_page(notes: Sequence[Note], positions: np.ndarray, neighbours: Neighbours, facts: Mapping[str, Any]) -> str:
+def as_page(notes: Sequence[Note], positions: np.ndarray, neighbours: Neighbours, facts: Mapping[str, object]) -> str:
     """One self-contained HTML page.
 
     Args:

@@ -4,7 +4,6 @@ command lines are parsed without it."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from fairseq.config.fields import Config, flag
 from fairseq.config.shared import LanguageModelingTaskConfig
@@ -60,7 +59,7 @@ class CausalNoteConfig(NoteConfig):
     notes: bool = flag(False, "notes of rare words, from fairseq-preprocess --notes")
 
     @staticmethod
-    def extends(task: Any) -> bool:
+    def extends(task: object) -> bool:
         """Return whether *task*, a class or its declaration,
         is language modelling or a kind of it."""
         kinds = getattr(task, "__mro__", [task])

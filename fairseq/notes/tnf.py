@@ -62,7 +62,7 @@ class NotedEncoder(NotedModel):
         return model
 
     @staticmethod
-    def readers_of(args: Any) -> dict[str, Any]:
+    def readers_of(args: object) -> dict[str, object]:
         """Arguments of ``forward`` that say which networks
         of an encoder with settings *args* read notes."""
         return {}
@@ -108,7 +108,7 @@ class TNFElectra(NotedEncoder):
     decisive_settings = (*ElectraModel.decisive_settings, *NotedEncoder.decisive_settings, "note_readers")
 
     @staticmethod
-    def readers_of(args: Any) -> dict[str, Any]:
+    def readers_of(args: Any) -> dict[str, object]:
         return {"infuse_generator_only": typed(TNFElectraConfig, args).note_readers == "generator"}
 
 

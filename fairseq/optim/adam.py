@@ -100,7 +100,7 @@ class FairseqAdam(FairseqOptimizer):
         "weight_decay": "weight_decay",
     }
 
-    def __init__(self, args: AdamConfig, params: Iterable[Any]) -> None:
+    def __init__(self, args: AdamConfig, params: Iterable[object]) -> None:
         params = list(params)
         fused = None if typed(AdamConfig, args).no_apex else _apex_adam(params)
         self._keeps_step_in_group = fused is not None
@@ -112,7 +112,7 @@ class FairseqAdam(FairseqOptimizer):
         super().__init__(args, params)
 
     def load_state_dict(
-        self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, adopt: bool = False
+        self, state: Mapping[str, object], overrides: Mapping[str, object] | None = None, *, adopt: bool = False
     ) -> None:
         super().load_state_dict(move_step(state, to_group=self._keeps_step_in_group), overrides, adopt=adopt)
 
@@ -146,7 +146,7 @@ class LAMB(CountingOptimizer):
         super().__init__(params, {**settings, "max_grad_norm": max_grad_norm})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, factor: Factor = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None, *, factor: Factor = None) -> Any:
         if closure is not None:
             raise TypeError("LAMB takes no closure: it needs all gradients before the first update")
         grads = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
@@ -189,6 +189,6 @@ class FairseqLAMB(FairseqOptimizer):
     group_settings = {"betas": "lamb_betas", "eps": "lamb_eps", "weight_decay": "weight_decay"}
 
     def load_state_dict(
-        self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, adopt: bool = False
+        self, state: Mapping[str, object], overrides: Mapping[str, object] | None = None, *, adopt: bool = False
     ) -> None:
         super().load_state_dict(move_step(state, to_group=False), overrides, adopt=adopt)

@@ -77,7 +77,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
         """Like :meth:`begin_step`, after the update."""
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None, *, factor: Factor = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None, *, factor: Factor = None) -> Any:
         """Update every parameter that has a gradient.
 
         Args:
@@ -154,7 +154,7 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                         raise UserError(f"checkpoint: its optimizer state lacks a valid {name} of a parameter; {RESET}")
 
 
-def check_number(value: Any, name: str) -> None:
+def check_number(value: object, name: str) -> None:
     """Raise UserError if *value*, called *name* in an optimizer's state, is no number that an
     update can start from."""
     number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value

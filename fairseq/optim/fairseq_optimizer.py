@@ -49,7 +49,7 @@ class FairseqOptimizer(Part):
             self._optimizer = self.optimizer_class(params, **self.optimizer_config)
 
     @classmethod
-    def group_of(cls, name: str, role: str) -> Mapping[str, Any]:
+    def group_of(cls, name: str, role: str) -> Mapping[str, object]:
         """Return the settings of a parameter's group; parameters with the same settings form one.
 
         ``lr_factor`` is the ratio of the group's rate to the schedule's.
@@ -84,7 +84,7 @@ class FairseqOptimizer(Part):
         """The trained parameters, in the order of the optimizer's state."""
         return [p for group in self.param_groups for p in group["params"]]
 
-    def settings_in_force(self) -> dict[str, Any]:
+    def settings_in_force(self) -> dict[str, object]:
         """Return the settings that the groups hold, by name;
         after a state is restored they may be its own."""
         # Norms and biases without weight decay do not have the setting in force.
@@ -129,7 +129,7 @@ class FairseqOptimizer(Part):
         return self.optimizer.state_dict()
 
     def load_state_dict(
-        self, state: Mapping[str, Any], overrides: Mapping[str, Any] | None = None, *, adopt: bool = False
+        self, state: Mapping[str, Any], overrides: Mapping[str, object] | None = None, *, adopt: bool = False
     ) -> None:
         """Restore a state, ours or fairseq's.
 
@@ -178,7 +178,7 @@ def build_optimizer(settings: TrainingSettings, params: Iterable[Any]) -> Fairse
     return cls(cls.settings_of(settings), trained)
 
 
-def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
+def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, object]:
     """Return *state* with the number of updates in its groups, as apex has it, or by parameter, as
     fairseq has it."""
     groups = [dict(group) for group in state["param_groups"]]
@@ -199,7 +199,7 @@ def move_step(state: Mapping[str, Any], to_group: bool) -> dict[str, Any]:
     return {**state, "state": entries, "param_groups": groups}
 
 
-def _check_groups(stored: Sequence[Mapping[str, Any]], local: Sequence[Mapping[str, Any]]) -> None:
+def _check_groups(stored: Sequence[Mapping[str, object]], local: Sequence[Mapping[str, object]]) -> None:
     """Raise UserError if a setting of a group has another type than this optimizer's."""
     for group in stored:
         for name in local[0].keys() & group.keys() - {"params"}:

@@ -18,7 +18,7 @@ GroupOf = Callable[[str, str], Mapping[str, Any]]
 as ``lr_factor``."""
 
 
-def hidden_apart(name: str, role: str) -> dict[str, Any]:
+def hidden_apart(name: str, role: str) -> dict[str, object]:
     """Return the settings of groups in which hidden
     matrices are apart from the other parameters."""
     return {"group": HIDDEN} if role == HIDDEN else {}

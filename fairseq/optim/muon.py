@@ -43,7 +43,7 @@ class FairseqMuon(FairseqOptimizer):
     group_settings = {**FairseqAdam.group_settings, "momentum": "muon_momentum"}
 
     @classmethod
-    def group_of(cls, name: str, role: str) -> Mapping[str, Any]:
+    def group_of(cls, name: str, role: str) -> Mapping[str, object]:
         return hidden_apart(name, role)
 
     def __init__(self, args: MuonConfig, params: Iterable[Any]) -> None:

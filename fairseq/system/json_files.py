@@ -33,7 +33,7 @@ def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any
         raise UserError(f"{path}: not valid JSON ({error}); {advice}") from None
 
 
-def write_json(path: str | Path, value: Any, flag: str = "`results_path`", create: Create = atomic_file) -> None:
+def write_json(path: str | Path, value: object, flag: str = "`results_path`", create: Create = atomic_file) -> None:
     """Write a report to *path* atomically, alone or in the group
     of *create*; NaN and infinities become null."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -69,7 +69,7 @@ def parse_json(content: bytes | str, any_text: bool = False) -> Any:
     return value
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> Any:
     """Return *value*, its dicts and lists, with None
     in place of numbers that JSON does not have."""
     if isinstance(value, Mapping):

@@ -44,14 +44,14 @@ class LazyArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self._run(0, self._count).astype(dtype or self.dtype, copy=False)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         for piece in self.pieces(_PIECE):
             yield from piece
 
     def tolist(self) -> list[Any]:
         return np.asarray(self).tolist()
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         """Return elements as a plain array (one for a number)."""
         if isinstance(index, slice):
             first, last, step = index.indices(self._count)

@@ -9,7 +9,7 @@ import resource
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fairseq.errors import UserError, is_out_of_memory
 
@@ -60,7 +60,7 @@ class ModelLimit:
         )
 
     @classmethod
-    def of_checkpoint(cls, parameters: Mapping[str, Any], path: str | Path) -> ModelLimit:
+    def of_checkpoint(cls, parameters: Mapping[str, object], path: str | Path) -> ModelLimit:
         """Return the limit of a model whose parameters are in a file:
         twice what it contains, and a little more.
 

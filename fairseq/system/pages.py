@@ -10,7 +10,7 @@ from typing import Any
 from fairseq.system.terminal import page_text
 
 
-def page(title: str, facts: Mapping[str, Any], body: str, style: str = "") -> str:
+def page(title: str, facts: Mapping[str, object], body: str, style: str = "") -> str:
     """Return one self-contained page of *body*, HTML, and additional CSS; *facts*, texts by name,
     stand at its head."""
     listed = "\n".join(f"<dt>{page_text(name)}</dt><dd>{page_text(str(value))}</dd>" for name, value in facts.items())

@@ -65,7 +65,7 @@ def page_text(text: str) -> str:
 
 
 @contextlib.contextmanager
-def byte_bar(total: int, what: str = "") -> Iterator[Callable[[int], Any]]:
+def byte_bar(total: int, what: str = "") -> Iterator[Callable[[int], object]]:
     """Give a function to call with the bytes read since its last call, of *total*; *what* stands
     before the progress.
 
@@ -237,7 +237,7 @@ class PipeStream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def renewed(self, at_end: Callable[[], Any]) -> PipeStream:
+    def renewed(self, at_end: Callable[[], object]) -> PipeStream:
         """Return the stream with another *at_end*."""
         return PipeStream(self._stream, at_end)
 
@@ -256,7 +256,7 @@ def end_quietly() -> NoReturn:
 
 
 @contextlib.contextmanager
-def closed_pipes(at_end: Callable[[], Any]) -> Iterator[None]:
+def closed_pipes(at_end: Callable[[], object]) -> Iterator[None]:
     """In a ``with`` statement, call *at_end* where stdout
     or stderr is a pipe that no process reads any more."""
     before = sys.stdout, sys.stderr
@@ -267,7 +267,7 @@ def closed_pipes(at_end: Callable[[], Any]) -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _watched(stream: Any, at_end: Callable[[], Any]) -> Any:
+def _watched(stream: Any, at_end: Callable[[], object]) -> Any:
     if isinstance(stream, PipeStream):
         return stream.renewed(at_end)
     try:

@@ -59,7 +59,7 @@ class Workers(Generic[R]):
         # Work that waits in the queue would be done before the pool ends.
         self._pool.shutdown(cancel_futures=True)
 
-    def map(self, work: Iterable[tuple[Any, ...]]) -> Iterator[R]:
+    def map(self, work: Iterable[tuple[object, ...]]) -> Iterator[R]:
         """Yield ``task(*arguments)`` for each of *work*,
         in order; raise UserError if a process died."""
         if self._pool is None:
@@ -80,7 +80,7 @@ class Workers(Generic[R]):
             raise UserError(f"`workers` {self.count}: a process died, possibly out of memory; use fewer") from None
 
 
-def in_another_process(task: Callable[..., R], items: Iterable[Any], *arguments: Any) -> R:
+def in_another_process(task: Callable[..., R], items: Iterable[object], *arguments: object) -> R:
     """Return ``task(items, *arguments)``, computed
     in a process that any exception here ends at once.
 
@@ -133,7 +133,7 @@ def _interrupts_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_process_task: Callable[..., Any]
+_process_task: Callable[..., object]
 
 
 def _set_task(plugins: list[str], pickled: bytes) -> None:
@@ -165,5 +165,5 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
-def _run_task(*arguments: Any) -> Any:
+def _run_task(*arguments: object) -> Any:
     return _process_task(*arguments)

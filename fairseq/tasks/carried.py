@@ -56,7 +56,7 @@ class CarriedState:
         pass was finite."""
         return after
 
-    def restart(self, value: Any) -> Any:
+    def restart(self, value: object) -> Any:
         """The value at the beginning of an epoch."""
 
     def save(self, value: Any, world: World) -> Any:

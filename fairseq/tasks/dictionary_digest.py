@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.errors import UserError
@@ -27,7 +26,7 @@ def dictionary_of(task: FairseqTask) -> Dictionary | None:
     return dictionary if isinstance(dictionary, Dictionary) else None
 
 
-def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
+def stored_digest(state: Mapping[str, object], path: str | Path) -> str | None:
     """Return the digest of the dictionary that the checkpoint *state*, read from *path*, was
     trained with, or None.
 
@@ -41,7 +40,7 @@ def stored_digest(state: Mapping[str, Any], path: str | Path) -> str | None:
     return Dictionary.load(beside).digest() if is_file(beside) else None
 
 
-def check_dictionary(state: Mapping[str, Any], path: str | Path, dictionary: Dictionary | None) -> None:
+def check_dictionary(state: Mapping[str, object], path: str | Path, dictionary: Dictionary | None) -> None:
     """Raise UserError if the checkpoint *state*,
     read from *path*, was trained with another dictionary."""
     if dictionary is None:

@@ -49,7 +49,7 @@ class LossGraph(nn.Module):
         self.criterion = criterion
         self.update_num = 0
 
-    def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> tuple[StepOutput, Mapping[str, Any]]:
+    def forward(self, sample: Sample, inputs: Mapping[str, object]) -> tuple[StepOutput, Mapping[str, Any]]:
         """See :meth:`FairseqCriterion.step`."""
         return self.criterion.step(self.model, sample, inputs)
 
@@ -76,18 +76,18 @@ class Extension(Protocol):
     """Names of the subsets of tokens that its samples mark."""
 
     @staticmethod
-    def extend_model(model: BaseFairseqModel, cfg: Any, task: Any) -> None:
+    def extend_model(model: BaseFairseqModel, cfg: Any, task: object) -> None:
         """Add to *model*, just built for *task*, what *cfg* says, the settings of the extension."""
 
     @staticmethod
     def finished(
-        args: Mapping[str, Any], parameters: Mapping[str, Tensor]
+        args: Mapping[str, object], parameters: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Any], Mapping[str, Tensor]]:
         """Settings and parameters of a model that is used
         without the extension, unless *args* keep it."""
 
     @staticmethod
-    def measured(args: Mapping[str, Any]) -> Mapping[str, Any]:
+    def measured(args: Mapping[str, object]) -> Mapping[str, Any]:
         """Settings of the task that evaluates a model with *args*, changed as these ask for."""
 
     def extend_dataset(
@@ -139,7 +139,7 @@ class FairseqTask(Part):
         self.kinds, self.subsets = (*self.kinds, *extension.kinds), (*self.subsets, *extension.subsets)
 
     @classmethod
-    def setup_task(cls, args: Settings, **kwargs: Any) -> FairseqTask:
+    def setup_task(cls, args: Settings, **kwargs: object) -> FairseqTask:
         """Load what the task needs, such as the dictionary, and build the task."""
         return cls(args, **kwargs)
 
@@ -305,7 +305,7 @@ class FairseqTask(Part):
         """
         if sample is None:
             return graph(self.dummy_sample(device), {})[0], carried
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, object] = {}
         for kind in self.kinds:
             inputs |= kind.inputs(carried.get(kind.name), sample)
         output, extra = graph(sample, inputs)
@@ -328,11 +328,11 @@ class FairseqTask(Part):
         """Reset the carried state at the beginning of an epoch."""
         self.carried = {kind.name: kind.restart(self.carried.get(kind.name)) for kind in self.kinds}
 
-    def save_carried(self, world: World) -> dict[str, Any]:
+    def save_carried(self, world: World) -> dict[str, object]:
         """The carried state for a checkpoint, complete on rank 0; call it on every rank."""
         return {kind.name: kind.save(self.carried.get(kind.name), world) for kind in self.kinds}
 
-    def load_carried(self, saved: Mapping[str, Any], rows: int, world: World) -> None:
+    def load_carried(self, saved: Mapping[str, object], rows: int, world: World) -> None:
         """Restore the state from :meth:`save_carried`;
         *rows* is the number of rows of a batch on one rank."""
         self.carried = {

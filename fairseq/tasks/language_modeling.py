@@ -40,7 +40,7 @@ class LanguageModelingTask(FairseqTask):
         self.dictionary = dictionary
 
     @classmethod
-    def setup_task(cls, args: Settings, **kwargs: Any) -> LanguageModelingTask:
+    def setup_task(cls, args: Settings, **kwargs: object) -> LanguageModelingTask:
         return cls(args, load_dictionary(typed_settings(args).data_path))
 
     @property

@@ -39,7 +39,7 @@ class MaskedLMTask(FairseqTask):
             dictionary.add_mask()
 
     @classmethod
-    def setup_task(cls, args: Settings, **kwargs: Any) -> MaskedLMTask:
+    def setup_task(cls, args: Settings, **kwargs: object) -> MaskedLMTask:
         return cls(args, load_dictionary(typed_settings(args).data_path))
 
     def batch_settings(self) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def is_plain(path: str) -> bool:
     return not _suffix(path) and not path.endswith(".jsonl") and not is_table(path)
 
 
-def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lambda count: None) -> Iterator[Block]:
+def read_blocks(path: str, form: TextFormat, report: Callable[[int], object] = lambda count: None) -> Iterator[Block]:
     """Yield the blocks of a file; memory is bounded but for long JSON lines.
 
     Args:
@@ -101,7 +101,7 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], Any] = lamb
             before = raw.tell()
 
 
-def _table_blocks(path: str, field: str, report: Callable[[int], Any]) -> Iterator[Block]:
+def _table_blocks(path: str, field: str, report: Callable[[int], object]) -> Iterator[Block]:
     first, data = 1, bytearray()
     for file in table_files(path):
         for texts, size in table_rows(file, field):
@@ -181,7 +181,7 @@ class _Frames(io.RawIOBase):
         padding: bytes that may lie between frames.
     """
 
-    def __init__(self, raw: BinaryIO, path: str, new: Callable[[], Any], padding: bytes = b"") -> None:
+    def __init__(self, raw: BinaryIO, path: str, new: Callable[[], object], padding: bytes = b"") -> None:
         self._raw, self._path, self._new, self._padding = raw, path, new, padding
         self._frame: Any = None
         self._ready = memoryview(b"")

@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
 
 
 def _write_split(
-    text: BinaryIO, out: BinaryIO, size: int, kind: str, counts: np.ndarray, report: Callable[[int], Any]
+    text: BinaryIO, out: BinaryIO, size: int, kind: str, counts: np.ndarray, report: Callable[[int], object]
 ) -> int:
     """Write the next *size* bytes of *text* as symbols,
     and count them; return the number of tokens."""

@@ -61,7 +61,7 @@ class Best:
         return replace(self, value=extra.get("best"), without_improvement=int(extra.get("without_improvement") or 0))
 
 
-def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) -> dict[str, Any]:
+def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) -> dict[str, object]:
     """Everything that decides what a validation of *split* measures,
     by setting; metrics of two are not compared.
 
@@ -83,7 +83,7 @@ def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) 
     return {**measured, **{name: value for name, value in of_task.items() if value is not None}}
 
 
-def changes(now: Mapping[str, Any], before: Mapping[str, Any] | None, args: Mapping[str, Any]) -> str:
+def changes(now: Mapping[str, object], before: Mapping[str, object] | None, args: Mapping[str, object]) -> str:
     """Return which parts of a fingerprint differ, as text for the log; empty if none does.
 
     Where a checkpoint has none *before*, as fairseq's, what its settings *args* tell is compared.

@@ -62,7 +62,7 @@ def check_outputs(settings: TrainingSettings) -> None:
             raise UserError(f"`{name}` {path}: exists, and is not of the run in {save_dir}; choose another name")
 
 
-def _outputs(save_dir: Path) -> dict[str, Any]:
+def _outputs(save_dir: Path) -> dict[str, object]:
     """The files that the run in *save_dir* writes outside
     its checkpoints, with the name of its folder."""
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +63,7 @@ class LossScaler:
         """Return what changes."""
         return {name: getattr(self, name) for name in _STATE}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         """Restore a state."""
         for name in _STATE:
             if name in state:

@@ -36,7 +36,7 @@ class Reporter:
         with recording(common, saving.save_dir, updates, not saving.no_save) as self._record:
             yield
 
-    def record(self, values: Mapping[str, Any] | None, tag: str, step: int) -> None:
+    def record(self, values: Mapping[str, object] | None, tag: str, step: int) -> None:
         """Write *values*, what they are of (``train_inner``, ``train`` or a split), and step; None:
         no line is due."""
         self._record(values, tag, step)
@@ -49,7 +49,7 @@ class Reporter:
         return progress_bar(items, log_format=resolved, log_interval=interval, epoch=epoch, total=total, **shown_at)
 
 
-def interval_line(state: TrainingState, ends: bool = True) -> dict[str, Any]:
+def interval_line(state: TrainingState, ends: bool = True) -> dict[str, object]:
     """Metrics of the updates since the interval began; if it *ends*, the next one begins.
 
     A line within the interval leaves its sums as they are,
@@ -64,14 +64,14 @@ def interval_line(state: TrainingState, ends: bool = True) -> dict[str, Any]:
     return _line(state, report, speeds)
 
 
-def epoch_line(state: TrainingState) -> dict[str, Any]:
+def epoch_line(state: TrainingState) -> dict[str, object]:
     """Metrics of an epoch."""
     meter = state.meters["train"]
     speeds = state.clock.speeds("train", meter, state.clock.elapsed())
     return _line(state, meter.report(state.figures), speeds)
 
 
-def validation_line(epoch: int, stage: Stage | None, report: Mapping[str, float], wps: float) -> dict[str, Any]:
+def validation_line(epoch: int, stage: Stage | None, report: Mapping[str, float], wps: float) -> dict[str, object]:
     """Metrics of a validation in fairseq's order: the speed before ``wpb`` and ``bsz``."""
     sizes = {name: report[name] for name in ("wpb", "bsz")}
     metrics = {name: value for name, value in report.items() if name not in sizes}
@@ -138,7 +138,7 @@ def stage_line(stage: Stage | None) -> dict[str, int]:
     return {} if stage is None else {"stage": stage.number, "tokens_per_sample": stage.tokens_per_sample}
 
 
-def _line(state: TrainingState, report: dict[str, float], speeds: dict[str, float]) -> dict[str, Any]:
+def _line(state: TrainingState, report: dict[str, float], speeds: dict[str, float]) -> dict[str, object]:
     batches = state.batches
     # fairseq's order, which scripts that read its logs rely on.
     return {

@@ -148,7 +148,7 @@ def _load_weights(state: TrainingState, saved: Mapping[str, Any], source: str) -
     load_fitting(state.model, saved["model"], source)
 
 
-def at_version(settings: TrainingSettings, stored: Mapping[str, Any]) -> TrainingSettings:
+def at_version(settings: TrainingSettings, stored: Mapping[str, object]) -> TrainingSettings:
     """*settings* with ``--arch transformer_lm`` as the fairseq that *stored* a checkpoint's
     settings meant it."""
     values = resumed(settings.model, stored) if settings.chosen.arch == "transformer_lm" else {}
@@ -177,7 +177,9 @@ def restoring(path: str) -> Iterator[None]:
         ) from error
 
 
-def log_differences(state: TrainingState, requested: TrainingSettings, stored: Mapping[str, Any], source: str) -> None:
+def log_differences(
+    state: TrainingState, requested: TrainingSettings, stored: Mapping[str, object], source: str
+) -> None:
     """Log one warning with the settings of *state*, restored, that differ from the checkpoint's;
     nothing without any.
 

@@ -80,7 +80,7 @@ class Saver:
         else:
             finish()
 
-    def save_as(self, name: str, state: Mapping[str, Any], epoch: int, updates: int) -> None:
+    def save_as(self, name: str, state: Mapping[str, object], epoch: int, updates: int) -> None:
         """Write *state* at once, on every process, as *name*,
         which training neither resumes from nor removes."""
         self.wait()
@@ -101,7 +101,7 @@ class Saver:
 
     def _parts(
         self,
-        state: Mapping[str, Any],
+        state: Mapping[str, object],
         paths: list[Path],
         group: dist.ProcessGroup,
         epoch: int,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from fairseq.config.registry import LR_SCHEDULERS
 from fairseq.config.settings import TrainingSettings
@@ -126,7 +125,7 @@ def settings_at(settings: TrainingSettings, stages: list[Stage], stage: Stage) -
     does not lower it.
     """
     lengths = {s.tokens_per_sample for s in stages}
-    changes: dict[str, Any] = {"tokens_per_sample": stage.tokens_per_sample, "max_update": stages[-1].max_update}
+    changes: dict[str, object] = {"tokens_per_sample": stage.tokens_per_sample, "max_update": stages[-1].max_update}
     if stage.max_tokens is not None:
         changes |= {"max_tokens": stage.max_tokens, "batch_size": None}
     if stage.lr is not None:

@@ -120,11 +120,11 @@ class TrainingState:
         self.best = Best(settings.checkpoint.maximize_best_checkpoint_metric)
         self.former_best: Mapping[str, Any] | None = None
         self.end: Limit | None = None
-        self.inferred: dict[str, Any] = {}
-        self.restored: dict[str, Any] = {}
-        self.restored_position: Mapping[str, Any] | None = None
+        self.inferred: dict[str, object] = {}
+        self.restored: dict[str, object] = {}
+        self.restored_position: Mapping[str, object] | None = None
         self.clock, self.started, self.trained_before = Clock(self.meters), time.perf_counter(), 0.0
-        self._measured: Mapping[str, Any] | None = None
+        self._measured: Mapping[str, object] | None = None
 
     metric: float | None
 
@@ -179,7 +179,7 @@ class TrainingState:
         """Return seconds of training so far, restored ones included."""
         return self.trained_before + time.perf_counter() - self.started
 
-    def stored_settings(self) -> dict[str, Any]:
+    def stored_settings(self) -> dict[str, object]:
         """Return the settings in force, as a checkpoint stores them."""
         return stored_settings(self.settings.flat, self.model)
 
@@ -192,7 +192,7 @@ class TrainingState:
         Tensors are the live ones: only the process
         that writes the checkpoint copies them to the host.
         """
-        extra: dict[str, Any] = {
+        extra: dict[str, object] = {
             "random": gather_random_states(self.world),
             "carried": self.task.save_carried(self.world),
             "sums": {name: meter.state_dict() for name, meter in self.meters.items()},
@@ -251,7 +251,7 @@ class TrainingState:
             self._measured = fingerprint(self.settings, *next(iter(self.validation.items())))
         return self._measured
 
-    def _stored_model(self) -> dict[str, Any]:
+    def _stored_model(self) -> dict[str, object]:
         """The model as a checkpoint stores it: where a mean of the weights is asked for, in place
         of the parameters."""
         stored = self.reducer.consolidated(stored_parameters(self.model))

@@ -27,7 +27,7 @@ from fairseq.tasks.language_modeling import LanguageModelingTask
 PAD = 1  # the id of padding in every dictionary of fairseq
 
 
-def adapt(kind: str, part: Any) -> None:
+def adapt(kind: str, part: object) -> None:
     """Change *part*, a plug-in's part of the registry for *kind*, which calls this."""
     if kind in _ADAPTERS:
         for name in ("settings_of", "unread"):
@@ -97,13 +97,13 @@ def put_under(part: type, base: type, root: type, *, first: bool = False) -> Non
     cls.__bases__ = (base, *cls.__bases__) if first else (*(b for b in cls.__bases__ if b is not root), base)
 
 
-def _wrap(part: Any, name: str, call: Callable[..., Any]) -> None:
+def _wrap(part: object, name: str, call: Callable[..., object]) -> None:
     """Let *call* be the method *name* of *part*; it is given the former method, then the
     arguments."""
     method = getattr(part, name)
 
     @functools.wraps(method)
-    def wrapped(self: Any, *args: Any, **options: Any) -> Any:
+    def wrapped(self: Any, *args: object, **options: object) -> Any:
         return call(method, self, *args, **options)
 
     setattr(part, name, wrapped)
@@ -136,7 +136,7 @@ def _add_positions(parser: Any) -> None:
     fields.add_flags(parser, BlockModelConfig, ["max_target_positions"])
 
 
-def _give_namespace(part: Any, name: str) -> None:
+def _give_namespace(part: object, name: str) -> None:
     """Let the method *name* of *part* have the namespace as its first argument where it is called
     with settings."""
     # Static: a class method must be bound to the class that is called, which may be a subclass of
@@ -145,7 +145,7 @@ def _give_namespace(part: Any, name: str) -> None:
     bound = isinstance(method, classmethod | staticmethod)
 
     @functools.wraps(method.__func__ if bound else method)
-    def call(self: Any, settings: Any, *rest: Any, **options: Any) -> Any:
+    def call(self: Any, settings: object, *rest: object, **options: object) -> Any:
         # A plug-in's own call of `super()` passes the namespace on, which goes through unchanged.
         flat = namespace_of(settings) if isinstance(settings, Settings) else settings
         return (method.__get__(None, self) if bound else functools.partial(method, self))(flat, *rest, **options)

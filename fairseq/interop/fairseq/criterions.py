@@ -47,7 +47,7 @@ def label_smoothed_nll_loss(
 class MaskedLmLoss(MaskedLMCriterion):
     """The masked-LM criterion with fairseq's constructor: of settings and task, or of the task."""
 
-    def __init__(self, *parts: Any, **unused: Any) -> None:
+    def __init__(self, *parts: object, **unused: object) -> None:
         super().__init__(next(part for part in (*parts, *unused.values()) if hasattr(part, "source_dictionary")))
 
 
@@ -91,7 +91,7 @@ class FairseqLoss:
     Without *reduce* it is the one of this package, which returns loss, sample size and sums.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: object, **options: object) -> None:
         parameters = list(inspect.signature(super().__init__).parameters.values())
         # Constructors of fairseq take further arguments, such as whether to report accuracy: those
         # that this package's base does not know are dropped.
@@ -108,7 +108,7 @@ class FairseqLoss:
         lprobs = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
         return lprobs.flatten(0, -2), model.get_targets(sample, net_output).reshape(-1)
 
-    def compute_loss(self: Any, model: Any, net_output: Any, sample: Sample, reduce: bool | None = None) -> Any:
+    def compute_loss(self: Any, model: object, net_output: object, sample: Sample, reduce: bool | None = None) -> Any:
         # Called by this package, which never passes `reduce`.
         if reduce is None and not isinstance(model, LogitsModel):
             return super().compute_loss(model, net_output, sample)  # type: ignore[misc]
@@ -133,7 +133,7 @@ class FairseqLoss:
             log_figures(language_model_figures(), logging_outputs)
 
     @staticmethod
-    def aggregate_logging_outputs(logging_outputs: Any) -> Any:
+    def aggregate_logging_outputs(logging_outputs: object) -> Any:
         """The figures of outputs, in the manner of fairseq before 0.8; plug-ins override it."""
         raise NotImplementedError
 
@@ -150,16 +150,16 @@ class FairseqLoss:
         return self.logged(self.compute_loss(model, model(**sample["net_input"]), sample, reduce=reduce), sample)
 
 
-def log_aggregated(figures: Mapping[str, Any]) -> None:
+def log_aggregated(figures: Mapping[str, object]) -> None:
     """Log the *figures* of ``aggregate_logging_outputs``, but for the sizes among them."""
     for name, value in figures.items():
         if name not in ("nsentences", "ntokens", "sample_size"):
             metrics.log_scalar(name, value)
 
 
-def log_figures(figures: Mapping[str, Figure], logging_outputs: Sequence[Mapping[str, Any]]) -> None:
+def log_figures(figures: Mapping[str, Figure], logging_outputs: Sequence[Mapping[str, object]]) -> None:
     """Log the *figures* that the sums of *logging_outputs* have, weighted by the sample size."""
-    sums: dict[str, Any] = {"loss": 0, "ntokens": 0, SIZE: 0}
+    sums: dict[str, object] = {"loss": 0, "ntokens": 0, SIZE: 0}
     for output in logging_outputs:
         for name, value in output.items():
             if isinstance(value, Tensor | int | float):
@@ -176,7 +176,7 @@ def takes_reduce(criterion: type) -> bool:
     return method is not FairseqLoss.compute_loss and "reduce" in inspect.signature(method).parameters
 
 
-def logits_model(model: Any) -> Any:
+def logits_model(model: object) -> Any:
     """*model*, as a :class:`LogitsModel` if its output layer is of this package."""
     wrap = isinstance(getattr(model, "output_layer", None), OutputLayer) and not isinstance(model, LogitsModel)
     return LogitsModel(model) if wrap else model

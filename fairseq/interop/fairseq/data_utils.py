@@ -83,7 +83,7 @@ def batch_by_size(
     max_tokens: int | None = None,
     max_sentences: int | None = None,
     required_batch_size_multiple: int = 1,
-    fixed_shapes: Any = None,
+    fixed_shapes: object = None,
 ) -> list[list[int]]:
     """*indices* as batches of at most *max_tokens* tokens with padding, and *max_sentences* rows.
 
@@ -128,7 +128,9 @@ def batch_by_size_fn(
     return batch_by_size(indices, num_tokens_fn, None, max_tokens, max_sentences, bsz_mult)
 
 
-def filter_by_size(indices: np.ndarray, dataset: Any, max_positions: Any, raise_exception: bool = False) -> np.ndarray:
+def filter_by_size(
+    indices: np.ndarray, dataset: Any, max_positions: object, raise_exception: bool = False
+) -> np.ndarray:
     """The *indices* of examples whose size is at most *max_positions*.
 
     Raises:

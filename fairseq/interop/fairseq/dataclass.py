@@ -97,7 +97,7 @@ def extendable(name: str, config: type) -> type:
     return dataclasses.make_dataclass(name, copies, bases=(FairseqDataclass,), namespace={"__doc__": config.__doc__})
 
 
-def _copied(field: dataclasses.Field[Any], **defaults: Any) -> Any:
+def _copied(field: dataclasses.Field[Any], **defaults: object) -> Any:
     """*field* for another class: a ``Field`` belongs to the one that it was made for."""
     if field.default_factory is not dataclasses.MISSING:
         return dataclasses.field(default_factory=field.default_factory, metadata=field.metadata)
@@ -204,7 +204,7 @@ def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     return (kind | None if optional else kind), made
 
 
-def _kind(hint: Any, default: Any) -> tuple[Any, bool, tuple[str, ...] | None]:
+def _kind(hint: object, default: object) -> tuple[Any, bool, tuple[str, ...] | None]:
     """(type, may be None, choices) of a setting annotated with *hint*."""
     optional = False
     if typing.get_origin(hint) in (typing.Union, types.UnionType):

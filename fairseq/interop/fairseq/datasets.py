@@ -20,7 +20,7 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return (self[index] for index in range(len(self)))
 
     def collater(self, samples: Sequence[Any]) -> Any:
@@ -46,7 +46,7 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
         multiple = options.get("required_batch_size_multiple", 1)
         return batch_by_size(indices, self.num_tokens, None, max_tokens, max_sentences, multiple)
 
-    def filter_indices_by_size(self, indices: np.ndarray, max_sizes: Any) -> tuple[np.ndarray, list[int]]:
+    def filter_indices_by_size(self, indices: np.ndarray, max_sizes: object) -> tuple[np.ndarray, list[int]]:
         """The *indices* of examples that are not longer than *max_sizes*, and the others."""
         fitting = filter_by_size(indices, self, max_sizes)
         return fitting, np.setdiff1d(indices, fitting).tolist()
@@ -179,7 +179,7 @@ class RandomCropDataset(TruncateDataset):
 
 
 def maybe_shorten_dataset(
-    dataset: Any, split: str, shorten_data_split_list: str, shorten_method: str, tokens_per_sample: int, seed: int
+    dataset: object, split: str, shorten_data_split_list: str, shorten_method: str, tokens_per_sample: int, seed: int
 ) -> Any:
     """*dataset*, with rows cut to *tokens_per_sample* by *shorten_method* if *split* is listed, or
     nothing is."""
@@ -292,7 +292,7 @@ class NumelDataset(BaseWrapperDataset):
 class RawLabelDataset(ListDataset):
     """Labels that are given as numbers."""
 
-    def __init__(self, labels: Sequence[Any]) -> None:
+    def __init__(self, labels: Sequence[object]) -> None:
         super().__init__(labels)
 
     def collater(self, samples: Sequence[Any]) -> Tensor:
@@ -406,7 +406,7 @@ class NestedDictionaryDataset(FairseqDataset):
             dataset.set_epoch(epoch)
 
 
-def _flat(defn: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(defn: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in defn.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")
@@ -417,5 +417,5 @@ def _flat(defn: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 class LRUCacheDataset(BaseWrapperDataset):
     """The dataset as it is: nothing is cached."""
 
-    def __init__(self, dataset: Any, token: Any = None) -> None:
+    def __init__(self, dataset: Any, token: object = None) -> None:
         super().__init__(dataset)

@@ -4,9 +4,8 @@ any of them."""
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
-MISSING: dict[str, Any] = {  # settings that this package has are not here
+MISSING: dict[str, object] = {  # settings that this package has are not here
     # common
     "aim_repo": None,
     "aim_run_hash": None,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -14,11 +12,11 @@ def _several() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def get_rank(group: Any = None) -> int:
+def get_rank(group: object = None) -> int:
     return dist.get_rank() if _several() else 0
 
 
-def get_world_size(group: Any = None) -> int:
+def get_world_size(group: object = None) -> int:
     return dist.get_world_size() if _several() else 1
 
 
@@ -34,18 +32,18 @@ def get_data_parallel_group() -> None:
 get_global_group = get_data_parallel_group
 
 
-def is_master(args: Any = None) -> bool:
+def is_master(args: object = None) -> bool:
     return get_rank() == 0
 
 
-def all_reduce(tensor: Tensor, group: Any = None, op: str = "sum") -> Tensor:
+def all_reduce(tensor: Tensor, group: object = None, op: str = "sum") -> Tensor:
     """Sum (or *op* max) of *tensor* over all processes, in place."""
     if _several():
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
     return tensor
 
 
-def all_gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
+def all_gather(tensor: Tensor, group: object = None) -> list[Tensor]:
     if not _several():
         return [tensor]
     gathered = [torch.empty_like(tensor) for _ in range(get_world_size())]
@@ -53,14 +51,14 @@ def all_gather(tensor: Tensor, group: Any = None) -> list[Tensor]:
     return gathered
 
 
-def broadcast(tensor: Tensor, src: int, group: Any = None) -> None:
+def broadcast(tensor: Tensor, src: int, group: object = None) -> None:
     if _several():
         dist.broadcast(tensor, src)
 
 
-def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
+def all_gather_list(data: object, group: object = None, max_size: int = 16384) -> list[object]:
     if not _several():
         return [data]
-    gathered: list[Any] = [None] * dist.get_world_size()
+    gathered: list[object] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, data)
     return gathered

@@ -8,10 +8,10 @@ import os
 import shutil
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 
-def cached_path(path: Any, *unused: Any) -> str:
+def cached_path(path: object, *unused: object) -> str:
     """*path*: nothing is downloaded."""
     return str(path)
 
@@ -32,7 +32,7 @@ class PathManager:
         return True
 
     @staticmethod
-    def supports_rename(path: Any) -> bool:
+    def supports_rename(path: object) -> bool:
         """Return that *path* can be renamed."""
         return True
 

@@ -30,7 +30,7 @@ class Sampling(BeamSearch):
     """Tokens are drawn, of the *sampling_topk* most probable, or the fewest of probability
     *sampling_topp*."""
 
-    def __init__(self, tgt_dict: Any, sampling_topk: int = -1, sampling_topp: float = -1.0) -> None:
+    def __init__(self, tgt_dict: object, sampling_topk: int = -1, sampling_topp: float = -1.0) -> None:
         super().__init__(tgt_dict)
         self.sampling = max(sampling_topk, 0), sampling_topp if sampling_topp > 0 else 1.0
 
@@ -93,11 +93,11 @@ class SequenceGenerator:
 
     def generate(
         self,
-        models: Sequence[Any],
+        models: Sequence[object],
         sample: Any,
         prefix_tokens: Tensor | None = None,
         bos_token: int | None = None,
-        **_: Any,
+        **_: object,
     ) -> list[list[dict[str, Any]]]:
         """For each row of ``sample["net_input"]["src_tokens"]`` its hypotheses, the best first.
 
@@ -142,11 +142,11 @@ class SequenceScorer:
     *softmax_batch* positions have their logits computed at once; None: as many as fit.
     """
 
-    def __init__(self, tgt_dict: Any, softmax_batch: int | None = None, **unused: Any) -> None:
+    def __init__(self, tgt_dict: Any, softmax_batch: int | None = None, **unused: object) -> None:
         self.pad, self.chunk = tgt_dict.pad(), softmax_batch
 
     @torch.no_grad()
-    def generate(self, models: Sequence[Any], sample: Any, **unused: Any) -> list[list[dict[str, Any]]]:
+    def generate(self, models: Sequence[Any], sample: Any, **unused: object) -> list[list[dict[str, Any]]]:
         """For each row of ``sample["target"]`` one hypothesis, with the mean probability of several
         models."""
         target, inputs = sample["target"], {"src_tokens": sample["net_input"]["src_tokens"]}

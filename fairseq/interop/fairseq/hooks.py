@@ -24,7 +24,7 @@ EXPECTED = {
     "begin_epoch": "(epoch, model)",
     "begin_valid_epoch": "(epoch, model)",
 }
-ARGUMENTS: dict[str, tuple[Any, ...]] = {  # as many values as the calls have
+ARGUMENTS: dict[str, tuple[object, ...]] = {  # as many values as the calls have
     "load_dataset": ("train",),
     "train_step": (None,) * 4,
     "valid_step": (None,) * 3,
@@ -47,7 +47,7 @@ def overrides(part: type, name: str, base: type = FairseqTask) -> bool:
     return getattr(part, name, None) is not getattr(base, name, None)
 
 
-def logs_itself(task: type, criterion: Any) -> bool:
+def logs_itself(task: type, criterion: object) -> bool:
     """Return whether the figures of a run are what ``reduce_metrics`` of *task* or *criterion*
     logs."""
     names = ("reduce_metrics", "aggregate_logging_outputs")
@@ -64,14 +64,14 @@ def _function(cls: type, name: str) -> Any:
     return getattr(method, "__func__", method)
 
 
-def accepted(method: Callable[..., Any], **options: Any) -> dict[str, Any]:
+def accepted(method: Callable[..., object], **options: object) -> dict[str, object]:
     """Those *options* that *method* takes: versions of fairseq differ in them."""
     parameters = inspect.signature(method).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     return {name: value for name, value in options.items() if open_ended or name in parameters}
 
 
-def check(task: Any, model: Any, criterion: Any) -> None:
+def check(task: Any, model: Any, criterion: object) -> None:
     """Check the methods that *task* overrides: they must be called here, with its arguments, and
     need no memory.
 

@@ -126,7 +126,7 @@ def from_pretrained(
     return GeneratorHubInterface(namespace_of(used), task, models)
 
 
-def check_splitters(settings: Mapping[str, Any]) -> None:
+def check_splitters(settings: Mapping[str, object]) -> None:
     """Check that tokenizer and subwords in *settings* are names of fairseq's.
 
     Raises:

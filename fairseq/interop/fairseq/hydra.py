@@ -70,7 +70,7 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
     return _flags(tree)
 
 
-def _defaults(folder: Path, entries: Any) -> dict[str, Any]:
+def _defaults(folder: Path, entries: object) -> dict[str, object]:
     """The options by group in a list of ``defaults``; Hydra's own are left out."""
     options: dict[str, Any] = {}
     for entry in entries if isinstance(entries, list) else [entries]:
@@ -85,7 +85,7 @@ def _defaults(folder: Path, entries: Any) -> dict[str, Any]:
     return {group: option for group, option in options.items() if not group.startswith("hydra")}
 
 
-def _override(text: str) -> tuple[str, str, Any]:
+def _override(text: str) -> tuple[str, str, object]:
     """Sign, key and value of an override on the command line."""
     import yaml
 
@@ -118,7 +118,7 @@ def _has_outer_comma(value: str) -> bool:
     return "," in bare
 
 
-def _of_option(folder: Path, group: str, option: Any) -> Tree:
+def _of_option(folder: Path, group: str, option: object) -> Tree:
     """The settings that *option* of *group* stands for: those in its file, or a part of this
     package by that name."""
     if option is None:
@@ -132,7 +132,7 @@ def _of_option(folder: Path, group: str, option: Any) -> Tree:
     return {group: {"_name": name, **(load_yaml(path, f"{group}={option}") if is_file(path) else {})}}
 
 
-def _merge(tree: Tree, other: Mapping[str, Any]) -> None:
+def _merge(tree: Tree, other: Mapping[str, object]) -> None:
     """Put *other* into *tree*; a part of another name replaces the former part with all its
     settings."""
     for name, value in other.items():
@@ -143,7 +143,7 @@ def _merge(tree: Tree, other: Mapping[str, Any]) -> None:
             tree[name] = value
 
 
-def _assign(tree: Tree, names: Sequence[str], value: Any, *, remove: bool) -> None:
+def _assign(tree: Tree, names: Sequence[str], value: object, *, remove: bool) -> None:
     for name in names[:-1]:
         inner = tree.setdefault(name, {})
         if not isinstance(inner, dict):
@@ -212,7 +212,7 @@ def _by_name(tree: Tree) -> dict[str, str]:
     return settings
 
 
-def _text(key: str, value: Any, tree: Tree) -> str | None:
+def _text(key: str, value: object, tree: Tree) -> str | None:
     """*value* as a flag takes it, None where it is no setting; lists are separated by commas."""
     value = _resolved(value, tree)
     if value == MISSING and key != "task.data":
@@ -221,7 +221,7 @@ def _text(key: str, value: Any, tree: Tree) -> str | None:
     return None if value is None else _joined([_resolved(item, tree) for item in items])
 
 
-def _resolved(value: Any, tree: Tree, depth: int = 8) -> Any:
+def _resolved(value: object, tree: Tree, depth: int = 8) -> Any:
     """*value* with the values of its references: ``${group.name}``, ``${env:NAME}``,
     ``${now:%Y-%m-%d}``.
 
@@ -257,7 +257,7 @@ def _referent(reference: str, tree: Tree) -> Any:
     return value
 
 
-def _joined(value: Any) -> str:
+def _joined(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(_joined, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

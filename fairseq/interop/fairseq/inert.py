@@ -44,13 +44,13 @@ class EncoderOut(NamedTuple):
     src_lengths: Any
 
 
-def collate(samples: Any, pad_idx: int, eos_idx: int, **options: Any) -> Any:
+def collate(samples: object, pad_idx: int, eos_idx: int, **options: object) -> Any:
     """Refused: batches of pairs."""
     raise UserError(f"collate: {_TRANSLATION}")
 
 
 def _made(name: str, base: type, reason: str) -> type:
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> None:
+    def refuse(self: Any, *args: object, **kwargs: object) -> None:
         raise UserError(f"{name}: {reason}")
 
     return type(name, (base,), {"__init__": refuse, "__module__": __name__, "__doc__": f"Refused: {reason}."})

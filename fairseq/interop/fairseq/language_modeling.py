@@ -17,7 +17,7 @@ from fairseq.text.dictionary import Dictionary
 
 
 def __init__(
-    self: Any, args: Any, dictionary: Dictionary, output_dictionary: Any = None, targets: Sequence[str] | None = None
+    self: Any, args: Any, dictionary: Dictionary, output_dictionary: object = None, targets: Sequence[str] | None = None
 ) -> None:
     """Make a task whose model predicts words of *output_dictionary*, and whose examples have
     *targets*.
@@ -36,7 +36,7 @@ def __init__(
         )
 
 
-def setup_dictionary(cls: Any, args: Any, **unused: Any) -> tuple[Dictionary, Dictionary]:
+def setup_dictionary(cls: Any, args: Any, **unused: object) -> tuple[Dictionary, Dictionary]:
     """The dictionaries of input and output, which are one."""
     return (load_dictionary(args.data),) * 2
 
@@ -46,7 +46,7 @@ def adapt(part: Any) -> None:
     make: Callable[..., None] = part.__init__
 
     @functools.wraps(make)
-    def call(self: Any, args: Any, dictionary: Dictionary, *rest: Any, **options: Any) -> None:
+    def call(self: Any, args: object, dictionary: Dictionary, *rest: object, **options: object) -> None:
         self.output_dictionary, self.targets = dictionary, ["future"]
         bound = inspect.signature(make).bind_partial(self, args, dictionary, *rest, **options).arguments
         usual = {name: getattr(self, name) for name in ("output_dictionary", "targets") if name not in bound}
@@ -59,10 +59,10 @@ def adapt(part: Any) -> None:
 
 def eval_lm_dataloader(
     self: Any,
-    dataset: Any,
+    dataset: object,
     max_tokens: int | None = 36000,
     batch_size: int | None = None,
-    max_positions: Any = None,
+    max_positions: object = None,
     num_shards: int = 1,
     shard_id: int = 0,
     num_workers: int = 1,

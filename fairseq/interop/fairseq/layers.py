@@ -78,7 +78,7 @@ class _Layer(nn.Module):
         x = self.residual_connection(self.dropout_module(self.fc2(y)), x)
         return x if self.normalize_before else self.final_layer_norm(x)
 
-    def _apply_to(self, x: Tensor, **attention: Any) -> tuple[Tensor, Tensor | None]:
+    def _apply_to(self, x: Tensor, **attention: object) -> tuple[Tensor, Tensor | None]:
         """The output, and the weights, of attention with the arguments *attention* and of the
         network."""
         y = self.self_attn_layer_norm(x) if self.normalize_before else x
@@ -100,7 +100,7 @@ class TransformerEncoderLayer(_Layer):
 
     part = "encoder"
 
-    def __init__(self, args: Any, return_fc: bool = False) -> None:
+    def __init__(self, args: object, return_fc: bool = False) -> None:
         super().__init__()
         self.return_fc = return_fc
         self._made_of(args)
@@ -120,7 +120,7 @@ class TransformerDecoderLayer(_Layer):
     part = "decoder"
 
     def __init__(
-        self, args: Any, no_encoder_attn: bool = False, add_bias_kv: bool = False, add_zero_attn: bool = False
+        self, args: object, no_encoder_attn: bool = False, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> None:
         super().__init__()
         if not no_encoder_attn:
@@ -130,7 +130,7 @@ class TransformerDecoderLayer(_Layer):
         self._made_of(args)
 
     def build_self_attention(  # type: ignore[override]
-        self, embed_dim: int, args: Any, add_bias_kv: bool = False, add_zero_attn: bool = False
+        self, embed_dim: int, args: object, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> nn.Module:
         """The attention; plug-ins override it."""
         added = {name: value for name, value in self.added.items() if value}
@@ -141,8 +141,8 @@ class TransformerDecoderLayer(_Layer):
         x: Tensor,
         encoder_out: None = None,
         encoder_padding_mask: None = None,
-        incremental_state: Any = None,
-        prev_self_attn_state: Any = None,
+        incremental_state: object = None,
+        prev_self_attn_state: object = None,
         prev_attn_state: None = None,
         self_attn_mask: Tensor | None = None,
         self_attn_padding_mask: Tensor | None = None,
@@ -156,7 +156,7 @@ class TransformerDecoderLayer(_Layer):
         masks = {"key_padding_mask": self_attn_padding_mask, "attn_mask": self_attn_mask}
         return *self._apply_to(x, incremental_state=incremental_state, need_weights=False, **masks), None
 
-    def make_generation_fast_(self, need_attn: bool = False, **options: Any) -> None:
+    def make_generation_fast_(self, need_attn: bool = False, **options: object) -> None:
         self.need_attn = need_attn
 
 
@@ -175,7 +175,7 @@ class TransformerSentenceEncoderLayer(_Layer):
         export: bool = False,
         q_noise: float = 0.0,
         qn_block_size: int = 8,
-        init_fn: Callable[[], Any] | None = None,
+        init_fn: Callable[[], object] | None = None,
     ) -> None:
         super().__init__()
         if init_fn is not None:
@@ -240,7 +240,7 @@ class TransformerSentenceEncoder(nn.Module):
         apply_bert_init: bool = False,
         activation_fn: str = "relu",
         learned_pos_embedding: bool = True,
-        **unused: Any,
+        **unused: object,
     ) -> None:
         super().__init__()
         self.padding_idx, self.vocab_size = padding_idx, vocab_size
@@ -274,7 +274,7 @@ class TransformerSentenceEncoder(nn.Module):
         segment_labels: Tensor | None = None,
         last_state_only: bool = False,
         positions: Tensor | None = None,
-        **unused: Any,
+        **unused: object,
     ) -> tuple[list[Tensor], Tensor]:
         """Hidden states [T, B, C] of embeddings and layers, or the last ones; and of the first
         token [B, C]."""

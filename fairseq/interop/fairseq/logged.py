@@ -34,7 +34,7 @@ class Logged(dict[str, Any]):
     outputs: tuple[Mapping[str, Any], ...]
 
     @classmethod
-    def of(cls, log: Any, loss: Any, sample: Any, graph: Any) -> Logged:
+    def of(cls, log: Any, loss: Any, sample: Any, graph: object) -> Logged:
         values = dict(log or {})
         # What the log of every run shows, where the plug-in does not name it.
         host = {"loss": loss, "ntokens": sample.get("ntokens", 0), "nsentences": sample.get("nsentences", 0)}
@@ -61,7 +61,7 @@ def without_outputs(log: Any) -> Any:
 class LoggingSums(NamedSums):
     """Standard sums, and the logging outputs of *steps*: updates, or batches of validation."""
 
-    steps: tuple[tuple[Mapping[str, Any], ...], ...]
+    steps: tuple[tuple[Mapping[str, object], ...], ...]
     graph: Any
 
     def __add__(self, other: NamedSums) -> NamedSums:
@@ -98,7 +98,7 @@ class LoggingSums(NamedSums):
     def reduced(self, world: World) -> NamedSums:
         return self.gathered(world).reduced(world)
 
-    def _reduced(self, outputs: list[Mapping[str, Any]]) -> dict[str, float]:
+    def _reduced(self, outputs: list[Mapping[str, object]]) -> dict[str, float]:
         """Sums and weights of the figures that ``reduce_metrics`` logs of *outputs*."""
         if not outputs:
             return {}
@@ -120,7 +120,7 @@ class LoggingSums(NamedSums):
         return sums
 
 
-def _on_host(value: Any) -> Any:
+def _on_host(value: object) -> Any:
     """*value* with numbers and tensors of the host."""
     if isinstance(value, Tensor):
         return value.item() if value.numel() == 1 else value.cpu()

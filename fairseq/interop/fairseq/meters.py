@@ -9,7 +9,7 @@ from typing import Any
 from fairseq.interop.fairseq.utils import item
 
 
-def safe_round(number: Any, ndigits: int) -> Any:
+def safe_round(number: object, ndigits: int) -> Any:
     """*number*, or the number in a tensor, rounded; anything else unchanged."""
     number = item(number)
     return round(number, ndigits) if hasattr(number, "__round__") else number
@@ -46,7 +46,7 @@ class AverageMeter:
 class SumMeter(AverageMeter):
     """The sum of the values so far."""
 
-    def update(self, val: Any, n: Any = 1) -> None:
+    def update(self, val: object, n: object = 1) -> None:
         if val is not None:
             self.sum = self.sum + val
 
@@ -132,7 +132,7 @@ class MetersDict(dict[str, Any]):
     class Derived:
         """A figure that is computed from the meters."""
 
-        def __init__(self, fn: Callable[[Any], Any]) -> None:
+        def __init__(self, fn: Callable[[Any], object]) -> None:
             self.fn = fn
 
         def reset(self) -> None:
@@ -142,7 +142,7 @@ class MetersDict(dict[str, Any]):
         super().__init__()
         self.priorities: dict[str, tuple[int, int]] = {}
 
-    def add_meter(self, key: str, meter: Any, priority: int) -> None:
+    def add_meter(self, key: str, meter: object, priority: int) -> None:
         """Add *meter* behind the ones of a lower or the same *priority*."""
         self.priorities[key] = (priority, len(self))
         self[key] = meter
@@ -154,7 +154,7 @@ class MetersDict(dict[str, Any]):
         meter = self[key]
         return meter.fn(self) if isinstance(meter, MetersDict.Derived) else meter.smoothed_value
 
-    def get_smoothed_values(self) -> dict[str, Any]:
+    def get_smoothed_values(self) -> dict[str, object]:
         """The values of all meters whose names do not begin with ``_``."""
         return {key: self.get_smoothed_value(key) for key in self if not key.startswith("_")}
 

@@ -49,7 +49,7 @@ def encode_line(
     line: str,
     line_tokenizer: Callable[[str], list[str]] = tokenize_line,
     add_if_not_exist: bool = True,
-    consumer: Callable[[str, int], Any] | None = None,
+    consumer: Callable[[str, int], object] | None = None,
     append_eos: bool = True,
     reverse_order: bool = False,
 ) -> Tensor:
@@ -163,7 +163,7 @@ def ordered_indices(self: Any) -> np.ndarray:
 
 
 def register_classification_head(
-    self: EncoderModel, name: str, num_classes: int = 2, inner_dim: int | None = None, **unused: Any
+    self: EncoderModel, name: str, num_classes: int = 2, inner_dim: int | None = None, **unused: object
 ) -> None:
     """Add a head over the first token to a model of this package, for a plug-in's ``build_model``.
 
@@ -182,7 +182,7 @@ def register_classification_head(
     self.__class__, self.__dict__ = SentenceModel, headed.__dict__
 
 
-def load_dataset(self: Any, split: str, combine: bool = False, **options: Any) -> None:
+def load_dataset(self: Any, split: str, combine: bool = False, **options: object) -> None:
     """Put the examples of *split* into ``self.datasets``."""
     self.datasets[split] = self.dataset(split, training=combine)
 
@@ -192,7 +192,7 @@ def get_batch_iterator(
     dataset: Any,
     max_tokens: int | None = None,
     max_sentences: int | None = None,
-    max_positions: Any = None,
+    max_positions: object = None,
     ignore_invalid_inputs: bool = False,
     required_batch_size_multiple: int = 1,
     seed: int = 1,
@@ -260,7 +260,7 @@ def filter_indices_by_size(
     return fitting
 
 
-def can_reuse_epoch_itr(self: Any, dataset: Any) -> bool:
+def can_reuse_epoch_itr(self: Any, dataset: object) -> bool:
     """Whether the batches of *dataset* are the same in every epoch."""
     return bool(getattr(dataset, "can_reuse_epoch_itr_across_epochs", False))
 
@@ -275,11 +275,11 @@ def max_positions(self: Any) -> Any:
     return None
 
 
-def begin_epoch(self: Any, epoch: int, model: Any) -> None:
+def begin_epoch(self: Any, epoch: int, model: object) -> None:
     """Do what precedes an epoch of training; plug-ins override it."""
 
 
-def begin_valid_epoch(self: Any, epoch: int, model: Any) -> None:
+def begin_valid_epoch(self: Any, epoch: int, model: object) -> None:
     """Do what precedes a validation; plug-ins override it."""
 
 
@@ -307,7 +307,7 @@ def valid_step(self: Any, sample: Sample, model: Any, criterion: Any) -> Any:
         return criterion(model, sample)
 
 
-def optimizer_step(self: Any, optimizer: Any, model: Any, update_num: int) -> None:
+def optimizer_step(self: Any, optimizer: Any, model: object, update_num: int) -> None:
     """Make the step of *optimizer*, in a loop of the caller's own."""
     optimizer.step()
 
@@ -317,7 +317,7 @@ def state_dict(self: Any) -> dict[str, Any]:
     return {}
 
 
-def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+def load_state_dict(self: Any, state_dict: dict[str, object]) -> None:
     """Go on from :func:`state_dict`; plug-ins override it."""
 
 
@@ -351,7 +351,7 @@ def reduce_metrics(self: Any, logging_outputs: Any, criterion: Any) -> None:
 
 
 def build_generator(
-    self: Any, models: Any, cfg: Any, seq_gen_cls: Any = None, extra_gen_cls_kwargs: Any = None, **unused: Any
+    self: Any, models: Any, cfg: object, seq_gen_cls: Any = None, extra_gen_cls_kwargs: Any = None, **unused: object
 ) -> SequenceGenerator:
     """The generator with the settings *cfg* of fairseq's generation, by their names."""
     pairs = (entry.partition("=") for entry in GENERATION.split())
@@ -370,20 +370,20 @@ def inference_step(
     return generator.generate(models, sample, prefix_tokens=prefix_tokens, **options)
 
 
-def build_dataset_for_inference(self: Any, src_tokens: Sequence[Tensor], src_lengths: Any, **unused: Any) -> Any:
+def build_dataset_for_inference(self: Any, src_tokens: Sequence[Tensor], src_lengths: object, **unused: object) -> Any:
     """A dataset of the lines *src_tokens*, whose batches :func:`inference_step` takes."""
     pad, lines = self.source_dictionary.pad(), datasets.ListDataset([line.long() for line in src_tokens], src_lengths)
     net_input = {"src_tokens": datasets.LeftPadDataset(lines, pad), "src_lengths": datasets.NumelDataset(lines)}
     return datasets.NestedDictionaryDataset({"id": datasets.IdDataset(), "net_input": net_input}, [src_lengths])
 
 
-def build_bpe(self: Any, args: Any) -> Any:
+def build_bpe(self: Any, args: object) -> Any:
     """The subwords that the settings *args* name; see
     :func:`fairseq.interop.fairseq.encoders.build_bpe`."""
     return encoders.build_bpe(args)
 
 
-def build_tokenizer(self: Any, args: Any) -> Any:
+def build_tokenizer(self: Any, args: object) -> Any:
     """The word tokenizer that *args* name; see
     :func:`fairseq.interop.fairseq.encoders.build_tokenizer`."""
     return encoders.build_tokenizer(args)
@@ -408,7 +408,7 @@ def default_args(self: Any) -> Any:
 default_cfg = default_args
 
 
-def default_datasets(self: Any) -> dict[str, Any]:
+def default_datasets(self: Any) -> dict[str, object]:
     """The datasets that ``load_dataset`` stores, by split."""
     return vars(self).setdefault("datasets", {})
 

@@ -56,24 +56,24 @@ def get_active_aggregators() -> list[MetersDict]:
     return list(_active.values())
 
 
-def _log(key: str, make: Callable[[], Any], priority: int, update: Callable[[Any], Any]) -> None:
+def _log(key: str, make: Callable[[], object], priority: int, update: Callable[[Any], object]) -> None:
     for aggregator in get_active_aggregators():
         if key not in aggregator:
             aggregator.add_meter(key, make(), priority)
         update(aggregator[key])
 
 
-def log_scalar(key: str, value: Any, weight: Any = 1, priority: int = 10, round: int | None = None) -> None:
+def log_scalar(key: str, value: object, weight: object = 1, priority: int = 10, round: int | None = None) -> None:
     """Log *value*, the mean of *weight* items, as the figure *key*."""
     _log(key, lambda: AverageMeter(round=round), priority, lambda meter: meter.update(value, weight))
 
 
-def log_scalar_sum(key: str, value: Any, priority: int = 10, round: int | None = None) -> None:
+def log_scalar_sum(key: str, value: object, priority: int = 10, round: int | None = None) -> None:
     """Log *value*, of which the figure *key* is the sum."""
     _log(key, lambda: SumMeter(round=round), priority, lambda meter: meter.update(value))
 
 
-def log_derived(key: str, fn: Callable[[MetersDict], Any], priority: int = 20) -> None:
+def log_derived(key: str, fn: Callable[[MetersDict], object], priority: int = 20) -> None:
     """Log a figure computed from the others: ``fn(meters)``."""
     for aggregator in get_active_aggregators():
         if key not in aggregator:
@@ -94,14 +94,16 @@ def log_start_time(key: str, priority: int = 40, round: int | None = None) -> No
     _log(key, lambda: StopwatchMeter(round=round), priority, lambda meter: meter.start())
 
 
-def log_stop_time(key: str, weight: float = 0.0, prehook: Any = None) -> None:
+def log_stop_time(key: str, weight: float = 0.0, prehook: object = None) -> None:
     """End the interval that :func:`log_start_time` began, in which *weight* items were done."""
     for aggregator in get_active_aggregators():
         if key in aggregator:
             aggregator[key].stop(weight, prehook)
 
 
-def log_custom(new_meter_fn: Callable[[], Any], key: str, *args: Any, priority: int = 50, **kwargs: Any) -> None:
+def log_custom(
+    new_meter_fn: Callable[[], object], key: str, *args: object, priority: int = 50, **kwargs: object
+) -> None:
     """Log into a meter of an own class, which *new_meter_fn* makes."""
     _log(key, new_meter_fn, priority, lambda meter: meter.update(*args, **kwargs))
 
@@ -131,7 +133,7 @@ def get_smoothed_value(name: str, key: str) -> Any:
     return _aggregators[name].get_smoothed_value(key)
 
 
-def get_smoothed_values(name: str) -> dict[str, Any]:
+def get_smoothed_values(name: str) -> dict[str, object]:
     """The figures of the aggregator *name*, in the order of their priorities."""
     return _aggregators[name].get_smoothed_values()
 

@@ -65,7 +65,7 @@ class LearnedPositionalEmbedding(nn.Embedding):
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         self.max_positions = num_embeddings - (0 if padding_idx is None else padding_idx + 1)
 
-    def forward(self, input: Tensor, incremental_state: Any = None, positions: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, incremental_state: object = None, positions: Tensor | None = None) -> Tensor:
         """The positions of the tokens *input*: [B, T] → [B, T, C]."""
         return super().forward(_positions(input, self.padding_idx) if positions is None else positions)
 
@@ -88,7 +88,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
         state_dict[f"{name}._float_tensor"] = self._float_tensor
 
     def forward(
-        self, input: Tensor, incremental_state: Any = None, timestep: Any = None, positions: Tensor | None = None
+        self, input: Tensor, incremental_state: object = None, timestep: object = None, positions: Tensor | None = None
     ) -> Tensor:
         """The positions of the tokens *input*: [B, T] → [B, T, C]."""
         positions = _positions(input, self.padding_idx) if positions is None else positions
@@ -141,7 +141,7 @@ def quant_noise(module: nn.Module, p: float, block_size: int) -> nn.Module:
 
 
 # Copies of fairseq's models wrap each layer; here sharding is applied from outside.
-def fsdp_wrap(module: nn.Module, min_num_params: int | None = None, **unused: Any) -> nn.Module:
+def fsdp_wrap(module: nn.Module, min_num_params: int | None = None, **unused: object) -> nn.Module:
     """*module*: ``--ddp-backend fully_sharded`` shards the whole model."""
     return module
 
@@ -161,13 +161,13 @@ class ModuleProxyWrapper(nn.Module):
             wrapper: Any = super().__getattr__("module")
             return getattr(wrapper, name) if hasattr(wrapper, name) else getattr(wrapper.module, name)
 
-    def forward(self, *args: Any, **options: Any) -> Any:
+    def forward(self, *args: object, **options: object) -> Any:
         return self.module(*args, **options)
 
-    def state_dict(self, *args: Any, **options: Any) -> Any:
+    def state_dict(self, *args: object, **options: object) -> Any:
         return self._inner().state_dict(*args, **options)
 
-    def load_state_dict(self, *args: Any, **options: Any) -> Any:
+    def load_state_dict(self, *args: object, **options: object) -> Any:
         return self._inner().load_state_dict(*args, **options)
 
     def _inner(self) -> Any:

@@ -115,12 +115,12 @@ def _tables() -> Any:
     return importlib.import_module("fairseq.interop.fairseq.former_names")
 
 
-def _method(name: str, present: Callable[..., Any] | None) -> Callable[..., Any]:
+def _method(name: str, present: Callable[..., object] | None) -> Callable[..., object]:
     """The method *name*, imported when it is called; *present* is called for arguments that it
     takes."""
     known = set() if present is None else set(inspect.signature(present).parameters)
 
-    def call(self: Any, *args: Any, **options: Any) -> Any:
+    def call(self: Any, *args: object, **options: object) -> Any:
         # `known` has `self`, too. Calls that this package's own method understands stay with it;
         # only fairseq's further arguments need the other one.
         if present is not None and len(args) < len(known) and options.keys() <= known:
@@ -146,7 +146,7 @@ class _Attribute:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> Any:
         if instance is None:
             raise AttributeError(f"type object {owner.__name__!r} has no attribute {self.name!r}")
         return getattr(importlib.import_module(home_of("methods")), f"default_{self.name}")(instance)
@@ -193,7 +193,7 @@ def before_import() -> None:
         sys.modules["omegaconf"] = importlib.import_module("fairseq.interop.fairseq.omegaconf")
 
 
-def adapt(kind: str, part: Any) -> None:
+def adapt(kind: str, part: object) -> None:
     """See :mod:`fairseq.interop.fairseq.adapter`, which is imported for the first plug-in, and with
     it torch."""
     from fairseq.interop.fairseq import adapter

@@ -26,7 +26,7 @@ class ReadsNamespace:
         return namespace_of(settings)
 
     @classmethod
-    def unread(cls, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    def unread(cls, stored: Mapping[str, object]) -> Mapping[str, object]:
         return {}
 
 

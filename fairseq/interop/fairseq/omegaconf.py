@@ -17,10 +17,10 @@ class DictConfig(argparse.Namespace):
     def __getitem__(self, name: str) -> Any:
         return vars(self)[name]
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         setattr(self, name, value)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         return vars(self).get(name, default)
 
 
@@ -32,24 +32,24 @@ class OmegaConf:
     """The operations on settings that make sense for plain values."""
 
     @staticmethod
-    def create(value: Any = None) -> Any:
+    def create(value: object = None) -> Any:
         """Nested dicts as settings; other values unchanged."""
         if isinstance(value, dict):
             return DictConfig(**{name: OmegaConf.create(each) for name, each in value.items()})
         return DictConfig() if value is None else value
 
     @staticmethod
-    def is_config(value: Any) -> bool:
+    def is_config(value: object) -> bool:
         """Return False: settings are plain values here."""
         return isinstance(value, DictConfig | ListConfig)
 
     @staticmethod
-    def to_container(value: Any, **options: Any) -> Any:
+    def to_container(value: object, **options: object) -> Any:
         """Return *value*, which is a plain one already."""
         return value
 
     @staticmethod
-    def set_struct(value: Any, flag: bool) -> None:
+    def set_struct(value: object, flag: bool) -> None:
         """Do nothing: settings may always be added to."""
 
 
@@ -59,6 +59,6 @@ def II(path: str) -> str:
 
 
 @contextlib.contextmanager
-def open_dict(value: Any) -> Iterator[Any]:
+def open_dict(value: object) -> Iterator[object]:
     """*value*, which may always be added to."""
     yield value

@@ -18,7 +18,7 @@ from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 class LegacyFairseqCriterion(FairseqCriterion):
     """A criterion that is given the namespace and the task, as in fairseq before 0.10."""
 
-    def __init__(self, args: Any, task: Any) -> None:
+    def __init__(self, args: object, task: object) -> None:
         super().__init__(args, task)
 
 
@@ -55,7 +55,7 @@ def get_fused_adam_class() -> None:
     :mod:`fairseq.optim.adam`."""
 
 
-def base_lm_architecture(args: Any) -> None:
+def base_lm_architecture(args: object) -> None:
     """Set on *args* what all architectures of fairseq but ``transformer_lm`` begin with."""
     vars(args).update(completed(BASE, vars(args)))
 

@@ -118,7 +118,9 @@ class Protocol(FairseqTask):
 
         return Turns.of_one(*opener(1)()) if len(epochs) == 1 else Turns([opener(epoch) for epoch in epochs])
 
-    def _open(self, split: str, epoch: int, model: Any, training: bool, batching: Batching) -> tuple[Any, Sampler]:
+    def _open(
+        self, split: str, epoch: int, model: object, training: bool, batching: Batching
+    ) -> tuple[object, Sampler]:
         """The dataset that ``load_dataset`` stores, and the batches that ``get_batch_iterator``
         makes of it."""
         load: Any = getattr(self, "load_dataset")  # noqa: B009 - fairseq's, which tasks here do not declare
@@ -165,11 +167,11 @@ class Protocol(FairseqTask):
         self._dummy = self._dummy or sample
         return super().step(graph, sample, carried, device)
 
-    def save_carried(self, world: World) -> dict[str, Any]:
+    def save_carried(self, world: World) -> dict[str, object]:
         state = self.state_dict()  # type: ignore[attr-defined]
         return {**super().save_carried(world), **({STATE: state} if state else {})}
 
-    def load_carried(self, saved: Mapping[str, Any], rows: int, world: World) -> None:
+    def load_carried(self, saved: Mapping[str, object], rows: int, world: World) -> None:
         super().load_carried(saved, rows, world)
         if STATE in saved:
             self.load_state_dict(saved[STATE])  # type: ignore[attr-defined]
@@ -231,7 +233,7 @@ class StepGraph(LossGraph):
                     part.set_num_updates(number)
         self._updates = number
 
-    def forward(self, sample: Sample, inputs: Mapping[str, Any]) -> Any:
+    def forward(self, sample: Sample, inputs: Mapping[str, object]) -> Any:
         task = self.task
         if not any(overrides(task.plugin, name) for name in ("train_step", "valid_step")):
             ((loss, size, log), extra) = self.criterion.step(self.model, sample, inputs)
@@ -248,5 +250,5 @@ class StepGraph(LossGraph):
             raise UserError(f"--task {task.settings.chosen.task}: train_step must call optimizer.backward(loss)")
         return (optimizer.loss, size, self._logged(log, loss, sample)), {}
 
-    def _logged(self, log: Any, loss: Any, sample: Sample) -> Any:
+    def _logged(self, log: object, loss: object, sample: Sample) -> Any:
         return Logged.of(log, loss, sample, self) if hooks.logs_itself(self.task.plugin, self.criterion) else log

@@ -223,7 +223,7 @@ class RobertaClassificationHead(nn.Module):
         if do_spectral_norm:
             self.out_proj = nn.utils.spectral_norm(self.out_proj)
 
-    def forward(self, features: Tensor, **options: Any) -> Tensor:
+    def forward(self, features: Tensor, **options: object) -> Tensor:
         """Logits: [B, T, C] → [B, n]."""
         return self.out_proj(self.dropout(self.activation_fn(self.dense(self.dropout(features[:, 0])))))
 
@@ -248,13 +248,13 @@ class RobertaEncoder(FairseqEncoder):
         """The embeddings; plug-ins override it."""
         return nn.Embedding(vocab_size, embedding_dim, padding_idx)
 
-    def build_encoder(self, args: Any, dictionary: Any, embed_tokens: nn.Module) -> Any:
+    def build_encoder(self, args: object, dictionary: object, embed_tokens: nn.Module) -> Any:
         """The layers; plug-ins override it."""
         encoder = TransformerEncoder(args, dictionary, embed_tokens)
         encoder.apply(init_bert_params)
         return encoder
 
-    def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: Any) -> nn.Module:
+    def build_lm_head(self, embed_dim: int, output_dim: int, activation_fn: str, weight: object) -> nn.Module:
         """The output layer; plug-ins override it."""
         return RobertaLMHead(embed_dim, output_dim, activation_fn, weight)
 
@@ -264,14 +264,14 @@ class RobertaEncoder(FairseqEncoder):
         features_only: bool = False,
         return_all_hiddens: bool = False,
         masked_tokens: Tensor | None = None,
-        **inputs: Any,
+        **inputs: object,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Logits [B, T, V], at *masked_tokens* [N, V], or hidden states [B, T, C]; and
         ``inner_states``."""
         features, extra = self.extract_features(src_tokens, return_all_hiddens, **inputs)
         return features if features_only else self.output_layer(features, masked_tokens=masked_tokens), extra
 
-    def extract_features(self, src_tokens: Tensor, return_all_hiddens: bool = False, **inputs: Any) -> Any:
+    def extract_features(self, src_tokens: Tensor, return_all_hiddens: bool = False, **inputs: object) -> Any:
         """Hidden states [B, T, C] of the last layer; ``inner_states`` are those after each layer
         [T, B, C], or None."""
         embeddings = inputs.get("token_embeddings")
@@ -279,7 +279,7 @@ class RobertaEncoder(FairseqEncoder):
         states = output["encoder_states"] if return_all_hiddens else None
         return output["encoder_out"][0].transpose(0, 1), {"inner_states": states}
 
-    def output_layer(self, features: Tensor, masked_tokens: Tensor | None = None, **options: Any) -> Tensor:
+    def output_layer(self, features: Tensor, masked_tokens: Tensor | None = None, **options: object) -> Tensor:
         """Logits of hidden states, all of them or those at *masked_tokens*."""
         return self.lm_head(features, masked_tokens)
 
@@ -318,7 +318,7 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         features_only: bool = False,
         return_all_hiddens: bool = False,
         classification_head_name: str | None = None,
-        **inputs: Any,
+        **inputs: object,
     ) -> tuple[Tensor, dict[str, Any]]:
         """The encoder's output, or logits [B, n] of a head; see :class:`RobertaEncoder`."""
         head = classification_head_name
@@ -326,7 +326,7 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         return x if head is None else self.classification_heads[head](x), extra
 
     def register_classification_head(
-        self, name: str, num_classes: int | None = None, inner_dim: int | None = None, **options: Any
+        self, name: str, num_classes: int | None = None, inner_dim: int | None = None, **options: object
     ) -> None:
         """Add a head over the first token, with the settings ``pooler_…``."""
         args = completed(self.args)
@@ -346,10 +346,10 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         """What the model predicts: the tokens themselves."""
         return {"self"}
 
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: object = None) -> Tensor:
         return normalized(net_output[0], log_probs)
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> Any:
+    def upgrade_state_dict_named(self, state_dict: dict[str, object], name: str) -> Any:
         """Rename what former versions called otherwise, and keep the heads that the model has."""
         prefix = f"{name}." if name else ""
         for key in list(state_dict):

@@ -112,7 +112,7 @@ class SentenceRankingTask(FairseqTask):
         context: Any = None
         if is_folder(data / "input0"):
             context = datasets.PrependTokenDataset(self._lines(data / "input0", split), cfg.separator_token)
-        sample: dict[str, Any] = {"id": datasets.IdDataset(), "nsentences": datasets.NumSamplesDataset()}
+        sample: dict[str, object] = {"id": datasets.IdDataset(), "nsentences": datasets.NumSamplesDataset()}
         limit, sizes = getattr(self.settings.model, "max_positions", None), []
         for number in range(1, cfg.num_classes + 1):
             row: Any = datasets.PrependTokenDataset(self._lines(data / f"input{number}", split), cfg.init_token)

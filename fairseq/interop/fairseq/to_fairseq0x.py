@@ -117,7 +117,7 @@ def _settings(args: Mapping[str, Any], model: str) -> dict[str, Any]:
     return {**settings, "task": "masked_lm" if model == ROBERTA else "language_modeling"}
 
 
-def _numbered(state: Any, model: Mapping[str, Any]) -> dict[str, Any] | None:
+def _numbered(state: object, model: Mapping[str, object]) -> dict[str, Any] | None:
     """The optimizer's state by number, in the order of the model's parameters; None if fairseq has
     no such groups."""
     if not isinstance(state, Mapping) or len(state.get("param_groups") or []) != 1:

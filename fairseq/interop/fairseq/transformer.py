@@ -63,7 +63,7 @@ class _Stack:
             self.embed_positions = PositionalEmbedding(self._max_positions, dim, self.padding_idx, learned)
         self.layernorm_embedding = LayerNorm(dim) if cfg.layernorm_embedding else None
 
-    def _make_layers(self: Any, cfg: TransformerConfig, *options: Any) -> None:
+    def _make_layers(self: Any, cfg: TransformerConfig, *options: object) -> None:
         drop = cfg[f"{self.part}_layerdrop"]
         self.layers = LayerDropModuleList(drop) if drop > 0 else nn.ModuleList()
         build = getattr(self, f"build_{self.part}_layer")
@@ -90,7 +90,7 @@ class TransformerEncoder(_Stack, FairseqEncoder):
 
     part = "encoder"
 
-    def __init__(self, args: Any, dictionary: Any, embed_tokens: nn.Module, return_fc: bool = False) -> None:
+    def __init__(self, args: Any, dictionary: object, embed_tokens: nn.Module, return_fc: bool = False) -> None:
         FairseqEncoder.__init__(self, dictionary)
         self.args, self.return_fc = args, return_fc
         self.cfg = cfg = TransformerConfig.from_namespace(args)
@@ -102,7 +102,7 @@ class TransformerEncoder(_Stack, FairseqEncoder):
         self._make_layers(cfg)
         self.layer_norm = LayerNorm(dim) if cfg.encoder_normalize_before else None
 
-    def build_encoder_layer(self, args: Any) -> nn.Module:
+    def build_encoder_layer(self, args: object) -> nn.Module:
         """A layer; plug-ins override it."""
         return TransformerEncoderLayer(args, return_fc=self.return_fc)
 
@@ -132,7 +132,7 @@ class TransformerEncoder(_Stack, FairseqEncoder):
         src_lengths: Tensor | None = None,
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         padding = src_tokens.eq(self.padding_idx)
         has_padding = bool(padding.any())
         x, embedding = self.forward_embedding(src_tokens, token_embeddings)
@@ -166,7 +166,7 @@ class TransformerEncoder(_Stack, FairseqEncoder):
             for name, values in encoder_out.items()
         }
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
+    def upgrade_state_dict_named(self, state_dict: dict[str, object], name: str) -> dict[str, Any]:
         for number, layer in enumerate(self.layers):
             if hasattr(layer, "upgrade_state_dict_named"):
                 layer.upgrade_state_dict_named(state_dict, f"{name}.layers.{number}")
@@ -185,7 +185,7 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
     def __init__(
         self,
         args: Any,
-        dictionary: Any,
+        dictionary: object,
         embed_tokens: nn.Module,
         no_encoder_attn: bool = False,
         output_projection: nn.Module | None = None,
@@ -238,20 +238,20 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
             self.output_projection = nn.Linear(self.output_embed_dim, words, bias=False)
             nn.init.normal_(self.output_projection.weight, std=self.output_embed_dim**-0.5)
 
-    def build_decoder_layer(self, args: Any, no_encoder_attn: bool = False) -> nn.Module:
+    def build_decoder_layer(self, args: object, no_encoder_attn: bool = False) -> nn.Module:
         """A layer; plug-ins override it."""
         return TransformerDecoderLayer(args, no_encoder_attn)
 
     def forward(  # type: ignore[override]
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: Any = None,
+        encoder_out: object = None,
+        incremental_state: object = None,
         features_only: bool = False,
         full_context_alignment: bool = False,
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
-        src_lengths: Any = None,
+        src_lengths: object = None,
         return_all_hiddens: bool = False,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Logits [B, T, V], or hidden states; and ``inner_states`` [T, B, C] and ``attn``."""
@@ -268,8 +268,8 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
     def extract_features(  # type: ignore[override]
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: Any = None,
+        encoder_out: object = None,
+        incremental_state: object = None,
         full_context_alignment: bool = False,
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
@@ -282,12 +282,12 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
     def extract_features_scriptable(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: Any = None,
+        encoder_out: object = None,
+        incremental_state: object = None,
         full_context_alignment: bool = False,
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
-    ) -> tuple[Tensor, dict[str, Any]]:
+    ) -> tuple[Tensor, dict[str, object]]:
         padding = prev_output_tokens.eq(self.padding_idx)
         positions = None
         if self.embed_positions is not None:
@@ -321,7 +321,7 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
         x = x if self.project_out_dim is None else self.project_out_dim(x)
         return x, {"attn": [None], "inner_states": states}
 
-    def output_layer(self, features: Tensor, **options: Any) -> Tensor:
+    def output_layer(self, features: Tensor, **options: object) -> Tensor:
         """Logits of hidden states; with an adaptive softmax the states themselves."""
         return features if self.output_projection is None else self.output_projection(features)
 
@@ -333,7 +333,7 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
         self._future_mask = self._future_mask.to(tensor)
         return self._future_mask[:length, :length]
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> dict[str, Any]:
+    def upgrade_state_dict_named(self, state_dict: dict[str, object], name: str) -> dict[str, Any]:
         """Add to *state_dict* what files of former versions lack."""
         table = f"{name}.embed_tokens.weight"
         projection = f"{name}.output_projection.weight"

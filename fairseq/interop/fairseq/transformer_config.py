@@ -24,7 +24,7 @@ _OF_BOTH = {  # settings that encoder and decoder have, each under its prefix
     "layers_to_keep": None,
     "xformers_att_config": None,
 }
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, object] = {
     **{f"{part}_{name}": value for part in ("encoder", "decoder") for name, value in _OF_BOTH.items()},
     "activation_fn": "relu",
     "dropout": 0.1,
@@ -69,10 +69,10 @@ _GROUPS = {"decoder": "decoder_", "encoder": "encoder_", "quant_noise": "quant_n
 class _Group(DictConfig):
     """The settings of *cfg* whose names begin with *prefix*, without it."""
 
-    def __init__(self, prefix: str, **settings: Any) -> None:
+    def __init__(self, prefix: str, **settings: object) -> None:
         vars(self).update(settings, _prefix=prefix)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         # A group is made anew at each access: a value set in one would be lost.
         flat = self._prefix + name
         raise UserError(f"TransformerConfig.{self._prefix[:-1]}.{name}: read-only; set {flat} of the configuration")
@@ -82,7 +82,7 @@ class TransformerConfig(DictConfig):
     """Settings under their flat names, and read-only in the groups ``decoder``, ``encoder`` and
     ``quant_noise``."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         super().__init__(**{**DEFAULTS, **settings})
 
     @classmethod

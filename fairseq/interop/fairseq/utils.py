@@ -38,7 +38,7 @@ def split_paths(paths: str, separator: str = os.pathsep) -> list[str]:
     return paths.split(separator) if "://" not in paths else paths.split("|")
 
 
-def eval_str_dict(x: Any, type: Callable[[Any], Any] = dict) -> Any:
+def eval_str_dict(x: object, type: Callable[[Any], object] = dict) -> Any:
     """The value, such as a dict, that a text names; what is no text is a value already.
 
     Raises:
@@ -53,7 +53,9 @@ def eval_str_dict(x: Any, type: Callable[[Any], Any] = dict) -> Any:
         raise UserError(f"{x!r}: expected a Python literal such as (0.9, 0.98)") from None
 
 
-def eval_str_list(x: Any, type: Callable[[Any], Any] = float, x_type: Callable[[Any], Any] | None = None) -> Any:
+def eval_str_list(
+    x: object, type: Callable[[Any], object] = float, x_type: Callable[[Any], object] | None = None
+) -> Any:
     """The list that a text such as ``[0.9, 0.98]`` names, its items as *type*; of a single value a
     list of one."""
     value = eval_str_dict(x)
@@ -62,7 +64,7 @@ def eval_str_list(x: Any, type: Callable[[Any], Any] = float, x_type: Callable[[
     return list(map(x_type or type, value if isinstance(value, list | tuple) else [value]))
 
 
-def eval_bool(x: Any, default: bool = False) -> bool:
+def eval_bool(x: object, default: bool = False) -> bool:
     """The truth value that a text such as ``True`` names."""
     return default if x is None else bool(eval_str_dict(x))
 
@@ -71,7 +73,7 @@ def csv_str_list(x: str) -> list[str]:
     return x.split(",")
 
 
-def item(tensor: Any) -> Any:
+def item(tensor: object) -> Any:
     """The number in a tensor of one element; anything else unchanged."""
     return tensor.item() if hasattr(tensor, "item") else tensor
 
@@ -109,7 +111,7 @@ def get_available_activation_fns() -> list[str]:
     return sorted(_ACTIVATIONS)
 
 
-def apply_to_sample(f: Callable[[Tensor], Any], sample: Any) -> Any:
+def apply_to_sample(f: Callable[[Tensor], object], sample: object) -> Any:
     """*sample*, nested dicts, lists and tuples, with *f* applied to its tensors."""
     if isinstance(sample, Tensor):
         return f(sample)
@@ -124,7 +126,7 @@ def move_to_cuda(sample: Any, device: Any = None) -> Any:
     return apply_to_sample(lambda tensor: tensor.cuda(device, non_blocking=True), sample)
 
 
-def move_to_cpu(sample: Any) -> Any:
+def move_to_cpu(sample: object) -> Any:
     """*sample* on the host; half precision becomes float32."""
     # Many operators of the CPU lack half precision, as fairseq's own function assumes.
     halves = (torch.float16, torch.bfloat16)
@@ -163,7 +165,7 @@ def fill_with_neg_inf(t: Tensor) -> Tensor:
     return torch.full_like(t, float("-inf"))
 
 
-def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: Any = None) -> Tensor:
+def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: object = None) -> Tensor:
     """Scale gradients down to a norm of *max_norm* (0: no limit); return the norm before."""
     # A generator can be read once only, and torch needs the gradients twice: for the norm and for
     # the scaling.
@@ -214,17 +216,17 @@ def deprecation_warning(message: str, stacklevel: int = 3) -> None:
     warnings.warn(message, stacklevel=stacklevel)
 
 
-def is_xla_tensor(tensor: Any) -> bool:
+def is_xla_tensor(tensor: object) -> bool:
     """Return False: there are no TPUs here."""
     return False
 
 
-def safe_getattr(obj: Any, k: str, default: Any = None) -> Any:
+def safe_getattr(obj: object, k: str, default: object = None) -> Any:
     """The attribute *k* of settings, or *default*."""
     return getattr(obj, k, default)
 
 
-def safe_hasattr(obj: Any, k: str) -> bool:
+def safe_hasattr(obj: object, k: str) -> bool:
     """Return whether settings have an attribute *k* that is not None."""
     return getattr(obj, k, None) is not None
 
@@ -250,7 +252,7 @@ def reset_logging() -> None:
     """Do nothing: the log is this package's."""
 
 
-def call_main(cfg: Any, main: Callable[..., Any], **options: Any) -> None:
+def call_main(cfg: object, main: Callable[..., object], **options: object) -> None:
     """Call *main*; a command of this package starts as many processes as it needs, and takes flat
     settings.
 

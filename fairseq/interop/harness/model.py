@@ -39,8 +39,8 @@ class FairseqLM(LM):
         device: str | None = None,  # of the model (None: a GPU if there is one)
         max_gen_toks: int | str = 256,  # most generated tokens of a request that names no number
         within_words: bool | str = False,  # whether an encoder masks the rest of a token's word, too
-        max_batch_size: Any = None,  # not used; the harness gives it to every model
-        **unknown: Any,
+        max_batch_size: object = None,  # not used; the harness gives it to every model
+        **unknown: object,
     ) -> None:
         super().__init__()
         if unknown or not path:
@@ -77,12 +77,12 @@ class FairseqLM(LM):
         """Return the continuation of each context."""
         return self.requests.generations(_plain(request.args, 2) for request in requests)
 
-    def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(self, chat_history: object, add_generation_prompt: bool = True) -> str:
         """Refuse."""
         raise UserError("apply_chat_template: the model has no chat template; choose tasks of plain text")
 
 
-def _plain(args: tuple[Any, ...], count: int) -> Any:
+def _plain(args: tuple[object, ...], count: int) -> Any:
     """Return the arguments of a request, if they are text."""
     # Tasks with images or sound pass a third argument.
     if len(args) != count:

@@ -102,7 +102,7 @@ class Requests:
         report_unknown(itertools.chain.from_iterable(rows), self.model.dictionary, ())
         return totals
 
-    def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    def generations(self, prompts: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
         """Return what follows each context, by its settings, up to the first of the strings
         ``until``.
 
@@ -243,7 +243,7 @@ class EncoderRequests:
         scored = self.model.score(list(texts), self.batch_size, within_words=self.within_words)
         return [float(lprobs.double().sum()) for _, lprobs in scored]
 
-    def generations(self, prompts: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    def generations(self, prompts: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
         """Raise UserError: an encoder generates no text."""
         raise UserError("the model is an encoder, which generates no text; choose other tasks")
 

@@ -63,7 +63,7 @@ class Decoder:
     ids: dict[str, int]
 
 
-def _gpt2(config: Config) -> dict[str, Any]:
+def _gpt2(config: Config) -> dict[str, object]:
     return {
         "decoder_layers": config["n_layer"],
         "decoder_embed_dim": config["n_embd"],
@@ -78,7 +78,7 @@ def _gpt2(config: Config) -> dict[str, Any]:
     }
 
 
-def _modern(config: Config) -> dict[str, Any]:
+def _modern(config: Config) -> dict[str, object]:
     return {
         "decoder_layers": config["num_hidden_layers"],
         "decoder_embed_dim": config["hidden_size"],
@@ -88,7 +88,7 @@ def _modern(config: Config) -> dict[str, Any]:
     }
 
 
-def _llama(config: Config) -> dict[str, Any]:
+def _llama(config: Config) -> dict[str, object]:
     width = config["hidden_size"] // config["num_attention_heads"]
     if config.get("head_dim", width) != width:
         raise UserError(f"head_dim is {cut(config['head_dim'])}; only hidden_size / num_attention_heads is supported")
@@ -106,15 +106,15 @@ def _llama(config: Config) -> dict[str, Any]:
     }
 
 
-def _mistral(config: Config) -> dict[str, Any]:
+def _mistral(config: Config) -> dict[str, object]:
     return {**_llama(config), "attention_window": config.get("sliding_window")}
 
 
-def _qwen2(config: Config) -> dict[str, Any]:
+def _qwen2(config: Config) -> dict[str, object]:
     return {**_llama(config), "decoder_biases": "qkv"}
 
 
-def _neox(config: Config) -> dict[str, Any]:
+def _neox(config: Config) -> dict[str, object]:
     return {
         **_modern(config),
         "decoder_ffn_embed_dim": config["intermediate_size"],
@@ -126,7 +126,7 @@ def _neox(config: Config) -> dict[str, Any]:
     }
 
 
-def _opt(config: Config) -> dict[str, Any]:
+def _opt(config: Config) -> dict[str, object]:
     return {
         **_modern(config),
         "decoder_ffn_embed_dim": config["ffn_dim"],
@@ -139,7 +139,7 @@ def _opt(config: Config) -> dict[str, Any]:
     }
 
 
-def _rotary(config: Config, fraction: Any, base: Any = 10000) -> dict[str, Any]:
+def _rotary(config: Config, fraction: object, base: object = 10000) -> dict[str, object]:
     """Rotary positions: by transformers 5 in ``rope_parameters``, before in two settings and
     ``rope_scaling``."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}

@@ -85,7 +85,7 @@ def tensors(model: BaseFairseqModel) -> dict[str, Tensor]:
 
 
 def restored(
-    tensors_by_name: Mapping[str, Tensor], settings: Mapping[str, Any], dictionary: Dictionary, source: str
+    tensors_by_name: Mapping[str, Tensor], settings: Mapping[str, object], dictionary: Dictionary, source: str
 ) -> Any:
     """Return parameters and settings of the model that :func:`tensors` and :func:`configuration`
     wrote to *source*.

@@ -68,7 +68,7 @@ CLASSIFIERS = {
 }
 # transformers writes only what differs from the defaults of a class, so that a file of BERT base
 # may be nearly empty.
-COMMON: dict[str, Any] = {  # values that a configuration may leave out
+COMMON: dict[str, object] = {  # values that a configuration may leave out
     "vocab_size": 30522,
     "hidden_size": 768,
     "num_hidden_layers": 12,
@@ -83,7 +83,7 @@ COMMON: dict[str, Any] = {  # values that a configuration may leave out
     "tie_word_embeddings": True,
     "pad_token_id": 0,
 }
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, object]] = {
     "bert": COMMON,
     "roberta": {**COMMON, "vocab_size": 50265, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
     "electra": {
@@ -170,7 +170,7 @@ def configuration(layout: EncoderLayout, roles: Mapping[str, int]) -> dict[str, 
 
 def classifier_configuration(
     layout: EncoderLayout, roles: Mapping[str, int], labels: Sequence[str], dropout: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return ``config.json`` of a classifier, as :func:`configuration`.
 
     *labels* are the classes by number, none in regression; *dropout* is the rate of the head.
@@ -190,7 +190,7 @@ def classifier_configuration(
     }
 
 
-def _configuration(layout: EncoderLayout, roles: Mapping[str, int], architecture: str) -> dict[str, Any]:
+def _configuration(layout: EncoderLayout, roles: Mapping[str, int], architecture: str) -> dict[str, object]:
     cfg = layout.cfg
     config: dict[str, Any] = {
         "architectures": [architecture],
@@ -213,7 +213,7 @@ def _configuration(layout: EncoderLayout, roles: Mapping[str, int], architecture
     return config | ({"embedding_size": cfg.embedding_dim} if config["model_type"] == "electra" else {})
 
 
-def _check_computation(settings: Mapping[str, Any], path: Path) -> None:
+def _check_computation(settings: Mapping[str, object], path: Path) -> None:
     """Raise UserError for settings that models here do not implement."""
     known = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
     for name, value in known.items():
@@ -223,7 +223,7 @@ def _check_computation(settings: Mapping[str, Any], path: Path) -> None:
         raise UserError(f"{path}: hidden_act is {cut(settings['hidden_act'])}; known: {', '.join(ACTIVATIONS)}")
 
 
-def _count(settings: Mapping[str, Any], path: Path, name: str, least: int = 1) -> int:
+def _count(settings: Mapping[str, object], path: Path, name: str, least: int = 1) -> int:
     value = settings[name]
     if type(value) is not int or not least <= value < 1 << 31:
         raise UserError(f"{path}: {name} is {cut(value)}; expected a whole number from {least}")
@@ -268,7 +268,7 @@ def _convert(state: Mapping[str, Tensor], layout: EncoderLayout, where: str) -> 
     return model
 
 
-def _args(kind: str, settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def _args(kind: str, settings: Mapping[str, Any], path: Path) -> dict[str, object]:
     """``args`` of a checkpoint with this model."""
     count = functools.partial(_count, settings, path)
     for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "layer_norm_eps"):

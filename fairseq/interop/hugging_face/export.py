@@ -109,7 +109,7 @@ def _native(model: BaseFairseqModel, dictionary: Dictionary) -> Written | None:
     return native.tensors(model), native.configuration(model, len(dictionary)), ()
 
 
-def _custom(model: BaseFairseqModel, config: Mapping[str, Any]) -> Written:
+def _custom(model: BaseFairseqModel, config: Mapping[str, object]) -> Written:
     auto = {name: f"modeling_fairseq.{kind}" for name, kind in AUTO_CLASSES.items()}
     header = {
         "architectures": [MODEL_CLASS],
@@ -148,7 +148,7 @@ def _short(amount: int) -> str:
     return str(amount)
 
 
-def write_model(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, Any]) -> None:
+def write_model(folder: Path, tensors: dict[str, Tensor], config: Mapping[str, object]) -> None:
     """Write the weights and the configuration to *folder*."""
     # Imported here, so that other commands start without it.
     from safetensors.torch import save_file
@@ -173,7 +173,11 @@ def _special_ids(dictionary: Dictionary) -> dict[str, int]:
 
 
 def _card(
-    config: Mapping[str, Any], state: Mapping[str, Any], results: Mapping[str, Any], size: int, needs_code: bool = True
+    config: Mapping[str, object],
+    state: Mapping[str, Any],
+    results: Mapping[str, object],
+    size: int,
+    needs_code: bool = True,
 ) -> Iterator[str]:
     """The lines of the model card; what checkpoint and results say in text stands in
     :func:`_code`."""
@@ -210,7 +214,7 @@ def _training_figures(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield f"Validation during training, {_code(metric)}", f"{extra['val_loss']:.4f}"
 
 
-def _evaluation_figures(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _evaluation_figures(results: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """The figures of ``fairseq-eval-lm`` or ``fairseq-harness``, and the command."""
     for name, (title, form) in FIGURES.items():
         if isinstance(results.get(name), int | float):
@@ -224,7 +228,7 @@ def _evaluation_figures(results: Mapping[str, Any]) -> Iterator[tuple[str, str]]
         yield "Command", _code(results["command"])
 
 
-def _code(value: Any) -> str:
+def _code(value: object) -> str:
     """*value* as a Markdown code span of one line, in which no HTML, link or other markup has a
     meaning.
 

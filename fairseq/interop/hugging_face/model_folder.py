@@ -145,7 +145,7 @@ def _unpickled(path: Path) -> Any:
     return content
 
 
-def _words(content: Any, path: Path) -> list[str]:
+def _words(content: object, path: Path) -> list[str]:
     """The words of a list, or of a mapping of words to ids."""
     if isinstance(content, list) and all(isinstance(word, str) for word in content):
         return content
@@ -157,12 +157,12 @@ def _words(content: Any, path: Path) -> list[str]:
     raise UserError(f"{path}: unknown vocabulary format; expected a list of words, or words and their ids")
 
 
-def _tokenizer_words(content: dict[str, Any], path: Path) -> list[str]:
+def _tokenizer_words(content: dict[str, object], path: Path) -> list[str]:
     """The words of a file of the tokenizers package, including added tokens."""
     model = content.get("model")
     words = model.get("vocab") if isinstance(model, dict) else None
     # A unigram model lists [piece, score], and the position is the id.
-    pairs: list[tuple[Any, Any]] = list(words.items()) if isinstance(words, dict) else []
+    pairs: list[tuple[object, object]] = list(words.items()) if isinstance(words, dict) else []
     if isinstance(words, list):  # pieces and their scores
         pairs = [(piece[0], index) for index, piece in enumerate(words) if isinstance(piece, list) and piece]
     added = content.get("added_tokens")

@@ -26,7 +26,7 @@ ACTIVATIONS = {  # ours: theirs
     "gelu_fast": "gelu_new",
     "relu_squared": "relu2",
 }
-ANYWHERE: Mapping[str, tuple[Any, ...]] = {  # values of settings that all of the classes have
+ANYWHERE: Mapping[str, tuple[object, ...]] = {  # values of settings that all of the classes have
     "decoder_normalize_before": (True,),
     "no_decoder_final_norm": (False,),
     "adaptive_input": (False,),
@@ -48,10 +48,10 @@ class Kind:
     architecture: str
     names: Names
     values: Mapping[str, tuple[Any, ...]]
-    configuration: Callable[[TransformerLMConfig], dict[str, Any]]
+    configuration: Callable[[TransformerLMConfig], dict[str, object]]
 
 
-def _gpt2(cfg: TransformerLMConfig) -> dict[str, Any]:
+def _gpt2(cfg: TransformerLMConfig) -> dict[str, object]:
     return {
         "n_embd": cfg.decoder_embed_dim,
         "n_head": cfg.decoder_attention_heads,
@@ -64,8 +64,8 @@ def _gpt2(cfg: TransformerLMConfig) -> dict[str, Any]:
     }
 
 
-def _modern(cfg: TransformerLMConfig) -> dict[str, Any]:
-    scaling: dict[str, Any] = {"factor": cfg.rotary_scaling}
+def _modern(cfg: TransformerLMConfig) -> dict[str, object]:
+    scaling: dict[str, object] = {"factor": cfg.rotary_scaling}
     if cfg.rotary_trained_positions:
         scaling |= {"rope_type": "llama3", "low_freq_factor": FEW_TURNS, "high_freq_factor": MANY_TURNS}
         scaling["original_max_position_embeddings"] = cfg.rotary_trained_positions
@@ -81,7 +81,7 @@ def _modern(cfg: TransformerLMConfig) -> dict[str, Any]:
     }
 
 
-def _llama(cfg: TransformerLMConfig) -> dict[str, Any]:
+def _llama(cfg: TransformerLMConfig) -> dict[str, object]:
     return {
         **_modern(cfg),
         "num_key_value_heads": cfg.decoder_kv_heads or cfg.decoder_attention_heads,
@@ -90,11 +90,11 @@ def _llama(cfg: TransformerLMConfig) -> dict[str, Any]:
     }
 
 
-def _mistral(cfg: TransformerLMConfig) -> dict[str, Any]:
+def _mistral(cfg: TransformerLMConfig) -> dict[str, object]:
     return {**_llama(cfg), "sliding_window": cfg.attention_window}
 
 
-def _neox(cfg: TransformerLMConfig) -> dict[str, Any]:
+def _neox(cfg: TransformerLMConfig) -> dict[str, object]:
     return {
         **_modern(cfg),
         "layer_norm_eps": cfg.decoder_norm_eps,
@@ -164,7 +164,7 @@ def obstacles(cfg: TransformerLMConfig) -> Iterator[str]:
         yield f"`decoder_kv_heads` {cfg.decoder_kv_heads} ({cfg.decoder_attention_heads})"
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 

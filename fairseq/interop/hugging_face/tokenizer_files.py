@@ -94,7 +94,7 @@ def _names(dictionary: Dictionary, encoder: bool) -> dict[str, str]:
     return {f"{role}_token": dictionary[index] for role, index in ids.items() if index >= 0}
 
 
-def json_text(values: Mapping[str, Any]) -> str:
+def json_text(values: Mapping[str, object]) -> str:
     """Return the content of a JSON file, indented."""
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
@@ -138,7 +138,7 @@ def fast_tokenizer(
     return content
 
 
-def _lines_as_symbols(values: dict[str, Any], end: dict[str, Any]) -> None:
+def _lines_as_symbols(values: dict[str, object], end: dict[str, object]) -> None:
     """Let line feeds become the symbol *end* in a ``tokenizer.json``, and that symbol a line feed
     where it is decoded.
 
@@ -159,7 +159,7 @@ def _special(dictionary: Dictionary, encoder: bool) -> dict[str, int]:
     return {dictionary[index]: index for index in sorted(set(ids)) if index >= 0}
 
 
-def _added(word: str, index: int) -> dict[str, Any]:
+def _added(word: str, index: int) -> dict[str, object]:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     return {"id": index, "content": word, **flags, "special": True}
 

@@ -61,7 +61,7 @@ def eos(folder: Path) -> int | None:
     return index if type(index) is int else None
 
 
-def _config(source: Mapping[str, Any]) -> dict[str, Any]:
+def _config(source: Mapping[str, object]) -> dict[str, object]:
     """The configuration under the original authors' keys."""
     # A configuration may name no segment, since transformers reads texts of any length; evaluation
     # here needs one.

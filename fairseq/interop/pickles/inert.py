@@ -65,17 +65,17 @@ class Inert:
     state: dict[Any, Any] = field(default_factory=dict)  # its attributes
 
 
-def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> Stored:
+def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *rest: object) -> Stored:
     if not isinstance(storage, Storage) or not isinstance(size, tuple) or not isinstance(stride, tuple):
         raise ValueError("invalid tensor")
     return Stored(storage, offset, size, stride)
 
 
-def _mapping(content: Any = (), *rest: Any) -> dict[Any, Any]:
+def _mapping(content: Any = (), *rest: object) -> dict[object, object]:
     return _keyed(content.items() if isinstance(content, dict) else content)
 
 
-CALLS: dict[str, Callable[..., Any]] = {
+CALLS: dict[str, Callable[..., object]] = {
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_parameter": lambda data, *rest: data,
@@ -96,7 +96,7 @@ class _Machine:
         self.storages: set[Storage] = set()  # descriptions of tensor data outside the pickle
         self.stack: list[Any] = []
         self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: dict[int, object] = {}
         self.allowance = 0  # items that may still be copied; grows with the file
 
     def run(self, file: Any) -> Any:
@@ -123,7 +123,7 @@ class _Machine:
         if self.allowance < 0:
             raise ValueError("too many repeated copies")
 
-    def push(self, value: Any) -> None:
+    def push(self, value: object) -> None:
         self.stack.append(value)
 
     def pop(self, count: int) -> list[Any]:
@@ -133,7 +133,7 @@ class _Machine:
         del self.stack[len(self.stack) - count :]
         return values
 
-    def since_mark(self) -> list[Any]:
+    def since_mark(self) -> list[object]:
         return self.pop(len(self.stack) - self.marks.pop())
 
     def name_of_two(self, _: Any) -> None:
@@ -142,7 +142,7 @@ class _Machine:
             raise ValueError("invalid name")
         self.push(Name(".".join(parts)))
 
-    def call(self, name: Any, arguments: Any) -> None:
+    def call(self, name: object, arguments: object) -> None:
         if not isinstance(name, Name) or not isinstance(arguments, tuple | list):
             raise ValueError("invalid call")
         if name.path not in CALLS:
@@ -154,7 +154,7 @@ class _Machine:
                 self.spend(argument)
         self.push(CALLS[name.path](*arguments))
 
-    def instantiate(self, arguments: list[Any]) -> None:
+    def instantiate(self, arguments: list[object]) -> None:
         name, values, *_ = arguments
         if not isinstance(name, Name):
             raise ValueError("invalid class")
@@ -163,7 +163,7 @@ class _Machine:
         else:
             self.push(Inert(name.path))
 
-    def build(self, _: Any) -> None:
+    def build(self, _: object) -> None:
         (state,) = self.pop(1)
         parts = state if isinstance(state, tuple) else (state,)
         if isinstance(self.stack[-1], Inert):
@@ -180,21 +180,21 @@ class _Machine:
         elif not isinstance(self.stack[-1], Inert):
             raise ValueError("items appended to an object that is not a list")
 
-    def assign(self, values: list[Any]) -> None:
+    def assign(self, values: list[object]) -> None:
         pairs = _pairs(values)
         if isinstance(self.stack[-1], dict):
             self.stack[-1].update(pairs)
         elif not isinstance(self.stack[-1], Inert):
             raise ValueError("items assigned to an object that is not a mapping")
 
-    def pop_one(self, _: Any) -> None:
+    def pop_one(self, _: object) -> None:
         # As pickle defines POP: on top of the stack a mark counts as an item.
         if self.marks and self.marks[-1] == len(self.stack):
             self.marks.pop()
         else:
             self.pop(1)
 
-    def load_persistent(self, _: Any) -> None:
+    def load_persistent(self, _: object) -> None:
         (reference,) = self.pop(1)
         if not isinstance(reference, tuple) or len(reference) > 6:
             raise ValueError("invalid persistent id")
@@ -214,11 +214,11 @@ class _Machine:
         self.storages.add(self.stack[-1])
 
 
-def _pairs(values: list[Any]) -> dict[Any, Any]:
+def _pairs(values: list[object]) -> dict[Any, Any]:
     return _keyed(zip(values[::2], values[1::2], strict=True))
 
 
-def _keyed(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+def _keyed(pairs: Iterable[tuple[object, object]]) -> dict[Any, Any]:
     """A mapping with scalar keys only: hashing nested tuples would recurse."""
     mapping = {}
     for key, value in pairs:
@@ -228,7 +228,7 @@ def _keyed(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     return mapping
 
 
-def _first_and_rest(values: list[Any]) -> tuple[Any, list[Any]]:
+def _first_and_rest(values: list[object]) -> tuple[object, list[object]]:
     return values[0], values[1:]
 
 
@@ -370,7 +370,7 @@ def _load_pickles(file: BinaryIO) -> Content:
     return _complete(root, machine, numbers)
 
 
-def _complete(root: Any, machine: _Machine, numbers: dict[str, bytearray]) -> Content:
+def _complete(root: object, machine: _Machine, numbers: dict[str, bytearray]) -> Content:
     if any(storage.key not in numbers or len(numbers[storage.key]) != storage.nbytes for storage in machine.storages):
         raise ValueError("tensor data truncated")
     return root, numbers

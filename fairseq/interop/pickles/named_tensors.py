@@ -7,7 +7,6 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -126,7 +125,7 @@ def check_tensors(state: Mapping[str, Tensor], where: str) -> None:
     """Raise UserError unless *state* holds dense tensors by name, not views much larger than their
     storage."""
     stored: dict[int, int] = {}
-    sizes: dict[tuple[Any, ...], int] = {}
+    sizes: dict[tuple[object, ...], int] = {}
     for name, value in state.items():
         if not isinstance(name, str) or len(name) > NAME_LENGTH or not name.isprintable():
             raise UserError(f"{where}: invalid tensor name {cut(name)}; give the state dict of a model")
@@ -144,12 +143,12 @@ def check_tensors(state: Mapping[str, Tensor], where: str) -> None:
         raise UserError(f"{where}: tensors are views far larger than their storage; give the state dict of a model")
 
 
-def cut(value: Any) -> str:
+def cut(value: object) -> str:
     """Return *value* as short text for an error message."""
     return reprlib.repr(value)[:80]
 
 
-def view(value: Tensor) -> tuple[Any, ...]:
+def view(value: Tensor) -> tuple[object, ...]:
     """Return a key that is equal only for names of one tensor: memory, offset, shape, strides,
     dtype."""
     # Not the storage's address alone: slices of a fused tensor (queries, keys, values) share it and

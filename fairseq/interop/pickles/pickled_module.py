@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     return {name: loaded.tensor(value) for name, value in stored.items()}, _settings(root, stored)
 
 
-def _parameters(root: Any, path: Path) -> Iterator[tuple[str, Stored]]:
+def _parameters(root: object, path: Path) -> Iterator[tuple[str, Stored]]:
     """Yield every parameter and buffer of a module with its name in a state dict; each submodule is
     visited once."""
     # A stack and not recursion: the depth is the file's choice, and a cycle would not end.
@@ -108,7 +108,7 @@ def _settings(root: Inert, stored: dict[str, Stored]) -> dict[str, Any]:
     return config
 
 
-def _bands(config: dict[str, Any]) -> int:
+def _bands(config: dict[str, object]) -> int:
     """Number of bands of the softmax: the cutoffs of the module include the vocabulary size."""
     cutoffs = config.get("cutoffs")
     return len(cutoffs) if isinstance(cutoffs, list) else 0

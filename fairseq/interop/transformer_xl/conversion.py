@@ -89,7 +89,7 @@ class Shape:
 
 
 def convert(
-    state: Mapping[str, Tensor], config: Mapping[str, Any], where: str = "state dict"
+    state: Mapping[str, Tensor], config: Mapping[str, object], where: str = "state dict"
 ) -> tuple[dict[str, Tensor], Args]:
     """Return parameters and settings of the authors' model under the names of this project.
 
@@ -177,7 +177,7 @@ def _cutoffs(config: Mapping[str, Any]) -> tuple[int, ...]:
     return cutoffs[:-1] if cutoffs and cutoffs[-1] == config["vocab_size"] else cutoffs
 
 
-def _is_count(value: Any, low: int) -> bool:
+def _is_count(value: object, low: int) -> bool:
     return type(value) is int and low <= value <= MOST
 
 
@@ -292,7 +292,7 @@ def _layer(tensors: Tensors, shape: Shape, layer: int) -> dict[str, Tensor]:
 
 def _own_memory(model: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy every tensor to memory of its own size; names of one tensor still share it."""
-    copies: dict[Any, Tensor] = {}
+    copies: dict[object, Tensor] = {}
     for name, value in model.items():
         # A checkpoint stores a whole storage for each view: slices of one fused table would each
         # carry the full table.

@@ -8,7 +8,7 @@ from typing import Any
 Defaults = Mapping[str, Any]
 
 
-def encoder_sizes(layers: int, dim: int, heads: int) -> dict[str, Any]:
+def encoder_sizes(layers: int, dim: int, heads: int) -> dict[str, object]:
     """The sizes of an encoder, whose feed-forward networks are 4 · *dim* wide."""
     return {
         "encoder_layers": layers,

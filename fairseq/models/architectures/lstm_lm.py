@@ -8,11 +8,11 @@ from typing import Any
 from fairseq.config.registry import Complete, completed
 
 
-def _complete(defaults: Mapping[str, Any], cutoffs: list[int]) -> Complete:
+def _complete(defaults: Mapping[str, object], cutoffs: list[int]) -> Complete:
     """Complete settings by *defaults*; as in fairseq,
     only ``--criterion adaptive_loss`` has an adaptive softmax."""
 
-    def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
+    def complete(settings: Mapping[str, object]) -> dict[str, Any]:
         if settings.get("criterion") == "adaptive_loss":
             return completed({**defaults, "adaptive_softmax_cutoff": cutoffs}, settings)
         # Also where the user gave cutoffs, which fairseq ignores under another criterion.

@@ -15,7 +15,7 @@ Defaults = Mapping[str, Any]
 PLAIN: Defaults = {"decoder_normalize_before": False, "decoder_input_dim": 512, "decoder_output_dim": 512}
 
 
-def resumed(model: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+def resumed(model: object, stored: Mapping[str, object]) -> dict[str, object]:
     """The defaults of ``transformer_lm`` up to 0.10.2 with which a run goes on from a checkpoint
     that has them.
 
@@ -42,13 +42,13 @@ def _sizes(layers: int, dim: int, heads: int, ffn: int | None = None) -> dict[st
     return {**sizes, "decoder_ffn_embed_dim": ffn or 4 * dim}
 
 
-def _gpt(layers: int, dim: int, heads: int, ffn: int | None = None) -> dict[str, Any]:
+def _gpt(layers: int, dim: int, heads: int, ffn: int | None = None) -> dict[str, object]:
     """fairseq's sizes of a model after GPT and GPT-2, with sinusoidal positions."""
     others = {"dropout": 0.1, "attention_dropout": 0.1, "activation_fn": "gelu"}
     return {**BASE, **_sizes(layers, dim, heads, ffn), **others}
 
 
-def _gpt3(layers: int, dim: int, heads: int) -> dict[str, Any]:
+def _gpt3(layers: int, dim: int, heads: int) -> dict[str, object]:
     """fairseq's ``transformer_lm_gpt3_…`` (Brown et al.
     2020, table 2.1; dense attention throughout)."""
     return {
@@ -61,14 +61,14 @@ def _gpt3(layers: int, dim: int, heads: int) -> dict[str, Any]:
     }
 
 
-def _gpt2(layers: int, dim: int, heads: int) -> dict[str, Any]:
+def _gpt2(layers: int, dim: int, heads: int) -> dict[str, object]:
     """GPT-2 as published (Radford et al. 2019),
     where fairseq's has sinusoids and an output of its own."""
     others = {"activation_fn": "gelu_accurate", "decoder_learned_pos": True, "share_decoder_input_output_embed": True}
     return {**_gpt(layers, dim, heads), **others, "no_scale_embedding": True}
 
 
-def _llama(layers: int, dim: int, heads: int, kv_heads: int, ffn: int, tied: bool = True) -> dict[str, Any]:
+def _llama(layers: int, dim: int, heads: int, kv_heads: int, ffn: int, tied: bool = True) -> dict[str, object]:
     """Llama (Touvron et al. 2023), with the shared heads of keys and values of Llama 2 (§2.2)."""
     return {
         **BASE,
@@ -85,7 +85,7 @@ def _llama(layers: int, dim: int, heads: int, kv_heads: int, ffn: int, tied: boo
     }
 
 
-def _pythia(layers: int, dim: int, heads: int) -> dict[str, Any]:
+def _pythia(layers: int, dim: int, heads: int) -> dict[str, object]:
     """Pythia (Biderman et al. 2023, table 1), as GPT-NeoX (Black et al. 2022, §2.1)."""
     return {
         **BASE,
@@ -98,7 +98,7 @@ def _pythia(layers: int, dim: int, heads: int) -> dict[str, Any]:
     }
 
 
-def _small(layers: int, dim: int, cutoffs: list[int]) -> dict[str, Any]:
+def _small(layers: int, dim: int, cutoffs: list[int]) -> dict[str, object]:
     """The baseline's design in a small size."""
     return {
         **WIKI103,

@@ -16,10 +16,10 @@ from fairseq.models.transformer_xl_settings import BY_DISTANCE
 WORDS_WIKI103, WORDS_LM1B = [20000, 40000, 200000], [60000, 100000, 640000]
 
 
-def _lengths(length: int) -> dict[str, Any]:
+def _lengths(length: int) -> dict[str, object]:
     """Segments and memory of *length* tokens; no memory where positions forbid one."""
 
-    def mem_len(settings: Mapping[str, Any]) -> int:
+    def mem_len(settings: Mapping[str, object]) -> int:
         return length if settings.get("position_encoding", "relative") in BY_DISTANCE else 0
 
     return {"tokens_per_sample": length, "mem_len": mem_len}
@@ -31,11 +31,11 @@ def _sizes(layers: int, model: int, heads: int, head: int, inner: int, length: i
     return {**sizes, **_lengths(length)}
 
 
-def _dropout(dropout: float, dropatt: float) -> dict[str, Any]:
+def _dropout(dropout: float, dropatt: float) -> dict[str, object]:
     return {"dropout": dropout, "dropatt": dropatt}
 
 
-def _words(cutoffs: list[int], div_val: int, dropout: float, dropatt: float) -> dict[str, Any]:
+def _words(cutoffs: list[int], div_val: int, dropout: float, dropatt: float) -> dict[str, object]:
     """An adaptive input and softmax over words."""
     return {"cutoffs": cutoffs, "div_val": div_val, **_dropout(dropout, dropatt)}
 
@@ -56,7 +56,7 @@ EXAMPLE = {
 }
 
 
-def _transformer_xl(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _transformer_xl(settings: Mapping[str, object]) -> dict[str, object]:
     """A model of middling size; with the task of fairseq's example the example's."""
     # fairseq has this name for the model of its example only; here it is the family's.
     return completed(EXAMPLE if settings.get("task") == "truncated_bptt_lm" else _lengths(128), settings)
@@ -65,7 +65,7 @@ def _transformer_xl(settings: Mapping[str, Any]) -> dict[str, Any]:
 ENWIK8_BASE = {**_sizes(12, 512, 8, 64, 2048, 512), **_dropout(0.1, 0.0)}
 ENWIK8_LARGE = {**_sizes(24, 1024, 8, 128, 3072, 768), **_dropout(0.15, 0.15)}
 
-TRANSFORMER_XL: dict[str, Mapping[str, Any] | Complete] = {
+TRANSFORMER_XL: dict[str, Mapping[str, object] | Complete] = {
     "transformer_xl": _transformer_xl,
     # WikiText-103, 151 M parameters: perplexity 24.0 on the test set (table 1).
     "transformer_xl_wiki103_base": {

@@ -47,7 +47,7 @@ class CosineSchedule(Schedule):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "period": self.config.period}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         super().load_state_dict(state)
         period = self.config.period
         before = state.get("period", period)

@@ -87,7 +87,7 @@ class Value:
     """A frozen dataclass that may cache what it computes from its fields; only the fields are
     compared and pickled."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # `cached_property` stores libraries' objects in the same `__dict__`; many cannot be
         # pickled, and workers make their own.
         return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))

@@ -259,7 +259,7 @@ def _cut_words(words: Any, line: str) -> list[str]:
     return [line[start:end] for start, end in itertools.pairwise([0, *cuts, len(line)])]
 
 
-def _growth(step: Any) -> int:
+def _growth(step: object) -> int:
     """The most characters that a normalizer or a decoder makes of one by replacing text."""
     if not isinstance(step, dict):
         return 1
@@ -276,7 +276,7 @@ def _growth(step: Any) -> int:
     return max(1, growth)
 
 
-def _names(decoder: Any) -> list[str]:
+def _names(decoder: object) -> list[str]:
     """The types of a decoder and of those that it is a sequence of."""
     if not isinstance(decoder, dict):
         return []

@@ -155,7 +155,7 @@ class Tokenizer(Steps):
         return tokenizer
 
 
-def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) -> tuple[bytes, dict[str, Any]]:
+def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) -> tuple[bytes, dict[str, object]]:
     """Return the content of a ``tokenization.json``, and its values.
 
     Args:
@@ -202,7 +202,7 @@ def _written(content: bytes) -> dict[str, str]:
         return {"base64": base64.b64encode(content).decode()}
 
 
-def _words(values: Any, path: str | Path) -> WordTokenizer | None:
+def _words(values: object, path: str | Path) -> WordTokenizer | None:
     if values is None:
         return None
     name, settings = _entry(values, TOKENIZERS, path)

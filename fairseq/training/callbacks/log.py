@@ -7,7 +7,6 @@ import itertools
 import logging
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from fairseq.config.settings import OptimizationConfig
 from fairseq.logging.figures import Meter
@@ -76,7 +75,7 @@ class Log(Callback):
         if state.batches.end_of_epoch:
             self._close()
 
-    def interval(self, state: TrainingState) -> dict[str, Any]:
+    def interval(self, state: TrainingState) -> dict[str, object]:
         """Return the line of the updates since the last interval ended."""
         ends = log.is_due(state.num_updates, self.reporter.common.log_interval)
         if ends:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fairseq.data.iterator import EpochIterator
 from fairseq.errors import UserError, nearest
@@ -44,7 +44,7 @@ class Validation(Callback):
     def measure(self, state: TrainingState) -> float | None:
         """Log the metrics of every split; return the first
         split's metric, None if a signal came meanwhile."""
-        lines: list[tuple[dict[str, Any], str]] = []
+        lines: list[tuple[dict[str, object], str]] = []
         metrics: list[float] = []
         for split, batches in state.validation.items():
             batches.load_state_dict({"epoch": 1, "iterations_in_epoch": 0})

@@ -48,7 +48,7 @@ class FairseqConfig(PretrainedConfig):
 
     def __init__(
         self,
-        settings: dict[str, Any] | None = None,
+        settings: dict[str, object] | None = None,
         vocab_size: int = 0,
         padding_idx: int = -1,
         tied: dict[str, str] | None = None,
@@ -165,19 +165,19 @@ class FairseqPreTrainedModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed_tokens
 
-    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+    def resize_token_embeddings(self, *args: object, **kwargs: object) -> Any:
         raise NotImplementedError("resize_token_embeddings: output layers here have the vocabulary of their training")
 
     def read(
         self,
         input_ids: Tensor | None,
         attention_mask: Tensor | None,
-        past_key_values: Any = None,
+        past_key_values: object = None,
         use_cache: bool | None = None,
         inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> BaseModelOutputWithPast:
         """Hidden states for the arguments of :meth:`FairseqForCausalLM.forward`, and what else they
         ask for.
@@ -238,7 +238,7 @@ class FairseqPreTrainedModel(PreTrainedModel):
                 weights.append(of_layer if order is None else _attention_back(of_layer, order, tokens.size(1)))
         return read if order is None else _moved_back(read, order, tokens.size(1))
 
-    def _cache(self, cache: Any, use_cache: bool | None) -> FairseqCache | None:
+    def _cache(self, cache: object, use_cache: bool | None) -> FairseqCache | None:
         """The cache to read with: a new one for an empty one of transformers, which has no room for
         a memory."""
         if isinstance(cache, FairseqCache):
@@ -276,13 +276,13 @@ class FairseqModel(FairseqPreTrainedModel):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: object = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> BaseModelOutputWithPast | tuple[Any, ...]:
         """Hidden states; see :meth:`FairseqForCausalLM.forward`."""
         asked = (past_key_values, use_cache, inputs_embeds, output_hidden_states, output_attentions)
@@ -300,7 +300,7 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
+        past_key_values: object = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -308,7 +308,7 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Log-probabilities of the next token, as logits.
 
@@ -364,7 +364,7 @@ class FairseqForSequenceClassification(FairseqPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
         """Scores of the classes [B, N]; without *attention_mask* the padding is what
         ``config.pad_token_id`` says."""

@@ -26,7 +26,7 @@ class DecoderReader:
     def __init__(self, decoder: Any, states: bool = False) -> None:
         self.model, self.states, self.device = decoder, states, next(decoder.parameters()).device
 
-    def __deepcopy__(self, memo: Any) -> DecoderReader:
+    def __deepcopy__(self, memo: object) -> DecoderReader:
         # A copy of a cache reads with the same model.
         return self
 
@@ -56,7 +56,7 @@ class DecoderReader:
 @contextlib.contextmanager
 def noted(modules: Any) -> Iterator[list[tuple[Tensor, dict[str, Any]]]]:
     """A list to which each call of one of *modules* adds its input and its other arguments."""
-    calls: list[tuple[Tensor, dict[str, Any]]] = []
+    calls: list[tuple[Tensor, dict[str, object]]] = []
 
     def noting(forward: Any) -> Any:
         def call(x: Tensor, **kwargs: Any) -> Any:
@@ -137,7 +137,7 @@ class FairseqCache(Cache):
     def is_croppable(self) -> bool:
         return False
 
-    def crop(self, *args: Any, **kwargs: Any) -> None:
+    def crop(self, *args: object, **kwargs: object) -> None:
         raise ValueError("a cache with memory cannot be cropped; use greedy search, sampling or beam search")
 
     def read(self, reader: DecoderReader, tokens: Tensor, real: Tensor) -> Tensor:

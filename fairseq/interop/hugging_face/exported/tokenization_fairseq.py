@@ -40,7 +40,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         vocab_file: str,
         tokenization_file: str | None = None,
         keeps_lines: bool = False,  # whether line feeds are symbols inside of a text
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         self.vocab_file, self.tokenization_file, self.keeps_lines = vocab_file, tokenization_file, keeps_lines
         with open(vocab_file, encoding="utf-8", newline="") as file:
@@ -58,7 +58,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         """Return the symbols in the order of their ids, and the special ones by role."""
         return read_dictionary(lines)
 
-    def special_names(self, roles: dict[str, str]) -> dict[str, Any]:
+    def special_names(self, roles: dict[str, str]) -> dict[str, object]:
         """Return the arguments of transformers for the special symbols *roles*."""
         names = {"bos_token": roles["eos"], "eos_token": roles["eos"], "unk_token": roles.get("unk")}
         return {**names, "pad_token": roles.get("pad", roles["eos"])}
@@ -71,7 +71,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         return dict(self.ids)
 
     def tokenize(
-        self, text: str, pair: str | None = None, add_special_tokens: bool = False, **kwargs: Any
+        self, text: str, pair: str | None = None, add_special_tokens: bool = False, **kwargs: object
     ) -> list[str]:
         return [span.symbol for span in self.spans(text)]
 
@@ -162,7 +162,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         )
         return [ends.get(number, (0, 0)) for number in cut["input_ids"]]
 
-    def _pad(self, encoded_inputs: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def _pad(self, encoded_inputs: Any, *args: Any, **kwargs: Any) -> dict[str, object]:
         before = len(encoded_inputs["input_ids"])
         padded: dict[str, Any] = super()._pad(encoded_inputs, *args, **kwargs)
         if "offset_mapping" in padded:
@@ -191,7 +191,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         ]
         return super().convert_ids_to_tokens(visible)
 
-    def _decode(self, token_ids: Any, skip_special_tokens: bool = False, **kwargs: Any) -> str:  # type: ignore[override]
+    def _decode(self, token_ids: object, skip_special_tokens: bool = False, **kwargs: object) -> str:  # type: ignore[override]
         # Up to transformers 4, special symbols inside of a text would be left out, and with them
         # the ends of lines.
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
@@ -253,7 +253,7 @@ class FairseqEncoderTokenizer(FairseqTokenizer):
     def read_vocabulary(self, lines: list[str]) -> tuple[list[str], dict[str, str]]:
         return lines, self.roles
 
-    def special_names(self, roles: dict[str, str]) -> dict[str, Any]:
+    def special_names(self, roles: dict[str, str]) -> dict[str, object]:
         return {}
 
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
