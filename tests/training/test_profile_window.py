@@ -14,7 +14,7 @@ from mistakes import user_error
 
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.training import profiling
+from fairseq.training.callbacks import profiler
 
 SMALL = f"{runs.BASELINE} --no-epoch-checkpoints --no-last-checkpoints --disable-validation"
 
@@ -44,17 +44,19 @@ class Recorded:
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Recorded]:
-    monkeypatch.setattr(profiling, "profile", Recorded)
+    monkeypatch.setattr(profiler, "profile", Recorded)
     monkeypatch.setattr(Recorded, "made", [])
     return Recorded.made
 
 
 def observed(folder: Path, text: str | None, updates: list[int], world: World | None = None) -> None:
     """Profile a run whose updates begin after so many others."""
-    with profiling.profiling(profiling.parse_window(text, 0), str(folder), world or World()) as observer:
-        for done in updates:
-            with observer(done):
-                pass
+    callback = profiler.Profiler(profiler.parse_window(text, 0), str(folder))
+    state: Any = SimpleNamespace(world=world or World(), num_updates=0)
+    with callback.running(state):
+        for state.num_updates in updates:
+            callback.before_update(state)
+            callback.after_update(state)
 
 
 @pytest.mark.parametrize(
@@ -97,8 +99,10 @@ def test_the_first_process_alone_profiles_and_only_when_asked(tmp_path: Path, re
 
 
 def test_an_update_that_fails_stops_the_profile_without_a_result(tmp_path: Path, recorded: list[Recorded]) -> None:
-    window = profiling.Window(0, 5)
-    with pytest.raises(KeyError), profiling.profiling(window, str(tmp_path), World()) as observer, observer(0):
+    callback = profiler.Profiler(profiler.Window(0, 5), str(tmp_path))
+    state: Any = SimpleNamespace(world=World(), num_updates=0)
+    with pytest.raises(KeyError), callback.running(state):
+        callback.before_update(state)
         raise KeyError
     assert recorded[0].calls == ["start", "stop"] and list((tmp_path / "profile").iterdir()) == []
 
@@ -128,7 +132,7 @@ def test_a_gpu_is_profiled_with_its_kernels_and_its_memory(
     ],
 )
 def test_windows_lie_before_the_last_update(text: str, limit: int, window: tuple[int, int]) -> None:
-    assert profiling.parse_window(text, limit) == profiling.Window(*window)
+    assert profiler.parse_window(text, limit) == profiler.Window(*window)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +150,7 @@ def test_windows_lie_before_the_last_update(text: str, limit: int, window: tuple
 )
 def test_other_windows_are_refused(text: str, limit: int) -> None:
     with pytest.raises(UserError, match="^profile "):
-        profiling.parse_window(text, limit)
+        profiler.parse_window(text, limit)
 
 
 def test_a_folder_that_cannot_be_written_is_named_with_its_flag(tmp_path: Path, recorded: list[Recorded]) -> None:

@@ -14,7 +14,8 @@ import runs
 import torch
 
 from fairseq.errors import UserError
-from fairseq.training import loop, profiling
+from fairseq.training import loop
+from fairseq.training.callbacks import profiler
 from fairseq.training.state import TrainingState
 from fairseq_cli import train as command
 
@@ -62,7 +63,7 @@ def test_a_run_that_ends_or_resumes_inside_the_window_traces_its_part(tmp_path: 
 
 
 def test_without_the_flag_nothing_is_profiled_or_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiling, "_Profiler", None)
+    monkeypatch.setattr(profiler, "profile", None)
     runs.train(tmp_path, SMALL, "--max-update 1")
     assert not (tmp_path / "profile").exists()
 

@@ -18,7 +18,6 @@ from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.training import log as lines
 from fairseq.training import loop
-from fairseq.training.callbacks import profiler
 from fairseq.training.callbacks.checkpoints import Checkpoints
 from fairseq.training.callbacks.log import Log
 from fairseq.training.callbacks.validation import Validation
@@ -270,21 +269,6 @@ def test_a_process_that_is_not_the_first_records_nothing(monkeypatch: pytest.Mon
     monkeypatch.setattr(lines, "recording", recording)
     a_run("--max-update 1 --no-save --disable-validation", world=World(1, 1)).train()
     assert recorded == [None]
-
-
-def test_the_profile_observes_each_update_by_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    seen: list[int] = []
-
-    @contextlib.contextmanager
-    def profiling(*args: Any) -> Any:
-        asked.append(args)
-        yield lambda updates: seen.append(updates) or contextlib.nullcontext()
-
-    monkeypatch.setattr(profiler, "profiling", profiling)
-    run = a_run("--max-update 3 --no-save --disable-validation")
-    run.train()
-    assert asked == [(None, run.settings.checkpoint.save_dir, run.world)] and seen == [0, 1, 2]
 
 
 def test_an_update_has_other_batches_of_its_epoch() -> None:

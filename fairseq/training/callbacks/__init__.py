@@ -13,13 +13,12 @@ from fairseq.training.callbacks.checkpoints import Checkpoints
 from fairseq.training.callbacks.intervals import Intervals
 from fairseq.training.callbacks.limits import Limits
 from fairseq.training.callbacks.log import Log
-from fairseq.training.callbacks.profiler import Profiler
+from fairseq.training.callbacks.profiler import Profiler, parse_window
 from fairseq.training.callbacks.settings import RunSettings
 from fairseq.training.callbacks.signals import Signals
 from fairseq.training.callbacks.validation import Validation
 from fairseq.training.log import Reporter
 from fairseq.training.milestones import Milestones
-from fairseq.training.profiling import parse_window
 from fairseq.training.saving import Saver
 from fairseq.training.stages import Stage
 
