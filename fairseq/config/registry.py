@@ -200,7 +200,7 @@ def is_plugin(chosen: Mapping[str, str]) -> bool:
     return any(name and name in CHOICES[choice] and is_outside(chosen_part(choice, name)) for choice, name in names)
 
 
-def set_up(task: Any, settings: Any, dictionary: Any = None) -> Any:
+def set_up(task: Any, settings: Any, dictionary: object = None) -> Any:
     """The *task* of *settings*, with *dictionary* where there are no data;
     with a plug-in's part under fairseq's protocol, which plug-ins are written for."""
     if is_plugin(vars(settings.chosen)):

@@ -337,7 +337,7 @@ def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings | Any
     return Settings(**_parts(_flat(args)))
 
 
-def _flat(args: Any) -> dict[str, Any]:
+def _flat(args: object) -> dict[str, object]:
     if isinstance(args, Mapping):
         return dict(args)
     # Scripts written for fairseq have settings in groups.

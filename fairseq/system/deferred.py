@@ -22,7 +22,7 @@ class Plugins(Protocol):
         """Change *part*, a plug-in's part of the registry
         for *kind*, so that this package can call it."""
 
-    def set_up(self, task: Any, settings: Any, dictionary: Any) -> Any:
+    def set_up(self, task: Any, settings: Any, dictionary: object) -> Any:
         """Return the task of the class *task* for *settings* that choose a plug-in's part, and
         *dictionary* if there are no data."""
 

@@ -124,7 +124,7 @@ def _extend_args(part: Any, add: Callable[[Any], None]) -> None:
     """Let *add* add flags after the ones of ``add_args`` of *part*."""
     method = inspect.getattr_static(part, "add_args")
 
-    def add_args(cls: Any, parser: Any) -> None:
+    def add_args(cls: Any, parser: object) -> None:
         method.__get__(None, cls)(parser)
         add(parser)
 

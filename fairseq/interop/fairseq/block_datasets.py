@@ -32,7 +32,7 @@ class IndexedDataset(ListDataset):
     # Lines of one length, such as labels, are a tensor, not a list.
     collater = FairseqDataset.collater
 
-    def __init__(self, corpus: Corpus | str, *unused: Any) -> None:
+    def __init__(self, corpus: Corpus | str, *unused: object) -> None:
         self.corpus: Any = IndexedCorpus(corpus) if isinstance(corpus, str) else corpus
         super().__init__(self.corpus.tokens, self.corpus.sizes)
 
@@ -45,7 +45,7 @@ class IndexedDataset(ListDataset):
 
 
 def load_indexed_dataset(
-    path: str, dictionary: Any = None, dataset_impl: str | None = None, combine: bool = False, default: str = "mmap"
+    path: str, dictionary: object = None, dataset_impl: str | None = None, combine: bool = False, default: str = "mmap"
 ) -> IndexedDataset | None:
     """The lines of the data at *path*, a folder and the name of a split; None if there are none.
 
@@ -60,7 +60,7 @@ def load_indexed_dataset(
     return IndexedDataset(reopen_corpus(folder or ".", split, words, combine=combine))
 
 
-def make_dataset(path: str, impl: str = "mmap", fix_lua_indexing: bool = False, dictionary: Any = None) -> Any:
+def make_dataset(path: str, impl: str = "mmap", fix_lua_indexing: bool = False, dictionary: object = None) -> Any:
     """The lines of the files at *path*; None if there are none."""
     return IndexedDataset(path) if is_file(f"{path}.idx") else None
 
@@ -114,15 +114,15 @@ class TokenBlockDataset(FairseqDataset):
 
     def __init__(
         self,
-        dataset: Any,
-        sizes: Any,
+        dataset: object,
+        sizes: object,
         block_size: int | None,
         pad: int | None,
         eos: int | None,
         break_mode: str | None = None,
         include_targets: bool = False,
         document_sep_len: int = 1,
-        **unused: Any,
+        **unused: object,
     ) -> None:
         # Tasks that pad themselves give None: no block of theirs is padded.
         ids = {"pad": 1 if pad is None else pad, "eos": 2 if eos is None else eos}
@@ -151,7 +151,7 @@ class TokenBlockDataset(FairseqDataset):
     collater = ListDataset.collater
 
 
-def collate(samples: Sequence[dict[str, Any]], pad_idx: int, eos_idx: int | None = None, **unused: Any) -> Any:
+def collate(samples: Sequence[dict[str, Any]], pad_idx: int, eos_idx: int | None = None, **unused: object) -> Any:
     """The examples *samples*, ``id``, ``source`` and ``target`` [T], as one batch, padded on the
     right."""
     source, target = (collate_tokens([sample[name] for sample in samples], pad_idx) for name in ("source", "target"))
@@ -171,14 +171,14 @@ class MonolingualDataset(FairseqDataset):
     def __init__(
         self,
         dataset: Any,
-        sizes: Any,
+        sizes: object,
         src_vocab: Any,
-        tgt_vocab: Any = None,
+        tgt_vocab: object = None,
         add_eos_for_other_targets: bool = False,
         shuffle: bool = False,
         targets: Any = None,
         add_bos_token: bool = False,
-        **unused: Any,
+        **unused: object,
     ) -> None:
         if targets not in (None, ["future"]):
             raise UserError(f"MonolingualDataset: targets {targets} are not implemented; use ['future']")
@@ -267,7 +267,7 @@ class MaskTokensDataset(BaseWrapperDataset):
         freq_weighted_replacement: bool = False,
         mask_whole_words: Tensor | None = None,
         mask_multiple_length: int = 1,
-        **unused: Any,
+        **unused: object,
     ) -> None:
         super().__init__(dataset)
         if mask_multiple_length != 1:

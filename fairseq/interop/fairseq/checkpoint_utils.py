@@ -75,7 +75,7 @@ def load_model_ensemble_and_task(
 
 
 def load_model_ensemble(
-    filenames: Sequence[str], arg_overrides: Mapping[str, Any] | None = None, task: FairseqTask | None = None
+    filenames: Sequence[str], arg_overrides: Mapping[str, object] | None = None, task: FairseqTask | None = None
 ) -> tuple[list[BaseFairseqModel], DictConfig]:
     """The first two of :func:`load_model_ensemble_and_task`."""
     return load_model_ensemble_and_task(filenames, arg_overrides, task)[:2]
@@ -98,7 +98,7 @@ def checkpoint_paths(path: str, pattern: str = r"checkpoint(\d+)\.pt") -> list[s
     return [file for _, file in sorted(numbered, reverse=True)]
 
 
-def average_checkpoints(inputs: Sequence[str]) -> dict[str, Any]:
+def average_checkpoints(inputs: Sequence[str]) -> dict[str, object]:
     """The first of *inputs*, files with a ``model``, with the mean of all their tensors.
 
     Sums are in the tensors' own type, of float16 in float32; means of whole numbers are rounded
@@ -120,7 +120,7 @@ def average_checkpoints(inputs: Sequence[str]) -> dict[str, Any]:
     return _as_stored({**first, "model": means})
 
 
-def _as_stored(value: Any) -> Any:
+def _as_stored(value: object) -> Any:
     """*value* with the namespaces that were read as dicts as namespaces again, which can be
     saved."""
     if not isinstance(value, dict):

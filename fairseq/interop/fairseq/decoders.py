@@ -30,21 +30,21 @@ class FairseqDecoder(nn.Module):
     adaptive_softmax: nn.Module | None
     onnx_trace = False
 
-    def __init__(self, dictionary: Any) -> None:
+    def __init__(self, dictionary: object) -> None:
         super().__init__()
         self.dictionary = dictionary
         self.adaptive_softmax = None
 
-    def forward(self, prev_output_tokens: Tensor, encoder_out: Any = None, **kwargs: Any) -> Any:
+    def forward(self, prev_output_tokens: Tensor, encoder_out: object = None, **kwargs: object) -> Any:
         """Output and extra."""
         features, extra = self.extract_features(prev_output_tokens, encoder_out=encoder_out, **kwargs)
         return self.output_layer(features), extra
 
-    def extract_features(self, prev_output_tokens: Tensor, encoder_out: Any = None, **kwargs: Any) -> Any:
+    def extract_features(self, prev_output_tokens: Tensor, encoder_out: object = None, **kwargs: object) -> Any:
         """Hidden states and extra; a decoder without an own ``forward`` defines it."""
         raise NotImplementedError
 
-    def output_layer(self, features: Tensor, **kwargs: Any) -> Tensor:
+    def output_layer(self, features: Tensor, **kwargs: object) -> Tensor:
         """Logits from hidden states; a decoder without an own ``forward`` defines it."""
         raise NotImplementedError
 
@@ -55,7 +55,7 @@ class FairseqDecoder(nn.Module):
         # A plug-in's decoder need not call this base's constructor.
         return getattr(self, "adaptive_softmax", None)
 
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+    def get_normalized_probs(self, net_output: object, log_probs: bool, sample: object = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [B, T, V]."""
         return self.get_normalized_probs_scriptable(net_output, log_probs, sample)
 
@@ -70,7 +70,7 @@ class FairseqDecoder(nn.Module):
         """The most tokens of a row; without a limit here."""
         return int(1e6)
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> Any:
+    def upgrade_state_dict_named(self, state_dict: dict[str, object], name: str) -> Any:
         """Change *state_dict*, a checkpoint's, for this version."""
         return state_dict
 
@@ -86,7 +86,7 @@ class FairseqIncrementalDecoder(FairseqDecoder):
     set_incremental_state: Any
 
     def forward(
-        self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **kwargs: Any
+        self, prev_output_tokens: Tensor, encoder_out: object = None, incremental_state: object = None, **kwargs: object
     ) -> Any:
         """Output and extra: features, then the output layer."""
         features, extra = self.extract_features(
@@ -113,15 +113,15 @@ class FairseqIncrementalDecoder(FairseqDecoder):
 class FairseqEncoder(nn.Module):
     """Base of encoders."""
 
-    def __init__(self, dictionary: Any) -> None:
+    def __init__(self, dictionary: object) -> None:
         super().__init__()
         self.dictionary = dictionary
 
-    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **kwargs: Any) -> Any:
+    def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **kwargs: object) -> Any:
         """Hidden states of *src_tokens*; an encoder defines it."""
         raise NotImplementedError
 
-    def forward_torchscript(self, net_input: dict[str, Any]) -> Any:
+    def forward_torchscript(self, net_input: dict[str, object]) -> Any:
         return self(**{name: value for name, value in net_input.items() if name != "prev_output_tokens"})
 
     forward_non_torchscript = forward_torchscript
@@ -134,7 +134,7 @@ class FairseqEncoder(nn.Module):
         """The most tokens of a row; without a limit here."""
         return int(1e6)
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> Any:
+    def upgrade_state_dict_named(self, state_dict: dict[str, object], name: str) -> Any:
         """Change *state_dict*, a checkpoint's, for this version."""
         return state_dict
 
@@ -143,7 +143,7 @@ class FairseqEncoder(nn.Module):
         tell(self, "set_num_updates", num_updates)
 
 
-def tell(module: nn.Module, name: str, *values: Any) -> None:
+def tell(module: nn.Module, name: str, *values: object) -> None:
     """Call the method *name* of all parts of *module* that have it."""
     for part in module.modules():
         if part is not module and hasattr(part, name):
@@ -156,7 +156,7 @@ class PluginModel(BaseFairseqModel):
 
     _is_generation_fast = False
 
-    def extract_features(self, *args: Any, **kwargs: Any) -> Any:
+    def extract_features(self, *args: object, **kwargs: object) -> Any:
         """Hidden states: a decoder's, or an encoder's output."""
         part: Any = getattr(self, "decoder", self)
         return part.extract_features(*args, **kwargs) if part is not self else self(*args, **kwargs)
@@ -166,7 +166,7 @@ class PluginModel(BaseFairseqModel):
         """What the model predicts."""
         return {"future"}
 
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+    def get_normalized_probs(self, net_output: object, log_probs: bool, sample: object = None) -> Tensor:
         return self.get_normalized_probs_scriptable(net_output, log_probs, sample)
 
     def get_normalized_probs_scriptable(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
@@ -203,7 +203,7 @@ class PluginModel(BaseFairseqModel):
         self.upgrade_state_dict_named(state, "")
         return super().upgrade_state_dict(state)
 
-    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> Any:
+    def upgrade_state_dict_named(self, state_dict: dict[str, object], name: str) -> Any:
         """Let every part change *state_dict*; the names of parameters of the model begin with
         *name*."""
 
@@ -220,14 +220,14 @@ class PluginModel(BaseFairseqModel):
         return state_dict
 
     def load_state_dict(  # type: ignore[override]
-        self, state_dict: Any, strict: bool = True, model_cfg: Any = None, args: Any = None, assign: bool = False
+        self, state_dict: Any, strict: bool = True, model_cfg: object = None, args: object = None, assign: bool = False
     ) -> Any:
         """Load *state_dict* after :meth:`upgrade_state_dict`."""
         state = dict(state_dict)
         changed = self.upgrade_state_dict(state)
         return nn.Module.load_state_dict(self, state if changed is None else changed, strict=strict, assign=assign)
 
-    def prepare_for_inference_(self, cfg: Any) -> None:
+    def prepare_for_inference_(self, cfg: object) -> None:
         """Let every part make itself ready for generation, once."""
         if not self._is_generation_fast:
             self._is_generation_fast = True
@@ -237,7 +237,7 @@ class PluginModel(BaseFairseqModel):
                         getattr(part, name)()
         self.eval()
 
-    def prepare_for_onnx_export_(self, **kwargs: Any) -> None:
+    def prepare_for_onnx_export_(self, **kwargs: object) -> None:
         tell(self, "prepare_for_onnx_export_")
 
     @classmethod
@@ -255,5 +255,5 @@ class FairseqEncoderModel(PluginModel):
         super().__init__()
         self.encoder = encoder
 
-    def forward(self, src_tokens: Tensor, src_lengths: Any = None, **kwargs: Any) -> Any:
+    def forward(self, src_tokens: Tensor, src_lengths: object = None, **kwargs: object) -> Any:
         return self.encoder(src_tokens, src_lengths, **kwargs)

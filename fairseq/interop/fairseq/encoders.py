@@ -157,7 +157,7 @@ def build_tokenizer(args: Any) -> LineEncoder | None:
     return LineEncoder(lambda: Steps(words=words)) if words is not None else None
 
 
-def _chosen(args: Any, name: str) -> tuple[str | None, dict[str, Any]]:
+def _chosen(args: object, name: str) -> tuple[str | None, dict[str, Any]]:
     """The name of an encoder in *args*, a namespace, a group of settings, the name itself or None,
     and the settings that are set."""
     settings = {"_name": args} if isinstance(args, str | None) else vars(args)
@@ -165,7 +165,7 @@ def _chosen(args: Any, name: str) -> tuple[str | None, dict[str, Any]]:
     return kind or None, {key: value for key, value in settings.items() if value is not None}
 
 
-def get_whole_word_mask(args: Any, dictionary: Any) -> Tensor:
+def get_whole_word_mask(args: object, dictionary: Any) -> Tensor:
     """Which symbols of *dictionary* begin a word, uint8 [V]; as ``--mask-whole-words`` finds them,
     whatever *args*."""
     continues, joins = word_parts(dictionary, word_rule(dictionary))

@@ -130,11 +130,11 @@ def _method(name: str, present: Callable[..., object] | None) -> Callable[..., o
     return call if present is None else functools.wraps(present)(call)
 
 
-def _from_checkpoint(method: Callable[..., Any]) -> Callable[..., Any]:
+def _from_checkpoint(method: Callable[..., object]) -> Callable[..., object]:
     """*method* with the further argument, which has no meaning here."""
 
     @functools.wraps(method)
-    def build_model(self: Any, cfg: Any, from_checkpoint: bool = False) -> Any:
+    def build_model(self: Any, cfg: object, from_checkpoint: bool = False) -> Any:
         return method(self, cfg)
 
     return build_model

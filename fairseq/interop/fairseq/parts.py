@@ -43,7 +43,7 @@ def progress_bar(
     prefix: str | None = None,
     tensorboard_logdir: str | None = None,
     default_log_format: str = "tqdm",
-    **recorders: Any,
+    **recorders: object,
 ) -> progress.ProgressBar[Any]:
     """*iterator* as a progress bar of a script's own loop, which writes no files."""
     options: dict[str, Any] = {"log_interval": log_interval, "epoch": epoch, "prefix": prefix}

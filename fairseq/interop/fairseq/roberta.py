@@ -68,7 +68,7 @@ def completed(args: Any) -> Any:
     return args
 
 
-def roberta_prenorm_architecture(args: Any) -> None:
+def roberta_prenorm_architecture(args: object) -> None:
     """Set on *args* the defaults of an encoder with norms before its parts."""
     vars(args).setdefault("layernorm_embedding", False)
     vars(args).setdefault("encoder_normalize_before", True)
