@@ -20,10 +20,11 @@ from typing import Any, NoReturn
 from fairseq.config import fields
 from fairseq.config.parser import Parser, title_of
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, TASKS, chosen_part, extensions_of, is_outside
-from fairseq.config.settings import DEFAULT_BATCH_SIZE
+from fairseq.config.settings import DEFAULT_BATCH_SIZE, DataConfig
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
 from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
+from fairseq.system import deferred
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.files import removing_empty_folders
 from fairseq.system.plugins import import_user_module
@@ -76,6 +77,12 @@ def parse_args_and_arch(
     recommended = parser.recommend(arch, chosen) if parser.recommend is not None else {}
     parts = _choose(parser, {**recommended, **chosen})
     defaults: dict[str, Any] = {}
+    is_evaluation = "arch" not in parser.choices
+    # Of a plug-in's own, which reads the data itself: a command reads them as its checkpoint says.
+    is_script = is_evaluation and task_defaults and any(c == "task" and is_outside(part) for c, _, part in parts)
+    if is_script and DataConfig not in parser.configs:
+        parser.configs.append(DataConfig)
+        fields.add_flags(parser, DataConfig)
     for choice, name, part in parts:
         defaults.update(_add_part_flags(parser, choice, name, part))
     defaults.update(recommended)
@@ -97,12 +104,14 @@ def parse_args_and_arch(
     if unknown and not parse_known:
         parser.error(f"unrecognized arguments: {unknown[0]}")
     _check_names(parser, args)
-    if "arch" not in parser.choices and not task_defaults:
+    if is_evaluation and not task_defaults:
         # The checkpoint has them.
         parts, defaults = [], {}
     if not suppress_defaults:
         _fill(parser, args, [part for _, _, part in parts], defaults)
         _leave_out_extensions(args, parts)
+        if is_script:
+            deferred.plugins().complete(args)
     return (args, unknown) if parse_known else args
 
 

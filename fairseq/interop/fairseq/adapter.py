@@ -21,6 +21,7 @@ from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.interop.fairseq import criterions, encoders, language_modeling
 from fairseq.interop.fairseq.decoders import PluginModel
 from fairseq.interop.fairseq.namespaces import ReadsNamespace, namespace_of
+from fairseq.interop.fairseq.views import logits_model
 from fairseq.models.base import BaseFairseqModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
@@ -117,7 +118,7 @@ def _with_lengths(method: Any, self: Any, src_tokens: Any, src_lengths: Any = No
 
 def _with_logits(method: Any, self: Any, model: Any, *rest: Any, **options: Any) -> Any:
     """The loss of a criterion whose model returns logits."""
-    return method(self, criterions.logits_model(model), *rest, **options)
+    return method(self, logits_model(model), *rest, **options)
 
 
 def _extend_args(part: Any, add: Callable[[Any], None]) -> None:

@@ -24,6 +24,7 @@ from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
 from fairseq.interop.fairseq.decoders import FairseqDecoder
 from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.interop.fairseq.omegaconf import DictConfig
+from fairseq.interop.fairseq.views import logits_model
 from fairseq.models.base import BaseFairseqModel
 from fairseq.system.lookup import entries
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -57,7 +58,7 @@ def load_model_ensemble_and_task(
     task: FairseqTask | None = None,
     **unused: Any,
 ) -> tuple[list[BaseFairseqModel], DictConfig, FairseqTask]:
-    """The models of several checkpoints in evaluation mode,
+    """The models of several checkpoints in evaluation mode, as fairseq's are called,
     the settings of the first in groups, and their task.
 
     ``data`` among *arg_overrides* is the data folder (default: *task*'s, or the training's).
@@ -71,7 +72,7 @@ def load_model_ensemble_and_task(
         data = task.settings.data_path if task is not None else checkpoint.load(filenames[0])["args"].get("data", "")
     of_command = {name: overrides.pop(name) for name in list(overrides) if name in OF_COMMANDS}
     models, setup, settings = load_models(list(filenames), data, overrides, of_command)
-    return models, convert_namespace_to_omegaconf(namespace_of(settings)), setup
+    return list(map(logits_model, models)), convert_namespace_to_omegaconf(namespace_of(settings)), setup
 
 
 def load_model_ensemble(

@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq.criterions.cross_entropy import LabelSmoothedCrossEntropyCriterion
@@ -15,9 +14,8 @@ from fairseq.criterions.masked_lm import MaskedLMCriterion
 from fairseq.errors import UserError
 from fairseq.interop.fairseq import metrics
 from fairseq.interop.fairseq.utils import item
+from fairseq.interop.fairseq.views import LogitsModel, logits_model, plain
 from fairseq.logging.figures import SIZE, Figure, language_model_figures
-from fairseq.modules.adaptive_softmax import BandedSoftmax
-from fairseq.modules.output_layer import LinearOutput, OutputLayer
 
 
 def label_smoothed_nll_loss(
@@ -49,39 +47,6 @@ class MaskedLmLoss(MaskedLMCriterion):
 
     def __init__(self, *parts: object, **unused: object) -> None:
         super().__init__(next(part for part in (*parts, *unused.values()) if hasattr(part, "source_dictionary")))
-
-
-class LogitsModel:
-    """*model* as criterions of fairseq call it: it returns logits where this package's returns
-    hidden states.
-
-    Hidden states of an adaptive softmax stay as they are, as in fairseq. ``masked_tokens``, bool
-    [B, T], selects the tokens whose logits are returned: [N, V].
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.model = model
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def __call__(self, src_tokens: Tensor, masked_tokens: Tensor | None = None, **inputs: Any) -> Any:
-        inputs = {name: value for name, value in inputs.items() if name not in ("src_lengths", "return_all_hiddens")}
-        # What is left are arguments that models of this package take.
-        output, *rest = self.model(src_tokens, **inputs)
-        layer = self.model.output_layer
-        if type(layer) is LinearOutput and not inputs.get("features_only"):
-            output = F.linear(output, layer.weight, layer.bias)
-        return output if masked_tokens is None else output[masked_tokens], *rest
-
-    forward = __call__
-
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Sample | None = None) -> Tensor:
-        """Probabilities, or their logarithms, over all words: [..., V]."""
-        if isinstance(self.model.output_layer, BandedSoftmax):
-            return self.model.get_normalized_probs(net_output, log_probs, sample)
-        lprobs = net_output[0].float().log_softmax(-1)
-        return lprobs if log_probs else lprobs.exp()
 
 
 class FairseqLoss:
@@ -145,7 +110,7 @@ class FairseqLoss:
     def forward(self: Any, model: Any, sample: Sample, reduce: bool = True) -> Any:
         """Run the model on *sample* and compute its loss."""
         if not takes_reduce(type(self)):
-            return super().forward(model.model if isinstance(model, LogitsModel) else model, sample)  # type: ignore[misc]
+            return super().forward(plain(model), sample)  # type: ignore[misc]
         model = logits_model(model)
         return self.logged(self.compute_loss(model, model(**sample["net_input"]), sample, reduce=reduce), sample)
 
@@ -174,9 +139,3 @@ def takes_reduce(criterion: type) -> bool:
     """Whether a plug-in's *criterion* overrides ``compute_loss`` in fairseq's sense."""
     method: Any = criterion.compute_loss  # type: ignore[attr-defined]
     return method is not FairseqLoss.compute_loss and "reduce" in inspect.signature(method).parameters
-
-
-def logits_model(model: object) -> Any:
-    """*model*, as a :class:`LogitsModel` if its output layer is of this package."""
-    wrap = isinstance(getattr(model, "output_layer", None), OutputLayer) and not isinstance(model, LogitsModel)
-    return LogitsModel(model) if wrap else model

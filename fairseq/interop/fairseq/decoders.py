@@ -228,13 +228,20 @@ class PluginModel(BaseFairseqModel):
         return nn.Module.load_state_dict(self, state if changed is None else changed, strict=strict, assign=assign)
 
     def prepare_for_inference_(self, cfg: object) -> None:
-        """Let every part make itself ready for generation, once."""
+        """Let every part make itself ready for generation with the settings *cfg*, once."""
+        self.make_generation_fast_(
+            beamable_mm_beam_size=None if getattr(cfg, "no_beamable_mm", False) else getattr(cfg, "beam", 5),
+            need_attn=getattr(cfg, "print_alignment", False),
+        )
+
+    def make_generation_fast_(self, **options: object) -> None:
+        """Let every part make itself ready for generation, once; the model is one of evaluation
+        then."""
         if not self._is_generation_fast:
             self._is_generation_fast = True
-            for name in ("make_generation_fast_", "prepare_for_inference_"):
-                for part in self.modules():
-                    if part is not self and hasattr(part, name):
-                        getattr(part, name)()
+            for name, part in self.named_modules():
+                if part is not self and hasattr(part, "make_generation_fast_"):
+                    part.make_generation_fast_(name=name, **options)
         self.eval()
 
     def prepare_for_onnx_export_(self, **kwargs: object) -> None:

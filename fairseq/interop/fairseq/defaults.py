@@ -5,6 +5,11 @@ from __future__ import annotations
 
 import argparse
 
+_SWITCHES = """
+    iter_decode_force_max_iter iter_decode_with_external_reranker match_source_len no_beamable_mm no_early_stop
+    no_seed_provided print_step retain_dropout retain_iter_history sacrebleu score_reference unnormalized
+"""
+_WITHOUT_VALUE = "constraints decoding_format eos_token lm_path print_alignment replace_unk retain_dropout_modules"
 MISSING: dict[str, object] = {  # settings that this package has are not here
     # common
     "aim_repo": None,
@@ -88,7 +93,19 @@ MISSING: dict[str, object] = {  # settings that this package has are not here
     "quant_noise_pq": 0.0,
     "quant_noise_pq_block_size": 8,
     "quant_noise_scalar": 0.0,
+    # generation
+    **dict.fromkeys(_SWITCHES.split(), False),
+    **dict.fromkeys(_WITHOUT_VALUE.split()),
+    "diverse_beam_groups": -1,
+    "diverse_beam_strength": 0.5,
+    "diversity_rate": -1.0,
+    "iter_decode_eos_penalty": 0.0,
+    "iter_decode_max_iter": 10,
+    "iter_decode_with_beam": 1,
+    "lm_weight": 0.0,
+    "unkpen": 0,
 }
+FORMER = {"max_sentences": "batch_size", "max_sentences_valid": "batch_size_valid"}  # names before fairseq 0.10
 
 
 def complete(args: argparse.Namespace) -> None:
@@ -96,3 +113,11 @@ def complete(args: argparse.Namespace) -> None:
     for name, value in MISSING.items():
         if name not in vars(args):
             setattr(args, name, value)
+
+
+def complete_script(args: argparse.Namespace) -> None:
+    """Set on *args*, which a script has parsed, what :func:`complete` sets, and former names."""
+    complete(args)
+    for name, present in FORMER.items():
+        if name not in vars(args) and present in vars(args):
+            setattr(args, name, vars(args)[present])

@@ -13,6 +13,7 @@ from fairseq.errors import UserError
 from fairseq.inference.decoding import Decoding
 from fairseq.inference.engine import Reader
 from fairseq.inference.hypotheses import Search, hypotheses
+from fairseq.interop.fairseq.views import plain
 from fairseq.models.language_model import language_model
 
 
@@ -41,7 +42,8 @@ class SequenceGenerator:
     Limits and rates are as ``fairseq-generate --help`` says; *len_penalty* is ``--lenpen``.
 
     Args:
-        models: of this package, or a plug-in's with a key-value cache.
+        models: of this package, or a plug-in's with a key-value cache;
+            None, as before fairseq 0.10: those that :meth:`generate` is given.
         search_strategy: :class:`BeamSearch` or :class:`Sampling` (None: with *sampling* the
             latter).
 
@@ -51,8 +53,8 @@ class SequenceGenerator:
 
     def __init__(
         self,
-        models: Sequence[Any],
-        tgt_dict: Any,
+        models: Sequence[Any] | None = None,
+        tgt_dict: Any = None,
         beam_size: int = 1,
         max_len_a: float = 0,
         max_len_b: int = 200,
@@ -79,10 +81,7 @@ class SequenceGenerator:
         if unk_penalty or match_source_len:
             names = "`unk_penalty` and `match_source_len`"
             raise UserError(f"SequenceGenerator: {names} are not implemented; leave them out")
-        self.models: list[Any] = [model if isinstance(model, Reader) else language_model(model) for model in models]
-        for model in self.models:
-            if not isinstance(model, Reader) and not model.can_generate:
-                raise UserError(f"SequenceGenerator: {type(model).__name__} has no key-value cache and cannot generate")
+        self.models = [] if models is None else _generating(models)
         self.tgt_dict, self.eos = tgt_dict, tgt_dict.eos() if eos is None else eos
         self.max_len_a, self.max_len_b = max_len_a, max_len or max_len_b
         decoding = Decoding(1, temperature, *strategy.sampling) if strategy.sampling is not None else None
@@ -104,6 +103,7 @@ class SequenceGenerator:
         They begin with *prefix_tokens* [B, T] (default: the row itself) and have ``tokens``,
         ``positional_scores`` (natural logarithms) and their mean, ``score``.
         """
+        self.models = self.models or _generating(models)
         rows = sample["net_input"]["src_tokens"] if prefix_tokens is None else prefix_tokens
         return [self._of_row(row, bos_token) for row in rows]
 
@@ -135,6 +135,15 @@ class SequenceGenerator:
         ]
 
 
+def _generating(models: Sequence[Any]) -> list[Any]:
+    """*models* in the form that the search reads; UserError for one without a key-value cache."""
+    readers: list[Any] = [one if isinstance(one, Reader) else language_model(plain(one)) for one in models]
+    for model in readers:
+        if not isinstance(model, Reader) and not model.can_generate:
+            raise UserError(f"SequenceGenerator: {type(model).__name__} has no key-value cache and cannot generate")
+    return readers
+
+
 class SequenceScorer:
     """Log-probabilities of the targets of batches, in the form of :class:`SequenceGenerator`'s
     hypotheses.
@@ -151,7 +160,7 @@ class SequenceScorer:
         models."""
         target, inputs = sample["target"], {"src_tokens": sample["net_input"]["src_tokens"]}
         each = []
-        for model in map(language_model, models):
+        for model in map(language_model, map(plain, models)):
             hidden = model.eval()(**inputs)[0].flatten(0, 1)  # type: ignore[attr-defined]
             each.append(model.output_layer.target_log_probs(hidden, target.flatten(), self.chunk))
         # The mean of the probabilities, not of their logarithms, as in fairseq's ensembles.

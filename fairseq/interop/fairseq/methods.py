@@ -31,6 +31,7 @@ from fairseq.interop.fairseq.iterators import EpochBatchIterator
 from fairseq.interop.fairseq.language_modeling import __init__, eval_lm_dataloader, setup_dictionary  # noqa: F401
 from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.interop.fairseq.utils import tokenize_line
+from fairseq.interop.fairseq.views import plain
 from fairseq.models.bert import EncoderModel
 from fairseq.models.sentence import ClassificationHead, SentenceModel
 from fairseq.text.dictionary import OVERWRITE, Dictionary, decoded, read_dictionary
@@ -358,7 +359,7 @@ def build_generator(
     values = {argument or name: getattr(cfg, name, None) for name, _, argument in pairs}
     options = {name: value for name, value in values.items() if value is not None} | dict(extra_gen_cls_kwargs or {})
     if getattr(self.cfg, "add_bos_token", False):  # readers put <s> before every row
-        models = [Reader(model, begin=self.target_dictionary.begin()) for model in models]
+        models = [Reader(plain(model), begin=self.target_dictionary.begin()) for model in models]
     return (seq_gen_cls or SequenceGenerator)(models, self.target_dictionary, **options)
 
 

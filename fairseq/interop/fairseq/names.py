@@ -201,6 +201,13 @@ def adapt(kind: str, part: object) -> None:
     adapter.adapt(kind, part)
 
 
+def complete(args: Any) -> None:
+    """See :func:`fairseq.interop.fairseq.defaults.complete_script`."""
+    from fairseq.interop.fairseq import defaults
+
+    defaults.complete_script(args)
+
+
 def set_up(task: Any, settings: Any, dictionary: Any) -> Any:
     """See :mod:`fairseq.interop.fairseq.protocol`."""
     from fairseq.interop.fairseq import protocol

@@ -30,6 +30,7 @@ from fairseq.interop.fairseq.iterators import EpochBatchIterator, IteratorSample
 from fairseq.interop.fairseq.logged import Logged, LoggedFigures, without_outputs
 from fairseq.interop.fairseq.namespaces import namespace_of, reads_namespace
 from fairseq.interop.fairseq.utils import resolve_max_positions
+from fairseq.interop.fairseq.views import PlainCriterion, logits_model, view
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 from fairseq.text.dictionary import Dictionary
@@ -238,14 +239,16 @@ class StepGraph(LossGraph):
         if not any(overrides(task.plugin, name) for name in ("train_step", "valid_step")):
             ((loss, size, log), extra) = self.criterion.step(self.model, sample, inputs)
             return (loss, size, self._logged(log, loss, sample)), extra
-        model = self.model
+        model, criterion = logits_model(self.model), self.criterion
+        if not is_outside(type(criterion)):
+            criterion = view(PlainCriterion, criterion)
         # fairseq's trainer chooses between the two in the same way.
         if not self.training:
-            loss, size, log = task.valid_step(sample, model, self.criterion)  # type: ignore[attr-defined]
+            loss, size, log = task.valid_step(sample, model, criterion)  # type: ignore[attr-defined]
             return (loss, size, self._logged(log, loss, sample)), {}
         optimizer = _DeferredOptimizer()
         options = hooks.accepted(task.train_step, update_num=max(self._updates, 0), ignore_grad=False)  # type: ignore[attr-defined]
-        loss, size, log = task.train_step(sample, model, self.criterion, optimizer, **options)  # type: ignore[attr-defined]
+        loss, size, log = task.train_step(sample, model, criterion, optimizer, **options)  # type: ignore[attr-defined]
         if optimizer.loss is None:
             raise UserError(f"--task {task.settings.chosen.task}: train_step must call optimizer.backward(loss)")
         return (optimizer.loss, size, self._logged(log, loss, sample)), {}
