@@ -192,8 +192,8 @@ class EpochIterator:
                 "give `reset_dataloader` to start at the first batch"
             )
         order = (state.get("read") or {}).get("order")
-        if order == position.NUMPY or (order is None and saved is not None):
-            self._turns.in_numpy_order()
+        if order is not None or saved is not None:
+            self._turns.in_numpy_order(order in (None, position.NUMPY))
         self.epoch, self.read = max(1, epoch), 0
         if iterations == 0:
             return True
@@ -343,11 +343,11 @@ class Turns:
         """Wait for what is being opened and drop it; the openers may refer to a model."""
         self._take(-1)
 
-    def in_numpy_order(self) -> None:
-        """Read all of them in NumPy's order."""
-        self._numpy = True
-        if self._current is not None:
-            self._current = self._current[0], self._ordered(self._current[1])
+    def in_numpy_order(self, numpy: bool = True) -> None:
+        """Read all of them in NumPy's order, or not."""
+        # Opened again if it was: its sampler is in the other order.
+        self._current = self._current if numpy is self._numpy else None
+        self._numpy = numpy
 
     def _take(self, number: int) -> Turn | None:
         """What was opened in the background, if it is *number*;

@@ -283,6 +283,10 @@ def test_a_plugins_methods_are_called_in_fairseqs_order(tmp_path: Path) -> None:
     assert third["seen"] == 3
     names = checkpoint.load(tmp_path / "run" / "checkpoint_last.pt")["model"]
     assert {"decoder.sentence_encoder.weight", "decoder.layer_norms.0.weight"} <= names.keys()
+    # The built-in task reads the same blocks in the same order, fairseq's.
+    flags += ["--task language_modeling --tokens-per-sample 16 --max-update 2 --no-save --disable-validation"]
+    built_in = runs.updates(runs.train(tmp_path / "built_in", *flags))
+    assert [line["loss"] for line in built_in] == pytest.approx([line["loss"] for line in lines], abs=1e-5)
 
 
 def test_layers_of_an_encoder_are_built_by_the_plugins_methods(tmp_path: Path) -> None:
@@ -399,10 +403,11 @@ def test_settings_in_groups_train(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_names_of_translation_are_refused_when_one_is_made() -> None:
     from fairseq.data.language_pair_dataset import LanguagePairDataset
 
+    from fairseq.criterions import MoECriterion
     from fairseq.models import FairseqEncoderDecoderModel
     from fairseq.modules import BaseLayer
 
-    for part in (LanguagePairDataset, FairseqEncoderDecoderModel, BaseLayer):
+    for part in (LanguagePairDataset, FairseqEncoderDecoderModel, BaseLayer, MoECriterion):
         with pytest.raises(UserError, match=part.__name__):
             part(argparse.Namespace())
 

@@ -199,9 +199,9 @@ class MonolingualDataset(FairseqDataset):
         return collate(samples, self.vocab.pad())
 
     def ordered_indices(self) -> np.ndarray:
-        # Shuffled before the stable sort: examples of one size stay in random order.
-        order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
-        return order[np.argsort(self.sizes[order], kind="stable")]
+        # As in fairseq, the permutation's values order examples of one size.
+        values = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
+        return np.lexsort((values, self.sizes))
 
 
 class LMContextWindowDataset(BaseWrapperDataset):

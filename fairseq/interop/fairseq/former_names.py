@@ -119,7 +119,12 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
 # Module: names that it had in fairseq (=here), by the module that has them here, which may be
 # itself (a dot).
 _NAMES: dict[str, dict[str, str]] = {
-    "criterions": {"parts": "LegacyFairseqCriterion"},
+    "criterions": {
+        "parts": "LegacyFairseqCriterion",
+        # Of a fork for mixtures of experts, which packages beside it import.
+        "inert": "MoECriterion",
+        "dataclass": "MoECriterionConfig=FairseqDataclass",
+    },
     "criterions.fairseq_criterion": {"parts": "LegacyFairseqCriterion"},
     "criterions.cross_entropy": {
         "fairseq.criterions.settings": """

@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.datasets import FairseqDataset
 from fairseq.models.base import BaseFairseqModel
 
 _TRANSLATION = "encoders with decoders, and translation, are not implemented"
+_EXPERTS = "mixtures of experts are not implemented"
 _INERT: dict[str, tuple[type, str]] = {  # name: base, reason
     **dict.fromkeys(
         ("FairseqEncoderDecoderModel", "FairseqMultiModel", "TransformerModel", "TransformerModelBase", "LSTMModel"),
@@ -25,7 +27,8 @@ _INERT: dict[str, tuple[type, str]] = {  # name: base, reason
         (FairseqDataset, _TRANSLATION),
     ),
     "CompositeEncoder": (nn.Module, _TRANSLATION),
-    "BaseLayer": (nn.Module, "mixtures of experts are not implemented"),
+    "BaseLayer": (nn.Module, _EXPERTS),
+    "MoECriterion": (FairseqCriterion, _EXPERTS),
     "CharacterTokenEmbedder": (nn.Module, "--character-embeddings: not implemented; leave it out"),
     "DynamicConv": (nn.Module, "convolutions are not implemented"),
     "LightweightConv": (nn.Module, "convolutions are not implemented"),

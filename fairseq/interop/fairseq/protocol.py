@@ -110,7 +110,10 @@ class Protocol(FairseqTask):
 
     def _turns(self, split: str, model: Any, training: bool, batching: Batching) -> Turns:
         if not any(overrides(self.plugin, name) for name in OF_DATA):
-            return super()._turns(split, model, training, batching)
+            turns = super()._turns(split, model, training, batching)
+            # The order of fairseq's iterator: its losses can be repeated.
+            turns.in_numpy_order(training)
+            return turns
         # As in fairseq, several folders take turns by epoch, and validation reads the first.
         epochs = range(1, len(data_folders(self.settings.data_path)) + 1) if training else range(1, 2)
 
