@@ -219,7 +219,8 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data-bin"
 
 
-@EVERY_RECIPE
+# tests/cli/test_seed_commands.py runs the commands of the others.
+@pytest.mark.parametrize("recipe", ["shortformer.sh", "baseline.sh"])
 def test_a_recipe_runs_end_to_end_when_small(recipe: str, tiny_data: Path, tmp_path: Path) -> None:
     result = run(recipe, SMALL=1, DATA=tiny_data, SAVE_DIR=tmp_path, OMP_NUM_THREADS=1)
     assert result.returncode == 0, result.stdout + result.stderr
