@@ -26,6 +26,7 @@ class Loss(CrossEntropyCriterion):
     ),
     "loss_of_10": (
         """
+import torch
 from fairseq import metrics, utils
 from fairseq.criterions import register_criterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
@@ -39,6 +40,7 @@ class Loss(CrossEntropyCriterion):
         net_output = model(**sample["net_input"])
         loss, _ = self.compute_loss(model, net_output, sample, reduce=reduce)
         assert self.compute_loss(model, net_output, sample, reduce=False)[0].dim() == 1
+        loss = loss * (0.5 + torch.rand(()))  # in validation, too
         sample_size = sample["target"].size(0) if self.sentence_avg else sample["ntokens"]
         return loss, sample_size, {"loss": loss.data, "ntokens": sample["ntokens"],
                                    "nsentences": sample["target"].size(0), "sample_size": sample_size}

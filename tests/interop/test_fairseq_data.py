@@ -92,6 +92,24 @@ def test_token_blocks_are_shifted_by_one_and_hold_every_token(mode: str) -> None
     assert torch.equal(past, torch.cat([torch.tensor([1, 2]), every[:-2]]))
 
 
+def test_a_window_holds_the_tokens_before_a_block_as_far_as_there_is_room(words: Dictionary) -> None:
+    lines = [torch.arange(4, 4 + length) for length in (3, 4, 9, 7, 2)]
+    sizes = [len(line) for line in lines]
+    rows = data.TokenBlockDataset(data.ListDataset(lines, sizes), sizes, 4, 1, 2, "eos", include_targets=True)
+    blocks = data.MonolingualDataset(rows, rows.sizes, words, words, targets=["future"], shuffle=False)
+    windows = data.LMContextWindowDataset(blocks, tokens_per_sample=4, context_window=3, pad_idx=1)
+    read: list[int] = []
+    for index, line in enumerate(lines):
+        batch, source = windows.collater([windows[index]]), blocks[index]["source"].tolist()
+        room = max(min(3, 4 + 3 - len(source)), 0)
+        context = read[-room:] if room else []
+        tokens, [start] = batch["net_input"]["src_tokens"][0], batch["start_indices"]
+        assert tokens[: len(context) + len(source)].tolist() == [*context, *source] and start == len(context)
+        assert batch["target"][0, start : start + len(line)].tolist() == line.tolist()
+        assert int((batch["target"] != 1).sum()) == len(line)
+        read += source
+
+
 def test_masking_hides_a_share_and_keeps_its_choice(words: Dictionary) -> None:
     words.add_symbol("<mask>")
     rows = data.ListDataset([torch.full((1000,), 5)], [1000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
 import subprocess
@@ -133,6 +134,8 @@ def test_checkpoint_utils_load_models_settings_and_task(trained: Path) -> None:
     assert args.distributed_training.distributed_world_size >= 1
     assert len(task.source_dictionary) == models[0].decoder.embed_tokens.bounds[-1]
     assert len(list(progress_bar.progress_bar(range(3), log_interval=1, default_log_format="none"))) == 3
+    with progress_bar.build_progress_bar(argparse.Namespace(no_progress_bar=True), range(3), prefix="a") as bar:
+        assert list(bar) == [0, 1, 2]
     assert checkpoint_utils.load_model_ensemble([path], task=task)[0][0].training is False
     state = checkpoint_utils.load_checkpoint_to_cpu(path, {"dropout": 0.25})
     assert state["args"].dropout == state["cfg"]["model"].dropout == state["cfg"].model["dropout"] == 0.25

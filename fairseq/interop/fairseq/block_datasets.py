@@ -228,7 +228,9 @@ class LMContextWindowDataset(BaseWrapperDataset):
         starts = []
         for row, (source, target) in enumerate(zip(inputs["src_tokens"], batch["target"], strict=True)):
             source = source[source.ne(self.pad)]
-            context = self.read[-min(self.window, self.longest - len(source)) :] if self.window else self.read[:0]
+            # A line that is longer than a block leaves less room, or none.
+            room = max(min(self.window, self.longest - len(source)), 0)
+            context = self.read[max(len(self.read) - room, 0) :]
             start = len(context)
             tokens[row, : start + len(source)] = self.read = torch.cat([context, source])
             targets[row, start : start + len(target)] = target

@@ -52,6 +52,7 @@ MISSING: dict[str, object] = {  # settings that this package has are not here
     "zero_sharding": "none",
     # dataset
     "data_buffer_size": 10,
+    "dataset_impl": None,
     "fixed_validation_seed": None,
     "grouped_shuffling": False,
     "num_shards": 1,

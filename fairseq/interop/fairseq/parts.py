@@ -50,6 +50,22 @@ def progress_bar(
     return progress.progress_bar(iterator, log_format=log_format, default=default_log_format, **options)
 
 
+def build_progress_bar(
+    args: Any,
+    iterator: Any,
+    epoch: int | None = None,
+    prefix: str | None = None,
+    default: str = "tqdm",
+    no_progress_bar: str = "none",
+) -> progress.ProgressBar[Any]:
+    """:func:`progress_bar` with the settings *args*."""
+    settings = {"log_format": None, "log_interval": 100, **vars(args)}
+    default = no_progress_bar if settings.get("no_progress_bar") else default
+    return progress_bar(
+        iterator, settings["log_format"], settings["log_interval"], None, epoch, prefix, default_log_format=default
+    )
+
+
 def get_fused_adam_class() -> None:
     """Return None, at which a plug-in takes its own Adam: apex's is chosen by
     :mod:`fairseq.optim.adam`."""

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fairseq.config.registry import ARCHITECTURES, MODELS, is_outside
@@ -220,8 +221,9 @@ class StepGraph(LossGraph):
     """
 
     def __init__(self, task: Protocol, model: Any, criterion: Any) -> None:
+        self.task = task  # which the setter reads
         super().__init__(model, criterion)
-        self.task, self._updates = task, -1
+        self._updates = -1
 
     @property
     def update_num(self) -> int:
@@ -236,6 +238,8 @@ class StepGraph(LossGraph):
                 if hasattr(part, "set_num_updates"):
                     part.set_num_updates(number)
         self._updates = number
+        # As in fairseq: random numbers of a validation must not change the updates after it.
+        torch.manual_seed(self.task.settings.common.seed + number)
 
     def forward(self, sample: Sample, inputs: Mapping[str, object]) -> Any:
         task = self.task
