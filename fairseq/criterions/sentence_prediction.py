@@ -34,13 +34,18 @@ class SentencePredictionCriterion(FairseqCriterion):
         layout = getattr(task, "layout", None)
         if layout is None:
             raise UserError("`criterion` sentence_prediction: needs `task` sentence_prediction")
-        self.classification_head_name: str = task.cfg.classification_head_name
         self.is_regression: bool = layout.is_regression
         self.metrics: tuple[str, ...] = layout.metrics
         # Before training: a package that is missing should not end a run at its first validation.
         for name in self.metrics:
             if name in LIBRARIES:
                 _library(name)
+
+    @property
+    def classification_head_name(self) -> str:
+        """The head that the loss is computed with."""
+        name: str = self.task.cfg.classification_head_name
+        return name
 
     def check(self, model: BaseFairseqModel) -> None:
         if not hasattr(model, "classification_heads"):

@@ -247,7 +247,7 @@ def test_figures_of_reduce_metrics_reach_the_log_and_the_best_metric(plugin: lis
 
 
 def test_what_a_plugin_logs_is_averaged_over_updates(plugin: list[Any], tmp_path: Path) -> None:
-    flags = "--arch bag_lm --criterion ranked --tokens-per-sample 16 --log-interval 2 --max-update 6"
+    flags = "--arch bag_lm --criterion ranked --tokens-per-sample 16 --log-interval 2 --max-update 6 --seed 2"
     log = runs.train(tmp_path, plugin, FLAGS, flags)
     lines = [*runs.updates(log), *runs.summaries(log, "test")]
     assert len(lines) > 3

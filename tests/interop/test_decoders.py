@@ -110,7 +110,42 @@ def test_a_model_around_our_decoder_scores_and_samples(plugin: list[Any], tmp_pa
 
 
 def test_an_adaptive_loss_of_a_plugin_equals_ours(plugin: list[Any], tmp_path: Path) -> None:
-    flags = [runs.BASELINE, runs.NO_DROPOUT, "--max-update 2 --no-save", plugin]
+    # One batch an epoch: plug-ins read blocks in another order.
+    flags = [runs.BASELINE, runs.NO_DROPOUT, "--max-tokens 4000 --max-update 2 --no-save", plugin]
     own = runs.train(tmp_path, *flags, "--criterion own_adaptive_loss")
     ours = runs.train(tmp_path, *flags, "--criterion adaptive_loss --adaptive-loss-legacy-padding")
     assert runs.losses(own) == pytest.approx(runs.losses(ours), rel=1e-5)
+
+
+def test_a_copied_adaptive_softmax_is_called_as_in_fairseq() -> None:
+    from fairseq.interop.fairseq.decoders import FairseqDecoder
+    from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
+    from fairseq.text.dictionary import Dictionary
+
+    ours = AdaptiveSoftmax(50, 8, [10, 30])
+    decoder: Any = FairseqDecoder(Dictionary())
+    decoder.adaptive_softmax = Copied(ours)
+    layer = decoder.output_distribution
+    hidden, target = torch.randn(9, 8), torch.tensor([1, 2, 11, 31, 9, 10, 49, 5, 1])
+    # Words 11 and 31 are the second of their bands, which fairseq does not train.
+    torch.testing.assert_close(
+        layer.loss(hidden, layer.partition(target, 1)), ours.loss(hidden, ours.partition(target, 1, True))
+    )
+    torch.testing.assert_close(layer.target_log_probs(hidden, target), ours.target_log_probs(hidden, target))
+
+
+class Copied(torch.nn.Module):
+    """The methods of fairseq's softmax around another one."""
+
+    cutoff = (10, 30, 50)
+
+    def __init__(self, softmax: Any) -> None:
+        super().__init__()
+        self.softmax = softmax
+
+    def forward(self, hidden: torch.Tensor, target: torch.Tensor) -> Any:
+        return self.softmax(hidden, target)
+
+    def get_log_prob(self, hidden: torch.Tensor, target: None) -> Any:
+        assert hidden.dim() == 3 and target is None
+        return self.softmax.get_log_prob(hidden)

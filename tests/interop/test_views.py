@@ -88,7 +88,9 @@ def test_a_plugins_steps_and_script_read_logits(tmp_path: Path, monkeypatch: pyt
     folder = tmp_path / "logits_plugin"
     folder.mkdir()
     (folder / "__init__.py").write_text(TASK)
-    every = f"{TINY} --cpu --max-update 2 --optimizer sgd --lr 0.1 --log-format json --log-interval 1"
+    # One batch an epoch: plug-ins read blocks in another order.
+    every = f"{TINY} --cpu --train-subset valid --max-tokens 4000 --max-update 2"
+    every += " --optimizer sgd --lr 0.1 --log-format json --log-interval 1"
     alone = runs.losses(runs.train(tmp_path / "alone", every, "--no-save"))
     log = runs.train(tmp_path / "run", every, "--task logits_task --no-epoch-checkpoints --user-dir", folder)
     assert runs.losses(log) == pytest.approx(alone, abs=1e-5) and len(alone) == 2

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fairseq.interop.fairseq import utils
+from fairseq.interop.fairseq.modules import cross_entropy
 from fairseq.models.base import BaseFairseqModel
+from fairseq.modules.adaptive_softmax import BandedSoftmax
 from fairseq.modules.output_layer import OutputLayer
 
 State = dict[str, dict[str, Tensor | None]]
@@ -22,6 +25,31 @@ def with_incremental_state(cls: Any) -> Any:
 def normalized(logits: Tensor, log_probs: bool) -> Tensor:
     """Probabilities of *logits*, or their logarithms: float32."""
     return logits.float().log_softmax(-1) if log_probs else logits.float().softmax(-1)
+
+
+class CalledSoftmax(BandedSoftmax):
+    """A plug-in's own adaptive softmax, called as fairseq's: with hidden states and targets."""
+
+    def __init__(self, softmax: Any, decoder: Any) -> None:
+        super().__init__([*softmax.cutoff], 0.0)
+        # Not a part: its parameters are the decoder's.
+        self.call, self.score = softmax.__call__, softmax.get_log_prob
+        self.padding_idx = decoder.dictionary.pad()
+
+    def partition(self, target: Tensor, padding_idx: int, band_padding: bool = False) -> Any:
+        return None, target, []
+
+    def loss(self, hidden: Tensor, partition: Any) -> Tensor:
+        parts = zip(*self.call(hidden, partition[1]), strict=True)
+        losses = [cross_entropy(x, y, self.padding_idx, "sum") for x, y in parts if y is not None]
+        return torch.stack(losses).sum()
+
+    def log_probs(self, hidden: Tensor) -> Tensor:
+        rows: Tensor = self.score(hidden.reshape(1, -1, hidden.size(-1)), None)
+        return rows.view(*hidden.shape[:-1], -1)
+
+    def target_log_probs(self, hidden: Tensor, target: Tensor, chunk: int | None = None) -> Tensor:
+        return self.log_probs(hidden).gather(-1, target[:, None].to(hidden.device)).squeeze(-1)
 
 
 class FairseqDecoder(nn.Module):
@@ -53,7 +81,8 @@ class FairseqDecoder(nn.Module):
         """The output layer as criterions of this package take it; None where `forward` returns
         logits."""
         # A plug-in's decoder need not call this base's constructor.
-        return getattr(self, "adaptive_softmax", None)
+        softmax = getattr(self, "adaptive_softmax", None)
+        return softmax if softmax is None or isinstance(softmax, OutputLayer) else CalledSoftmax(softmax, self)
 
     def get_normalized_probs(self, net_output: object, log_probs: bool, sample: object = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [B, T, V]."""

@@ -38,13 +38,15 @@ class AdaptiveInput(adaptive_input.AdaptiveInput):
 
 
 class FairseqDropout(Dropout):
-    """Dropout in training."""
+    """Dropout in training, or always with *apply_during_inference*."""
+
+    apply_during_inference = False
 
     def __init__(self, p: float, module_name: str | None = None) -> None:
         super().__init__(p)
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:
-        return dropout(x, self.p, self.training)
+        return dropout(x, self.p, self.training or self.apply_during_inference)
 
 
 def LayerNorm(
