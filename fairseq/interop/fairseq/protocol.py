@@ -98,6 +98,9 @@ class Protocol(FairseqTask):
 
     def iterator(self, split: str, model: Any, criterion: Any, *, training: bool, **options: Any) -> EpochIterator:
         batches = super().iterator(split, model, criterion, training=training, **options)
+        if training and (is_outside(type(model)) or not criterion.carries_state):
+            # The order of fairseq's iterator: losses of its models and criterions can be repeated.
+            batches._turns.in_numpy_order()
         batches.__class__ = type("Batches", (_Batches,), {"task": self, "model": model, "is_training": training})
         return batches
 
@@ -111,10 +114,7 @@ class Protocol(FairseqTask):
 
     def _turns(self, split: str, model: Any, training: bool, batching: Batching) -> Turns:
         if not any(overrides(self.plugin, name) for name in OF_DATA):
-            turns = super()._turns(split, model, training, batching)
-            # The order of fairseq's iterator: its losses can be repeated.
-            turns.in_numpy_order(training)
-            return turns
+            return super()._turns(split, model, training, batching)
         # As in fairseq, several folders take turns by epoch, and validation reads the first.
         epochs = range(1, len(data_folders(self.settings.data_path)) + 1) if training else range(1, 2)
 
