@@ -1,10 +1,11 @@
 """What programs elsewhere do with exported folders; a script that needs torch and transformers, not
 this package.
 
-``python outside.py FOLDER …`` prints one JSON object: for each folder, for each thing that is done,
-"yes" or the error. A folder has ``expected.npz`` in it: ``text`` [2, T], ``log_probs`` [2, T, V]
-and ``greedy``, the first five tokens of the first row and their continuation; and ``words``, a
-text, with its ``ids``.
+``python outside.py FOLDER …`` prints one JSON object: for each folder, for each use, "yes", the
+error, or "–" where it does not apply. ``expected.npz`` in a folder has ``auto``, the class that
+predicts, ``text`` [2, T] and its ``log_probs``, of words [2, T, V] or of being replaced [2, T], and
+``words``, a text, with its ``ids``. A decoder's also has ``greedy``, the first five tokens of the
+first row and their continuation.
 """
 
 from __future__ import annotations
@@ -34,19 +35,29 @@ class Folder:
         self.path, expected = path, np.load(path / "expected.npz")
         self.text, self.log_probs = (torch.from_numpy(expected[name]) for name in ("text", "log_probs"))
         self.greedy, self.ids, self.words = (
-            expected["greedy"].tolist(),
+            expected["greedy"].tolist() if "greedy" in expected else None,
             expected["ids"].tolist(),
             str(expected["words"]),
         )
+        self.auto = str(expected["auto"])
+        self.decodes = self.greedy is not None
+        # One segment; encoders have no cache.
+        self.uncached = {"use_cache": False} if self.decodes else {}
 
-    def model(self, auto: str = "AutoModelForCausalLM", source: Any = None, **settings: Any) -> Any:
-        return getattr(transformers, auto).from_pretrained(source or self.path, **TRUST, **settings).eval()
+    def model(self, auto: str = "", source: Any = None, **settings: Any) -> Any:
+        kind = getattr(transformers, auto or self.auto)
+        return kind.from_pretrained(source or self.path, **TRUST, **settings).eval()
 
     def tokenizer(self, source: Any = None) -> Any:
         return transformers.AutoTokenizer.from_pretrained(source or self.path, **TRUST)
 
     def check(self, logits: Any, places: float = 1e-5) -> None:
-        torch.testing.assert_close(logits.float().log_softmax(-1), self.log_probs, atol=places, rtol=1e-6)
+        torch.testing.assert_close(self.log_probs_of(logits), self.log_probs, atol=places, rtol=1e-6)
+
+    def log_probs_of(self, logits: Any) -> Any:
+        """Of words, or of being replaced."""
+        logits = logits.float()
+        return logits.log_softmax(-1) if logits.dim() == 3 else torch.nn.functional.logsigmoid(logits)
 
 
 def local_folder(folder: Folder) -> None:
@@ -90,19 +101,22 @@ def hidden_states(folder: Folder) -> None:
     model.config.output_hidden_states = True
     assert len(model(folder.text).hidden_states) == len(want) > 2
     assert isinstance(model(folder.text, return_dict=False), tuple)
+    if not folder.decodes:
+        return
     asked = {"return_dict_in_generate": True, "output_hidden_states": True}
     steps = model.generate(folder.text[:1, :5], **asked, **NEW).hidden_states
     assert len(steps) == NEW["max_new_tokens"] and len(steps[-1]) == len(want)
 
 
 def attention(folder: Folder) -> None:
-    weights = folder.model(attn_implementation="eager")(folder.text, output_attentions=True, use_cache=False).attentions
+    model = folder.model(attn_implementation="eager")
+    weights = model(folder.text, output_attentions=True, **folder.uncached).attentions
     torch.testing.assert_close(weights[0].sum(-1), torch.ones(weights[0].shape[:-1]))
 
 
 def embeddings(folder: Folder) -> None:
     model = folder.model()
-    folder.check(model(inputs_embeds=model.get_input_embeddings()(folder.text), use_cache=False).logits)
+    folder.check(model(inputs_embeds=model.get_input_embeddings()(folder.text), **folder.uncached).logits)
 
 
 def classifier(folder: Folder) -> None:
@@ -122,7 +136,7 @@ def save_and_load(folder: Folder) -> None:
 
 def from_config(folder: Folder) -> None:
     config = transformers.AutoConfig.from_pretrained(folder.path, **TRUST)
-    model = transformers.AutoModelForCausalLM.from_config(config, **TRUST).eval()
+    model = getattr(transformers, folder.auto).from_config(config, **TRUST).eval()
     assert model(folder.text).logits.shape == folder.log_probs.shape
     model.load_state_dict(folder.model().state_dict())
     folder.check(model(folder.text).logits)
@@ -147,22 +161,31 @@ def other_tokenizers(folder: Folder) -> None:
 
 
 def pipeline(folder: Folder) -> None:
-    generator = transformers.pipeline("text-generation", model=folder.model(), tokenizer=folder.tokenizer())
+    parts = {"model": folder.model(), "tokenizer": folder.tokenizer()}
+    if folder.auto == "AutoModelForMaskedLM":
+        text = f"{folder.words} {parts['tokenizer'].mask_token}"
+        assert len(transformers.pipeline("fill-mask", **parts)(text)) == 5
+        return
+    if not folder.decodes:
+        assert len(transformers.pipeline("feature-extraction", **parts)(folder.words)[0]) == len(folder.ids)
+        return
+    generator = transformers.pipeline("text-generation", **parts)
     text = generator(folder.words[:9], max_new_tokens=5, do_sample=False)[0]["generated_text"]
     assert text.startswith(folder.words[:3])
 
 
 def half_precision(folder: Folder) -> None:
-    logits = folder.model(**{DTYPE: torch.bfloat16})(folder.text).logits.float().log_softmax(-1)
+    logits = folder.log_probs_of(folder.model(**{DTYPE: torch.bfloat16})(folder.text).logits)
     assert float((logits - folder.log_probs).abs().mean()) < 0.1
 
 
 def gradient_checkpointing(folder: Folder) -> None:
     model, gradients = folder.model().train(), []
+    labels = folder.text if folder.log_probs.dim() == 3 else folder.text % 2
     for _ in range(2):
         model.zero_grad()
         torch.manual_seed(1)
-        model(folder.text, labels=folder.text, use_cache=False).loss.backward()
+        model(folder.text, labels=labels, **folder.uncached).loss.backward()
         gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
         model.gradient_checkpointing_enable()
     for a, b in zip(*gradients, strict=True):
@@ -192,22 +215,23 @@ def lora(folder: Folder) -> None:
             if "lora_" in name:
                 parameter.normal_(std=0.1)
         want = model(folder.text).logits
-        assert float((want.log_softmax(-1) - folder.log_probs).abs().max()) > 1e-3, "adapters that change nothing"
-        torch.testing.assert_close(model(folder.text, use_cache=True).logits, want, atol=1e-4, rtol=1e-4)
+        assert float((folder.log_probs_of(want) - folder.log_probs).abs().max()) > 1e-3, "adapters that change nothing"
+        if folder.decodes:
+            torch.testing.assert_close(model(folder.text, use_cache=True).logits, want, atol=1e-4, rtol=1e-4)
         torch.testing.assert_close(model.merge_and_unload()(folder.text).logits, want, atol=1e-4, rtol=1e-4)
 
 
 def int8(folder: Folder) -> None:
     model = torch.ao.quantization.quantize_dynamic(folder.model(), {torch.nn.Linear}, dtype=torch.qint8)
-    for use_cache in (False, True):
-        logits = model(folder.text, use_cache=use_cache).logits.log_softmax(-1)
+    for cached in ({}, {"use_cache": True}) if folder.decodes else ({},):
+        logits = folder.log_probs_of(model(folder.text, **{**folder.uncached, **cached}).logits)
         assert 0 < float((logits - folder.log_probs).abs().mean()) < 0.2
 
 
 def exported_graph(folder: Folder) -> None:
     model = folder.model()
     mask = torch.ones_like(folder.text)
-    given = {"attention_mask": mask, "use_cache": False}
+    given = {"attention_mask": mask, **folder.uncached}
     graph = torch.export.export(model, (folder.text,), given, strict=False).module()
     folder.check(graph(folder.text, **given).logits)
 
@@ -240,6 +264,10 @@ CHECKS: dict[str, Callable[[Folder], None]] = {
 
 
 def outcome(check: Callable[[Folder], None], folder: Folder) -> str:
+    if check is generate and not folder.decodes:
+        return "–"
+    if check is other_tokenizers and not (folder.path / "tokenizers").exists():
+        return "–"
     grad = check not in (gradient_checkpointing, trainer)
     try:
         with torch.no_grad() if grad else torch.enable_grad():

@@ -180,6 +180,8 @@ def configuration(model: TransformerLanguageModel, vocabulary: int) -> dict[str,
         "dtype": "float32",
         "vocab_size": vocabulary,
         **dict(zip(sizes, (longest, layers), strict=True)),
+        # An old name of the same number, which converters to GGUF read.
+        **({"n_ctx": longest} if name == "gpt2" else {}),
         **KINDS[name].configuration(cfg),
         "tie_word_embeddings": _is_tied(cfg),
     }
