@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
 from pathlib import Path
@@ -40,6 +41,7 @@ class Task(LanguageModelingTask):
 
     def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
         model.train()
+        assert torch.initial_seed() == self.args.seed + update_num
         tokens, logits = sample["net_input"]["src_tokens"], model(**sample["net_input"])[0]
         assert logits.shape == (*tokens.shape, len(self.target_dictionary))
         state, steps = {}, []
@@ -68,6 +70,10 @@ def test_a_view_returns_logits_and_shares_everything_else() -> None:
     for part in (seen, seen.decoder):
         torch.testing.assert_close(part.get_normalized_probs((logits,), log_probs=True), logits.log_softmax(-1))
     assert torch.equal(model(tokens)[0], hidden), "the original stays as it is"
+    twin = copy.deepcopy(seen)
+    torch.nn.init.zeros_(seen.decoder.embed_tokens.weight)
+    assert torch.equal(twin(tokens)[0], logits) and not torch.equal(seen(tokens)[0], logits)
+    assert twin.state_dict().keys() == model.state_dict().keys() and plain(twin) is not model
     with pytest.raises(UserError, match="TransformerDecoder: alignment_layer is not implemented; leave it out"):
         seen.decoder(tokens, alignment_layer=1)
 

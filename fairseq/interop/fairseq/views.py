@@ -28,6 +28,10 @@ class View:
     plain: Any
     fairseq: tuple[type, ...] = ()  # classes that have the remaining methods
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        # A copy is a view of a copy.
+        return view, (type(self).__mro__[1], self.plain)
+
 
 @functools.cache
 def _class(kind: type[View], cls: Any) -> type:
