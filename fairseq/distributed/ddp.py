@@ -22,8 +22,8 @@ class DataParallel:
     module: nn.Module
 
     def accumulate(self, last: bool) -> AbstractContextManager[object]:
-        """Return the context of one forward and backward pass; the *last* of an update may reduce
-        gradients."""
+        """Return the context of one forward and backward pass;
+        the *last* of an update may reduce gradients."""
         raise NotImplementedError
 
     def reduce(self) -> None:

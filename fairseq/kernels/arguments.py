@@ -15,8 +15,8 @@ def is_plain(x: Tensor) -> bool:
     """Whether kernels can read *x*: numbers of a type that they know, at its address."""
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype not in TYPES or not x.numel():
         return False
-    # Subclasses (fake, distributed and other tensors) have no data at their address, or not all of
-    # it.
+    # Subclasses (fake, distributed and other tensors)
+    # have no data at their address, or not all of it.
     return type(x) in (Tensor, nn.Parameter)
 
 

@@ -1,5 +1,5 @@
-"""RMS norm, SwiGLU and rotary positions on CPUs, in one pass over memory each: kernels in C
-(``layers.c``).
+"""RMS norm, SwiGLU and rotary positions on CPUs,
+in one pass over memory each: kernels in C (``layers.c``).
 
 They are compiled at first use; without them torch's operators give the same numbers to rounding.
 """
@@ -23,8 +23,8 @@ _ROWS = 32  # whose gradients of the gain are one sum, as in layers.c
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor | None:
-    """*x* [..., C] divided by its root mean square, times *gain* [C], float32; None if no kernel
-    computes it."""
+    """*x* [..., C] divided by its root mean square,
+    times *gain* [C], float32; None if no kernel computes it."""
     regular = gain.dtype == torch.float32 and gain.shape == x.shape[-1:] and is_plain(gain)
     return _RMSNorm.apply(x.contiguous(), gain.contiguous(), eps) if regular and _computes(x) else None
 
@@ -36,8 +36,8 @@ def silu_product(x: Tensor, other: Tensor) -> Tensor | None:
 
 
 def rotated(x: Tensor, table: Tensor) -> Tensor | None:
-    """*x* [B, H, T, D], its first R channels turned as *table* [T, 2, R/2] says; None if no kernel
-    computes it.
+    """*x* [B, H, T, D], its first R channels turned as *table* [T,
+    2, R/2] says; None if no kernel computes it.
 
     Of the result, time comes before heads in memory.
     """

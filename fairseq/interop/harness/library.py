@@ -22,8 +22,8 @@ def require_harness() -> None:
 
 @contextlib.contextmanager
 def task_data() -> Iterator[None]:
-    """Turn a failure to load or download the data of tasks into a UserError: their libraries raise
-    many kinds."""
+    """Turn a failure to load or download the data of tasks
+    into a UserError: their libraries raise many kinds."""
     try:
         yield
     except Exception as error:
@@ -40,8 +40,8 @@ def task_data() -> Iterator[None]:
 
 
 def harness_model() -> Any:
-    """Return the model class of the harness, registered there as ``fairseq``; UserError if that is
-    not installed."""
+    """Return the model class of the harness, registered there
+    as ``fairseq``; UserError if that is not installed."""
     require_harness()
     from fairseq.interop.harness.model import FairseqLM
 

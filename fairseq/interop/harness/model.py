@@ -1,8 +1,8 @@
 """Model class of lm-evaluation-harness, which must be installed;
 :mod:`fairseq.interop.harness.requests` does without.
 
-Releases of the harness with plug-ins find it by the entry point ``lm_eval.models`` of
-pyproject.toml.
+Releases of the harness with plug-ins find it
+by the entry point ``lm_eval.models`` of pyproject.toml.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class Requests:
         return results
 
     def rolling(self, texts: Iterable[str]) -> list[float]:
-        """Return the log-probability of each text, read as ``fairseq-eval-lm`` reads a corpus of
-        its own."""
+        """Return the log-probability of each text,
+        read as ``fairseq-eval-lm`` reads a corpus of its own."""
         rows = [self.reader.ids(text) for text in texts]
         totals = [0.0] * len(rows)
         # Texts of one segment are rows of batches; a longer one is a corpus.
@@ -103,8 +103,8 @@ class Requests:
         return totals
 
     def generations(self, prompts: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
-        """Return what follows each context, by its settings, up to the first of the strings
-        ``until``.
+        """Return what follows each context, by its settings,
+        up to the first of the strings ``until``.
 
         Raises:
             UserError: *settings* ask for what is not implemented, or the model cannot generate.
@@ -149,8 +149,8 @@ class Requests:
         return text
 
     def _pieces(self, row: int, tokens: list[int], first: int) -> list[Piece]:
-        """The rows in which tokens from *first* on are scored: all of them, or windows counted from
-        the end."""
+        """The rows in which tokens from *first* on are scored:
+        all of them, or windows counted from the end."""
         if first >= len(tokens):
             return []
         if self.model.model.memory_length:
@@ -175,12 +175,12 @@ class Requests:
 
     @torch.inference_mode()
     def _scored(self, pieces: Sequence[Piece]) -> list[tuple[float, bool]]:
-        """The summed log-probability of each piece, and whether each of its tokens is the most
-        probable."""
+        """The summed log-probability of each piece,
+        and whether each of its tokens is the most probable."""
         model: Any = self.model.model
         longest = max(len(piece.tokens) for piece in pieces)
-        # Padding on the right is harmless: attention is causal, and `mask` leaves it out of the
-        # sums.
+        # Padding on the right is harmless: attention is causal,
+        # and `mask` leaves it out of the sums.
         rows = [piece.tokens + [self.eos] * (longest - len(piece.tokens)) for piece in pieces]
         tokens = torch.tensor(rows, device=self.device)  # (B, T + 1)
         positions = torch.arange(1, longest, device=self.device)
@@ -224,8 +224,8 @@ class EncoderRequests:
         warn_closed(self.reader.tokenizer)
 
     def log_likelihoods(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[float, bool]]:
-        """Return the log-probability of each continuation, and whether each of its tokens is the
-        most probable.
+        """Return the log-probability of each continuation,
+        and whether each of its tokens is the most probable.
 
         A token is predicted from the context and all other tokens of the continuation. The two are
         one row, with ``</s>`` between lines, which is not scored; what does not fit the positions
@@ -238,8 +238,8 @@ class EncoderRequests:
         return self.scorer.score_after(lines)
 
     def rolling(self, texts: Iterable[str]) -> list[float]:
-        """Return the log-probability of each text, read line by line as ``fairseq-eval-lm`` reads a
-        file."""
+        """Return the log-probability of each text,
+        read line by line as ``fairseq-eval-lm`` reads a file."""
         scored = self.model.score(list(texts), self.batch_size, within_words=self.within_words)
         return [float(lprobs.double().sum()) for _, lprobs in scored]
 
@@ -249,8 +249,8 @@ class EncoderRequests:
 
 
 def joined(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], int]:
-    """Return the ids of *context* and *continuation*, and the index at which the continuation
-    begins.
+    """Return the ids of *context* and *continuation*,
+    and the index at which the continuation begins.
 
     White space at the end of a context belongs to the continuation.
     """

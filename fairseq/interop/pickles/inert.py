@@ -89,8 +89,8 @@ CALLS: dict[str, Callable[..., object]] = {
 
 
 class _Machine:
-    """Interpreter of one pickle; opcodes other than :data:`LITERALS` and :data:`OPERATIONS` are
-    rejected."""
+    """Interpreter of one pickle; opcodes other
+    than :data:`LITERALS` and :data:`OPERATIONS` are rejected."""
 
     def __init__(self) -> None:
         self.storages: set[Storage] = set()  # descriptions of tensor data outside the pickle
@@ -203,9 +203,9 @@ class _Machine:
         if kind == "module":
             self.push(what)
             return
-        # ("storage", class, key, device, count). A sixth entry, in the format before 1.6, makes the
-        # storage a slice of another one; torch writes None there today, and other files are
-        # rejected.
+        # ("storage", class, key, device, count). A sixth entry,
+        # in the format before 1.6, makes the storage a slice of another one;
+        # torch writes None there today, and other files are rejected.
         key, _, count, *view = rest
         dtype = DTYPES.get(what.path.rpartition(".")[2]) if isinstance(what, Name) else None
         if kind != "storage" or dtype is None or any(view):
@@ -286,8 +286,8 @@ class Loaded:
     numbers: dict[str, bytearray]  # bytes of each storage, by key
 
     def tensor(self, stored: Stored) -> Tensor:
-        """Return the tensor, in the memory of its storage; UserError if PyTorch rejects its shape
-        or strides."""
+        """Return the tensor, in the memory of its storage;
+        UserError if PyTorch rejects its shape or strides."""
         try:
             # `frombuffer` rejects an empty buffer, which is what a tensor without items has; one
             # number stands in for it.
@@ -351,8 +351,8 @@ def _load_zip(file: BinaryIO) -> Content:
 
 
 def _load_pickles(file: BinaryIO) -> Content:
-    """The format before torch 1.6 (magic number, version, system, content, storages), or one plain
-    pickle."""
+    """The format before torch 1.6 (magic number, version,
+    system, content, storages), or one plain pickle."""
     machine = _Machine()
     root = machine.run(file)
     if root != LEGACY_MAGIC:

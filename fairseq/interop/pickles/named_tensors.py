@@ -62,8 +62,8 @@ class Stored:
 
 
 class Tensors:
-    """A foreign model's tensors by name, removed from *left* one by one, each checked against the
-    expected shape."""
+    """A foreign model's tensors by name, removed from *left*
+    one by one, each checked against the expected shape."""
 
     def __init__(self, state: Mapping[str, Tensor], where: str) -> None:
         check_tensors(state, where)
@@ -76,8 +76,8 @@ class Tensors:
         """Remove and return the tensor *name*, float32.
 
         Raises:
-            UserError: it is missing, has another shape, or has values other than finite
-                floating-point numbers.
+            UserError: it is missing, has another shape,
+                or has values other than finite floating-point numbers.
         """
         if name not in self.left:
             raise UserError(f"{self.where}: the tensor {name} is missing; give the configuration of that model")
@@ -93,8 +93,8 @@ class Tensors:
         """*value* as float32; integers, NaN and infinity are rejected."""
         if not value.is_floating_point():
             raise UserError(f"{self.where}: {name} is {value.dtype}, expected floating point; use a file of weights")
-        # Files may hold half precision, but checkpoints here hold fp32, which training goes on
-        # from.
+        # Files may hold half precision, but checkpoints
+        # here hold fp32, which training goes on from.
         value = value.detach().to(torch.float32)
         # Minimum and maximum propagate NaN: one pass, without a mask as large as the tensor.
         if value.numel() and not torch.stack(torch.aminmax(value)).isfinite().all():
@@ -105,8 +105,8 @@ class Tensors:
         return value
 
     def tied(self, name: str, to: Tensor) -> Tensor:
-        """Return *to*, after checking the copy of it that may be stored as *name*; UserError if
-        that differs."""
+        """Return *to*, after checking the copy of it that may
+        be stored as *name*; UserError if that differs."""
         if name in self.left and not torch.equal(self.take(name, *to.shape), to):
             raise UserError(f"{self.where}: {name} is tied in the configuration, but its values differ; correct it")
         return to
@@ -122,8 +122,8 @@ class Tensors:
 
 
 def check_tensors(state: Mapping[str, Tensor], where: str) -> None:
-    """Raise UserError unless *state* holds dense tensors by name, not views much larger than their
-    storage."""
+    """Raise UserError unless *state* holds dense tensors by name,
+    not views much larger than their storage."""
     stored: dict[int, int] = {}
     sizes: dict[tuple[object, ...], int] = {}
     for name, value in state.items():
@@ -149,8 +149,8 @@ def cut(value: object) -> str:
 
 
 def view(value: Tensor) -> tuple[object, ...]:
-    """Return a key that is equal only for names of one tensor: memory, offset, shape, strides,
-    dtype."""
+    """Return a key that is equal only for names of one tensor:
+    memory, offset, shape, strides, dtype."""
     # Not the storage's address alone: slices of a fused tensor (queries, keys, values) share it and
     # are different tensors.
     return value.untyped_storage().data_ptr(), value.storage_offset(), value.shape, value.stride(), value.dtype

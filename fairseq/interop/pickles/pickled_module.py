@@ -1,5 +1,5 @@
-"""Files of Transformer-XL's authors: a state dict, or the module as their training code saves
-it."""
+"""Files of Transformer-XL's authors: a state dict,
+or the module as their training code saves it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
     *path* is a file written by ``torch.save``, or a folder with a ``model.pt``.
 
     Raises:
-        UserError: the file is missing, holds neither a module nor tensors by name, or is a fairseq
-            checkpoint.
+        UserError: the file is missing, holds neither a module
+            nor tensors by name, or is a fairseq checkpoint.
     """
     if is_folder(path):
         if not exists(path / MODEL):
@@ -59,8 +59,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
 
 
 def _parameters(root: object, path: Path) -> Iterator[tuple[str, Stored]]:
-    """Yield every parameter and buffer of a module with its name in a state dict; each submodule is
-    visited once."""
+    """Yield every parameter and buffer of a module with its name
+    in a state dict; each submodule is visited once."""
     # A stack and not recursion: the depth is the file's choice, and a cycle would not end.
     waiting, visited = [("", root)], set()
     while waiting:
@@ -83,8 +83,8 @@ def _parameters(root: object, path: Path) -> Iterator[tuple[str, Stored]]:
 
 
 def _settings(root: Inert, stored: dict[str, Stored]) -> dict[str, Any]:
-    """The settings found in the attributes and the shared tensors of the module; the others are
-    absent."""
+    """The settings found in the attributes and the shared
+    tensors of the module; the others are absent."""
     config: dict[str, Any] = {}
     for key, (module_name, attribute) in ATTRIBUTES.items():
         module: Any = root
@@ -98,8 +98,8 @@ def _settings(root: Inert, stored: dict[str, Stored]) -> dict[str, Any]:
     embeddings, output = "word_emb.emb_layers.0.weight", "crit.out_layers.0.weight"
     config["tie_weight"] = embeddings in stored and stored.get(output) == stored[embeddings]
     inputs = [
-        # With `div_val` 1 all bands have one projection at the input, which each output band may be
-        # tied to.
+        # With `div_val` 1 all bands have one projection at the input,
+        # which each output band may be tied to.
         stored.get(f"word_emb.emb_projs.{0 if config.get('div_val') == 1 else band}")
         for band in range(_bands(config))
     ]

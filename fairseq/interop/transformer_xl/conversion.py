@@ -104,13 +104,13 @@ def convert(
         Parameters by name (tied ones share memory), and ``args`` as stored in a checkpoint.
 
     Raises:
-        UserError: the configuration lacks a key or has an invalid value, or the tensors do not
-            match it.
+        UserError: the configuration lacks a key or has
+            an invalid value, or the tensors do not match it.
     """
     tensors = Tensors(state, where)
     shape = read_config(config, tensors, where)
-    # Before the loops over layers: a configuration could otherwise name two thousand million of
-    # them.
+    # Before the loops over layers: a configuration
+    # could otherwise name two thousand million of them.
     if shape.n_layer > len(tensors.left):
         raise UserError(f"{where}: n_layer is {shape.n_layer} in the configuration, more layers than there are tensors")
     # The embeddings come first, because the softmax may be tied to them.
@@ -123,8 +123,8 @@ def convert(
 
 
 def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shape:
-    """Validate the configuration, or raise UserError; missing values are taken from the shapes of
-    *tensors*."""
+    """Validate the configuration, or raise UserError;
+    missing values are taken from the shapes of *tensors*."""
     for key in (*SIZES, *SWITCHES, *OTHERS):
         if key not in config:
             raise UserError(f"{where}: the configuration has no {key}; add it")
@@ -147,8 +147,8 @@ def read_config(config: Mapping[str, Any], tensors: Tensors, where: str) -> Shap
 
 
 def _conditions(config: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """Yield the condition on each value as (key, fulfilled, valid values); later ones rely on
-    earlier ones."""
+    """Yield the condition on each value as (key, fulfilled,
+    valid values); later ones rely on earlier ones."""
     for key in (*SIZES, "vocab_size", "d_embed"):
         yield key, _is_count(config[key], 1), f"a whole number from 1 to {MOST}"
     for key in (*SWITCHES, "untie_r"):
@@ -171,8 +171,8 @@ def _conditions(config: Mapping[str, Any]) -> Iterator[tuple[str, bool, str]]:
 
 
 def _cutoffs(config: Mapping[str, Any]) -> tuple[int, ...]:
-    """First word of each band after the first; the cutoffs of a saved module include the vocabulary
-    size."""
+    """First word of each band after the first;
+    the cutoffs of a saved module include the vocabulary size."""
     cutoffs = tuple(config["cutoffs"])
     return cutoffs[:-1] if cutoffs and cutoffs[-1] == config["vocab_size"] else cutoffs
 
@@ -182,8 +182,8 @@ def _is_count(value: object, low: int) -> bool:
 
 
 def _tables(tensors: Tensors, shape: Shape, name: str, kind: str = "weight") -> list[Tensor]:
-    """Weights or biases of all bands, which are one tensor there where the bands are equally
-    wide."""
+    """Weights or biases of all bands, which are one
+    tensor there where the bands are equally wide."""
     words = [shape.words(band) for band in range(shape.bands)]
     widths = [(shape.width(band),) if kind == "weight" else () for band in range(shape.bands)]
     if shape.div_val == 1:
@@ -204,8 +204,8 @@ def _embeddings(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
 
 
 def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights, biases and projections of all bands, tied to the embeddings of *model* as
-    configured."""
+    """Weights, biases and projections of all bands,
+    tied to the embeddings of *model* as configured."""
     # The authors' `sample_softmax` keeps its only output table under this name.
     if "out_layer.weight" in tensors.left:
         raise UserError(f"{tensors.where}: sampled softmax; only full and adaptive softmax are supported")
@@ -234,8 +234,8 @@ def _softmax(tensors: Tensors, shape: Shape, model: Mapping[str, Tensor]) -> dic
 
 
 def _attention_tables(tensors: Tensors, shape: Shape) -> dict[str, Tensor]:
-    """Attention parameters that all layers share there and that each layer names separately
-    here."""
+    """Attention parameters that all layers share there
+    and that each layer names separately here."""
     model, heads, encoding = {}, (shape.n_head, shape.d_head), POSITION_ENCODINGS[shape.attn_type]
     layers = range(shape.n_layer)
     if encoding == "relative":
