@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
-from fairseq.distributed.world import chosen_device
 from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier
@@ -24,6 +23,7 @@ from fairseq.inference.engine import Reader
 from fairseq.inference.loading import load_language_models, load_models
 from fairseq.inference.text import never_written
 from fairseq.models.base import BaseFairseqModel
+from fairseq.modules import devices
 from fairseq.system.lookup import exists
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
@@ -99,7 +99,8 @@ class LanguageModel:
         tokenizer = TextReader.of(folder, dictionary).tokenizer
         if tokenizer is None:
             log_tokens(dictionary)
-        return cls(models[0].to(chosen_device(device)), dictionary, cfg.tokens_per_sample, cfg.add_bos_token, tokenizer)
+        model = models[0].to(devices.chosen(device))
+        return cls(model, dictionary, cfg.tokens_per_sample, cfg.add_bos_token, tokenizer)
 
     def encode(self, text: str) -> Tensor:
         """Return the ids of a text, each line with its ``</s>``: int64 [T]."""
@@ -419,7 +420,7 @@ def load_model(
     """
     states = None if state is None else [state]
     models, task, _ = load_models(*_paths(checkpoint, data), overrides, states=states)
-    return models[0].to(chosen_device(device)), task
+    return models[0].to(devices.chosen(device)), task
 
 
 def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path], str | Path]:

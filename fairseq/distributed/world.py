@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
-from fairseq.modules import devices
+from fairseq.modules import devices, precision
 
 logger = logging.getLogger(__name__)
 
@@ -151,22 +151,10 @@ def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
     # default may change, and a user's environment does.
     torch.set_float32_matmul_precision("high" if common.tf32 else "highest")
     if common.cpu or devices.accelerator() is None:
-        if (common.fp16 or common.memory_efficient_fp16) and not _has_float16_arithmetic():
+        if (common.fp16 or common.memory_efficient_fp16) and not precision.has_float16_arithmetic():
             flag = "`fp16`" if common.fp16 else "`memory_efficient_fp16`"
             logger.warning(f"{flag}: this CPU has no float16 arithmetic, so it is far slower than float32; use `bf16`")
         return torch.device("cpu")
     if local_rank >= (count := devices.count()):
         raise UserError(f"`device_id` {local_rank}: there are {count} GPUs, numbered from 0")
     return devices.select(local_rank)
-
-
-def chosen_device(name: torch.device | str) -> torch.device:
-    """Return the device called *name*; ``auto`` is a GPU if there is one."""
-    return torch.device((devices.accelerator() or "cpu") if name == "auto" else name)
-
-
-def _has_float16_arithmetic() -> bool:
-    """Return whether CPU matrix products run in float16;
-    True where the build of PyTorch does not report it."""
-    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
-    return supported is None or bool(supported())

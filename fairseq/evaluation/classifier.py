@@ -18,12 +18,12 @@ from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.criterions.sentence_prediction import PREDICTIONS, metric_figures, predictions
 from fairseq.data.glue import Layout
 from fairseq.data.sentences import SentenceRows
-from fairseq.distributed.world import chosen_device
 from fairseq.errors import UserError
 from fairseq.evaluation.report import table
 from fairseq.inference.loading import load_models
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
+from fairseq.modules import devices
 from fairseq.system.files import atomic_file
 from fairseq.system.lookup import is_file, is_folder
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
@@ -105,7 +105,7 @@ class SentenceClassifier:
             raise UserError(f"{path}: predicts {task.layout.scores} scores a text; only one is supported")
         if not isinstance(model, SentenceModel) or not isinstance(task, SentencePredictionTask):
             raise UserError(f"{path}: {type(model).__name__} is not a classifier of this package")
-        return cls(model.to(chosen_device(device)), task)
+        return cls(model.to(devices.chosen(device)), task)
 
     @property
     def labels(self) -> tuple[str, ...]:

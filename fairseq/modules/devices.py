@@ -44,6 +44,11 @@ def select(index: int) -> torch.device:
     return torch.device(kind.type, index)
 
 
+def chosen(name: torch.device | str) -> torch.device:
+    """Return the device called *name*; ``auto`` is a GPU if there is one."""
+    return torch.device((accelerator() or "cpu") if name == "auto" else name)
+
+
 def is_present(device: torch.device | str) -> bool:
     """Return whether this machine has devices of the kind of *device*."""
     kind = accelerator()

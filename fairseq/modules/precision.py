@@ -90,3 +90,10 @@ def bfloat16_is_slower() -> bool:
     if slower:
         logger.info("`bf16`: this processor is faster in float32, which is used instead")
     return slower
+
+
+def has_float16_arithmetic() -> bool:
+    """Return whether CPU matrix products run in float16;
+    True where the build of PyTorch does not report it."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", None)
+    return supported is None or bool(supported())

@@ -15,7 +15,7 @@ from mistakes import logged, user_error
 
 from fairseq import distributed
 from fairseq.config.settings import CommonConfig, training_settings
-from fairseq.distributed import world
+from fairseq.modules import devices, precision
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def selected(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def precision() -> Iterator[None]:
+def restored_precision() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
@@ -61,9 +61,9 @@ def test_auto_is_a_gpu_where_there_is_one_and_other_names_are_devices(
     monkeypatch: pytest.MonkeyPatch, name: str | None
 ) -> None:
     accelerators.found(monkeypatch, name)
-    assert world.chosen_device("auto") == torch.device(name or "cpu")
-    assert world.chosen_device("cpu") == torch.device("cpu")
-    assert world.chosen_device(torch.device("cuda", 1)) == torch.device("cuda", 1)
+    assert devices.chosen("auto") == torch.device(name or "cpu")
+    assert devices.chosen("cpu") == torch.device("cpu")
+    assert devices.chosen(torch.device("cuda", 1)) == torch.device("cuda", 1)
 
 
 def test_float32_is_exact_unless_tf32_is_asked_for() -> None:
@@ -79,7 +79,7 @@ def test_float32_is_exact_unless_tf32_is_asked_for() -> None:
 def test_float16_on_a_cpu_without_its_arithmetic_names_bf16(
     flag: str, supported: bool, lines: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(world, "_has_float16_arithmetic", lambda: supported)
+    monkeypatch.setattr(precision, "has_float16_arithmetic", lambda: supported)
     with caplog.at_level(logging.WARNING):
         distributed.device_of(CommonConfig(cpu=True, **{flag: True}))
         distributed.device_of(CommonConfig(cpu=True, bf16=True))
@@ -94,4 +94,4 @@ def test_the_build_of_pytorch_reports_float16_arithmetic(
 ) -> None:
     build = SimpleNamespace() if reported is None else SimpleNamespace(_is_mkldnn_fp16_supported=lambda: reported)
     monkeypatch.setattr(torch.ops, "mkldnn", build)
-    assert world._has_float16_arithmetic() is supported
+    assert precision.has_float16_arithmetic() is supported
