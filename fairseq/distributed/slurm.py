@@ -1,5 +1,4 @@
-"""Tasks that srun started together, by the variables of their step: each is a rank, or starts the
-ranks of its node."""
+"""Tasks that srun started together: each is a rank, or starts the ranks of its node."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from fairseq.errors import SettingError
 
 @dataclass(frozen=True)
 class Task:
-    """Number *rank* of *count* tasks, which starts *processes* ranks, or is a rank itself where
-    that is 0."""
+    """Number *rank* of *count* tasks, which starts *processes* ranks; 0: it is a rank itself."""
 
     rank: int
     count: int
@@ -31,8 +29,7 @@ class Task:
 
 
 def task_of(cfg: DistributedConfig, gpus: int, environment: Mapping[str, str]) -> Task | None:
-    """Return the task that this process is, which sees *gpus* GPUs; None if there are no others, or
-    it trains alone.
+    """Return the task of this process, which sees *gpus* GPUs; None if it trains alone.
 
     Raises:
         SettingError: *cfg* asks for another number of processes.

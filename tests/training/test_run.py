@@ -23,13 +23,13 @@ from fairseq.distributed import GradientReducer, Interruption, World
 from fairseq.errors import UserError, with_flags
 from fairseq.optim.lr_scheduler.cycles import CosineSchedule
 from fairseq.training import build, log, loop, stop
-from fairseq.training import due as due_module
 from fairseq.training import state as state_module
-from fairseq.training.callbacks import checkpoints
+from fairseq.training.callbacks import checkpoints, intervals
 from fairseq.training.callbacks.checkpoints import Checkpoints
+from fairseq.training.callbacks.intervals import validation_interval
 from fairseq.training.callbacks.limits import Limits
 from fairseq.training.callbacks.validation import Validation
-from fairseq.training.due import Due, validation_interval
+from fairseq.training.due import Due
 from fairseq.training.limit import Limit
 from fairseq.training.nonfinite import Finding
 from fairseq.training.saving import Saver
@@ -145,7 +145,7 @@ def test_a_long_run_validates_several_times_by_default(flags: str, updates: int,
 def test_a_validation_that_a_long_run_makes_by_default_is_saved(
     tmp_path: Path, events: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(due_module, "SHORTEST", 2)
+    monkeypatch.setattr(intervals, "SHORTEST", 2)
     runs.train(tmp_path, FIVE, "--max-epoch 1")
     assert events == [*both(1, 2), *both(1, 4, best=""), *both(1, 5, "end")]
 

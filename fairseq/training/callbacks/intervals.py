@@ -8,10 +8,13 @@ from collections.abc import Iterator
 
 from fairseq.config.settings import CheckpointConfig, OptimizationConfig
 from fairseq.training.callbacks.callback import Callback
-from fairseq.training.due import Due, validation_interval
+from fairseq.training.due import Due
 from fairseq.training.log import is_due
 from fairseq.training.milestones import Milestones
 from fairseq.training.state import TrainingState
+
+SHORTEST = 1000
+"""Updates between validations that nobody asked for, at least."""
 
 
 class Intervals(Callback):
@@ -46,3 +49,17 @@ class Intervals(Callback):
         validate = validate and bool(state.validation) and updates >= saving.validate_after_updates
         state.due = Due(epoch, ended, validate, save, self.milestones.name or "")
         state.metric, state.is_best = None, False
+
+
+def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch_updates: int) -> int:
+    """Updates between validations within epochs of *epoch_updates*; 0: none.
+
+    A long run is validated and saved ten times, if its epochs do not end more often and the user
+    asks for no interval.
+    """
+    if saving.validate_interval_updates is not None:
+        return saving.validate_interval_updates
+    if saving.save_interval_updates or saving.save_interval_words or saving.save_interval_tokens:
+        return 0
+    interval = max(SHORTEST, math.ceil((cfg.max_update or (cfg.max_epoch or 1) * epoch_updates) / 10))
+    return interval if interval < epoch_updates else 0
