@@ -60,6 +60,11 @@ def set_up(cls: type[FairseqTask], settings: Settings, dictionary: Dictionary | 
     return task
 
 
+def is_of_fairseq(model: Any, criterion: Any) -> bool:
+    """Return whether *model* is a plug-in's, or *criterion* one that runs it as fairseq's do."""
+    return is_outside(type(model)) or not criterion.carries_state
+
+
 class Protocol(FairseqTask):
     """What a task does in such a run instead of its own methods; *plugin* is its class without
     them."""
@@ -98,7 +103,7 @@ class Protocol(FairseqTask):
 
     def iterator(self, split: str, model: Any, criterion: Any, *, training: bool, **options: Any) -> EpochIterator:
         batches = super().iterator(split, model, criterion, training=training, **options)
-        if training and (is_outside(type(model)) or not criterion.carries_state):
+        if training and is_of_fairseq(model, criterion):
             # The order of fairseq's iterator: losses of its models and criterions can be repeated.
             batches._turns.in_numpy_order()
         batches.__class__ = type("Batches", (_Batches,), {"task": self, "model": model, "is_training": training})
@@ -221,7 +226,8 @@ class StepGraph(LossGraph):
     """
 
     def __init__(self, task: Protocol, model: Any, criterion: Any) -> None:
-        self.task = task  # which the setter reads
+        # Which the setter reads.
+        self.task, self.is_seeded = task, is_outside(task.plugin) or is_of_fairseq(model, criterion)
         super().__init__(model, criterion)
         self._updates = -1
 
@@ -239,7 +245,8 @@ class StepGraph(LossGraph):
                     part.set_num_updates(number)
         self._updates = number
         # As in fairseq: random numbers of a validation must not change the updates after it.
-        torch.manual_seed(self.task.settings.common.seed + number)
+        if self.is_seeded:
+            torch.manual_seed(self.task.settings.common.seed + number)
 
     def forward(self, sample: Sample, inputs: Mapping[str, object]) -> Any:
         task = self.task
