@@ -27,7 +27,7 @@ def log_end(state: TrainingState, seconds: float) -> None:
     """Log the last messages of a run of *seconds* that ended by its settings."""
     assert state.end is not None, "the run has ended"
     logger.info("%s is reached after %d updates", state.end.setting, state.num_updates)
-    for step in next_steps(state.settings, state.task.evaluated_by, sys.argv):
+    for step in next_steps(state.settings, state.task.evaluated_by, state.model.can_generate, sys.argv):
         logger.info(step)
     metric = state.settings.checkpoint.best_checkpoint_metric
     logger.info(describe_end(seconds, metric, state.best.value))
@@ -40,7 +40,7 @@ def describe_end(seconds: float, metric: str, best: float | None) -> str:
     return f"done training in {seconds:.1f} seconds ({duration(seconds)}); {result}"
 
 
-def next_steps(settings: TrainingSettings, command: str, argv: Sequence[str]) -> list[str]:
+def next_steps(settings: TrainingSettings, command: str, can_generate: bool, argv: Sequence[str]) -> list[str]:
     """Return what can be done with a run that has ended,
     with the commands; nothing where nothing was saved.
 
@@ -49,10 +49,10 @@ def next_steps(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
     folder = settings.checkpoint.save_dir
     if settings.checkpoint.no_save:
         return []
-    evaluated = evaluation(settings, command, argv)
+    evaluated, writes = evaluation(settings, command, argv), command == "eval_lm" and can_generate
     return [
         *([f"evaluate: {evaluated}"] if evaluated else []),
-        *([f"write text: {shlex.join([*_program(argv[0], 'interactive'), folder])}"] if command == "eval_lm" else []),
+        *([f"write text: {shlex.join([*_program(argv[0], 'interactive'), folder])}"] if writes else []),
         f"draw curves: {shlex.join([*_program(argv[0], 'plot'), folder])}",
     ]
 
