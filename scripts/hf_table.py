@@ -42,7 +42,7 @@ REASONS = {
     "does not support an attention implementation": "transformers 4 has no `sdpa` for ELECTRA; eager attention works.",
     "batch_encode_plus": "minicons calls a method of masked models' tokenizers that transformers 5 no longer has.",
     "a model that needs code": "The converter reads transformers' own classes only.",
-    "rotary_pct": "The converter reads a setting that transformers 5 has renamed.",
+    "rotary_pct": "The converter needs transformers 4.57 here, and transformers does not read the result.",
 }
 
 Outcomes = dict[str, dict[str, str]]

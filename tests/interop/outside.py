@@ -236,6 +236,13 @@ def exported_graph(folder: Folder) -> None:
     folder.check(graph(folder.text, **given).logits)
 
 
+def full_graph(folder: Folder) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(folder.model(), fullgraph=True, backend="eager")
+    for given in ({}, {"attention_mask": torch.ones_like(folder.text)}):
+        folder.check(compiled(folder.text, **given, **folder.uncached).logits)
+
+
 def device_map(folder: Folder) -> None:
     folder.check(folder.model(device_map="cpu")(folder.text).logits)
 
@@ -260,6 +267,7 @@ CHECKS: dict[str, Callable[[Folder], None]] = {
     "peft, LoRA on `all-linear`, merged": lora,
     "dynamic int8": int8,
     "`torch.export`": exported_graph,
+    "`torch.compile(fullgraph=True)`": full_graph,
 }
 
 
