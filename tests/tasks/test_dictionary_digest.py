@@ -167,3 +167,14 @@ def test_a_mask_symbol_that_a_task_adds_is_not_part_of_the_digest() -> None:
     plain, masked = Dictionary.load(runs.DATA / "dict.txt"), Dictionary.load(runs.DATA / "dict.txt")
     masked.add_mask()
     assert len(masked) == len(plain) + 1 and masked.digest() == plain.digest()
+
+
+def test_a_mask_symbol_fits_whoever_added_it() -> None:
+    plain, by_task, by_plugin, other = (Dictionary() for _ in range(4))
+    for dictionary, word in ((plain, "a"), (by_task, "a"), (by_plugin, "a"), (other, "b")):
+        dictionary.add_symbol(word)
+    by_task.add_mask()
+    by_plugin.add_symbol("<mask>")
+    same = (plain, by_task, by_plugin)
+    assert all(one.has_digest(another.digest()) for one in same for another in same)
+    assert not any(one.has_digest(other.digest()) or other.has_digest(one.digest()) for one in same)
