@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from fairseq.errors import UserError, nearest
-from fairseq.system import deferred
+from fairseq.system import deferred, plugins
 
 logger = logging.getLogger(__name__)
 
@@ -156,13 +156,15 @@ class Registry(Generic[T]):
 
     def __getitem__(self, name: str) -> T:
         """The part called *name*; UserError, which names the nearest ones, if there is none."""
-        part = self._find(name)
+        part = self._find(name) if name in self else None
         if part is None:
             raise UserError(f"{self.flag} {name}: no such {self.kind}; {nearest(name, list(self))}")
         return part
 
     def __contains__(self, name: str) -> bool:
         deferred.declare_parts()
+        if name not in self._declared and name not in self._parts:
+            plugins.import_copies()
         return name in self._declared or name in self._parts
 
     def __iter__(self) -> Iterator[str]:

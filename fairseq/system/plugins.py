@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import importlib
 import importlib.util
 import sys
@@ -51,6 +52,36 @@ def import_user_module(folder: str) -> None:
         _import(name, path, folder)
 
 
+def import_copies() -> None:
+    """Import the modules that were copied among this package's own and register parts; repeated
+    calls have no effect.
+
+    Raises:
+        UserError: an import fails.
+    """
+    for name, file in _copies():
+        if name not in sys.modules:
+            deferred.plugins().before_import()
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                raise UserError(f"{name}: {_location(error, file)}; correct the plug-in") from None
+
+
+@functools.cache
+def _copies() -> list[tuple[str, Path]]:
+    """Names and files of such modules. None of this package's own
+    has the decorator: built-in parts are declared."""
+    package, copies = __name__.partition(".")[0], []
+    for part in PARTS[:-1]:
+        room = importlib.import_module(f"{package}.{part.replace('/', '.')}")
+        for path in (path for folder in room.__path__ for path in sorted(Path(folder).glob("*"))):
+            file = path / "__init__.py" if is_folder(path) else path
+            if file.suffix == ".py" and is_file(file) and MARK in file.read_bytes():
+                copies.append((f"{room.__name__}.{path.stem}", file))
+    return copies
+
+
 def imported_folders() -> list[str]:
     """The plug-ins of this process in the order of their import,
     for processes that are to import them too."""
@@ -59,6 +90,7 @@ def imported_folders() -> list[str]:
 
 PARTS = ("models", "tasks", "criterions", "optim", "optim/lr_scheduler", "lr_scheduler")
 """Folders of a plug-in whose modules are imported."""
+MARK = b"\n@register_"
 _imported: list[str] = []
 
 

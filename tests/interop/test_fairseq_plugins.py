@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 import runs
 from plugin_optimizers import OPTIMIZERS
-from plugin_sources import CRITERIONS, MODELS
+from plugin_sources import CRITERIONS, LM, MODELS
 from plugin_tasks import TASKS
 
 import fairseq
 from fairseq.config import options, registry
 from fairseq.config.registry import is_outside
+from fairseq.errors import UserError
+from fairseq.system import plugins
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq_cli.generate import get_generation_parser
@@ -113,6 +116,26 @@ def test_a_file_that_is_copied_among_the_tasks_is_a_plugin(monkeypatch: pytest.M
     assert is_outside(vars(module)["Task"]) and not is_outside(vars(module)["LanguageModelingTask"])
     register_task("alias_of_a_built_in_task")(LanguageModelingTask)
     assert not is_outside(LanguageModelingTask)
+
+
+def test_files_among_the_packages_own_are_imported_when_their_part_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, source in {"tasks": TASKS["targets_of_9"][0], "criterions": CRITERIONS["loss_of_10"][0]}.items():
+        (tmp_path / kind / f"copied_{kind}").mkdir(parents=True)
+        (tmp_path / kind / f"copied_{kind}" / "__init__.py").write_text(source)
+        (tmp_path / kind / "broken.py").write_text("1 / 0  # registers nothing")
+        room = importlib.import_module(f"fairseq.{kind}")
+        monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path / kind)])
+    monkeypatch.setattr(plugins, "_copies", plugins._copies.__wrapped__)
+    flags = f"{LM} --task targets_of_9 --criterion loss_of_10 --max-tokens 64 --cpu"
+    assert runs.arguments(flags).every == 2
+    assert is_outside(registry.TASKS["targets_of_9"]) and is_outside(registry.CRITERIONS["loss_of_10"])
+    for name in ("tasks.copied_tasks", "criterions.copied_criterions"):
+        monkeypatch.delitem(sys.modules, f"fairseq.{name}")
+    (tmp_path / "tasks" / "broken.py").write_text("nothing\n@register_task\nclass Task: ...\n")
+    with pytest.raises(UserError, match=r"^fairseq\.tasks\.broken: .*line 1: NameError: .*; correct"):
+        _ = "anything" in registry.TASKS
 
 
 def test_a_script_gets_the_flags_of_a_plugins_task_and_a_command_those_that_are_given(tmp_path: Path) -> None:
