@@ -190,7 +190,7 @@ def token_count(prefix: str) -> int:
     return _file_size(f"{prefix}.bin") // _read_header(f"{prefix}.idx")[0].itemsize
 
 
-def _offsets(sizes: Any) -> np.ndarray:
+def _offsets(sizes: np.ndarray) -> np.ndarray:
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
     np.cumsum(sizes, dtype=np.int64, out=offsets[1:])
     return offsets

@@ -22,7 +22,7 @@ class Plugins(Protocol):
         """Change *part*, a plug-in's part of the registry
         for *kind*, so that this package can call it."""
 
-    def complete(self, args: Any) -> None:
+    def complete(self, args: object) -> None:
         """Set on *args*, the settings that a plug-in's script parsed, those that it may read."""
 
     def set_up(self, task: Any, settings: Any, dictionary: object) -> Any:

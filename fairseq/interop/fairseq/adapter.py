@@ -116,7 +116,7 @@ def _with_lengths(method: Any, self: Any, src_tokens: Any, src_lengths: Any = No
     return method(self, src_tokens, lengths, *rest, **inputs)
 
 
-def _with_logits(method: Any, self: Any, model: Any, *rest: Any, **options: Any) -> Any:
+def _with_logits(method: Any, self: Any, model: BaseFairseqModel, *rest: Any, **options: Any) -> Any:
     """The loss of a criterion whose model returns logits."""
     return method(self, logits_model(model), *rest, **options)
 
@@ -132,7 +132,7 @@ def _extend_args(part: Any, add: Callable[[Any], None]) -> None:
     part.add_args = classmethod(add_args)
 
 
-def _add_positions(parser: Any) -> None:
+def _add_positions(parser: argparse.ArgumentParser) -> None:
     """Add a flag that in fairseq all language models have, by their task."""
     fields.add_flags(parser, BlockModelConfig, ["max_target_positions"])
 

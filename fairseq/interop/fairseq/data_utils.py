@@ -114,14 +114,16 @@ def batch_by_size(
     return batches
 
 
-def batch_by_size_vec(indices: Any, num_tokens_vec: Any, max_tokens: int, max_sentences: int, bsz_mult: int) -> Any:
+def batch_by_size_vec(
+    indices: np.ndarray, num_tokens_vec: Any, max_tokens: int, max_sentences: int, bsz_mult: int
+) -> Any:
     """Batches of *indices*, whose sizes are *num_tokens_vec*; see :func:`batch_by_size`; 0 and −1:
     no limit."""
     return batch_by_size(indices, int, num_tokens_vec, max_tokens, max_sentences, bsz_mult)
 
 
 def batch_by_size_fn(
-    indices: Any, num_tokens_fn: Callable[[int], int], max_tokens: int, max_sentences: int, bsz_mult: int
+    indices: np.ndarray, num_tokens_fn: Callable[[int], int], max_tokens: int, max_sentences: int, bsz_mult: int
 ) -> Any:
     """Batches of *indices*, whose sizes *num_tokens_fn* gives; see :func:`batch_by_size`; 0 and −1:
     no limit."""

@@ -41,7 +41,9 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
         """The numbers of the examples in the order in which batches are made."""
         return np.arange(len(self), dtype=np.int64)
 
-    def batch_by_size(self, indices: Any, max_tokens: Any = None, max_sentences: Any = None, **options: Any) -> Any:
+    def batch_by_size(
+        self, indices: np.ndarray, max_tokens: Any = None, max_sentences: Any = None, **options: Any
+    ) -> Any:
         """Batches of *indices*; see :func:`fairseq.data.data_utils.batch_by_size`."""
         multiple = options.get("required_batch_size_multiple", 1)
         return batch_by_size(indices, self.num_tokens, None, max_tokens, max_sentences, multiple)

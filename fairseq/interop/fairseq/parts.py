@@ -51,8 +51,8 @@ def progress_bar(
 
 
 def build_progress_bar(
-    args: Any,
-    iterator: Any,
+    args: object,
+    iterator: object,
     epoch: int | None = None,
     prefix: str | None = None,
     default: str = "tqdm",

@@ -44,14 +44,14 @@ class SentenceRankingCriterion(FairseqCriterion):
     config_class = SentenceRankingCriterionConfig
     carries_state = False
 
-    def __init__(self, task: Any, ranking_head_name: str = HEAD, save_predictions: str | None = None) -> None:
+    def __init__(self, task: FairseqTask, ranking_head_name: str = HEAD, save_predictions: str | None = None) -> None:
         super().__init__(task)
         self.ranking_head_name, self.file = ranking_head_name, save_predictions
         if save_predictions is not None:
             with atomic_file(save_predictions, "`save_predictions`"):
                 pass
 
-    def check(self, model: Any) -> None:
+    def check(self, model: BaseFairseqModel) -> None:
         if self.ranking_head_name not in getattr(model, "classification_heads", ()):
             raise UserError(
                 f"`criterion` sentence_ranking: {type(model).__name__} has no head {self.ranking_head_name}; "
@@ -61,7 +61,7 @@ class SentenceRankingCriterion(FairseqCriterion):
     def step(self, model: Any, sample: Sample, inputs: Any) -> tuple[Loss, dict[str, Any]]:
         return self(model, sample), {}
 
-    def forward(self, model: Any, sample: Sample, reduce: bool = True) -> Loss:
+    def forward(self, model: BaseFairseqModel, sample: Sample, reduce: bool = True) -> Loss:
         size = sample["nsentences"]
         # A dummy sample has rows, no candidates, and no targets: its loss is 0.
         names = [f"net_input{number}" for number in range(1, self.task.args.num_classes + 1)] if size else ["net_input"]
