@@ -140,8 +140,8 @@ def test_architectures_are_listed_with_sizes(capsys: pytest.CaptureFixture[str])
         options.parse_args_and_arch(get_training_parser(), ["--list-archs"])
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split() for line in lines]  # columns are wider where a test has registered longer names
-    assert "transformer_lm_fast_demo transformer_lm 4 256 3.15 M".split() in rows
-    assert "transformer_lm_gpt3_175 transformer_lm 96 12288 174 B".split() in rows
+    assert ["transformer_lm_fast_demo", "transformer_lm", "4", "256", "3.15", "M"] in rows
+    assert ["transformer_lm_gpt3_175", "transformer_lm", "96", "12288", "174", "B"] in rows
     assert [name for name in ARCHITECTURES if not any(line.startswith(f"{name} ") for line in lines)] == []
     assert max(map(len, lines)) <= 80
 

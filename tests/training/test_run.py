@@ -246,7 +246,9 @@ def test_the_last_messages_have_limit_next_steps_and_best_metric(
 ) -> None:
     run = state(a_run("--max-update 4"), updates=4)
     run.end = run.part(Limits).reached(run)
-    monkeypatch.setattr(stop, "next_steps", lambda settings, command, argv: [f"{command} {settings is run.settings}"])
+    monkeypatch.setattr(
+        stop, "next_steps", lambda settings, command, generates, argv: [f"{command} {settings is run.settings}"]
+    )
     caplog.set_level(logging.INFO)
     caplog.clear()
     stop.log_end(run, 2.0)

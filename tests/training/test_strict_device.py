@@ -25,7 +25,7 @@ from strict import on_strict_device
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq.hub import LanguageModel, MaskedLanguageModel, load_scorer
-from fairseq.kernels import training as kernels
+from fairseq.kernels import arguments
 from fairseq.models.transformer_lm import TransformerDecoder
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
@@ -314,8 +314,8 @@ def test_the_device_refuses_what_cuda_refuses() -> None:
 
 @on_strict_device
 def test_code_in_c_is_not_given_memory_of_the_device() -> None:
-    with pytest.raises(AssertionError, match="fairseq.kernels.training reads memory of the device"):
-        kernels._pointers(torch.zeros(3, device=strict.NAME))
+    with pytest.raises(AssertionError, match="fairseq.kernels.arguments reads memory of the device"):
+        arguments.pointers(torch.zeros(3, device=strict.NAME))
 
 
 @on_strict_device
