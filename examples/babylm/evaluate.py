@@ -31,9 +31,15 @@ from transformers import (
 OFFSETS = "Zoë said:\t“Don't — 你好 🙂  now”"
 
 
-def load(auto: Any, folder: Path, **settings: Any) -> Any:
+def configuration(folder: Path) -> Any:
+    """The configuration of *folder*, read once: each reading of an export's code takes half a
+    second."""
+    return AutoConfig.from_pretrained(folder, trust_remote_code=True)
+
+
+def load(auto: Any, folder: Path, config: Any) -> Any:
     """What an automatic class makes of *folder*."""
-    return auto.from_pretrained(folder, trust_remote_code=True, **settings)
+    return auto.from_pretrained(folder, config=config, trust_remote_code=True)
 
 
 def revisions(folder: Path) -> list[Path]:
@@ -76,14 +82,15 @@ def log_probability(model: Any, tokenizer: Any, text: str, causal: bool) -> floa
 def accuracy(folder: Path, pairs: Sequence[tuple[str, str]]) -> float | None:
     """Return the share of *pairs* whose good sentence is more probable; None if the model predicts
     no words."""
-    tokenizer, config = load(AutoTokenizer, folder), load(AutoConfig, folder)
+    config = configuration(folder)
+    tokenizer = load(AutoTokenizer, folder, config)
     check_offsets(tokenizer)
-    base = load(AutoModel, folder).eval()
+    base = load(AutoModel, folder, config).eval()
     assert base(**tokenizer("A text.", return_tensors="pt")).last_hidden_state.shape[0] == 1
     causal = config.architectures[0].endswith("ForCausalLM")
     if not causal and not config.architectures[0].endswith("ForMaskedLM"):
         return None
-    model = load(AutoModelForCausalLM if causal else AutoModelForMaskedLM, folder).eval()
+    model = load(AutoModelForCausalLM if causal else AutoModelForMaskedLM, folder, config).eval()
     scores = [[log_probability(model, tokenizer, sentence, causal) for sentence in pair] for pair in pairs]
     return sum(good > bad for good, bad in scores) / len(pairs)
 
@@ -159,8 +166,10 @@ def classify(
     """Fine-tune a classifier on *training*; return its accuracy on *test*."""
     torch.manual_seed(1)
     labels = sorted({label for _, label in training})
-    tokenizer = load(AutoTokenizer, folder)
-    model = load(AutoModelForSequenceClassification, folder, num_labels=len(labels))
+    config = configuration(folder)
+    config.num_labels = len(labels)
+    tokenizer = load(AutoTokenizer, folder, config)
+    model = load(AutoModelForSequenceClassification, folder, config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
 
     def batch(rows: Sequence[tuple[str, str]]) -> tuple[Any, Tensor]:
@@ -205,7 +214,7 @@ def main() -> None:
         for revision in revisions(folder):
             if (share := accuracy(revision, pairs)) is not None:
                 print(f"{revision}\tpairs\t{share:.4f}", flush=True)
-        if tables is not None and load(AutoConfig, folder).architectures[0] != "ElectraForMaskedLM":
+        if tables is not None and configuration(folder).architectures[0] != "ElectraForMaskedLM":
             score = classify(folder, *tables, args.epochs, args.rate)
             print(f"{folder}\tclassifier\t{score:.4f}", flush=True)
 

@@ -180,22 +180,18 @@ def test_a_folder_in_a_folder_of_texts_is_named(texts: dict[str, Path], tmp_path
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"TRAIN={tmp_path}/in: {what}\n")
 
 
-def test_a_text_without_checkpoints_by_words_is_exported(texts: dict[str, Path], tmp_path: Path) -> None:
-    settings = {**texts, "TABLE": "", "MODELS": "shortformer", "WORDS": "1M", "HF_MODULES_CACHE": tmp_path / "modules"}
-    result = run(SMALL=1, EPOCHS=1, OUT=tmp_path, OMP_NUM_THREADS=1, **settings)
-    assert result.returncode == 0, result.stdout + result.stderr
-    what = "no checkpoints by words: what was read is less than the first of WORDS=1M"
-    assert f"{tmp_path}/shortformer: {what}\n" in result.stderr
-    assert not list((tmp_path / "exported").rglob("chck_*"))
-
-
-def test_an_electra_with_notes_is_exported_without_them(texts: dict[str, Path], tmp_path: Path) -> None:
+def test_an_electra_with_notes_and_no_checkpoints_by_words_is_exported_without_notes(
+    texts: dict[str, Path], tmp_path: Path
+) -> None:
     settings = {**texts, "TABLE": "", "MODELS": "electra", "NOTES": 1, "HF_MODULES_CACHE": tmp_path / "modules"}
-    result = run(SMALL=1, WORDS="6K", OUT=tmp_path, OMP_NUM_THREADS=1, **settings)
+    result = run(SMALL=1, WORDS="1M", EPOCHS=1, OUT=tmp_path, OMP_NUM_THREADS=1, **settings)
     assert result.returncode == 0, result.stdout + result.stderr
     notes = int(re.findall(r"^Notes: (\d+) words", result.stdout, flags=re.MULTILINE)[0])
     assert notes > 10 and "--arch tnf_electra" in result.stdout
-    assert (tmp_path / "exported" / "electra-generator" / "chck_6K" / "model.safetensors").exists()
+    what = "no checkpoints by words: what was read is less than the first of WORDS=1M"
+    assert f"{tmp_path}/electra: {what}\n" in result.stderr
+    assert (tmp_path / "exported" / "electra-generator" / "model.safetensors").exists()
+    assert not list((tmp_path / "exported").rglob("chck_*"))
 
 
 def test_the_rules_of_the_challenge_are_the_defaults(texts: dict[str, Path], tmp_path: Path) -> None:
