@@ -228,6 +228,7 @@ def test_positions_are_numbered_after_padding() -> None:
     expected = torch.cat([torch.sin(3 * frequencies), torch.cos(3 * frequencies)])
     torch.testing.assert_close(sinusoids(tokens)[0, 1], expected)
     assert not sinusoids(tokens)[0, 2].any()
+    assert torch.equal(torch.jit.script(sinusoids)(tokens), sinusoids(tokens))
 
 
 def test_rows_are_cut_turned_and_joined() -> None:

@@ -67,7 +67,7 @@ class LearnedPositionalEmbedding(nn.Embedding):
         super().__init__(num_embeddings, embedding_dim, padding_idx)
         self.max_positions = num_embeddings - (0 if padding_idx is None else padding_idx + 1)
 
-    def forward(self, input: Tensor, incremental_state: object = None, positions: Tensor | None = None) -> Tensor:
+    def forward(self, input: Tensor, incremental_state: Any = None, positions: Tensor | None = None) -> Tensor:
         """The positions of the tokens *input*: [B, T] → [B, T, C]."""
         return super().forward(_positions(input, self.padding_idx) if positions is None else positions)
 
@@ -76,7 +76,7 @@ class SinusoidalPositionalEmbedding(nn.Module):
     """Sinusoids of positions, numbered from *padding_idx* + 1; zero for padding, which is not
     counted."""
 
-    _float_tensor: Tensor
+    # Types are those that TorchScript knows: scripts of fairseq's users compile this module.
 
     def __init__(self, embedding_dim: int, padding_idx: int, init_size: int = 1024) -> None:
         super().__init__()
@@ -87,10 +87,10 @@ class SinusoidalPositionalEmbedding(nn.Module):
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
         """Replace the table of former versions in *state_dict* by the buffer."""
         state_dict.pop(f"{name}.weights", None)
-        state_dict[f"{name}._float_tensor"] = self._float_tensor
+        state_dict[f"{name}._float_tensor"] = self.get_buffer("_float_tensor")
 
     def forward(
-        self, input: Tensor, incremental_state: object = None, timestep: object = None, positions: Tensor | None = None
+        self, input: Tensor, incremental_state: Any = None, timestep: Any = None, positions: Tensor | None = None
     ) -> Tensor:
         """The positions of the tokens *input*: [B, T] → [B, T, C]."""
         positions = _positions(input, self.padding_idx) if positions is None else positions
