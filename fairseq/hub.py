@@ -86,7 +86,7 @@ class LanguageModel:
             checkpoint: a file, or a folder with ``checkpoint_best.pt``,
                 ``checkpoint.pt`` or ``checkpoint_last.pt``.
             data: a ``fairseq-preprocess`` folder, or a ``dict.txt``;
-                None: the ``dict.txt`` beside the checkpoint.
+                None: the ``dict.txt`` next to the checkpoint.
             device: where the model runs; ``auto``: on a GPU if there is one.
             overrides: settings of the checkpoint to change, e.g. ``{"tokens_per_sample": 256}``.
 

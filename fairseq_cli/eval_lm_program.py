@@ -297,7 +297,7 @@ class _Evaluation:
         """The path of the model to compare with, the model, and the same text for it.
 
         With ``--text`` it reads the text with the dictionary
-        and the tokenizer beside it, if there are any.
+        and the tokenizer next to it, if there are any.
         """
         checkpoint = find_checkpoint(path)
         if self.cfg.text is not None and is_file(checkpoint.parent / DICTIONARY):

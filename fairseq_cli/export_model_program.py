@@ -86,7 +86,7 @@ def _check_no_results(args: argparse.Namespace) -> None:
 
 
 def _export_encoder(model: BaseFairseqModel, dictionary: Dictionary, half: str, arch: str, job: Export) -> str:
-    """Write an encoder, with the tokenizer beside its *dictionary*."""
+    """Write an encoder, with the tokenizer next to its *dictionary*."""
     kind, encoder, state = _half(model, half, arch, job.source)
     layout = EncoderLayout(kind, encoder.cfg, len(dictionary), encoder.padding_idx)
     config = encoders.configuration(layout, _special_ids(dictionary))

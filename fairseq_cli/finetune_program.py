@@ -110,7 +110,7 @@ def _check_runs(cfg: FinetuneConfig) -> None:
 
 
 def _completed(cfg: SentencePredictionTaskConfig, data: str, path: str) -> SentencePredictionTaskConfig:
-    """*cfg* with the classes in the training data, and with the folder beside the checkpoint *path*
+    """*cfg* with the classes in the training data, and the folder next to the checkpoint *path*
     as its data."""
     folder = data_folders(data)[0]
     cfg = cfg.completed(folder)

@@ -171,7 +171,7 @@ class CheckpointManager:
         return self.folder / name
 
     def keep_dictionary(self, dictionary: str | Path) -> None:
-        """Copy *dictionary* and the tokenizer beside it
+        """Copy *dictionary* and the tokenizer next to it
         to the checkpoints, so that their folder is complete.
 
         Raises:

@@ -154,8 +154,8 @@ def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx:
 
 
 def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, Any]:
-    """The sums of :func:`subset_sums` from all tokens' losses [B,
-    T]; *real*, bool [B, T], is false at padding."""
+    """The sums of :func:`subset_sums` from all tokens' losses
+    [B, T]; *real*, bool [B, T], is false at padding."""
     sums: dict[str, object] = {}
     if "positions" in sample:
         rows = real.reshape(-1).nonzero().squeeze(1)

@@ -121,7 +121,7 @@ def special_symbols(dictionary: Dictionary) -> np.ndarray:
 
 
 def word_rule(dictionary: Dictionary) -> WordRule | None:
-    """The rule that groups the symbols of *dictionary* into words: of the tokenizer beside it, or
+    """The rule that groups the symbols of *dictionary* into words: of the tokenizer next to it, or
     guessed by its marks.
 
     None where no mark is frequent enough; see :func:`word_parts`.

@@ -24,8 +24,8 @@ _LARGE = (1 << 16) - 1  # sizes from which on blocks are few
 
 
 class Sampler(Protocol):
-    """The batches of one process (*rank*) of several;
-    each has equally many, of which some may be empty.
+    """The batches of one process (*rank*) of several. Every rank has the same number of batches;
+    some may be empty.
 
     Attributes:
         shuffle: whether the order is random.
@@ -115,8 +115,8 @@ class BlockSampler:
 
     Blocks of one size (*by_size* false): they are put in an order, a new one each epoch,
     and a step's global batch is a run of ``rows × world_size`` of them,
-    of which each rank takes its part. So N processes with B rows read what
-    one reads with N·B rows, or with B rows and N batches an update.
+    divided among the ranks. So N processes with B rows read the same as one process with N·B rows,
+    or with B rows and N batches per update.
 
     Blocks of many sizes (*by_size* true): they are sorted by size, ties in the order, and cut once
     into batches that hold at most *max_tokens* with padding. Each epoch takes the batches in a new

@@ -42,7 +42,7 @@ PIECE = 1 << 22  # tokens grouped at once
 
 class WordGroups:
     """Groups the tokens of a dictionary into words;
-    UserError if the tokenizer beside it cannot be read."""
+    UserError if the tokenizer next to it cannot be read."""
 
     def __init__(self, dictionary: Dictionary) -> None:
         self.symbols, self.unknown = dictionary.symbols, dictionary.unk()

@@ -66,8 +66,8 @@ class Rows:
             self.window = self.window[index]
 
     def _make_room(self, tokens: Tensor) -> Tensor:
-        """Begin a new segment or window; return *tokens* [B,
-        T] preceded by the tokens to read again."""
+        """Begin a new segment or window; return *tokens*
+        [B, T] preceded by the tokens to read again."""
         if self.window is None:
             self.cache.next_segment()
             return tokens

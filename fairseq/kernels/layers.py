@@ -36,8 +36,8 @@ def silu_product(x: Tensor, other: Tensor) -> Tensor | None:
 
 
 def rotated(x: Tensor, table: Tensor) -> Tensor | None:
-    """*x* [B, H, T, D], its first R channels turned as *table* [T,
-    2, R/2] says; None if no kernel computes it.
+    """*x* [B, H, T, D], its first R channels turned as *table*
+    [T, 2, R/2] says; None if no kernel computes it.
 
     Of the result, time comes before heads in memory.
     """

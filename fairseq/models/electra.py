@@ -146,8 +146,8 @@ class ElectraModel(EncoderModel):
         return corrupted, replaced.index_copy(0, rows, written.ne(original)).view_as(src_tokens)
 
     def _sample(self, hidden: Tensor, noise: Tensor) -> Tensor:
-        """One token for each row of *hidden* [M,
-        G] by inversion of the distribution function: int64 [M].
+        """One token for each row of *hidden*
+        [M, G] by inversion of the distribution function: int64 [M].
 
         Padding and other special symbols have probability 0: the discriminator would read a row of
         other positions. *noise* [M] is part of the batch, so that the tokens do not depend on the

@@ -44,8 +44,8 @@ def by_distance(words: np.ndarray, notes: np.ndarray, both: bool) -> dict[str, t
 
 
 def subsets_of(rare: np.ndarray) -> dict[str, torch.Tensor]:
-    """The :data:`SUBSETS` of targets: *rare* ones, bool [B,
-    T], all of rows with some, and all of other rows."""
+    """The :data:`SUBSETS` of targets: *rare* ones, bool
+    [B, T], all of rows with some, and all of other rows."""
     mask = torch.from_numpy(rare)
     near = mask.any(1, keepdim=True)  # (B, 1)
     return {"rare": mask, "near": near, "far": ~near}

@@ -145,8 +145,8 @@ def nearest(queries: Tensor, rows: Callable[[Tensor], Tensor], size: int, count:
 
     Args:
         queries: vectors.
-        rows: function from indices int64 [n] to vectors [n,
-            C]; called with chunks of 0 … *size* − 1.
+        rows: function from indices int64 [n] to vectors
+            [n, C]; called with chunks of 0 … *size* − 1.
         size: the number of vectors.
         count: number of neighbours; fewer if *size* is smaller.
     """

@@ -192,7 +192,7 @@ def folder_beside(checkpoint: str | Path | None) -> str | None:
 
 
 def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
-    """The tokenizer beside the *dictionary*,
+    """The tokenizer next to the *dictionary*,
     or of subword-nmt's *codes*; UserError if there are both."""
     assert dictionary.path is not None
     tokenizer = find_tokenizer(dictionary.path, dictionary.symbols)

@@ -65,7 +65,7 @@ def report_unknown(tokens: Iterable[int], dictionary: Dictionary, symbols: Itera
 def log_tokens(dictionary: Dictionary) -> None:
     """Log that text is read as tokens."""
     path = dictionary.path or "the dictionary"
-    logger.info("no tokenizer beside %s: text is read as tokens between white space", path)
+    logger.info("no tokenizer next to %s: text is read as tokens between white space", path)
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class TextReader:
 
     @classmethod
     def of(cls, data: str | Path, dictionary: Dictionary) -> TextReader:
-        """Return the reader with the tokenizer beside the dictionary of *data*.
+        """Return the reader with the tokenizer next to the dictionary of *data*.
 
         Raises:
             UserError: the tokenizer is damaged or belongs to another dictionary.

@@ -194,7 +194,7 @@ def test_data_without_a_tokenizer_says_so_once_and_takes_tokens(
         with caplog.at_level(logging.INFO):
             found.append(command.main(arguments(parser, *flags, *more.split())))
         said = [record.getMessage() for record in caplog.records if "no tokenizer" in record.getMessage()]
-        assert said == [f"no tokenizer beside {runs.DATA}/dict.txt: text is read as tokens between white space"]
+        assert said == [f"no tokenizer next to {runs.DATA}/dict.txt: text is read as tokens between white space"]
     assert found[0]["tokens"] == 3 and "bits_per_byte" not in found[0]
 
 

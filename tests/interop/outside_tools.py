@@ -114,7 +114,7 @@ def gguf(folder: outside.Folder) -> None:
 
 
 CHECKS: dict[str, Callable[[outside.Folder], None]] = {
-    "ONNX, read by onnxruntime": onnx,
+    "ONNX of one shape, read by onnxruntime": onnx,
     "lm-eval, `--model hf`": lm_eval,
     "minicons": minicons,
     "sentence-transformers": sentences,

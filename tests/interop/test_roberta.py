@@ -200,7 +200,7 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
         loaded("roberta.pt", nothing=1)
     with pytest.raises(UserError, match="bpe anything: unknown; choose from bert, byte_bpe, "):
         loaded("roberta.pt", bpe="anything")
-    with pytest.raises(UserError, match=r"bpe sentencepiece: no tokenizer beside .*; give None for text of tokens"):
+    with pytest.raises(UserError, match=r"bpe sentencepiece: no tokenizer next to .*; give None for text of tokens"):
         loaded("roberta.pt", bpe="sentencepiece")
     with pytest.raises(UserError, match="tokenizer anything: unknown; choose from moses, nltk, space"):
         loaded("roberta.pt", tokenizer="anything")

@@ -296,7 +296,7 @@ def test_a_failure_to_restore_names_the_file_and_one_of_a_later_stage_is_a_fault
         follow(Broken([2, 4, 6]), STAGES)
 
 
-# --- the dictionary beside the checkpoints
+# --- the dictionary next to the checkpoints
 
 
 @pytest.mark.parametrize("dictionary", [None, Dictionary()])

@@ -386,7 +386,7 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         checkpoint.
 
         The folder of the dictionary, or of fine-tuning, is inside the model's or anywhere. Without
-        a tokenizer beside the dictionary *bpe* splits text: ``gpt2`` are numbers in files,
+        a tokenizer next to the dictionary *bpe* splits text: ``gpt2`` are numbers in files,
         ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default the checkpoint's, or *encoder.json*
         and *vocab.bpe* in the folder. Other *settings* change the checkpoint's.
 
@@ -412,7 +412,7 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         if model.predicts_next_token:
             raise UserError(f"{path}: {type(model).__name__} is a decoder; give an encoder, such as roberta")
         dictionary = task.source_dictionary
-        # A tokenizer beside the dictionary is the one that the data were made with, and comes
+        # A tokenizer next to the dictionary is the one that the data were made with, and comes
         # before `bpe`.
         tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
         known_files = (settings | trained).keys() & FILES.keys()
@@ -420,7 +420,7 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
             tokenizer = Tokenizer(subwords=Numbered.load(**files))
         if tokenizer is None:
             if bpe not in (None, "gpt2"):
-                raise UserError(f"`bpe` {bpe}: no tokenizer beside {dictionary.path}; give None for text of tokens")
+                raise UserError(f"`bpe` {bpe}: no tokenizer next to {dictionary.path}; give None for text of tokens")
             log_tokens(dictionary)
         roberta = RobertaHubInterface(namespace_of(used), task, model, tokenizer)
         # Heads that the task did not build: their names and sizes are in the checkpoint alone.

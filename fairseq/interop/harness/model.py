@@ -34,7 +34,7 @@ class FairseqLM(LM):
     def __init__(
         self,
         path: str = "",  # checkpoint
-        data: str | None = None,  # data folder or ``dict.txt`` (None: beside the checkpoint)
+        data: str | None = None,  # data folder or ``dict.txt`` (None: next to the checkpoint)
         batch_size: int | str = 8,  # rows read at once
         device: str | None = None,  # of the model (None: a GPU if there is one)
         max_gen_toks: int | str = 256,  # most generated tokens of a request that names no number

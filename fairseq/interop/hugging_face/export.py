@@ -59,7 +59,7 @@ class Export:
 
     source: str  # the checkpoint
     out: Path  # an empty folder
-    data: str | None = None  # data folder or ``dict.txt``; None: beside the checkpoint
+    data: str | None = None  # data folder or ``dict.txt``; None: next to the checkpoint
     results: str | None = None  # ``results.json`` of ``fairseq-eval-lm`` or ``fairseq-harness``
 
 
