@@ -17,6 +17,7 @@ import runs
 
 RECIPE = runs.ROOT / "examples" / "tenmillion" / "tenmillion.sh"
 TABLES = RECIPE.with_name("tables.py")
+COMPARE = RECIPE.with_name("compare.py")
 
 
 def recipe(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -63,3 +64,36 @@ def test_updates_fit_the_budget(tmp_path: Path) -> None:
 def test_a_mistake_is_one_line(name: str, value: str, tmp_path: Path) -> None:
     result = recipe(tmp_path / "out", DRY_RUN="1", TRAIN=str(TABLES), **{name: value})
     assert result.returncode == 2 and result.stderr.startswith(f"{name}={value}: ") and result.stderr.count("\n") == 1
+
+
+def compare(*args: object) -> str:
+    command = [sys.executable, COMPARE, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test_settings_are_compared_within_a_budget_and_only_what_is_missing_is_trained(text: Path, tmp_path: Path) -> None:
+    data, out = tmp_path / "data-bin", tmp_path / "runs"
+    parts = [flag for name in ("train", "valid", "test") for flag in (f"--{name}pref", text)]
+    assert not runs.command("preprocess.py", *parts, "--bpe", "hf", "--learn-bpe", 700, "--destdir", data).returncode
+    settings = tmp_path / "settings.yaml"
+    settings.write_text("base: --arch transformer_lm_fast_tiny --cpu --batch-size 4\nfirst: ''\nsecond: --lr 0.001\n")
+    done = out / "second" / "1" / "row.json"
+    done.parent.mkdir(parents=True)
+    done.write_text(json.dumps({"bits_per_byte": 9.0, "updates": 7, "tokens": 7, "sittings": []}))
+    budget = ("--seconds", 0.2, "--processes", 1)
+    printed = compare("run", settings, "--data", data, "--out", out, *budget, "--eval-flags=--cpu")
+    assert printed.startswith("first seed 1: ") and printed.count("\n") == 1
+    row = json.loads((out / "first" / "1" / "row.json").read_text())
+    assert row["updates"] == int((out / "first" / "updates").read_text()) > 0 and row["sittings"][0]["processor"] > 0
+    table = compare("report", out).splitlines()
+    assert f" {row['bits_per_byte']:.4f} " in table[2] and table[3].startswith("| second | 1 | 7 |")
+
+
+def test_ranks_are_compared(tmp_path: Path) -> None:
+    for folder, order in (("small", (3.0, 2.0, 1.0, 4.0)), ("whole", (2.0, 2.5, 1.5, 9.0))):
+        for name, bits in zip("abcd", order, strict=True):
+            row = tmp_path / folder / name / "1" / "row.json"
+            row.parent.mkdir(parents=True)
+            row.write_text(json.dumps({"bits_per_byte": bits}))
+    # Two neighbours change places: 1 − 6 · 2 / (4 · 15).
+    assert compare("ranks", tmp_path / "small", tmp_path / "whole").endswith("correlation of 4 settings: 0.80\n")

@@ -1,0 +1,260 @@
+"""Train settings within one budget each, side by side, and compare them.
+
+python compare.py run settings.yaml --data data-bin --out search --seconds 300 --seeds 1,2,3
+python compare.py report search
+python compare.py ranks search whole
+
+settings.yaml maps names to flags of fairseq-train; those of `base` come before all others. Every
+run is one process with its share of the cores, and --processes of them are trained at the same
+time. Run it again to resume.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""95 % points of Student's t for 1 to 9 degrees of freedom."""
+
+Row = dict[str, Any]
+
+
+def command(args: Sequence[str], log: Path, cores: Sequence[int], times: Path | None = None) -> None:
+    """Run a Python command of this checkout on *cores*; add its wall and processor seconds to
+    *times*, also if it fails."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores))}
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    with log.open("a", encoding="utf-8") as out:
+        out.write(f"$ {shlex.join(args)}\n")
+        out.flush()
+        process = subprocess.Popen(
+            [sys.executable, *args],
+            cwd=ROOT,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+    if times:
+        sitting = {"wall": time.monotonic() - start, "processor": usage.ru_utime + usage.ru_stime}
+        with times.open("a", encoding="utf-8") as out:
+            out.write(f"{json.dumps(sitting)}\n")
+    if status:
+        raise SystemExit(f"{log}: the command failed; mend what its last lines say and run again")
+
+
+def lines(path: Path) -> list[Row]:
+    """Lines of metrics, none if there is no file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def updates_within(folder: Path, train: Sequence[str], seconds: float, cores: Sequence[int]) -> int:
+    """Updates of *train* that fit into *seconds*, from the speed of 24; kept in *folder*."""
+    plan = folder / "updates"
+    if not plan.exists():
+        metrics = folder / "speed.jsonl"
+        metrics.unlink(missing_ok=True)
+        speed = ["--max-update", "24", "--no-save", "--disable-validation", "--log-interval", "4"]
+        command([*train, *speed, "--metrics-file", str(metrics)], folder / "speed.log", cores)
+        # The lines after the first: half of them are warm.
+        speeds = [float(line["ups"]) for line in lines(metrics) if line.get("ups")]
+        plan.write_text(f"{max(1, int(seconds * statistics.median(speeds[len(speeds) // 2 :])))}\n")
+    return int(plan.read_text())
+
+
+def one(name: str, flags: Sequence[str], seed: int, args: argparse.Namespace, cores: Sequence[int]) -> None:
+    """Train *flags* with *seed*, measure the model, and write one row; each step only once."""
+    folder = args.out / name / str(seed)
+    row = folder / "row.json"
+    if row.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    train = ["train.py", str(args.data), *flags]
+    updates = args.updates or updates_within(args.out / name, train, args.seconds, cores)
+    times = folder / "times.jsonl"
+    saved = folder / "checkpoint_last.pt"
+    done = folder / "trained"
+    if not done.exists():
+        limits = [
+            "--seed",
+            str(seed),
+            "--max-update",
+            str(updates),
+            "--no-epoch-checkpoints",
+            "--save-dir",
+            str(folder),
+        ]
+        limits += ["--save-interval-minutes", "5", *shlex.split(args.train_flags)]
+        command([*train, *limits], folder / "train.log", cores, times)
+        done.touch()
+    scores = folder / "scores"
+    if args.pairs and not (scores / "pairs" / "results.json").exists():
+        limit = ["--limit", str(args.limit)] if args.limit else []
+        pairs = ["--pairs", str(args.pairs), "--batch-size", "64", *limit, "--results-path", str(scores / "pairs")]
+        command(["-m", "fairseq_cli.harness", str(saved), *pairs], folder / "pairs.log", cores)
+    if not (scores / "text" / "results.json").exists():
+        text = ["eval_lm.py", str(args.data), "--path", str(saved), "--results-path", str(scores / "text")]
+        command([*text, *shlex.split(args.eval_flags)], folder / "text.log", cores)
+    text_scores = json.loads((scores / "text" / "results.json").read_text())
+    result: Row = {"setting": name, "seed": seed, "updates": updates, "flags": shlex.join(flags)}
+    metrics = [line for line in lines(folder / "metrics.jsonl") if line.get("ups")]
+    result["tokens"] = sum(float(line.get("wps", 0)) / float(line["ups"]) for line in metrics[-1:]) * updates
+    result["sittings"] = lines(times)
+    if text_scores.get("bits_per_byte") is None:
+        raise SystemExit(f"{args.data}: the sizes of the raw texts are missing; run fairseq-preprocess again")
+    result["bits_per_byte"] = text_scores["bits_per_byte"]
+    if args.pairs:
+        phenomena = json.loads((scores / "pairs" / "results.json").read_text())["phenomena"]
+        result["accuracy"] = {phenomenon: values["acc"] for phenomenon, values in phenomena.items()}
+        result["pairs"] = phenomena["all"]["pairs"]
+    row.write_text(json.dumps(result, indent=1) + "\n")
+    for path in [] if args.keep else folder.glob("checkpoint_*.pt"):
+        path.unlink()
+    print(f"{name} seed {seed}: {describe(result)}", flush=True)
+
+
+def describe(row: Row) -> str:
+    """One run on a line."""
+    seconds = sum(sitting["processor"] for sitting in row["sittings"])
+    accuracy = f", pairs {100 * row['accuracy']['all']:.2f} %" if "accuracy" in row else ""
+    return f"{row['updates']} updates, {seconds:.0f} s of a core, {row['bits_per_byte']:.4f} bits per byte{accuracy}"
+
+
+def run(args: argparse.Namespace) -> None:
+    """All runs, --processes at a time, each with cores of its own, seed by seed."""
+    settings = yaml.safe_load(args.settings.read_text(encoding="utf-8"))
+    base = shlex.split(settings.pop("base", ""))
+    names = args.only.split(",") if args.only else list(settings)
+    cores = sorted(os.sched_getaffinity(0))
+    share = max(1, len(cores) // args.processes)
+    groups = [cores[index * share : (index + 1) * share] for index in range(args.processes)]
+    jobs = [(name, seed) for seed in map(int, args.seeds.split(",")) for name in names]
+    with ThreadPoolExecutor(args.processes) as pool:
+
+        def job(entry: tuple[str, int]) -> None:
+            mine = groups.pop()
+            try:
+                name, seed = entry
+                one(name, [*base, *shlex.split(settings[name])], seed, args, mine)
+            finally:
+                groups.append(mine)
+
+        list(pool.map(job, jobs))
+
+
+def rows(folder: Path) -> dict[str, list[Row]]:
+    """Rows of every setting under *folder*."""
+    found: dict[str, list[Row]] = defaultdict(list)
+    for path in sorted(folder.glob("*/*/row.json")):
+        found[path.parts[-3]].append(json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def interval(values: Sequence[float], digits: int) -> str:
+    """Mean of *values* with the half width of its 95 % interval (Student's t)."""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    if len(values) == 1:
+        return mean
+    half = T95[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+    return f"{mean} ± {half:.{digits}f}"
+
+
+def report(folder: Path) -> Iterator[str]:
+    """A table in Markdown: settings, the best bits per byte first."""
+    yield "| setting | seeds | updates | tokens (M) | core (s) | bits per byte | pairs (%) |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    found = rows(folder)
+    for name in sorted(found, key=lambda name: bits(found[name])):
+        each = found[name]
+        seconds = statistics.mean(sum(sitting["processor"] for sitting in row["sittings"]) for row in each)
+        pairs = [100 * row["accuracy"]["all"] for row in each if "accuracy" in row]
+        cells = [name, len(each), each[0]["updates"], f"{each[0]['tokens'] / 1e6:.2f}", f"{seconds:.0f}"]
+        cells += [interval([row["bits_per_byte"] for row in each], 4), interval(pairs, 2) if pairs else "–"]
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def bits(each: Sequence[Row]) -> float:
+    """Mean bits per byte of the runs of a setting."""
+    return statistics.mean(row["bits_per_byte"] for row in each)
+
+
+def ranks(values: Sequence[float]) -> list[int]:
+    """The rank of every value, from 0."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return [order.index(index) for index in range(len(values))]
+
+
+def correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's rank correlation of values without ties."""
+    n = len(first)
+    squares = sum((a - b) ** 2 for a, b in zip(ranks(first), ranks(second), strict=True))
+    return 1 - 6 * squares / (n * (n * n - 1))
+
+
+def compare(small: Path, whole: Path) -> Iterator[str]:
+    """How well the bits per byte of *small* order the settings of *whole*."""
+    first, second = rows(small), rows(whole)
+    names = sorted(first.keys() & second.keys(), key=lambda name: bits(second[name]))
+    if len(names) < 3:
+        raise SystemExit(f"{small}, {whole}: fewer than three settings in common; train more")
+    yield f"| setting | {small.name} | {whole.name} |"
+    yield "|---|---:|---:|"
+    yield from (f"| {name} | {bits(first[name]):.4f} | {bits(second[name]):.4f} |" for name in names)
+    yield ""
+    both = [bits(first[name]) for name in names], [bits(second[name]) for name in names]
+    yield f"Spearman's rank correlation of {len(names)} settings: {correlation(*both):.2f}"
+
+
+def main() -> None:
+    """Run, report or compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    commands = parser.add_subparsers(dest="command", required=True)
+    parser_run = commands.add_parser("run", help="train and measure all settings")
+    parser_run.add_argument("settings", type=Path, help="YAML file of names and flags")
+    parser_run.add_argument("--data", type=Path, required=True, help="folder made by fairseq-preprocess")
+    parser_run.add_argument("--out", type=Path, required=True, help="folder of runs")
+    parser_run.add_argument("--pairs", type=Path, help="minimal pairs; without them only texts are scored")
+    parser_run.add_argument("--limit", type=int, default=0, help="pairs of each file (default: all)")
+    budget = parser_run.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--seconds", type=float, help="training time of each run")
+    budget.add_argument("--updates", type=int, help="updates of each run, instead of a time")
+    parser_run.add_argument("--seeds", default="1", help="random seeds (default: 1)")
+    parser_run.add_argument("--only", help="names of settings (default: all)")
+    parser_run.add_argument("--processes", type=int, default=2, help="runs at the same time (default: 2)")
+    parser_run.add_argument("--train-flags", default="", help="further flags of fairseq-train")
+    parser_run.add_argument("--eval-flags", default="--bf16", help="flags of fairseq-eval-lm (default: --bf16)")
+    parser_run.add_argument("--keep", action="store_true", help="keep checkpoints")
+    commands.add_parser("report", help="print a table").add_argument("folder", type=Path)
+    parser_ranks = commands.add_parser("ranks", help="print the rank correlation of two folders")
+    parser_ranks.add_argument("small", type=Path)
+    parser_ranks.add_argument("whole", type=Path)
+    args = parser.parse_args()
+    if args.command == "run":
+        for name in ("data", "out", "pairs"):
+            path = getattr(args, name)
+            setattr(args, name, path and path.resolve())
+        run(args)
+    else:
+        print("\n".join(report(args.folder) if args.command == "report" else compare(args.small, args.whole)))
+
+
+if __name__ == "__main__":
+    main()
