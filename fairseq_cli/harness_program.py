@@ -65,7 +65,8 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
     if isinstance(model, LanguageModel):
         if cfg.within_words:
             raise UserError("--within-words: the model is a decoder, which masks nothing; leave it out")
-        scored = model.score(texts, cfg.batch_size)
+        # Without the end of the line, as in published figures: it says how long paragraphs are.
+        scored = [(tokens[:-1], lprobs[:-1]) for tokens, lprobs in model.score(texts, cfg.batch_size)]
     else:
         scored = model.score(texts, cfg.batch_size, within_words=cfg.within_words)
     # In double: rounding must not decide a pair whose sums are close.

@@ -69,7 +69,6 @@ def log_probability(model: Any, tokenizer: Any, text: str, causal: bool) -> floa
     encoded = tokenizer(text, return_tensors="pt", return_special_tokens_mask=True, truncation=not causal)
     ids = encoded["input_ids"]  # [1, T]
     if causal:
-        ids = torch.cat([ids, torch.tensor([[tokenizer.eos_token_id]])], 1)  # the end of the line, as in training
         lprobs = model(ids).logits[0, :-1].log_softmax(-1)  # [T - 1, V]
         return float(lprobs.gather(1, ids[0, 1:, None]).sum())
     masked = (encoded["special_tokens_mask"][0] == 0).nonzero()[:, 0]
