@@ -3,6 +3,7 @@
 python compare.py run settings.yaml --data data-bin --out search --seconds 300 --seeds 1,2,3
 python compare.py report search
 python compare.py ranks search whole
+python compare.py curve search whole --picture curve.png
 
 settings.yaml maps names to flags of fairseq-train; those of `base` come before all others. Every
 run is one process with its share of the cores, and --processes of them are trained at the same
@@ -223,6 +224,51 @@ def compare(small: Path, whole: Path) -> Iterator[str]:
     yield f"Spearman's rank correlation of {len(names)} settings: {correlation(*both):.2f}"
 
 
+def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Intercept and slope of the least-squares line through *points*."""
+    xs, ys = [x for x, _ in points], [y for _, y in points]
+    mean_x, mean_y = statistics.mean(xs), statistics.mean(ys)
+    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x in xs)
+    return mean_y - slope * mean_x, slope
+
+
+def curve(folders: Sequence[Path], picture: Path | None, target: float) -> Iterator[str]:
+    """The best bits per byte and pairs of each folder over processor time, the line through the
+    pairs over its logarithm, and the time at which that line reaches *target* percent."""
+    points: list[tuple[float, float, float]] = []
+    yield "| runs | best setting | core (s) | bits per byte | pairs (%) |"
+    yield "|---|---|---:|---:|---:|"
+    for folder in folders:
+        scored = {name: each for name, each in rows(folder).items() if all("accuracy" in row for row in each)}
+        name = min(scored, key=lambda name: bits(scored[name]))
+        each = scored[name]
+        seconds = statistics.mean(sum(sitting["processor"] for sitting in row["sittings"]) for row in each)
+        pairs = 100 * statistics.mean(row["accuracy"]["all"] for row in each)
+        points.append((seconds, bits(each), pairs))
+        yield f"| {folder.name} | {name} | {seconds:.0f} | {bits(each):.4f} | {pairs:.2f} |"
+    intercept, slope = fit([(math.log10(seconds), pairs) for seconds, _, pairs in points])
+    yield ""
+    yield f"{slope:.2f} points for ten times the time"
+    if slope > 0:
+        yield f"{target} %: {10 ** ((target - intercept) / slope) / 3600:.0f} hours of a core, if the line goes on"
+    if picture:
+        draw(points, picture)
+
+
+def draw(points: Sequence[tuple[float, float, float]], picture: Path) -> None:
+    """Pairs and bits per byte over processor time."""
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5))
+    seconds, bytes_, pairs = zip(*points, strict=True)
+    for axis, values, label in ((axes[0], pairs, "BLiMP (%)"), (axes[1], bytes_, "bits per byte")):
+        axis.semilogx(seconds, values, "o-")
+        axis.set(xlabel="seconds of one core", ylabel=label)
+        axis.grid(alpha=0.3, which="both")
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+
+
 def main() -> None:
     """Run, report or compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -246,14 +292,20 @@ def main() -> None:
     parser_ranks = commands.add_parser("ranks", help="print the rank correlation of two folders")
     parser_ranks.add_argument("small", type=Path)
     parser_ranks.add_argument("whole", type=Path)
+    parser_curve = commands.add_parser("curve", help="print and draw the best of each folder over processor time")
+    parser_curve.add_argument("folders", type=Path, nargs="+")
+    parser_curve.add_argument("--picture", type=Path, help="PNG file to draw")
+    parser_curve.add_argument("--target", type=float, default=67.3, help="percent of pairs (default: 67.3)")
     args = parser.parse_args()
     if args.command == "run":
         for name in ("data", "out", "pairs"):
             path = getattr(args, name)
             setattr(args, name, path and path.resolve())
         run(args)
+    elif args.command == "curve":
+        print(*curve(args.folders, args.picture, args.target), sep="\n")
     else:
-        print("\n".join(report(args.folder) if args.command == "report" else compare(args.small, args.whole)))
+        print(*(report(args.folder) if args.command == "report" else compare(args.small, args.whole)), sep="\n")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@
 #   OUT           folder of data, checkpoints, exports and tables (default: tenmillion)
 #   BUDGET        time of training: 90m, 3h (default: 3h); or UPDATES, a number of updates
 #   WORDS         words between checkpoints (default: 1M:10,10M)
-#   BPE ARCH BATCH LENGTH STAGES SEED   subwords, architecture, rows a batch, tokens a row, stages, seed
+#   BPE BATCH LENGTH STAGES SEED   subwords, rows a batch, tokens a row, stages, seed
+#   ARCH          architecture with its own recipe (default: a modern decoder of 4 layers of width 256, with Muon)
 #   PRECISION (fp32, bf16, fp16), EXTRA: further flags of fairseq-train, DRY_RUN=1, SMALL=1 as for the other recipes
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -38,6 +39,12 @@ if [[ ! -e $data/dict.txt ]]; then
 fi
 
 model=(--arch "$arch" --tokens-per-sample "$length" --batch-size "$batch" --seed "${SEED:-1}")
+if [[ -z ${ARCH:-} ]]; then # the best of settings.yaml at ten minutes of one core
+  model+=(--optimizer muon --lr 0.004 --clip-norm 1.0 --dropout 0)
+  model+=(--lr-scheduler wsd --warmup-ratio 0.05 --decay-ratio 0.7 --decay-shape linear)
+  model+=(--rotary-fraction 1.0 --no-token-positional-embeddings --qk-norm --decoder-norm rms --decoder-biases none)
+  model+=(--decoder-gated-ffn --activation-fn silu --decoder-ffn-embed-dim "$(full_or_small 704 176)")
+fi
 model+=(${precision[@]+"${precision[@]}"} ${extra[@]+"${extra[@]}"})
 
 # 2. Updates that fit the budget, by the speed of a few; the plan is kept, so that a resumed run has the same schedule.
