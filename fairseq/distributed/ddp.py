@@ -16,23 +16,20 @@ from fairseq.modules import devices
 
 
 class DataParallel:
-    """Execution of *module*, called for a forward pass,
-    on the data of several processes; gradients are averaged."""
+    """Execution of *module* on the data of several processes, whose gradients are averaged."""
 
     module: nn.Module
 
     def accumulate(self, last: bool) -> AbstractContextManager[object]:
-        """Return the context of one forward and backward pass;
-        the *last* of an update may reduce gradients."""
+        """Return the context of a forward and backward pass, the *last* of an update or not."""
         raise NotImplementedError
 
     def reduce(self) -> None:
-        """Average the gradients that the last backward pass of an update has not averaged yet."""
+        """Average the gradients that the last backward pass has not averaged yet."""
         raise NotImplementedError
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """The trained parameters, in the order of the module,
-        as the optimizer changes them: this process's parts."""
+        """The trained parameters, as the optimizer changes them: this process's parts."""
         raise NotImplementedError
 
     def full_parameter(self, part: nn.Parameter) -> nn.Parameter:
@@ -40,18 +37,15 @@ class DataParallel:
         return part
 
     def local_shard(self, part: nn.Parameter, value: object) -> Any:
-        """This process's part of *value*, which has the shape of the module's parameter; other
-        values as they are."""
+        """This process's part of *value*, if it has the shape of the module's parameter."""
         return value
 
     def full(self, part: nn.Parameter, value: object) -> Any:
-        """*value*, of the shape of *part*, as a checkpoint of all processes stores it; other values
-        as they are."""
+        """*value*, if it has the shape of *part*, as a checkpoint of all processes stores it."""
         return value
 
     def consolidated(self, parameters: Mapping[str, Tensor]) -> dict[str, object]:
-        """*parameters* of the module's state dict, by name,
-        as a checkpoint of all processes stores them."""
+        """*parameters* of the module's state dict, as a checkpoint of all processes stores them."""
         return dict(parameters)
 
     def total_norm(self, norm: Tensor) -> Tensor:
@@ -59,15 +53,14 @@ class DataParallel:
         return norm
 
     def reset(self) -> None:
-        """Let the next forward pass see parameters
-        that were changed otherwise than by an update."""
+        """Let the next forward pass see parameters that something else than an update changed."""
 
 
 class GradientReducer(DataParallel):
     """Data-parallel execution of a module that every process holds whole.
 
     With the *backend* ``c10d`` or ``pytorch_ddp`` torch's DistributedDataParallel overlaps the
-    reduction with the backward pass; with another name one reduction, in buckets, follows it.
+    reduction with the backward pass; with another one it follows, in buckets.
     """
 
     def __init__(
@@ -79,18 +72,18 @@ class GradientReducer(DataParallel):
         self.bucket = bucket_cap_mb << 20
         self.module = module
         if self.overlapped:
-            names = inspect.signature(nn.parallel.DistributedDataParallel).parameters
-            # The flag's name since torch 2.13.
-            sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-            no_buffers: dict[str, Any] = {sync_buffers: False}
-            self.module = nn.parallel.DistributedDataParallel(
+            replicate = nn.parallel.DistributedDataParallel
+            # The name of `broadcast_buffers` since torch 2.13.
+            is_new = "forward_sync_buffers" in inspect.signature(replicate).parameters
+            no_buffers: dict[str, Any] = {"forward_sync_buffers" if is_new else "broadcast_buffers": False}
+            self.module = replicate(
                 module,
                 device_ids=[world.device] if devices.is_accelerator(world.device) else None,
-                **no_buffers,
                 bucket_cap_mb=bucket_cap_mb,
                 find_unused_parameters=find_unused_parameters,
                 # No copies to and from the buckets, and no second memory for them.
                 gradient_as_bucket_view=True,
+                **no_buffers,
             )
         elif world.size > 1:
             # DistributedDataParallel does the same when it is made.
@@ -112,18 +105,17 @@ class GradientReducer(DataParallel):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             bucket.append(parameter.grad)
-            size += parameter.grad.numel() * parameter.grad.element_size()
+            size += parameter.grad.nbytes
             if size >= self.bucket:
                 self._average(bucket)
                 bucket, size = [], 0
-        self._average(bucket)
+        if bucket:
+            self._average(bucket)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.parameters_by_name
 
     def _average(self, gradients: list[Tensor]) -> None:
-        if not gradients:
-            return
         # One message for many tensors: small ones cost latency, not bandwidth.
         flat = torch.cat([g.reshape(-1) for g in gradients])
         # A sum, then a division: gloo has no mean.

@@ -18,18 +18,13 @@ class Interruption:
     """The signal that asked this process to stop, if one did, inside a ``with`` statement.
 
     The first of SIGINT, SIGTERM and SIGUSR1 is recorded. A second one ends the process at once with
-    128 + its number, unless something else started the process and counts signals itself: our
-    launcher, or torchrun, which repeats a signal that the terminal has already sent. A signal that
-    is ignored by inheritance (``nohup``, a script's background job) stays ignored.
-
-    That nobody reads the log any more counts as SIGPIPE, unless the process ignores SIGHUP
-    (``nohup``): who asks it to survive the terminal does not want it to end with a ``tee``.
+    128 + its number, unless our launcher counts signals, or torchrun repeats them. A signal that is
+    ignored by inheritance (``nohup``, a script's background job) stays ignored.
     """
 
     def __init__(self) -> None:
         self.signal = 0
-        supervised = multiprocessing.parent_process() is not None or "TORCHELASTIC_RUN_ID" in os.environ
-        self.second_ends = not supervised
+        self.second_ends = multiprocessing.parent_process() is None and "TORCHELASTIC_RUN_ID" not in os.environ
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interruption:
@@ -38,7 +33,7 @@ class Interruption:
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._record)
-            # The launcher blocks them until this moment.
+            # The launcher blocks them, as long as nothing would record them.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return self
 
@@ -48,6 +43,7 @@ class Interruption:
 
     def record_closed_pipe(self) -> None:
         """Record SIGPIPE; Python ignores the signal itself, which also comes of sockets."""
+        # Under `nohup`, a run that is to survive its terminal also survives a `tee`.
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             self.signal = self.signal or signal.SIGPIPE
 
@@ -56,16 +52,14 @@ class Interruption:
         if self.signal not in (0, signal.SIGPIPE) and self.second_ends:
             # Not sys.exit: whoever asks twice does not want to wait for handlers and threads.
             os._exit(128 + number)
-        # torchrun repeats what the terminal has sent already: the first one names the reason.
+        # The first one names the reason.
         self.signal = self.signal or number
 
 
 def end_at_signals() -> None:
-    """Let a signal end this worker at once,
-    with 128 plus its number; until here the launcher blocks them.
+    """Let a signal end this worker at once, with 128 plus its number, unless it has no launcher.
 
     For work that does not poll :class:`Interruption`.
-    A process without a launcher keeps its handlers.
     """
     if multiprocessing.parent_process() is not None:
         for number in SIGNALS:

@@ -1,5 +1,4 @@
-"""Run a job on its processes: ranks that torch's elastic agent starts, or this process as
-torchrun's or srun's rank."""
+"""Run a job on its processes: ranks of torch's elastic agent, or this one for torchrun or srun."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
-from fairseq.config.settings import CommonConfig, DistributedConfig
+from fairseq.config.settings import DistributedConfig
 from fairseq.distributed import rank, slurm
 from fairseq.distributed.interruption import EXIT_CODES, SIGNALS
 from fairseq.distributed.rank import Job, R, V
@@ -31,33 +30,38 @@ from fairseq.system.terminal import printable
 def run(job: Job[V, R]) -> R | None:
     """Run *job* in as many processes as its settings and the environment ask for.
 
-    Returns what ``job.main`` returned in this process; None if it started others.
+    Under torchrun or srun this process is one of them; otherwise torch's elastic agent starts them.
+    A rank that fails ends the others, and its message is the job's.
 
-    Under torchrun or srun this process is one of them; otherwise torch's elastic agent starts them
-    here, one for each visible GPU or --distributed-world-size of them. A rank that fails ends the
-    others, and its message is the job's.
+    Returns:
+        What ``job.main`` returned in this process; None if it started others.
 
     Raises:
-        UserError: a GPU is asked for and absent, the processes
-            cannot connect, or one failed by a user's mistake.
+        UserError: a GPU is asked for and absent, the processes cannot connect, or a user's mistake.
         SystemExit: a process failed otherwise, or was interrupted by a signal.
     """
-    cfg = job.distributed
-    gpus = 0 if job.common.cpu else devices.count()
+    cfg, cpu = job.distributed, job.common.cpu
+    gpus = 0 if cpu else devices.count()
     task = None if rank.is_set() else slurm.task_of(cfg, gpus, os.environ)
     if task is not None and not task.processes:
         os.environ.update(task.variables)
     if rank.is_set():
+        size = rank.number("WORLD_SIZE")
+    else:
+        size = _processes(cfg, cpu, gpus) if task is None else task.count * task.processes
+    # Commands written for fairseq name it on every machine; a single process talks to nobody.
+    if cfg.distributed_backend == "nccl" and size > 1 and not gpus:
+        raise UserError("`distributed_backend` nccl: needs a GPU, and there is none; use gloo")
+    if rank.is_set():
         if cfg.max_restarts:
             raise SettingError("`max_restarts`: another program started this process; give torchrun the flag")
-        _check_gpu(job.common, cfg, rank.number("WORLD_SIZE"))
         from torch.distributed.elastic.multiprocessing.errors import record
 
         # For torchrun, whose last message is then the error of the first rank that failed.
         return record(rank.join)(job)
-    size = _processes(cfg, job.common.cpu, gpus) if task is None else task.count * task.processes
-    _check_gpu(job.common, cfg, size)
     if size == 1 and not cfg.max_restarts:
+        if cfg.local_rank and not (cpu or gpus):
+            raise UserError(f"`device_id` {cfg.local_rank}: there is no GPU; add `cpu` to run on the processor")
         return job.main(job.value, World(0, 1, device_of(job.common, cfg.local_rank)))
     _launch(job, size, task)
     return None
@@ -77,16 +81,6 @@ def _processes(cfg: DistributedConfig, cpu: bool, gpus: int) -> int:
     elif count > max(gpus, 1):
         raise UserError(f"{flag} {count}: this machine has {gpus} GPUs; add `cpu` to run on the processor")
     return count
-
-
-def _check_gpu(common: CommonConfig, cfg: DistributedConfig, size: int) -> None:
-    """Refuse settings that need a GPU where there is none, in a job of *size* processes."""
-    if common.cpu or not devices.count():
-        # Commands written for fairseq name it on every machine; a single process talks to nobody.
-        if cfg.distributed_backend == "nccl" and size > 1:
-            raise UserError("`distributed_backend` nccl: needs a GPU, and there is none; use gloo")
-        if not common.cpu and cfg.local_rank > 0 and not rank.is_set():
-            raise UserError(f"`device_id` {cfg.local_rank}: there is no GPU; add `cpu` to run on the processor")
 
 
 def _launch(job: Job[V, R], size: int, task: slurm.Task | None) -> None:
@@ -112,8 +106,7 @@ def _launch(job: Job[V, R], size: int, task: slurm.Task | None) -> None:
         rendezvous = {"rdzv_backend": "static", "rdzv_endpoint": f"{rank.LOOPBACK}:{store.port}"}
         rendezvous["rdzv_configs"] = {"rank": 0}
     else:
-        # Nodes count restarts each for itself, and so cannot
-        # name them: every start has a store of its own.
+        # Nodes count restarts each for itself, and cannot name them: every start has its own store.
         os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         patience = int(max(cfg.distributed_timeout, rank.SLOWEST_START))
         rendezvous = {"rdzv_backend": "c10d", "rdzv_endpoint": f"{task.host}:{task.port}"}
@@ -122,8 +115,7 @@ def _launch(job: Job[V, R], size: int, task: slurm.Task | None) -> None:
     with tempfile.TemporaryDirectory() as folder, _signals_passed_on():
         logs = DefaultLogsSpecs(folder)
         config = LaunchConfig(nodes, nodes, size // nodes, logs, "job", max_restarts=cfg.max_restarts, **rendezvous)
-        # With handlers of its own, the agent would kill ranks
-        # that take longer than 30 seconds to save.
+        # With handlers of its own, the agent would kill ranks that take over 30 seconds to save.
         config.signals_to_handle = "SIGQUIT"
         try:
             codes = elastic_launch(config, rank.start)((job.common.user_dir, pickle.dumps(job)))
@@ -138,12 +130,11 @@ def _launch(job: Job[V, R], size: int, task: slurm.Task | None) -> None:
 
 @contextlib.contextmanager
 def _signals_passed_on() -> Iterator[None]:
-    """Pass a signal to this process on to the ranks, which decide what to do; a second one kills
-    them and ends it.
+    """Pass a signal on to the ranks, which decide what to do; a second one kills them and ends this
+    process.
 
-    Ranks inherit the mask of the main thread: what reaches them during their imports waits until
-    they can handle it. Signals of this process reach its other threads. Handlers run in the main
-    thread, too late for the present update.
+    Ranks inherit the mask of the main thread: a signal waits until they can handle it. Those of
+    this process reach its other threads, and its handlers would run too late for the update.
     """
     handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
     receiver, sender = socket.socketpair()

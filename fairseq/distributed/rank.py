@@ -1,5 +1,4 @@
-"""One rank of a job: it joins the others by torch's
-variables, runs the job, and tells why it fails."""
+"""One rank of a job: it joins the others by torch's variables, and tells why it fails."""
 
 from __future__ import annotations
 
@@ -44,10 +43,9 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Job(Generic[V, R]):
-    """A function that several processes run together: ``main(value, world)``.
+    """A function of a module that several processes run together: ``main(value, world)``.
 
-    Pickle needs *main* to be a function of a module;
-    a rank unpickles *value* after importing --user-dir.
+    A rank unpickles *value* after importing --user-dir.
     """
 
     main: Callable[[V, World], R]
@@ -70,8 +68,7 @@ def number(name: str, default: int = 0) -> int:
 
 
 def start(arguments: tuple[str | None, bytes]) -> int:
-    """Run --user-dir's and a pickled job as a rank
-    that torch's agent started; return the job's exit code."""
+    """Run --user-dir and a pickled job as a rank of torch's agent; return the job's exit code."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     user_dir, pickled = arguments
@@ -83,8 +80,7 @@ def start(arguments: tuple[str | None, bytes]) -> int:
     try:
         if user_dir:
             import_user_module(user_dir)
-        # Pickled by the agent's process, never read from a file;
-        # plug-ins that it names are imported first.
+        # Pickled by the agent's process, never read from a file.
         job: Job[Any, Any] = pickle.loads(pickled)
         with short_waits_under_load(), closed_pipes(lambda: os._exit(128 + signal.SIGPIPE)):
             join(job)
@@ -111,8 +107,7 @@ def _mistake(error: Exception) -> UserError | None:
 
 
 def join(job: Job[V, R]) -> R:
-    """Run *job* as a rank, by torch's variables: RANK,
-    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT."""
+    """Run *job* as the rank of torch's variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …"""
     cfg, rank, size = job.distributed, number("RANK"), number("WORLD_SIZE")
     if rank >= size:
         raise UserError(f"RANK={rank}: WORLD_SIZE={size} processes are numbered from 0")
@@ -156,8 +151,7 @@ def _connect(rank: int, size: int, timeout: float) -> dist.Store:
     """Return the store of the job, once all ranks have connected to it.
 
     Raises:
-        UserError: it does not open, or a rank does not connect, within *timeout* seconds, or five
-            minutes if longer.
+        UserError: a rank does not connect within *timeout* or ``SLOWEST_START`` seconds.
     """
     from torch.distributed.elastic.utils.store import barrier
 
@@ -184,11 +178,9 @@ def _connect(rank: int, size: int, timeout: float) -> dist.Store:
 
 
 def listen(port: int) -> dist.TCPStore:
-    """Open the store of a job at *port* of the loopback,
-    or at a free one; torch's own listens on every interface.
+    """Open the store of a job at *port* of the loopback (0: a free one); UserError if it cannot be.
 
-    Raises:
-        UserError: the port is in use, or needs privileges.
+    Torch's own would listen on every interface.
     """
     with socket.socket() as bound:
         try:

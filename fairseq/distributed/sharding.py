@@ -1,5 +1,4 @@
-"""Fully sharded data parallelism: each process holds a part
-of every parameter, gradient and optimizer state.
+"""Fully sharded data parallelism: each process holds a part of all parameters and their state.
 
 Rajbhandari et al. 2020, "ZeRO", stage 3; in PyTorch ``fully_shard`` (FSDP2), which gathers a
 layer's parameters for as long as it computes. It is applied to a model from outside, here alone.
@@ -9,7 +8,8 @@ embeddings, output and norms are the group of the root, gathered once in float32
 weights stay one and results equal replicated training's. The optimizer, the average and loss
 scaling see the local parts as plain tensors; what they do is elementwise, but for the norm of the
 gradient, which is reduced. LAMB and Adafactor need whole parameters and are refused. Initial values
-are drawn on rank 0's host, one group at a time is sent; the other ranks build on the meta device.
+are drawn on rank 0's host, so that a seed gives the same model for any number of processes, and
+sent one group at a time.
 """
 
 from __future__ import annotations
@@ -38,18 +38,11 @@ BACKEND = "fully_sharded"
 class ShardedReducer(DataParallel):
     """Data-parallel execution of a module whose parameters are sharded over processes.
 
-    The matrices of each of *layers* are gathered for its computation, in *dtype* (None: their own).
-    All other parameters, the layers' norms too, form the group of the root, which is gathered once
-    a forward pass, in float32: so tied embeddings and output are one tensor, and norms and the loss
-    are computed from exact values.
-
-    The optimizer is given the local part of each parameter, a plain tensor,
-    because elementwise updates need no more. Rank 0's initial values count;
-    the *module* of other ranks may be on the meta device.
+    The matrices of each of *layers* are gathered in *dtype* (None: their own). Rank 0's initial
+    values count; the *module* of other ranks may be on the meta device.
 
     Raises:
-        UserError: the processes cannot be divided into groups
-            of --shard-group-size, or PyTorch is too old.
+        UserError: --shard-group-size does not fit, or PyTorch is too old.
     """
 
     def __init__(
@@ -64,26 +57,25 @@ class ShardedReducer(DataParallel):
 
         if not hasattr(getattr(fsdp, "FSDPModule", None), "set_reduce_scatter_unused_params"):
             raise UserError(f"`ddp_backend` {BACKEND}: needs a newer PyTorch than {torch.__version__}, such as 2.13")
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-
         # No module's output is modified in place, which the warning is about.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         self.shard = shard_of(cfg, world)
         mesh = _mesh(world, self.shard[1])
-        pinned = devices.is_accelerator(world.device)
         self.module = module
         self.group = mesh.get_group("shard")
-        offload = CPUOffloadPolicy(pin_memory=pinned) if cfg.cpu_offload else OffloadPolicy()
-        low = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype and torch.float32, cast_forward_inputs=False)
-        moved: dict[int, object] = {}
+        offload = fsdp.OffloadPolicy()
+        if cfg.cpu_offload:
+            offload = fsdp.CPUOffloadPolicy(pin_memory=devices.is_accelerator(world.device))
+        reduced = dtype and torch.float32
+        low = fsdp.MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduced, cast_forward_inputs=False)
         for layer in layers:
             # By name, too: apex's norm is no subclass of torch's.
             norms = [m for m in layer.children() if isinstance(m, nn.LayerNorm) or "Norm" in type(m).__name__]
             matrices = [child for child in layer.children() if child not in norms]
-            _move(matrices, world.device, moved)
-            fully_shard(matrices, mesh=mesh, mp_policy=low, offload_policy=offload)
-        _move([module], world.device, moved)
-        root: Any = fully_shard(module, mesh=mesh, offload_policy=offload)
+            _move(matrices, world.device)
+            fsdp.fully_shard(matrices, mesh=mesh, mp_policy=low, offload_policy=offload)
+        _move([module], world.device)
+        root: Any = fsdp.fully_shard(module, mesh=mesh, offload_policy=offload)
         root.set_force_sum_reduction_for_comms(True)  # an older gloo has no mean
         # A rank without a batch does not use all of them.
         root.set_reduce_scatter_unused_params(True)
@@ -102,17 +94,10 @@ class ShardedReducer(DataParallel):
         return nullcontext()
 
     def reduce(self) -> None:
-        for part, parameter in self._pairs():
-            if parameter.grad is not None:
-                part.grad, parameter.grad = parameter.grad.to_local(), None
-
-    def _pairs(self) -> Iterator[tuple[nn.Parameter, Any]]:
-        """Every part with its parameter."""
+        self.reset()
         for name, parameter in self.sharded.items():
-            part = self.parts[name]
-            # The first forward pass may have moved it.
-            part.data = parameter.to_local().detach()
-            yield part, parameter
+            if parameter.grad is not None:
+                self.parts[name].grad, parameter.grad = parameter.grad.to_local(), None
 
     def total_norm(self, norm: Tensor) -> Tensor:
         squares = norm.square()
@@ -122,8 +107,9 @@ class ShardedReducer(DataParallel):
 
     def reset(self) -> None:
         self.root.reshard()
-        for _ in self._pairs():
-            pass
+        for name, parameter in self.sharded.items():
+            # The first forward pass may have moved it.
+            self.parts[name].data = parameter.to_local().detach()
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.parts.items()
@@ -155,8 +141,7 @@ class ShardedReducer(DataParallel):
         return value.local if isinstance(value, TensorPart) else value[first:end]
 
     def _cut_parameters(self, module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
-        """Replace whole tensors in *state*, which *module*
-        is about to load, by this process's parts."""
+        """Replace whole tensors in *state*, which *module* is about to load, by local parts."""
         from torch.distributed.tensor import DTensor
 
         for name, target in module.state_dict(prefix=prefix).items():
@@ -168,12 +153,7 @@ class ShardedReducer(DataParallel):
 
 
 def build_device(cfg: DistributedConfig, world: World) -> AbstractContextManager[object]:
-    """Return the context to build a model in: ranks above 0
-    of a sharded job need no memory for initial values.
-
-    They are drawn where they always are, in the constructors on rank 0's host, so that a seed gives
-    the same model for any number of processes; :class:`ShardedReducer` sends every rank its part.
-    """
+    """Return the context to build a model in: ranks above 0 of a sharded job need no memory yet."""
     if is_sharded(cfg, world) and not world.is_first:
         return torch.device("meta")
     return nullcontext()
@@ -185,8 +165,8 @@ def is_sharded(cfg: DistributedConfig, world: World) -> bool:
 
 
 def shard_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
-    """Return (i, n): this process holds part i of n of each parameter; UserError if
-    --shard-group-size does not fit."""
+    """Return (i, n): this process holds part i of n of each parameter; a size that does not fit is
+    a UserError."""
     # Within a machine: layers are gathered in every pass, which a network would slow down.
     size = cfg.shard_group_size or _processes_of_a_node(world)
     if world.size % size:
@@ -194,14 +174,11 @@ def shard_of(cfg: DistributedConfig, world: World) -> tuple[int, int]:
     return world.rank % size, size
 
 
-def _mesh(world: World, size: int) -> Any:
-    """The processes as a mesh: ``shard``, or with several
-    groups of *size* ``replicate`` × ``shard``."""
-    from torch.distributed.device_mesh import init_device_mesh
-
+def _mesh(world: World, size: int) -> dist.DeviceMesh:
+    """The processes as a mesh: ``shard``; for groups of *size*, ``replicate`` × ``shard``."""
     if size == world.size:
-        return init_device_mesh(world.device.type, (size,), mesh_dim_names=("shard",))
-    return init_device_mesh(world.device.type, (world.size // size, size), mesh_dim_names=("replicate", "shard"))
+        return dist.init_device_mesh(world.device.type, (size,), mesh_dim_names=("shard",))
+    return dist.init_device_mesh(world.device.type, (world.size // size, size), mesh_dim_names=("replicate", "shard"))
 
 
 def _processes_of_a_node(world: World) -> int:
@@ -212,31 +189,18 @@ def _processes_of_a_node(world: World) -> int:
     return size if not counts and size > 1 else world.size
 
 
-def _move(modules: Sequence[nn.Module], device: torch.device, moved: dict[int, object]) -> None:
-    """Put the parameters and buffers of *modules* on *device*,
-    with rank 0's values; tied ones stay tied.
-
-    *moved* has the new tensor of each old one that has been moved, itself included.
-    """
-    for module in itertools.chain.from_iterable(part.modules() for part in modules):
-        tensors: Any
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and not _is_sharded(tensor):
-                    tensors[name] = _moved(tensor, device, moved)
-
-
-def _moved(tensor: Tensor, device: torch.device, moved: dict[int, Any]) -> Tensor:
-    if id(tensor) not in moved:
-        empty = torch.empty_like(tensor, device=device)
-        values = empty if tensor.is_meta else empty.copy_(tensor.detach())
-        dist.broadcast(values, 0)
-        new = nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values
-        # The old one is kept, so that no other tensor gets its id.
-        moved[id(tensor)] = new, tensor
-        moved[id(new)] = new, tensor
-    result: Tensor = moved[id(tensor)][0]
-    return result
+def _move(modules: Sequence[nn.Module], device: torch.device) -> None:
+    """Put the parameters and buffers of *modules* on *device*, with rank 0's values."""
+    for tensor in itertools.chain.from_iterable((*m.parameters(), *m.buffers()) for m in modules):
+        if not _is_sharded(tensor):
+            values = torch.empty_like(tensor, device=device)
+            if not tensor.is_meta:
+                values.copy_(tensor.detach())
+            dist.broadcast(values, 0)
+            # A new tensor, because the broadcast may not have let go of its own yet.
+            new = nn.Parameter(values, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else values.detach()
+            # In place, so that tied ones stay tied.
+            torch.utils.swap_tensors(tensor, new)
 
 
 def _is_sharded(tensor: Tensor) -> bool:

@@ -53,7 +53,6 @@ def task_of(cfg: DistributedConfig, gpus: int, environment: Mapping[str, str]) -
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of SLURM's list of nodes:
-    ``rack[1-2]n[07,09-11],login`` → ``rack1n07``."""
+    """Return the first host of a list of nodes: ``rack[1-2]n[07,09-11],login`` → ``rack1n07``."""
     first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodes)
     return re.sub(r"\[\s*(\w+)[^\]]*\]", r"\1", first[0]) if first else ""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MANIFEST = "manifest.json"
-"""The file of a sharded checkpoint that lists its tensors and where their parts lie."""
+MANIFEST = "manifest.json"  # of a sharded checkpoint: its tensors, and where their parts lie
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +43,6 @@ class TensorPart:
 
 
 def rows_of(size: int, index: int, count: int) -> tuple[int, int]:
-    """First row, and end, of part *index* of *count* of a tensor with *size* rows; as
-    ``torch.chunk`` cuts it."""
+    """First row, and end, of part *index* of *count* of *size* rows; as ``torch.chunk`` cuts."""
     each = -(-size // count)
     return min(index * each, size), min((index + 1) * each, size)

@@ -1,5 +1,4 @@
-"""Rank, number of processes, and collectives; the device
-of a process, and the arithmetic that it is allowed."""
+"""Rank, number of processes, and collectives; the device of a process, and its precision."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class World:
     rank: int = 0
     size: int = 1
     device: torch.device = torch.device("cpu")
-    # Seconds after which a collective ends whose other processes hang; None: PyTorch's, half an
-    # hour between hosts.
+    # Seconds after which a collective ends whose other processes hang; None: PyTorch's.
     timeout: float | None = None
 
     @property
@@ -47,10 +45,7 @@ class World:
 
     def gather(self, value: T, everywhere: bool = False) -> list[T]:
         """Return the *value* (plain Python and CPU tensors) of every process in rank order on rank
-        0, [] elsewhere.
-
-        With *everywhere* all processes get the list.
-        """
+        0, or *everywhere*; [] on the others."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size  # filled in place
@@ -61,12 +56,10 @@ class World:
         return values if self.is_first else []
 
     def stack_rows(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The rows of every process's *tensors*, one after the other in rank order, on the host of
-        the first; else [].
+        """The rows of every process's *tensors*, in rank order, on the host of the first; else [].
 
-        Process r has tensors [R_r, …], of as many further dimensions and types as the others, or
-        none. The result, [sum of R_r, …] each, is made once and each tensor received into its
-        place, so that the first process holds no more than the result, and its device nothing.
+        Process r has tensors [R_r, …], of the same further dimensions and types as the others, or
+        none. Each is received into its place in the result, [sum of R_r, …].
         """
         if self.size == 1:
             return [tensor.detach().cpu() for tensor in tensors]
@@ -88,16 +81,13 @@ class World:
         return stacked
 
     def gather_rows(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Every process's rows of each of *tensors*,
-        one after the other in rank order, on every process.
+        """The rows of every process's *tensors*, in rank order, on every process.
 
-        The tensors of a process have equally many rows S, any number of them: [S, …] →
-        [sum of S, …].
+        The tensors of process r have R_r rows each: [R_r, …] → [sum of R_r, …].
         """
         if self.size == 1:
             return tensors
-        # Exchanged between the hosts, which know them,
-        # the numbers of rows need not be read from a device.
+        # Between the hosts, which know the numbers of rows: none is read from a device.
         count = torch.tensor([tensors[0].size(0)])
         counts = [torch.empty_like(count) for _ in range(self.size)]
         dist.all_gather(counts, count, group=self._host_group)
@@ -105,11 +95,8 @@ class World:
 
     @functools.cached_property
     def _host_group(self) -> dist.ProcessGroup | None:
-        """The processes as a group that exchanges host memory; None: the default one does.
-
-        It is made at its first use, by all processes together. NCCL would open a communicator for
-        every pair of processes that sends and receives.
-        """
+        """The processes as a group that exchanges host memory; None: the default one does."""
+        # NCCL would also open a communicator for each pair of processes that sends and receives.
         if dist.get_backend() != "nccl":
             return None
         # A new group has PyTorch's timeout, not the default group's.
@@ -141,14 +128,12 @@ class World:
 
 
 def device_of(common: CommonConfig, local_rank: int = 0) -> torch.device:
-    """Select GPU *local_rank*, or the CPU with --cpu
-    or without any GPU, and float32's precision on it.
+    """Select GPU *local_rank*, or the CPU with --cpu or without any GPU, and float32's precision.
 
     Raises:
         UserError: there is no GPU of that number.
     """
-    # "highest" keeps float32 exact: PyTorch's own
-    # default may change, and a user's environment does.
+    # "highest" keeps float32 exact; the default may change with PyTorch and the environment.
     torch.set_float32_matmul_precision("high" if common.tf32 else "highest")
     if common.cpu or devices.accelerator() is None:
         if (common.fp16 or common.memory_efficient_fp16) and not precision.has_float16_arithmetic():
