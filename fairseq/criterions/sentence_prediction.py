@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -125,7 +126,7 @@ def metric(name: str, predicted: Tensor, target: Tensor) -> float:
     return 100 * float(library.matthews_corrcoef(y, x))
 
 
-def _library(name: str) -> Any:
+def _library(name: str) -> ModuleType:
     """Return the module of a metric; raise UserError if its package is not installed."""
     try:
         # Imported by name: scikit-learn and scipy take seconds, and are optional.

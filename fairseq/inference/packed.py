@@ -81,6 +81,6 @@ def floats(tensor: Tensor) -> Tensor:
     return tensor.detach().float().contiguous()
 
 
-def pointer(tensor: Tensor | None) -> Any:
+def pointer(tensor: Tensor | None) -> int | None:
     """The address of *tensor*'s first element; None for None."""
     return None if tensor is None else tensor.data_ptr()

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, BinaryIO
 
 from fairseq.config.settings import CommonConfig
@@ -199,7 +200,7 @@ def _open_lines(path: str) -> BinaryIO:
         return open_special(path) if is_special(path) else open(path, "a+b")
 
 
-def _import_wandb() -> Any:
+def _import_wandb() -> ModuleType:
     try:
         import wandb
     except ImportError:

@@ -28,6 +28,7 @@ from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
 from fairseq.system.lookup import is_file
 from fairseq.tasks.carried import CarriedState
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.text.dictionary import Dictionary
 
@@ -186,7 +187,7 @@ class Notes:
     kinds: ClassVar[tuple[CarriedState, ...]] = (NoteState(),)
     subsets: ClassVar[tuple[str, ...]] = SUBSETS
 
-    def __init__(self, task: Any) -> None:
+    def __init__(self, task: FairseqTask) -> None:
         if getattr(task.settings.task, "add_bos_token", False):
             raise UserError("`notes`: cannot be used with `add_bos_token`; leave one of them out")
         self.task = task

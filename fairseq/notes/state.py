@@ -42,7 +42,7 @@ class NoteState(CarriedState):
         notes = extra.get("notes")
         return (value or ()) if notes is None else (*(value or ()), notes)
 
-    def commit(self, before: Any, after: Taken | None, model: BaseFairseqModel, world: World) -> Taken:
+    def commit(self, before: object, after: Taken | None, model: BaseFairseqModel, world: World) -> Taken:
         """Write the notes of all batches and ranks into
         the table; the next update starts with none."""
         notes = dictionary_of(model)
@@ -50,7 +50,7 @@ class NoteState(CarriedState):
             notes.write(*gather_notes(after or (), notes, world))
         return ()
 
-    def skip(self, before: Any, after: Taken | None) -> Taken:
+    def skip(self, before: object, after: Taken | None) -> Taken:
         """Drop the notes: the table changes with the weights only."""
         return ()
 

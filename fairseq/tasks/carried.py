@@ -47,11 +47,11 @@ class CarriedState:
         """The value after a forward pass on *sample* that returned *extra*."""
         raise NotImplementedError
 
-    def commit(self, before: Any, after: Any, model: BaseFairseqModel, world: World) -> Any:
+    def commit(self, before: object, after: Any, model: BaseFairseqModel, world: World) -> Any:
         """The initial value of the next update, after this one counted; may reduce over ranks."""
         return after
 
-    def skip(self, before: Any, after: Any) -> Any:
+    def skip(self, before: object, after: Any) -> Any:
         """The initial value of the next update, after this one was not applied though its forward
         pass was finite."""
         return after

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fairseq.config.fields import LARGEST_INT
+from fairseq.data.dataset import Sample
 from fairseq.data.folders import reopen_corpus
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus
 from fairseq.data.masking import Masking, special_symbols
@@ -21,6 +22,7 @@ from fairseq.errors import UserError
 from fairseq.interop.fairseq.data_utils import collate_tokens
 from fairseq.interop.fairseq.datasets import BaseWrapperDataset, FairseqDataset, ListDataset
 from fairseq.system.lookup import is_file
+from fairseq.text.dictionary import Dictionary
 
 # So many numbers to a row that tokens of different rows have different random numbers.
 LARGEST_ROW = 1 << 32
@@ -60,7 +62,9 @@ def load_indexed_dataset(
     return IndexedDataset(reopen_corpus(folder or ".", split, words, combine=combine))
 
 
-def make_dataset(path: str, impl: str = "mmap", fix_lua_indexing: bool = False, dictionary: object = None) -> Any:
+def make_dataset(
+    path: str, impl: str = "mmap", fix_lua_indexing: bool = False, dictionary: object = None
+) -> IndexedDataset | None:
     """The lines of the files at *path*; None if there are none."""
     return IndexedDataset(path) if is_file(f"{path}.idx") else None
 
@@ -78,7 +82,7 @@ def get_available_dataset_impl() -> list[str]:
 class TruncatedDictionary:
     """The first *length* symbols of *wrapped_dict*; others are unknown."""
 
-    def __init__(self, wrapped_dict: Any, length: int) -> None:
+    def __init__(self, wrapped_dict: Dictionary, length: int) -> None:
         self.wrapped_dict, self.length = wrapped_dict, min(len(wrapped_dict), length)
 
     def __len__(self) -> int:
@@ -95,7 +99,7 @@ class TruncatedDictionary:
         return index if index < self.length else self.wrapped_dict.unk()
 
 
-def _corpus_of(dataset: Any) -> Any:
+def _corpus_of(dataset: FairseqDataset) -> Any:
     """The examples of *dataset* as the lines of a corpus."""
     if isinstance(dataset, IndexedDataset):
         return dataset.corpus
@@ -114,7 +118,7 @@ class TokenBlockDataset(FairseqDataset):
 
     def __init__(
         self,
-        dataset: object,
+        dataset: FairseqDataset,
         sizes: object,
         block_size: int | None,
         pad: int | None,
@@ -136,7 +140,7 @@ class TokenBlockDataset(FairseqDataset):
     def __len__(self) -> int:
         return len(self.blocks)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Tensor | tuple[Tensor, Tensor, Tensor]:
         sample = self.blocks.batch(np.array([index]))
         target, source = sample["target"][0], sample["net_input"]["src_tokens"][0]
         if not self.include_targets:
@@ -151,7 +155,7 @@ class TokenBlockDataset(FairseqDataset):
     collater = ListDataset.collater
 
 
-def collate(samples: Sequence[dict[str, Any]], pad_idx: int, eos_idx: int | None = None, **unused: object) -> Any:
+def collate(samples: Sequence[dict[str, Any]], pad_idx: int, eos_idx: int | None = None, **unused: object) -> Sample:
     """The examples *samples*, ``id``, ``source`` and ``target`` [T], as one batch, padded on the
     right."""
     source, target = (collate_tokens([sample[name] for sample in samples], pad_idx) for name in ("source", "target"))
@@ -170,13 +174,13 @@ class MonolingualDataset(FairseqDataset):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: FairseqDataset,
         sizes: object,
-        src_vocab: Any,
+        src_vocab: Dictionary,
         tgt_vocab: object = None,
         add_eos_for_other_targets: bool = False,
         shuffle: bool = False,
-        targets: Any = None,
+        targets: Sequence[str] | None = None,
         add_bos_token: bool = False,
         **unused: object,
     ) -> None:
@@ -189,13 +193,13 @@ class MonolingualDataset(FairseqDataset):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         # As in fairseq, rows of a dataset without targets are their own.
         source, target, _ = (self.dataset[index],) * 3 if self.targets is None else self.dataset[index]
         first = source.new_tensor(self.bos)
         return {"id": index, "source": torch.cat([first, source]), "target": torch.cat([first, target])}
 
-    def collater(self, samples: Sequence[dict[str, Any]]) -> Any:
+    def collater(self, samples: Sequence[dict[str, Any]]) -> Sample:
         return collate(samples, self.vocab.pad())
 
     def ordered_indices(self) -> np.ndarray:
@@ -212,7 +216,7 @@ class LMContextWindowDataset(BaseWrapperDataset):
     context are *pad_idx*.
     """
 
-    def __init__(self, dataset: Any, tokens_per_sample: int, context_window: int, pad_idx: int) -> None:
+    def __init__(self, dataset: FairseqDataset, tokens_per_sample: int, context_window: int, pad_idx: int) -> None:
         super().__init__(dataset)
         self.longest, self.window, self.pad = tokens_per_sample + context_window, context_window, pad_idx
         self.read = torch.empty(0, dtype=torch.int64)
@@ -220,7 +224,7 @@ class LMContextWindowDataset(BaseWrapperDataset):
     def ordered_indices(self) -> np.ndarray:
         return np.arange(len(self))
 
-    def collater(self, samples: Sequence[Any]) -> Any:
+    def collater(self, samples: Sequence[Any]) -> Sample:
         batch = self.dataset.collater(samples)
         inputs = batch["net_input"]
         shape = (len(inputs["src_tokens"]), inputs["src_tokens"].size(1) + self.window)
@@ -250,15 +254,17 @@ class MaskTokensDataset(BaseWrapperDataset):
     """
 
     @classmethod
-    def apply_mask(cls, dataset: Any, *args: Any, **options: Any) -> tuple[MaskTokensDataset, MaskTokensDataset]:
+    def apply_mask(
+        cls, dataset: FairseqDataset, *args: Any, **options: Any
+    ) -> tuple[MaskTokensDataset, MaskTokensDataset]:
         """Sources and targets."""
         sources, targets = ({**options, "return_masked_tokens": masked} for masked in (False, True))
         return cls(dataset, *args, **sources), cls(dataset, *args, **targets)
 
     def __init__(
         self,
-        dataset: Any,
-        vocab: Any,
+        dataset: FairseqDataset,
+        vocab: Dictionary,
         pad_idx: int,
         mask_idx: int,
         return_masked_tokens: bool = False,

@@ -9,13 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from fairseq.criterions.cross_entropy import LabelSmoothedCrossEntropyCriterion
-from fairseq.criterions.fairseq_criterion import Sample, logging_output
+from fairseq.criterions.fairseq_criterion import Loss, Sample, logging_output
 from fairseq.criterions.masked_lm import MaskedLMCriterion
 from fairseq.errors import UserError
 from fairseq.interop.fairseq import metrics
 from fairseq.interop.fairseq.utils import item
 from fairseq.interop.fairseq.views import LogitsModel, logits_model, plain
 from fairseq.logging.figures import SIZE, Figure, language_model_figures
+from fairseq.models.base import BaseFairseqModel
 
 
 def label_smoothed_nll_loss(
@@ -68,7 +69,7 @@ class FairseqLoss:
             args, options = args[: len(parameters)], {name: value for name, value in options.items() if name in names}
         super().__init__(*args, **options)
 
-    def get_lprobs_and_target(self: Any, model: Any, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:
+    def get_lprobs_and_target(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:
         """Log-probabilities [N, V] and targets [N] of all tokens."""
         lprobs = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
         return lprobs.flatten(0, -2), model.get_targets(sample, net_output).reshape(-1)
@@ -84,13 +85,13 @@ class FairseqLoss:
             losses = losses[0].flatten(), losses[1].flatten()
         return losses if reduce is not None else self.logged(losses, sample)
 
-    def logged(self: Any, losses: tuple[Tensor, Tensor], sample: Sample) -> Any:
+    def logged(self: object, losses: tuple[Tensor, Tensor], sample: Sample) -> Loss:
         """Loss, sample size and sums, as fairseq's criterions return them, of loss and nll_loss."""
         size = sample["target"].size(0) if getattr(self, "sentence_avg", False) else sample["ntokens"]
         return losses[0], size, {**logging_output(losses[0], sample, size), "nll_loss": losses[1].detach()}
 
     @classmethod
-    def reduce_metrics(cls, logging_outputs: list[Any]) -> None:
+    def reduce_metrics(cls, logging_outputs: list[Mapping[str, object]]) -> None:
         """Log the figures of *logging_outputs*; plug-ins override it."""
         if cls.aggregate_logging_outputs is not FairseqLoss.aggregate_logging_outputs:
             log_aggregated(cls.aggregate_logging_outputs(logging_outputs))

@@ -79,7 +79,7 @@ def post_process(sentence: str, symbol: str | None) -> str:
 def batch_by_size(
     indices: Sequence[int] | np.ndarray,
     num_tokens_fn: Callable[[int], int],
-    num_tokens_vec: Any = None,
+    num_tokens_vec: Sequence[int] | np.ndarray | None = None,
     max_tokens: int | None = None,
     max_sentences: int | None = None,
     required_batch_size_multiple: int = 1,
@@ -115,8 +115,8 @@ def batch_by_size(
 
 
 def batch_by_size_vec(
-    indices: np.ndarray, num_tokens_vec: Any, max_tokens: int, max_sentences: int, bsz_mult: int
-) -> Any:
+    indices: np.ndarray, num_tokens_vec: np.ndarray, max_tokens: int, max_sentences: int, bsz_mult: int
+) -> list[list[int]]:
     """Batches of *indices*, whose sizes are *num_tokens_vec*; see :func:`batch_by_size`; 0 and −1:
     no limit."""
     return batch_by_size(indices, int, num_tokens_vec, max_tokens, max_sentences, bsz_mult)
@@ -124,7 +124,7 @@ def batch_by_size_vec(
 
 def batch_by_size_fn(
     indices: np.ndarray, num_tokens_fn: Callable[[int], int], max_tokens: int, max_sentences: int, bsz_mult: int
-) -> Any:
+) -> list[list[int]]:
     """Batches of *indices*, whose sizes *num_tokens_fn* gives; see :func:`batch_by_size`; 0 and −1:
     no limit."""
     return batch_by_size(indices, num_tokens_fn, None, max_tokens, max_sentences, bsz_mult)

@@ -42,11 +42,16 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
         return np.arange(len(self), dtype=np.int64)
 
     def batch_by_size(
-        self, indices: np.ndarray, max_tokens: Any = None, max_sentences: Any = None, **options: Any
-    ) -> Any:
+        self,
+        indices: np.ndarray,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        required_batch_size_multiple: int = 1,
+        **options: object,
+    ) -> list[list[int]]:
         """Batches of *indices*; see :func:`fairseq.data.data_utils.batch_by_size`."""
-        multiple = options.get("required_batch_size_multiple", 1)
-        return batch_by_size(indices, self.num_tokens, None, max_tokens, max_sentences, multiple)
+        limits = (max_tokens, max_sentences, required_batch_size_multiple)
+        return batch_by_size(indices, self.num_tokens, None, *limits)
 
     def filter_indices_by_size(self, indices: np.ndarray, max_sizes: object) -> tuple[np.ndarray, list[int]]:
         """The *indices* of examples that are not longer than *max_sizes*, and the others."""
@@ -64,7 +69,7 @@ class FairseqDataset(torch.utils.data.Dataset[Any]):
 class BaseWrapperDataset(FairseqDataset):
     """A dataset around another, *dataset*, which answers what this one does not define."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: FairseqDataset) -> None:
         self.dataset = dataset
 
     def __getitem__(self, index: int) -> Any:
@@ -134,7 +139,7 @@ class _Changed(BaseWrapperDataset):
 class PrependTokenDataset(_Changed):
     """Examples after *token*; None: as they are."""
 
-    def __init__(self, dataset: Any, token: int | None = None) -> None:
+    def __init__(self, dataset: FairseqDataset, token: int | None = None) -> None:
         super().__init__(dataset)
         self.token = [] if token is None else [token]
 
@@ -152,7 +157,7 @@ class AppendTokenDataset(PrependTokenDataset):
 class TruncateDataset(_Changed):
     """The first *truncation_length* tokens of examples."""
 
-    def __init__(self, dataset: Any, truncation_length: int) -> None:
+    def __init__(self, dataset: FairseqDataset, truncation_length: int) -> None:
         super().__init__(dataset)
         self.length = truncation_length
 
@@ -163,7 +168,7 @@ class TruncateDataset(_Changed):
 class RandomCropDataset(TruncateDataset):
     """*truncation_length* tokens of examples, from a place that is drawn anew in each epoch."""
 
-    def __init__(self, dataset: Any, truncation_length: int, seed: int = 1) -> None:
+    def __init__(self, dataset: FairseqDataset, truncation_length: int, seed: int = 1) -> None:
         super().__init__(dataset, truncation_length)
         self.seed, self.epoch = seed, 0
 
@@ -181,8 +186,13 @@ class RandomCropDataset(TruncateDataset):
 
 
 def maybe_shorten_dataset(
-    dataset: object, split: str, shorten_data_split_list: str, shorten_method: str, tokens_per_sample: int, seed: int
-) -> Any:
+    dataset: FairseqDataset,
+    split: str,
+    shorten_data_split_list: str,
+    shorten_method: str,
+    tokens_per_sample: int,
+    seed: int,
+) -> FairseqDataset:
     """*dataset*, with rows cut to *tokens_per_sample* by *shorten_method* if *split* is listed, or
     nothing is."""
     if shorten_data_split_list and split not in shorten_data_split_list.split(","):
@@ -195,7 +205,7 @@ def maybe_shorten_dataset(
 class RollDataset(_Changed):
     """Examples turned by *shifts* tokens."""
 
-    def __init__(self, dataset: Any, shifts: int) -> None:
+    def __init__(self, dataset: FairseqDataset, shifts: int) -> None:
         super().__init__(dataset)
         self.shifts = shifts
 
@@ -206,7 +216,7 @@ class RollDataset(_Changed):
 class StripTokenDataset(BaseWrapperDataset):
     """Examples without *id_to_strip* at their ends."""
 
-    def __init__(self, dataset: Any, id_to_strip: int) -> None:
+    def __init__(self, dataset: FairseqDataset, id_to_strip: int) -> None:
         super().__init__(dataset)
         self.token = id_to_strip
 
@@ -219,7 +229,7 @@ class StripTokenDataset(BaseWrapperDataset):
 class OffsetTokensDataset(BaseWrapperDataset):
     """Examples with *offset* added to every number."""
 
-    def __init__(self, dataset: Any, offset: int) -> None:
+    def __init__(self, dataset: FairseqDataset, offset: int) -> None:
         super().__init__(dataset)
         self.offset = offset
 
@@ -230,7 +240,7 @@ class OffsetTokensDataset(BaseWrapperDataset):
 class PadDataset(BaseWrapperDataset):
     """Batches of rows padded with *pad_idx*, on the left or on the right."""
 
-    def __init__(self, dataset: Any, pad_idx: int, left_pad: bool, pad_length: int | None = None) -> None:
+    def __init__(self, dataset: FairseqDataset, pad_idx: int, left_pad: bool, pad_length: int | None = None) -> None:
         super().__init__(dataset)
         self.pad_idx, self.left_pad, self.pad_length = pad_idx, left_pad, pad_length
 
@@ -241,14 +251,14 @@ class PadDataset(BaseWrapperDataset):
 class LeftPadDataset(PadDataset):
     """Batches of rows padded on the left."""
 
-    def __init__(self, dataset: Any, pad_idx: int, pad_length: int | None = None) -> None:
+    def __init__(self, dataset: FairseqDataset, pad_idx: int, pad_length: int | None = None) -> None:
         super().__init__(dataset, pad_idx, True, pad_length)
 
 
 class RightPadDataset(PadDataset):
     """Batches of rows padded on the right."""
 
-    def __init__(self, dataset: Any, pad_idx: int, pad_length: int | None = None) -> None:
+    def __init__(self, dataset: FairseqDataset, pad_idx: int, pad_length: int | None = None) -> None:
         super().__init__(dataset, pad_idx, False, pad_length)
 
 
@@ -261,7 +271,7 @@ class IdDataset(FairseqDataset):
     def __len__(self) -> int:
         return 0
 
-    def collater(self, samples: Sequence[int]) -> Tensor:
+    def collater(self, samples: Sequence[int]) -> Tensor | int:
         return torch.tensor(samples)
 
 
@@ -271,14 +281,14 @@ class NumSamplesDataset(IdDataset):
     def __getitem__(self, index: int) -> int:
         return 1
 
-    def collater(self, samples: Sequence[int]) -> Any:
+    def collater(self, samples: Sequence[int]) -> Tensor | int:
         return sum(samples)
 
 
 class NumelDataset(BaseWrapperDataset):
     """The number of tokens of examples; with *reduce* their sum in a batch."""
 
-    def __init__(self, dataset: Any, reduce: bool = False) -> None:
+    def __init__(self, dataset: FairseqDataset, reduce: bool = False) -> None:
         super().__init__(dataset)
         self.reduce = reduce
 
@@ -287,7 +297,7 @@ class NumelDataset(BaseWrapperDataset):
         # One that is None has one element, as in NumPy.
         return example.numel() if torch.is_tensor(example) else int(np.size(example))
 
-    def collater(self, samples: Sequence[int]) -> Any:
+    def collater(self, samples: Sequence[int]) -> Tensor | int:
         return sum(samples) if self.reduce else torch.tensor(samples)
 
 
@@ -305,7 +315,7 @@ class SortDataset(BaseWrapperDataset):
     """A dataset whose batches are made in the order of *sort_order*, arrays of which the last
     decides first."""
 
-    def __init__(self, dataset: Any, sort_order: Any) -> None:
+    def __init__(self, dataset: FairseqDataset, sort_order: Any) -> None:
         super().__init__(dataset)
         self.sort_order = sort_order if isinstance(sort_order, list | tuple) else [sort_order]
 
@@ -316,7 +326,7 @@ class SortDataset(BaseWrapperDataset):
 class ConcatDataset(FairseqDataset):
     """Datasets one after the other, each *sample_ratios* times."""
 
-    def __init__(self, datasets: Sequence[Any], sample_ratios: int | Sequence[int] = 1) -> None:
+    def __init__(self, datasets: Sequence[FairseqDataset], sample_ratios: int | Sequence[int] = 1) -> None:
         ratios = [sample_ratios] * len(datasets) if isinstance(sample_ratios, int) else sample_ratios
         self.datasets = list(datasets)
         repeated = (dataset for dataset, ratio in zip(datasets, ratios, strict=True) for _ in range(ratio))
@@ -348,7 +358,7 @@ class ConcatDataset(FairseqDataset):
 class ConcatSentencesDataset(FairseqDataset):
     """Examples of several datasets that have one index, joined to one row."""
 
-    def __init__(self, *datasets: Any) -> None:
+    def __init__(self, *datasets: FairseqDataset) -> None:
         self.datasets = datasets
 
     def __getitem__(self, index: int) -> Tensor:
@@ -380,7 +390,7 @@ class NestedDictionaryDataset(FairseqDataset):
         # there are.
         self.first = next(dataset for dataset in self.defn.values() if len(dataset))
 
-    def __getitem__(self, index: int) -> dict[str, Any]:
+    def __getitem__(self, index: int) -> dict[str, object]:
         return {name: dataset[index] for name, dataset in self.defn.items()}
 
     def __len__(self) -> int:
@@ -419,5 +429,5 @@ def _flat(defn: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, A
 class LRUCacheDataset(BaseWrapperDataset):
     """The dataset as it is: nothing is cached."""
 
-    def __init__(self, dataset: Any, token: object = None) -> None:
+    def __init__(self, dataset: FairseqDataset, token: object = None) -> None:
         super().__init__(dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -249,7 +250,12 @@ class PluginModel(BaseFairseqModel):
         return state_dict
 
     def load_state_dict(  # type: ignore[override]
-        self, state_dict: Any, strict: bool = True, model_cfg: object = None, args: object = None, assign: bool = False
+        self,
+        state_dict: Mapping[str, Tensor],
+        strict: bool = True,
+        model_cfg: object = None,
+        args: object = None,
+        assign: bool = False,
     ) -> Any:
         """Load *state_dict* after :meth:`upgrade_state_dict`."""
         state = dict(state_dict)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from fairseq.inference.engine import Reader
 from fairseq.inference.hypotheses import Search, hypotheses
 from fairseq.interop.fairseq.views import plain
 from fairseq.models.language_model import language_model
+from fairseq.text.dictionary import Dictionary
 
 
 class BeamSearch:
@@ -23,7 +24,7 @@ class BeamSearch:
 
     sampling: tuple[int, float] | None = None
 
-    def __init__(self, tgt_dict: Any) -> None:
+    def __init__(self, tgt_dict: Sized) -> None:
         self.vocab_size = len(tgt_dict)
 
 
@@ -31,7 +32,7 @@ class Sampling(BeamSearch):
     """Tokens are drawn, of the *sampling_topk* most probable, or the fewest of probability
     *sampling_topp*."""
 
-    def __init__(self, tgt_dict: object, sampling_topk: int = -1, sampling_topp: float = -1.0) -> None:
+    def __init__(self, tgt_dict: Sized, sampling_topk: int = -1, sampling_topp: float = -1.0) -> None:
         super().__init__(tgt_dict)
         self.sampling = max(sampling_topk, 0), sampling_topp if sampling_topp > 0 else 1.0
 
@@ -53,7 +54,7 @@ class SequenceGenerator:
 
     def __init__(
         self,
-        models: Sequence[Any] | None = None,
+        models: Sequence[object] | None = None,
         tgt_dict: Any = None,
         beam_size: int = 1,
         max_len_a: float = 0,
@@ -66,7 +67,7 @@ class SequenceGenerator:
         temperature: float = 1.0,
         match_source_len: bool = False,
         no_repeat_ngram_size: int = 0,
-        search_strategy: Any = None,
+        search_strategy: object = None,
         eos: int | None = None,
         sampling: bool = False,
         sampling_topk: int = -1,
@@ -135,7 +136,7 @@ class SequenceGenerator:
         ]
 
 
-def _generating(models: Sequence[Any]) -> list[Any]:
+def _generating(models: Sequence[object]) -> list[Any]:
     """*models* in the form that the search reads; UserError for one without a key-value cache."""
     readers: list[Any] = [one if isinstance(one, Reader) else language_model(plain(one)) for one in models]
     for model in readers:
@@ -151,7 +152,7 @@ class SequenceScorer:
     *softmax_batch* positions have their logits computed at once; None: as many as fit.
     """
 
-    def __init__(self, tgt_dict: Any, softmax_batch: int | None = None, **unused: object) -> None:
+    def __init__(self, tgt_dict: Dictionary, softmax_batch: int | None = None, **unused: object) -> None:
         self.pad, self.chunk = tgt_dict.pad(), softmax_batch
 
     @torch.no_grad()

@@ -9,6 +9,7 @@ from typing import Any
 
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.criterions import FairseqLoss
+from fairseq.models.base import BaseFairseqModel
 from fairseq.tasks.fairseq_task import FairseqTask
 
 REFUSED = {  # methods of a task that nothing here calls, and what to do instead
@@ -71,7 +72,7 @@ def accepted(method: Callable[..., object], **options: object) -> dict[str, obje
     return {name: value for name, value in options.items() if open_ended or name in parameters}
 
 
-def check(task: Any, model: Any, criterion: object) -> None:
+def check(task: Any, model: BaseFairseqModel, criterion: object) -> None:
     """Check the methods that *task* overrides: they must be called here, with its arguments, and
     need no memory.
 

@@ -21,7 +21,7 @@ class CountingIterator:
         IndexError: the items end before *total*.
     """
 
-    def __init__(self, iterable: Iterable[Any], start: int | None = None, total: int | None = None) -> None:
+    def __init__(self, iterable: Iterable[object], start: int | None = None, total: int | None = None) -> None:
         self.iterable = iterable
         # An iterator around another goes on counting where that one stands.
         self.n: int = getattr(iterable, "n", 0) if start is None else start
@@ -65,7 +65,7 @@ class CountingIterator:
 class BufferedIterator:
     """The items of *iterable*; none are prepared ahead, whatever the *size*."""
 
-    def __init__(self, size: int, iterable: Iterable[Any]) -> None:
+    def __init__(self, size: int, iterable: Iterable[object]) -> None:
         self._items, self.total = iter(iterable), len(iterable)  # type: ignore[arg-type]
         self.start, self.n = getattr(iterable, "n", 0), 0
 
@@ -107,10 +107,10 @@ class ShardedIterator(CountingIterator):
 
     def __init__(
         self,
-        iterable: Sequence[Any],
+        iterable: Sequence[object],
         num_shards: int,
         shard_id: int,
-        fill_value: Any = None,
+        fill_value: object = None,
         skip_remainder_batch: bool = False,
     ) -> None:
         if not 0 <= shard_id < num_shards:
@@ -213,7 +213,7 @@ class EpochBatchIterator(EpochBatchIterating):
         self._current = CountingIterator(samples, start, len(shard))
         return self._current
 
-    def ordered(self, epoch: int, shuffle: bool) -> list[Any]:
+    def ordered(self, epoch: int, shuffle: bool) -> list[Sequence[int]]:
         """The batches of an epoch, for all processes."""
         batches = list(self.frozen_batches)
         if shuffle and self.shuffles:
@@ -224,7 +224,7 @@ class EpochBatchIterator(EpochBatchIterating):
     def end_of_epoch(self) -> bool:
         return self._current is not None and not self._current.has_next()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         # At the end of an epoch the state is the beginning of the next: a resumed run would
         # otherwise begin with no batch.
         read = 0 if self.end_of_epoch() else self.iterations_in_epoch

@@ -11,6 +11,7 @@ from typing import Any
 from fairseq.data.folders import load_dictionary
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.block_datasets import LMContextWindowDataset
+from fairseq.interop.fairseq.datasets import FairseqDataset
 from fairseq.interop.fairseq.hooks import accepted, overrides
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.text.dictionary import Dictionary
@@ -36,7 +37,7 @@ def __init__(
         )
 
 
-def setup_dictionary(cls: Any, args: Any, **unused: object) -> tuple[Dictionary, Dictionary]:
+def setup_dictionary(cls: object, args: Any, **unused: object) -> tuple[Dictionary, Dictionary]:
     """The dictionaries of input and output, which are one."""
     return (load_dictionary(args.data),) * 2
 
@@ -59,7 +60,7 @@ def adapt(part: Any) -> None:
 
 def eval_lm_dataloader(
     self: Any,
-    dataset: object,
+    dataset: FairseqDataset,
     max_tokens: int | None = 36000,
     batch_size: int | None = None,
     max_positions: object = None,

@@ -9,13 +9,14 @@ ratio over several updates is the mean that fairseq's meters give.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fairseq.data.dataset import Sample
 from fairseq.distributed import World
 from fairseq.interop.fairseq import metrics
 from fairseq.interop.fairseq.meters import AverageMeter, MetersDict, SumMeter
@@ -24,7 +25,7 @@ from fairseq.logging.figures import STANDARD, Figure, Gathered, NamedSums, Value
 
 SUM, WEIGHT, TOTAL = "sum of ", "weight of ", "total of "  # in the names of sums, before a figure's
 OF_THE_LOG = ("wpb", "bsz", "ups", "wps")  # which the log has by itself
-_derived: dict[str, Any] = {}  # functions of meters, by figure: no sums can hold them
+_derived: dict[str, Callable[[MetersDict], object]] = {}  # functions of meters, by figure: no sums can hold them
 
 
 class Logged(dict[str, Any]):
@@ -34,7 +35,7 @@ class Logged(dict[str, Any]):
     outputs: tuple[Mapping[str, Any], ...]
 
     @classmethod
-    def of(cls, log: Any, loss: Any, sample: Any, graph: object) -> Logged:
+    def of(cls, log: Any, loss: object, sample: Sample, graph: object) -> Logged:
         values = dict(log or {})
         # What the log of every run shows, where the plug-in does not name it.
         host = {"loss": loss, "ntokens": sample.get("ntokens", 0), "nsentences": sample.get("nsentences", 0)}
@@ -42,7 +43,7 @@ class Logged(dict[str, Any]):
         logged.graph, logged.outputs = graph, (values,)
         return logged
 
-    def as_sums(self, sample_size: Any, device: torch.device) -> LoggingSums:
+    def as_sums(self, sample_size: int, device: torch.device) -> LoggingSums:
         """These outputs as sums of :class:`NamedSums`."""
         plain = NamedSums.of(dict(self), sample_size, device)
         steps = (self.outputs,)

@@ -106,7 +106,7 @@ class StopwatchMeter:
     def start(self) -> None:
         self.start_time = time.perf_counter()
 
-    def stop(self, n: float = 1, prehook: Any = None) -> None:
+    def stop(self, n: float = 1, prehook: Callable[[], object] | None = None) -> None:
         """End the interval, in which *n* items were done."""
         if self.start_time is not None:
             # Such as a synchronisation with the GPU, without which the interval would end before
@@ -162,7 +162,7 @@ class MetersDict(dict[str, Any]):
         for meter in self.values():
             meter.reset()
 
-    def state_dict(self) -> list[Any]:
+    def state_dict(self) -> list[tuple[int, str, str, dict[str, object]]]:
         """Priority, name, class and values of each meter; derived ones are left out."""
         return [
             (self.priorities[key][0], key, type(meter).__name__, dict(vars(meter)))
@@ -170,7 +170,7 @@ class MetersDict(dict[str, Any]):
             if type(meter) in (AverageMeter, SumMeter, TimeMeter, StopwatchMeter)
         ]
 
-    def load_state_dict(self, state_dict: list[Any]) -> None:
+    def load_state_dict(self, state_dict: list[tuple[int, str, str, dict[str, object]]]) -> None:
         kinds = {kind.__name__: kind for kind in (AverageMeter, SumMeter, TimeMeter, StopwatchMeter)}
         for priority, key, kind, values in state_dict:
             meter = kinds[kind]()

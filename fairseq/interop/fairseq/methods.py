@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import logging
+from argparse import ArgumentParser, Namespace
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq.config.fields import add_flags
 from fairseq.config.registry import is_outside
-from fairseq.data.dataset import Sample
+from fairseq.config.shared import Part
+from fairseq.criterions.fairseq_criterion import Loss
+from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.folders import data_folders
 from fairseq.data.glue import Layout
 from fairseq.errors import UserError
@@ -34,6 +37,7 @@ from fairseq.interop.fairseq.utils import tokenize_line
 from fairseq.interop.fairseq.views import plain
 from fairseq.models.bert import EncoderModel
 from fairseq.models.sentence import ClassificationHead, SentenceModel
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import OVERWRITE, Dictionary, decoded, read_dictionary
 
 logger = logging.getLogger(__name__)
@@ -46,7 +50,7 @@ GENERATION = """
 
 
 def encode_line(
-    self: Any,
+    self: Dictionary,
     line: str,
     line_tokenizer: Callable[[str], list[str]] = tokenize_line,
     add_if_not_exist: bool = True,
@@ -65,7 +69,7 @@ def encode_line(
 
 def string(
     self: Any,
-    tensor: Any,
+    tensor: Tensor | Iterable[int],
     bpe_symbol: str | None = None,
     escape_unk: bool = False,
     extra_symbols_to_ignore: Collection[int] = (),
@@ -86,12 +90,12 @@ def string(
     return text if bpe_symbol is None else (text + " ").replace(bpe_symbol.rstrip() + " ", "").rstrip()
 
 
-def unk_string(self: Any, escape: bool = False) -> str:
+def unk_string(self: Dictionary, escape: bool = False) -> str:
     """The unknown symbol, in brackets with *escape*."""
     return f"<{self.unk_word}>" if escape else self.unk_word
 
 
-def add_from_file(self: Any, f: Any) -> None:
+def add_from_file(self: Dictionary, f: Any) -> None:
     """Add the words of a ``dict.txt``, a path or an open file; one that ends in
     ``#fairseq:overwrite`` gets a new id.
 
@@ -114,7 +118,9 @@ class DuplicateWord(UserError, RuntimeError):
     """A word that a dictionary has already."""
 
 
-def add_file_to_dictionary(filename: Any, dictionary: Any, tokenize: Callable[[str], list[str]], workers: int) -> None:
+def add_file_to_dictionary(
+    filename: str | Path, dictionary: Dictionary, tokenize: Callable[[str], list[str]], workers: int
+) -> None:
     """Count the words of the text *filename* into *dictionary*, and an end for each line."""
     counts: Counter[str] = Counter()
     with open(filename, encoding="utf-8") as lines:
@@ -124,12 +130,12 @@ def add_file_to_dictionary(filename: Any, dictionary: Any, tokenize: Callable[[s
         dictionary.add_symbol(word, count)
 
 
-def get_count(self: Any, idx: int) -> int:
+def get_count(self: Dictionary, idx: int) -> int:
     """How often the symbol *idx* was counted."""
     return int(self.count[idx])
 
 
-def dummy_sentence(self: Any, length: int) -> Tensor:
+def dummy_sentence(self: Dictionary, length: int) -> Tensor:
     """*length* random words, the last of them ``</s>``: int64 [T]."""
     # From the second word on, fairseq's own bound.
     tokens = torch.randint(self.nspecial + 1, len(self), (length,))
@@ -137,7 +143,7 @@ def dummy_sentence(self: Any, length: int) -> Tensor:
     return tokens
 
 
-def __getitem__(self: Any, index: int) -> dict[str, Any]:
+def __getitem__(self: Dataset, index: int) -> dict[str, object]:
     """``id``, ``source`` and ``target`` [T] of example *index*."""
     if not 0 <= index < len(self):
         raise IndexError(index)
@@ -151,14 +157,14 @@ def collater(self: Any, samples: Sequence[dict[str, Any]]) -> Sample:
     return collate(samples, getattr(self, "blocks", self).pad)
 
 
-def num_tokens(self: Any, index: int) -> int:
+def num_tokens(self: Dataset, index: int) -> int:
     return int(self.sizes[index])
 
 
 size = num_tokens
 
 
-def ordered_indices(self: Any) -> np.ndarray:
+def ordered_indices(self: Dataset) -> np.ndarray:
     """The numbers of the examples in their order."""
     return np.arange(len(self))
 
@@ -240,8 +246,8 @@ def get_batch_iterator(
 
 
 def filter_indices_by_size(
-    self: Any, indices: Any, dataset: Any, max_positions: Any = None, ignore_invalid_inputs: bool = False
-) -> Any:
+    self: object, indices: np.ndarray, dataset: Any, max_positions: object = None, ignore_invalid_inputs: bool = False
+) -> np.ndarray:
     """The *indices* of examples of *dataset* that are not longer than *max_positions*.
 
     Raises:
@@ -261,38 +267,38 @@ def filter_indices_by_size(
     return fitting
 
 
-def can_reuse_epoch_itr(self: Any, dataset: object) -> bool:
+def can_reuse_epoch_itr(self: object, dataset: object) -> bool:
     """Whether the batches of *dataset* are the same in every epoch."""
     return bool(getattr(dataset, "can_reuse_epoch_itr_across_epochs", False))
 
 
-def has_sharded_data(self: Any, split: str) -> bool:
+def has_sharded_data(self: FairseqTask, split: str) -> bool:
     """Whether epochs read several data folders in turn."""
     return len(data_folders(self.settings.data_path)) > 1
 
 
-def max_positions(self: Any) -> Any:
+def max_positions(self: object) -> object:
     """The most tokens of an example; None: as many as the model takes."""
     return None
 
 
-def begin_epoch(self: Any, epoch: int, model: object) -> None:
+def begin_epoch(self: object, epoch: int, model: object) -> None:
     """Do what precedes an epoch of training; plug-ins override it."""
 
 
-def begin_valid_epoch(self: Any, epoch: int, model: object) -> None:
+def begin_valid_epoch(self: object, epoch: int, model: object) -> None:
     """Do what precedes a validation; plug-ins override it."""
 
 
 def train_step(
-    self: Any,
+    self: object,
     sample: Sample,
-    model: Any,
-    criterion: Any,
+    model: nn.Module,
+    criterion: nn.Module,
     optimizer: Any,
     update_num: int = 0,
     ignore_grad: bool = False,
-) -> Any:
+) -> Loss:
     """Give the loss on *sample* to ``optimizer.backward``; return loss, sample size and log."""
     model.train()
     loss, sample_size, log = criterion(model, sample)
@@ -301,28 +307,30 @@ def train_step(
     return loss, sample_size, log
 
 
-def valid_step(self: Any, sample: Sample, model: Any, criterion: Any) -> Any:
+def valid_step(self: object, sample: Sample, model: nn.Module, criterion: nn.Module) -> Loss:
     """Loss, sample size and log of *sample*."""
     model.eval()
     with torch.no_grad():
         return criterion(model, sample)
 
 
-def optimizer_step(self: Any, optimizer: Any, model: object, update_num: int) -> None:
+def optimizer_step(self: object, optimizer: Any, model: object, update_num: int) -> None:
     """Make the step of *optimizer*, in a loop of the caller's own."""
     optimizer.step()
 
 
-def state_dict(self: Any) -> dict[str, Any]:
+def state_dict(self: object) -> dict[str, object]:
     """What a checkpoint holds of the task: nothing; plug-ins override it."""
     return {}
 
 
-def load_state_dict(self: Any, state_dict: dict[str, object]) -> None:
+def load_state_dict(self: object, state_dict: dict[str, object]) -> None:
     """Go on from :func:`state_dict`; plug-ins override it."""
 
 
-def get_interactive_tokens_and_lengths(self: Any, lines: Sequence[str], encode_fn: Callable[[str], str]) -> Any:
+def get_interactive_tokens_and_lengths(
+    self: Any, lines: Sequence[str], encode_fn: Callable[[str], str]
+) -> tuple[list[Tensor], list[int]]:
     """The ids of *lines* after *encode_fn*, and their numbers."""
     tokens = [
         self.source_dictionary.encode_line(encode_fn(line), add_if_not_exist=False, line_tokenizer=tokenize_line).long()
@@ -331,12 +339,12 @@ def get_interactive_tokens_and_lengths(self: Any, lines: Sequence[str], encode_f
     return tokens, [row.numel() for row in tokens]
 
 
-def logging_outputs_can_be_summed(self: Any, criterion: Any) -> bool:
+def logging_outputs_can_be_summed(self: object, criterion: Any) -> bool:
     """Whether outputs may be summed before they are reduced."""
     return bool(type(criterion).logging_outputs_can_be_summed())
 
 
-def aggregate_logging_outputs(self: Any, logging_outputs: Any, criterion: Any) -> Any:
+def aggregate_logging_outputs(self: object, logging_outputs: object, criterion: Any) -> Any:
     """The figures of outputs, in the manner of fairseq before 0.8; plug-ins override it."""
     return type(criterion).aggregate_logging_outputs(logging_outputs)
 
@@ -352,7 +360,12 @@ def reduce_metrics(self: Any, logging_outputs: Any, criterion: Any) -> None:
 
 
 def build_generator(
-    self: Any, models: Any, cfg: object, seq_gen_cls: Any = None, extra_gen_cls_kwargs: Any = None, **unused: object
+    self: Any,
+    models: Sequence[object],
+    cfg: object,
+    seq_gen_cls: Callable[..., SequenceGenerator] | None = None,
+    extra_gen_cls_kwargs: Mapping[str, Any] | None = None,
+    **unused: object,
 ) -> SequenceGenerator:
     """The generator with the settings *cfg* of fairseq's generation, by their names."""
     pairs = (entry.partition("=") for entry in GENERATION.split())
@@ -364,44 +377,49 @@ def build_generator(
 
 
 def inference_step(
-    self: Any, generator: Any, models: Sequence[Any], sample: Any, prefix_tokens: Tensor | None = None, **options: Any
+    self: object,
+    generator: SequenceGenerator,
+    models: Sequence[object],
+    sample: Mapping[str, Any],
+    prefix_tokens: Tensor | None = None,
+    **options: Any,
 ) -> list[list[dict[str, Any]]]:
     """The hypotheses of each row of *sample*, which begin with *prefix_tokens*, or else with its
     ``src_tokens``."""
     return generator.generate(models, sample, prefix_tokens=prefix_tokens, **options)
 
 
-def build_dataset_for_inference(self: Any, src_tokens: Sequence[Tensor], src_lengths: object, **unused: object) -> Any:
+def build_dataset_for_inference(
+    self: FairseqTask, src_tokens: Sequence[Tensor], src_lengths: object, **unused: object
+) -> datasets.NestedDictionaryDataset:
     """A dataset of the lines *src_tokens*, whose batches :func:`inference_step` takes."""
     pad, lines = self.source_dictionary.pad(), datasets.ListDataset([line.long() for line in src_tokens], src_lengths)
     net_input = {"src_tokens": datasets.LeftPadDataset(lines, pad), "src_lengths": datasets.NumelDataset(lines)}
     return datasets.NestedDictionaryDataset({"id": datasets.IdDataset(), "net_input": net_input}, [src_lengths])
 
 
-def build_bpe(self: Any, args: object) -> Any:
-    """The subwords that the settings *args* name; see
-    :func:`fairseq.interop.fairseq.encoders.build_bpe`."""
+def build_bpe(self: object, args: object) -> Any:
+    """The subwords that the settings *args* name; see :func:`encoders.build_bpe`."""
     return encoders.build_bpe(args)
 
 
-def build_tokenizer(self: Any, args: object) -> Any:
-    """The word tokenizer that *args* name; see
-    :func:`fairseq.interop.fairseq.encoders.build_tokenizer`."""
+def build_tokenizer(self: object, args: object) -> Any:
+    """The word tokenizer that *args* name; see :func:`encoders.build_tokenizer`."""
     return encoders.build_tokenizer(args)
 
 
-def from_pretrained(cls: Any, *args: Any, **options: Any) -> Any:
+def from_pretrained(cls: object, *args: Any, **options: Any) -> Any:
     """The model in a folder: see :func:`hub_utils.from_pretrained`."""
     return hub_utils.from_pretrained(*args, **options)
 
 
-def add_args(cls: Any, parser: Any) -> None:
+def add_args(cls: type[Part], parser: ArgumentParser) -> None:
     """Add the flags of the dataclass of settings that *cls* has."""
     if cls.config_class is not None:
         add_flags(parser, cls.config_class)
 
 
-def default_args(self: Any) -> Any:
+def default_args(self: FairseqTask) -> Namespace:
     """The flat namespace of a task's settings."""
     return namespace_of(self.settings)
 
@@ -409,12 +427,12 @@ def default_args(self: Any) -> Any:
 default_cfg = default_args
 
 
-def default_datasets(self: Any) -> dict[str, object]:
+def default_datasets(self: object) -> dict[str, object]:
     """The datasets that ``load_dataset`` stores, by split."""
     return vars(self).setdefault("datasets", {})
 
 
-def default_layout(self: Any) -> Layout:
+def default_layout(self: FairseqTask) -> Layout:
     """The classes or scores of a plug-in's task of sentences, for the criterion; AttributeError if
     it is none."""
     settings = self.settings.flat
@@ -425,6 +443,6 @@ def default_layout(self: Any) -> Layout:
     return Layout((), labels=tuple(map(str, range(settings["num_classes"]))))
 
 
-def load_dictionary(cls: Any, filename: str) -> Dictionary:
+def load_dictionary(cls: object, filename: str) -> Dictionary:
     """The dictionary in the file *filename*."""
     return Dictionary.load(filename)

@@ -111,7 +111,7 @@ def _find_names(module: ModuleType) -> None:
     module.__getattr__ = find  # type: ignore[method-assign]
 
 
-def _tables() -> Any:
+def _tables() -> ModuleType:
     return importlib.import_module("fairseq.interop.fairseq.former_names")
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fairseq.config.registry import ARCHITECTURES, MODELS, is_outside
 from fairseq.config.settings import Settings
+from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.data.dataset import Sample
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator, Turns
@@ -32,6 +33,7 @@ from fairseq.interop.fairseq.logged import Logged, LoggedFigures, without_output
 from fairseq.interop.fairseq.namespaces import namespace_of, reads_namespace
 from fairseq.interop.fairseq.utils import resolve_max_positions
 from fairseq.interop.fairseq.views import PlainCriterion, logits_model, view
+from fairseq.models.base import BaseFairseqModel
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 from fairseq.text.dictionary import Dictionary
@@ -60,7 +62,7 @@ def set_up(cls: type[FairseqTask], settings: Settings, dictionary: Dictionary | 
     return task
 
 
-def is_of_fairseq(model: Any, criterion: Any) -> bool:
+def is_of_fairseq(model: BaseFairseqModel, criterion: FairseqCriterion) -> bool:
     """Return whether *model* is a plug-in's, or *criterion* one that runs it as fairseq's do."""
     return is_outside(type(model)) or not criterion.carries_state
 
@@ -73,7 +75,7 @@ class Protocol(FairseqTask):
     _training_epoch = 1
     _dummy: Sample | None = None
 
-    def figures(self, criterion: Any) -> Any:
+    def figures(self, criterion: FairseqCriterion) -> Any:
         """What ``reduce_metrics`` logs, known once it was called; without one those that
         *criterion* names."""
         return LoggedFigures() if hooks.logs_itself(self.plugin, criterion) else super().figures(criterion)
@@ -95,13 +97,15 @@ class Protocol(FairseqTask):
             return datasets[split]
         return super().dataset(split, **options)
 
-    def loss_graph(self, model: Any, criterion: Any) -> LossGraph:
+    def loss_graph(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> LossGraph:
         # Here, before the first update: a wrong signature would show only after the data were read.
         hooks.check(self, model, criterion)
         super().loss_graph(model, criterion)
         return StepGraph(self, model, criterion)
 
-    def iterator(self, split: str, model: Any, criterion: Any, *, training: bool, **options: Any) -> EpochIterator:
+    def iterator(
+        self, split: str, model: BaseFairseqModel, criterion: FairseqCriterion, *, training: bool, **options: Any
+    ) -> EpochIterator:
         batches = super().iterator(split, model, criterion, training=training, **options)
         if training and is_of_fairseq(model, criterion):
             # The order of fairseq's iterator: losses of its models and criterions can be repeated.
@@ -109,7 +113,7 @@ class Protocol(FairseqTask):
         batches.__class__ = type("Batches", (_Batches,), {"task": self, "model": model, "is_training": training})
         return batches
 
-    def prepare(self, sample: Sample, epoch: int, *, model: Any, training: bool) -> Sample:
+    def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         sample = super().prepare(sample, epoch, model=model, training=training)
         inputs = sample.get("net_input")
         if isinstance(inputs, dict) and not reads_namespace(model):
@@ -117,7 +121,7 @@ class Protocol(FairseqTask):
             sample = {**sample, "net_input": {name: value for name, value in inputs.items() if name != "src_lengths"}}
         return sample
 
-    def _turns(self, split: str, model: Any, training: bool, batching: Batching) -> Turns:
+    def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
         if not any(overrides(self.plugin, name) for name in OF_DATA):
             return super()._turns(split, model, training, batching)
         # As in fairseq, several folders take turns by epoch, and validation reads the first.
@@ -169,7 +173,7 @@ class Protocol(FairseqTask):
             )
         return CollatedDataset(dataset, iterator.collate_fn), IteratorSampler(iterator, batching)
 
-    def step(self, graph: Any, sample: Sample | None, carried: Carried, device: Any) -> Any:
+    def step(self, graph: Any, sample: Sample | None, carried: Carried, device: torch.device | str) -> Any:
         if sample is None:
             # As in fairseq: a rank without a batch repeats its first one, which counts nothing.
             (loss, size, log), _ = super().step(graph, self._dummy, carried, device)
@@ -225,7 +229,7 @@ class StepGraph(LossGraph):
         UserError: ``train_step`` passed no loss to ``optimizer.backward``.
     """
 
-    def __init__(self, task: Protocol, model: Any, criterion: Any) -> None:
+    def __init__(self, task: Protocol, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
         # Which the setter reads.
         self.task, self.is_seeded = task, is_outside(task.plugin) or is_of_fairseq(model, criterion)
         super().__init__(model, criterion)
@@ -239,7 +243,7 @@ class StepGraph(LossGraph):
     @update_num.setter
     def update_num(self, number: int) -> None:
         if number and number != getattr(self, "_updates", None):
-            parts: tuple[Any, ...] = (self.model, self.criterion, self.task)
+            parts: tuple[object, ...] = (self.model, self.criterion, self.task)
             for part in parts:
                 if hasattr(part, "set_num_updates"):
                     part.set_num_updates(number)
@@ -267,5 +271,5 @@ class StepGraph(LossGraph):
             raise UserError(f"--task {task.settings.chosen.task}: train_step must call optimizer.backward(loss)")
         return (optimizer.loss, size, self._logged(log, loss, sample)), {}
 
-    def _logged(self, log: object, loss: object, sample: Sample) -> Any:
+    def _logged(self, log: object, loss: object, sample: Sample) -> object:
         return Logged.of(log, loss, sample, self) if hooks.logs_itself(self.task.plugin, self.criterion) else log

@@ -4,6 +4,7 @@ returned."""
 from __future__ import annotations
 
 import re
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ from fairseq.interop.fairseq.utils import get_activation_fn, model_eval
 from fairseq.models.encoder_settings import BertConfig
 from fairseq.models.sentence import HEADS, ClassificationHead
 from fairseq.system.lookup import is_file
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 
@@ -82,7 +85,7 @@ class RobertaHubInterface(nn.Module):
     """An encoder under the method names of fairseq's hub; without a tokenizer text is tokens
     between white space."""
 
-    def __init__(self, cfg: Any, task: Any, model: Any, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, cfg: Any, task: FairseqTask, model: Any, tokenizer: Tokenizer | None = None) -> None:
         super().__init__()
         self.cfg = self.args = cfg
         self.task, self.model, self.bpe = task, model, tokenizer
@@ -195,7 +198,7 @@ class RobertaLMHead(nn.Module):
         self.weight = nn.Linear(embed_dim, output_dim, bias=False).weight if weight is None else weight
         self.bias = nn.Parameter(torch.zeros(output_dim))
 
-    def forward(self, features: Tensor, masked_tokens: Tensor | None = None, **options: Any) -> Tensor:
+    def forward(self, features: Tensor, masked_tokens: Tensor | None = None, **options: object) -> Tensor:
         """Logits of hidden states, all of them or those at *masked_tokens*."""
         x = features if masked_tokens is None else features[masked_tokens, :]
         return F.linear(self.layer_norm(self.activation_fn(self.dense(x))), self.weight, self.bias)
@@ -231,7 +234,7 @@ class RobertaClassificationHead(nn.Module):
 class RobertaEncoder(FairseqEncoder):
     """An encoder with its output layer, made of a plug-in's settings."""
 
-    def __init__(self, args: Any, dictionary: Any) -> None:
+    def __init__(self, args: Any, dictionary: Dictionary) -> None:
         super().__init__(dictionary)
         completed(args)
         self.args = args
@@ -271,7 +274,9 @@ class RobertaEncoder(FairseqEncoder):
         features, extra = self.extract_features(src_tokens, return_all_hiddens, **inputs)
         return features if features_only else self.output_layer(features, masked_tokens=masked_tokens), extra
 
-    def extract_features(self, src_tokens: Tensor, return_all_hiddens: bool = False, **inputs: object) -> Any:
+    def extract_features(
+        self, src_tokens: Tensor, return_all_hiddens: bool = False, **inputs: object
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states [B, T, C] of the last layer; ``inner_states`` are those after each layer
         [T, B, C], or None."""
         embeddings = inputs.get("token_embeddings")
@@ -291,7 +296,7 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
     """BERT and RoBERTa, under the name and with the constructor and hooks that scripts and plug-ins
     know."""
 
-    def __init__(self, args: Any, encoder: Any) -> None:
+    def __init__(self, args: Any, encoder: nn.Module) -> None:
         super().__init__(encoder)
         self.args = args
         # The initial values of all parts, those that a plug-in put in included, are BERT's.
@@ -299,7 +304,7 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         self.classification_heads = nn.ModuleDict()
 
     @staticmethod
-    def add_args(parser: Any) -> None:
+    def add_args(parser: ArgumentParser) -> None:
         """Add the flags of encoders, and of the settings that only plug-ins can change."""
         add_flags(parser, BertConfig)
         for name, value in ARCHITECTURE.items():
@@ -308,7 +313,7 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
                 parser.add_argument(flag_name(name), **kind)
 
     @classmethod
-    def build_model(cls, args: Any, task: Any) -> RobertaModel:
+    def build_model(cls, args: Any, task: FairseqTask) -> RobertaModel:
         completed(args)
         return cls(args, RobertaEncoder(args, task.source_dictionary))
 

@@ -16,10 +16,11 @@ from fairseq.evaluation.scorer import Scores
 from fairseq.interop.fairseq.generator import SequenceScorer
 from fairseq.interop.fairseq.utils import apply_to_sample, resolve_max_positions
 from fairseq.logging import Progress
+from fairseq.models.base import BaseFairseqModel
 
 
 def task_scores(
-    task: Any, models: Sequence[Any], batches: DataConfig, window: int, world: World, show: Progress
+    task: Any, models: Sequence[BaseFairseqModel], batches: DataConfig, window: int, world: World, show: Progress
 ) -> Scores:
     """Log-probabilities of the targets of the batches of *task*, one line a row, in their order.
 

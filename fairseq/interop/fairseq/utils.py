@@ -122,7 +122,7 @@ def apply_to_sample(f: Callable[[Tensor], object], sample: object) -> Any:
     return sample
 
 
-def move_to_cuda(sample: Any, device: Any = None) -> Any:
+def move_to_cuda(sample: object, device: torch.device | None = None) -> Any:
     return apply_to_sample(lambda tensor: tensor.cuda(device, non_blocking=True), sample)
 
 
@@ -199,7 +199,7 @@ def get_incremental_state(module: nn.Module, incremental_state: Any, key: str) -
     return None if incremental_state is None else incremental_state.get(f"{id(module)}.{key}")
 
 
-def set_incremental_state(module: nn.Module, incremental_state: Any, key: str, value: Any) -> Any:
+def set_incremental_state(module: nn.Module, incremental_state: Any, key: str, value: object) -> Any:
     """The state of incremental decoding with the entry *key* of *module* set."""
     if incremental_state is not None:
         incremental_state[f"{id(module)}.{key}"] = value

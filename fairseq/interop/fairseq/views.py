@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq.criterions.fairseq_criterion import Loss
+from fairseq.data.dataset import Sample
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.decoders import FairseqIncrementalDecoder, PluginModel, normalized
 from fairseq.modules.adaptive_softmax import BandedSoftmax
@@ -79,7 +81,7 @@ class LogitsModel(View):
             output = _logits(self.plain.output_layer, output)
         return output if masked_tokens is None else output[masked_tokens], *rest
 
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: object = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [..., V]."""
         return _probabilities(self.plain.output_layer, net_output, log_probs)
 
@@ -97,11 +99,11 @@ class LogitsDecoder(View):
     def forward(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: Any = None,
-        incremental_state: Any = None,
+        encoder_out: object = None,
+        incremental_state: object = None,
         features_only: bool = False,
-        src_lengths: Any = None,
-        **options: Any,
+        src_lengths: object = None,
+        **options: object,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Logits [B, T, V], or hidden states; with *incremental_state* of the last token alone.
 
@@ -119,16 +121,16 @@ class LogitsDecoder(View):
         return hidden if features_only else self.output_layer(hidden), {"attn": None, "inner_states": None}
 
     def extract_features(
-        self, prev_output_tokens: Tensor, encoder_out: Any = None, incremental_state: Any = None, **options: Any
-    ) -> Any:
+        self, prev_output_tokens: Tensor, encoder_out: object = None, incremental_state: object = None, **options: Any
+    ) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states [B, T, C], and a dict as in :meth:`forward`."""
         return self.forward(prev_output_tokens, encoder_out, incremental_state, True, **options)
 
-    def output_layer(self, features: Tensor, **options: Any) -> Tensor:
+    def output_layer(self, features: Tensor, **options: object) -> Tensor:
         """Logits of hidden states."""
         return _logits(self.plain.output_distribution, features)
 
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: object = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [B, T, V]."""
         return _probabilities(self.plain.output_distribution, net_output, log_probs)
 
@@ -138,7 +140,7 @@ class PlainCriterion(View):
 
     __slots__ = ()
 
-    def forward(self, model: Any, sample: Any, reduce: bool = True) -> Any:
+    def forward(self, model: nn.Module, sample: Sample, reduce: bool = True) -> Loss:
         return self.plain(plain(model), sample, reduce)
 
 

@@ -15,7 +15,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from types import ModuleType
+from typing import ClassVar, NamedTuple
 
 from fairseq.errors import UserError
 from fairseq.text.tokenizers.rules import SubwordMarks, WordRule
@@ -225,7 +226,7 @@ class Subwords(Value):
         return UserError(f"{self.source or '`bpe_codes`'}: cannot be read ({text}); give the file of the right kind")
 
 
-def import_package(name: str, message: str) -> Any:
+def import_package(name: str, message: str) -> ModuleType:
     """Return an optional package, or raise UserError with *message* where it is missing."""
     try:
         return importlib.import_module(name)

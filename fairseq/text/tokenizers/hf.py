@@ -8,6 +8,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
 from fairseq.errors import UserError
@@ -229,7 +230,7 @@ _RULES: dict[str, WordRule] = {
 }
 
 
-def import_tokenizers(kind: str) -> Any:
+def import_tokenizers(kind: str) -> ModuleType:
     """Return the package ``tokenizers``; UserError if it is missing."""
     return import_package("tokenizers", f"`bpe` {kind}: the package tokenizers is missing; pip install tokenizers")
 

@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, ClassVar
 
 from fairseq.errors import UserError
@@ -87,5 +88,5 @@ class SentencePiece(Subwords):
         return model
 
 
-def _library() -> Any:
+def _library() -> ModuleType:
     return import_package("sentencepiece", f"`bpe` sentencepiece: the package is missing; {EXTRA}")
