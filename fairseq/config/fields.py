@@ -358,7 +358,7 @@ def _metavar(field: dataclasses.Field[Any], kind: type, many: bool) -> str:
     return f"{letter},…" if many else letter
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if value is None or isinstance(value, bool):
         return value or None
     try:

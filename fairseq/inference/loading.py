@@ -91,8 +91,8 @@ def _loads(
 def _load(
     paths: Sequence[str | Path],
     data: str | Path,
-    overrides: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    overrides: Mapping[str, object],
+    settings: Mapping[str, object],
     states: Sequence[Mapping[str, Any]] | None,
 ) -> tuple[list[BaseFairseqModel], FairseqTask, Settings]:
     flags, extensions = dict(settings), [EXTENSIONS[name] for name in EXTENSIONS]

@@ -78,7 +78,7 @@ class NamedSums:
     rows: Mapping[str, Tensor]  # gathered predictions by name, [rows, …] each
 
     @classmethod
-    def of(cls, log: Mapping[str, Any], sample_size: int, device: torch.device, gather: bool = False) -> NamedSums:
+    def of(cls, log: Mapping[str, object], sample_size: int, device: torch.device, gather: bool = False) -> NamedSums:
         """A criterion's sums as a vector on *device*, without a wait for it.
 
         *log* has numbers, tensors of one element, or :class:`Gathered` predictions, which are

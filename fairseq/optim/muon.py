@@ -46,7 +46,7 @@ class FairseqMuon(FairseqOptimizer):
     def group_of(cls, name: str, role: str) -> Mapping[str, object]:
         return hidden_apart(name, role)
 
-    def __init__(self, args: MuonConfig, params: Iterable[Any]) -> None:
+    def __init__(self, args: MuonConfig, params: Iterable[object]) -> None:
         super().__init__(args)
         self.config = config = typed(MuonConfig, args)
         groups: list[dict[str, Any]] = [p if isinstance(p, dict) else {"params": [p]} for p in params]

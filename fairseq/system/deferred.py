@@ -18,14 +18,14 @@ class Plugins(Protocol):
     def before_import(self) -> None:
         """Prepare for the import of a plug-in."""
 
-    def adapt(self, kind: str, part: Any) -> None:
+    def adapt(self, kind: str, part: object) -> None:
         """Change *part*, a plug-in's part of the registry
         for *kind*, so that this package can call it."""
 
     def complete(self, args: object) -> None:
         """Set on *args*, the settings that a plug-in's script parsed, those that it may read."""
 
-    def set_up(self, task: Any, settings: Any, dictionary: object) -> Any:
+    def set_up(self, task: object, settings: object, dictionary: object) -> Any:
         """Return the task of the class *task* for *settings* that choose a plug-in's part, and
         *dictionary* if there are no data."""
 

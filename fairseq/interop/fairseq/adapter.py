@@ -104,7 +104,7 @@ def _wrap(part: object, name: str, call: Callable[..., object]) -> None:
     method = getattr(part, name)
 
     @functools.wraps(method)
-    def wrapped(self: Any, *args: object, **options: object) -> Any:
+    def wrapped(self: object, *args: object, **options: object) -> Any:
         return call(method, self, *args, **options)
 
     setattr(part, name, wrapped)
@@ -146,7 +146,7 @@ def _give_namespace(part: object, name: str) -> None:
     bound = isinstance(method, classmethod | staticmethod)
 
     @functools.wraps(method.__func__ if bound else method)
-    def call(self: Any, settings: object, *rest: object, **options: object) -> Any:
+    def call(self: object, settings: object, *rest: object, **options: object) -> Any:
         # A plug-in's own call of `super()` passes the namespace on, which goes through unchanged.
         flat = namespace_of(settings) if isinstance(settings, Settings) else settings
         return (method.__get__(None, self) if bound else functools.partial(method, self))(flat, *rest, **options)

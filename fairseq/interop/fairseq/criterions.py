@@ -69,7 +69,9 @@ class FairseqLoss:
             args, options = args[: len(parameters)], {name: value for name, value in options.items() if name in names}
         super().__init__(*args, **options)
 
-    def get_lprobs_and_target(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> tuple[Tensor, Tensor]:
+    def get_lprobs_and_target(
+        self, model: BaseFairseqModel, net_output: object, sample: Sample
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [N, V] and targets [N] of all tokens."""
         lprobs = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
         return lprobs.flatten(0, -2), model.get_targets(sample, net_output).reshape(-1)

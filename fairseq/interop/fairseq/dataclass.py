@@ -168,7 +168,7 @@ def gen_parser_from_dataclass(
             action.default = values[action.dest]
 
 
-def _translated(hint: Any, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
+def _translated(hint: object, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     """Type and field of a setting in the terms of :mod:`fairseq.config.fields`."""
     metadata: Mapping[str, Any] = field.metadata
     # A field of this package's already, of a dataclass that `extendable` made.

@@ -117,7 +117,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             parser.add_argument(flag, help=argparse.SUPPRESS)
 
 
-def build_bpe(args: Any) -> LineEncoder | Characters | None:
+def build_bpe(args: object) -> LineEncoder | Characters | None:
     """The subwords that ``args.bpe`` names, of fairseq's group of that name ``_name``, or the text
     *args* itself; None without it.
 
@@ -145,7 +145,7 @@ def build_bpe(args: Any) -> LineEncoder | Characters | None:
     return LineEncoder(lambda: Steps(subwords=subwords)) if subwords is not None else None
 
 
-def build_tokenizer(args: Any) -> LineEncoder | None:
+def build_tokenizer(args: object) -> LineEncoder | None:
     """The word tokenizer that ``args.tokenizer`` names, ``moses`` or ``space``; None without it.
 
     Raises:

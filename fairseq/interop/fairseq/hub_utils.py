@@ -107,7 +107,7 @@ class GeneratorHubInterface(nn.Module):
 
 
 def from_pretrained(
-    model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **settings: Any
+    model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **settings: object
 ) -> GeneratorHubInterface:
     """The language model in the folder *model_name_or_path*; names of several checkpoints are
     joined by colons.

@@ -53,7 +53,7 @@ def collate(samples: object, pad_idx: int, eos_idx: int, **options: object) -> A
 
 
 def _made(name: str, base: type, reason: str) -> type:
-    def refuse(self: Any, *args: object, **kwargs: object) -> None:
+    def refuse(self: object, *args: object, **kwargs: object) -> None:
         raise UserError(f"{name}: {reason}")
 
     return type(name, (base,), {"__init__": refuse, "__module__": __name__, "__doc__": f"Refused: {reason}."})

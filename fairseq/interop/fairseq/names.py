@@ -120,7 +120,7 @@ def _method(name: str, present: Callable[..., object] | None) -> Callable[..., o
     takes."""
     known = set() if present is None else set(inspect.signature(present).parameters)
 
-    def call(self: Any, *args: object, **options: object) -> Any:
+    def call(self: object, *args: object, **options: object) -> Any:
         # `known` has `self`, too. Calls that this package's own method understands stay with it;
         # only fairseq's further arguments need the other one.
         if present is not None and len(args) < len(known) and options.keys() <= known:

@@ -51,7 +51,7 @@ def view(kind: type[View], module: M) -> M:
     return made
 
 
-def plain(module: Any) -> Any:
+def plain(module: object) -> Any:
     """The original of *module*, which may be a view."""
     return module.plain if isinstance(module, View) else module
 
@@ -71,7 +71,7 @@ class LogitsModel(View):
         """The decoder, as plug-ins call it."""
         return view(LogitsDecoder, self.plain.decoder)
 
-    def forward(self, src_tokens: Tensor, masked_tokens: Tensor | None = None, **inputs: Any) -> Any:
+    def forward(self, src_tokens: Tensor, masked_tokens: Tensor | None = None, **inputs: object) -> Any:
         inputs = {name: value for name, value in inputs.items() if name not in ("src_lengths", "return_all_hiddens")}
         if hasattr(self.plain, "decoder") and inputs.keys() & {"features_only", "incremental_state"}:
             return self.decoder(src_tokens, **inputs)
@@ -81,7 +81,7 @@ class LogitsModel(View):
             output = _logits(self.plain.output_layer, output)
         return output if masked_tokens is None else output[masked_tokens], *rest
 
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: object = None) -> Tensor:
+    def get_normalized_probs(self, net_output: object, log_probs: bool, sample: object = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [..., V]."""
         return _probabilities(self.plain.output_layer, net_output, log_probs)
 
@@ -121,7 +121,11 @@ class LogitsDecoder(View):
         return hidden if features_only else self.output_layer(hidden), {"attn": None, "inner_states": None}
 
     def extract_features(
-        self, prev_output_tokens: Tensor, encoder_out: object = None, incremental_state: object = None, **options: Any
+        self,
+        prev_output_tokens: Tensor,
+        encoder_out: object = None,
+        incremental_state: object = None,
+        **options: object,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Hidden states [B, T, C], and a dict as in :meth:`forward`."""
         return self.forward(prev_output_tokens, encoder_out, incremental_state, True, **options)
@@ -130,7 +134,7 @@ class LogitsDecoder(View):
         """Logits of hidden states."""
         return _logits(self.plain.output_distribution, features)
 
-    def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: object = None) -> Tensor:
+    def get_normalized_probs(self, net_output: object, log_probs: bool, sample: object = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [B, T, V]."""
         return _probabilities(self.plain.output_distribution, net_output, log_probs)
 

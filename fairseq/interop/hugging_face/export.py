@@ -63,7 +63,7 @@ class Export:
     results: str | None = None  # ``results.json`` of ``fairseq-eval-lm`` or ``fairseq-harness``
 
 
-def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, Any], job: Export) -> str:
+def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, object], job: Export) -> str:
     """Write *model*, which was loaded from the checkpoint *state*; return a description of the
     files.
 

@@ -136,7 +136,7 @@ class _Machine:
     def since_mark(self) -> list[object]:
         return self.pop(len(self.stack) - self.marks.pop())
 
-    def name_of_two(self, _: Any) -> None:
+    def name_of_two(self, _: object) -> None:
         parts = self.pop(2)
         if not all(isinstance(part, str) and len(part) <= NAME_LENGTH for part in parts):
             raise ValueError("invalid name")

@@ -217,7 +217,7 @@ def _words(values: object, path: str | Path) -> WordTokenizer | None:
     return words
 
 
-def _subwords(values: Any, path: str | Path) -> Subwords | None:
+def _subwords(values: object, path: str | Path) -> Subwords | None:
     if values is None:
         return None
     name, content = _entry(values, BPES, path)
