@@ -7,7 +7,6 @@ import argparse
 import logging
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -47,7 +46,7 @@ SMALL_BATCH = 4096  # default tokens of a batch without memory
 Head = tuple[int, int]
 
 
-def main(args: argparse.Namespace) -> dict[str, Any]:
+def main(args: argparse.Namespace) -> dict[str, object]:
     """Plot the attention of the checkpoint of ``--path``
     on ``--gen-subset``; a table goes to stdout.
 

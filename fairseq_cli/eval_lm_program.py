@@ -68,7 +68,7 @@ OF_DECODERS = (  # settings that encoders do not read
 )
 
 
-def main(args: argparse.Namespace) -> dict[str, Any]:
+def main(args: argparse.Namespace) -> dict[str, object]:
     """Score ``--gen-subset`` with the checkpoints of ``--path``;
     results go to stdout, progress to stderr.
 

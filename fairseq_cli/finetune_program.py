@@ -49,7 +49,7 @@ BEST = "checkpoint_best.pt"
 RESULT = "result.json"
 
 
-def main(args: argparse.Namespace) -> dict[str, Any]:
+def main(args: argparse.Namespace) -> dict[str, object]:
     """Train every learning rate with every seed, print a table,
     and write ``results.json`` to ``--save-dir``.
 

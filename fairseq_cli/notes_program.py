@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
 
 from fairseq import checkpoint
 from fairseq.analysis import plots
@@ -28,7 +27,7 @@ from fairseq_cli.shared import results_folder
 FILES = ("notes.json", "notes.html", "notes.png")
 
 
-def main(args: argparse.Namespace) -> dict[str, Any]:
+def main(args: argparse.Namespace) -> dict[str, object]:
     """Print a table of notes and their neighbours,
     and write all notes and their map to ``--results-path``.
 

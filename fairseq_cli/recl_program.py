@@ -39,7 +39,7 @@ PICTURES = {
 FILES = ("recl.md", "recl.html", "losses.npz", *PICTURES, "results.json")
 
 
-def main(args: argparse.Namespace) -> dict[str, Any]:
+def main(args: argparse.Namespace) -> dict[str, object]:
     """Measure the checkpoints of ``--path`` on ``--gen-subset``;
     the table goes to stdout, progress to stderr.
 

@@ -7,7 +7,6 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -136,7 +135,7 @@ def _report(
             write_json(folder / "results.json", values, create=files.file)
 
 
-def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, Any]:
+def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, object]:
     """Batch settings from *overrides*, else from *trained*,
     the settings of the training run, else the defaults."""
     # One limit replaces all of the training run's: a batch has to obey every limit that is left.

@@ -308,7 +308,7 @@ def _mark(rises: bool) -> str:
     return f" {RISING}" if rises else ""
 
 
-def results(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> dict[str, Any]:
+def results(measured: ContextLosses, gains: Sequence[Gains], threshold: float) -> dict[str, object]:
     """The results and every gain as values for JSON;
     lists of gains are by neighbouring pairs of ``contexts``."""
     models = zip(measured.names, measured.perplexities(), measured.risen_from(), strict=True)

@@ -178,7 +178,7 @@ def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor],
     return {**optimizer, "state": entries}
 
 
-def _history(entry: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any]:
+def _history(entry: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, object]:
     upgraded = {"num_updates": 0, **entry}
     if upgraded.get("criterion_name") in CRITERIONS:
         upgraded["criterion_name"] = CRITERIONS[upgraded["criterion_name"]]
@@ -187,7 +187,7 @@ def _history(entry: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, Any
     return upgraded
 
 
-def _extra_state(extra_state: Mapping[str, Any]) -> dict[str, Any]:
+def _extra_state(extra_state: Mapping[str, Any]) -> dict[str, object]:
     """The extra state without the meters that fairseq 0.8 pickled, but with their training time."""
     upgraded = dict(extra_state)
     meters = upgraded.pop("train_meters", None) or {}

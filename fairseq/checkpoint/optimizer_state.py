@@ -113,7 +113,7 @@ def convert_state(
     return {**state, "state": entries}
 
 
-def _renamed(state: State, names: Mapping[Any, Any]) -> dict[str, Any]:
+def _renamed(state: State, names: Mapping[Any, Any]) -> dict[str, object]:
     entries = {names[key]: state["state"][key] for key in names if key in state["state"]}
     groups = [{**group, "params": [names[key] for key in group["params"]]} for group in state["param_groups"]]
     return {**state, "state": entries, "param_groups": groups}

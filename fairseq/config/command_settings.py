@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fairseq.config.fields import Config, defaults, flag, parse_dict
 from fairseq.errors import SettingError
@@ -24,7 +23,7 @@ class ModelPathConfig(Config):
     model_overrides: str = flag("{}", "checkpoint settings to change, as a Python dict", metavar="DICT")
 
     @property
-    def overrides(self) -> dict[str, Any]:
+    def overrides(self) -> dict[str, object]:
         """The checkpoint settings to change, by name."""
         return parse_dict("`model_overrides`", self.model_overrides)
 

@@ -119,7 +119,7 @@ def build_criterion(settings: Settings, task: Any) -> FairseqCriterion:
     return cls.build_criterion(cls.settings_of(settings), task)
 
 
-def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, Any]:
+def logging_output(loss: Tensor, sample: Sample, sample_size: int) -> dict[str, object]:
     """The sums common to all criterions."""
     return {
         "loss": loss.detach(),
@@ -153,7 +153,7 @@ def subset_sums(layer: OutputLayer, hidden: Tensor, sample: Sample, padding_idx:
     return sums
 
 
-def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, Any]:
+def subset_sums_of(losses: Tensor, real: Tensor, sample: Sample) -> dict[str, object]:
     """The sums of :func:`subset_sums` from all tokens' losses
     [B, T]; *real*, bool [B, T], is false at padding."""
     sums: dict[str, object] = {}

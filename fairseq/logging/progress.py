@@ -159,7 +159,7 @@ class ProgressBar(Generic[T]):
     def show_loss(self, loss: Callable[[], float]) -> None:
         """Show the present *loss*, a function that synchronises with the device."""
 
-    def print(self, stats: Stats, tag: str | None = None, step: int | None = None) -> dict[str, Any]:
+    def print(self, stats: Stats, tag: str | None = None, step: int | None = None) -> dict[str, object]:
         """Show *stats* at the end of an epoch or of a validation, which *tag* names; return them.
 
         *step* is fairseq's argument; the number of the update is among *stats*.

@@ -48,7 +48,7 @@ class LazyArray:
         for piece in self.pieces(_PIECE):
             yield from piece
 
-    def tolist(self) -> list[Any]:
+    def tolist(self) -> list[object]:
         return np.asarray(self).tolist()
 
     def __getitem__(self, index: object) -> Any:

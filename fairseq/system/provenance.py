@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ from fairseq.system.version import __version__
 SECONDS = 10  # most time to wait for git, which may read a slow network filesystem
 
 
-def about_run() -> dict[str, Any]:
+def about_run() -> dict[str, object]:
     """Return ``command``, ``commit`` (None outside a git checkout),
     ``machine`` and ``versions`` of this process."""
     return {"command": shlex.join(sys.argv), "commit": commit(), "machine": machine(), "versions": versions()}
@@ -27,7 +26,7 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), "torch": torch.__version__, "fairseq": __version__}
 
 
-def machine() -> dict[str, Any]:
+def machine() -> dict[str, object]:
     """Return the names of the processor and, if this process
     used one, of the GPU, and the number of threads."""
     gpu = _gpu()

@@ -39,7 +39,7 @@ class CarriedState:
     def check(self, model: BaseFairseqModel, criterion: FairseqCriterion) -> None:
         """Raise UserError if model and criterion cannot carry this state."""
 
-    def inputs(self, value: Any, sample: Sample) -> dict[str, Any]:
+    def inputs(self, value: Any, sample: Sample) -> dict[str, object]:
         """Keyword arguments of the model's ``forward`` on *sample*."""
         return {}
 
@@ -86,7 +86,7 @@ class RowMemory(CarriedState):
                 "(`tokens_from_prev`, `mem_len`); define compute_loss instead"
             )
 
-    def inputs(self, value: Memory | None, sample: Sample) -> dict[str, Any]:
+    def inputs(self, value: Memory | None, sample: Sample) -> dict[str, object]:
         """The memory of the rows that *sample* has;
         exhausted rows are dropped from the end of the batch."""
         memory = keep_rows(value, sample["nsentences"])

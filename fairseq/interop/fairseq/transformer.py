@@ -158,7 +158,7 @@ class TransformerEncoder(_Stack, FairseqEncoder):
             "src_lengths": [lengths],
         }
 
-    def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> dict[str, Any]:
+    def reorder_encoder_out(self, encoder_out: dict[str, Any], new_order: Tensor) -> dict[str, object]:
         """The output of the rows *new_order*."""
         axes = {"encoder_out": 1, "encoder_states": 1}
         return {

@@ -164,10 +164,10 @@ def _added(word: str, index: int) -> dict[str, object]:
     return {"id": index, "content": word, **flags, "special": True}
 
 
-def _rows(dictionary: Dictionary, token_types: int | None, separator: int | None) -> Mapping[str, Any]:
+def _rows(dictionary: Dictionary, token_types: int | None, separator: int | None) -> Mapping[str, object]:
     """The template of rows; a decoder's are the text alone."""
 
-    def word(index: int, kind: int) -> dict[str, Any]:
+    def word(index: int, kind: int) -> dict[str, object]:
         return {"SpecialToken": {"id": dictionary[index], "type_id": kind}}
 
     # RoBERTa has one token type only: the second text of a pair has type 0 there.

@@ -37,7 +37,7 @@ def _width(settings: Defaults) -> int:
     return settings["decoder_embed_dim"]
 
 
-def _sizes(layers: int, dim: int, heads: int, ffn: int | None = None) -> dict[str, Any]:
+def _sizes(layers: int, dim: int, heads: int, ffn: int | None = None) -> dict[str, object]:
     sizes = {"decoder_layers": layers, "decoder_embed_dim": dim, "decoder_attention_heads": heads}
     return {**sizes, "decoder_ffn_embed_dim": ffn or 4 * dim}
 

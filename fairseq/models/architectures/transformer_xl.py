@@ -8,7 +8,6 @@ the projections of all bands but the first.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from fairseq.config.registry import Complete, completed
 from fairseq.models.transformer_xl_settings import BY_DISTANCE
@@ -25,7 +24,7 @@ def _lengths(length: int) -> dict[str, object]:
     return {"tokens_per_sample": length, "mem_len": mem_len}
 
 
-def _sizes(layers: int, model: int, heads: int, head: int, inner: int, length: int) -> dict[str, Any]:
+def _sizes(layers: int, model: int, heads: int, head: int, inner: int, length: int) -> dict[str, object]:
     """Sizes of the network, and segments and memory of *length* tokens."""
     sizes = {"n_layer": layers, "d_model": model, "n_head": heads, "d_head": head, "d_inner": inner}
     return {**sizes, **_lengths(length)}
