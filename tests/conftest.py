@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -74,6 +74,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--device", choices=("cpu", "cuda", "strict"), default="cpu", help="where tests train in their own process"
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage among what lives until the end: modules and thousands of tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
