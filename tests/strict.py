@@ -19,7 +19,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import runs
 import torch
@@ -111,21 +111,44 @@ def _by_cpu(name: str, key: str = "CPU") -> Callable[..., Tensor]:
     return functools.partial(op._op_dk, getattr(torch._C.DispatchKey, key))  # type: ignore[attr-defined]
 
 
+class _Signature(NamedTuple):
+    """What an operator's schema says, which takes longer to read than most operators to run."""
+
+    name: str
+    names: tuple[str, ...]
+    written: frozenset[str]
+    tensors: tuple[bool, ...]
+    is_pointwise: bool
+    is_random: bool
+
+
+@functools.cache
+def _signature(op: Any) -> _Signature:
+    arguments = op._schema.arguments
+    return _Signature(
+        op._schema.name,
+        tuple(argument.name for argument in arguments),
+        frozenset(argument.name for argument in arguments if argument.is_write),
+        tuple(str(argument.type) == "Tensor" for argument in arguments),
+        torch.Tag.pointwise in op.tags,
+        torch.Tag.nondeterministic_seeded in op.tags,
+    )
+
+
 def _check(op: Any, args: Any, kwargs: Any) -> None:
     """Refuse operands of *op* on the host."""
-    written = {argument.name for argument in op._schema.arguments if argument.is_write}
-    named = {**dict(zip((a.name for a in op._schema.arguments), args, strict=False)), **kwargs}
-    scalars = torch.Tag.pointwise in op.tags
+    operator = _signature(op)
+    named = {**dict(zip(operator.names, args, strict=False)), **kwargs}
     for name, value in named.items():
         if name == "generator" and value is not None:
             raise RuntimeError(f"{op}: expected a {NAME!r} generator but found {value.device.type!r}")
-        if name == "indices" and op._schema.name in INDEXED:
+        if name == "indices" and operator.name in INDEXED:
             continue
         for tensor in value if isinstance(value, list | tuple) else (value,):
             if (
                 isinstance(tensor, Tensor)
                 and not is_strict(tensor)
-                and not (scalars and tensor.dim() == 0 and name not in written)
+                and not (operator.is_pointwise and tensor.dim() == 0 and name not in operator.written)
             ):
                 raise RuntimeError(
                     f"Expected all tensors to be on {NAME}:0, but `{name}` of {op} is on {tensor.device}"
@@ -145,8 +168,7 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run *op* on the host."""
     _check(op, args, kwargs)
     # torch hands scalars that take a tensor's place over as numbers.
-    tensors = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
-    pairs = zip(args, tensors, strict=False)
+    pairs = zip(args, _signature(op).tensors, strict=False)
     args = tuple(torch.tensor(x) if tensor and isinstance(x, int | float) else x for x, tensor in pairs)
     originals: dict[int, Tensor] = {}
     views: list[Tensor] = []  # alive while their numbers are used
@@ -171,8 +193,7 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     args, kwargs = _mapped(on_host, args), _mapped(on_host, kwargs)
     if "device" in kwargs:
         kwargs["device"] = torch.device("cpu")
-    is_random = torch.Tag.nondeterministic_seeded in op.tags
-    with backend().generator() if is_random else contextlib.nullcontext():
+    with backend().generator() if _signature(op).is_random else contextlib.nullcontext():
         return _mapped(on_device, op(*args, **kwargs))
 
 

@@ -44,7 +44,10 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     torch._dynamo.reset()
     monkeypatch.setattr(loading, "BACKEND", keep)
     with (
-        torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=8),
+        # What the cache of tensors without data stores costs more than it saves in one tracing.
+        torch._dynamo.config.patch(
+            fail_on_recompile_limit_hit=True, recompile_limit=8, fake_tensor_cache_enabled=False
+        ),
         torch.fx.experimental._config.patch(use_duck_shape=True),
     ):
         yield found
