@@ -83,6 +83,14 @@ def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(tmp_path):
     assert all(x != y for x, y in zip(log["a"], log["c"], strict=True))
 
 
+@pytest.fixture(scope="module")
+def fifty(tmp_path_factory):
+    """The checkpoint of a run of 50 updates."""
+    folder = tmp_path_factory.mktemp("fifty")
+    runs.train(folder, runs.BASELINE, "--max-update 50")
+    return folder / "checkpoint_last.pt"
+
+
 @pytest.mark.parametrize(
     "reset, epoch, number, lr, best",
     [
@@ -93,14 +101,13 @@ def test_two_runs_with_one_seed_are_identical_and_another_seed_is_not(tmp_path):
         ("--reset-optimizer --reset-dataloader --reset-lr-scheduler --reset-meters", 1, 1, 0.1, False),
     ],
 )
-def test_reset_flags_leave_aside_what_they_name(tmp_path, reset, epoch, number, lr, best):
-    runs.train(tmp_path / "a", runs.BASELINE, "--max-update 50")
-    source = ["--restore-file", str(tmp_path / "a" / "checkpoint_last.pt")]
-    log = runs.train(tmp_path / "b", runs.BASELINE, source, reset, "--max-update", [str(number)], "--lr", [str(lr)])
+def test_reset_flags_leave_aside_what_they_name(tmp_path, fifty, reset, epoch, number, lr, best):
+    source = ["--restore-file", str(fifty)]
+    log = runs.train(tmp_path, runs.BASELINE, source, reset, "--max-update", [str(number)], "--lr", [str(lr)])
     first = runs.updates(log)[0]
     assert (first["epoch"], first["num_updates"]) == (epoch, number)
     assert first["lr"] == lr, "the schedule's rate is the command's"
-    saved = checkpoint.read(tmp_path / "a" / "checkpoint_last.pt")["extra_state"]["best"]
+    saved = checkpoint.read(fifty)["extra_state"]["best"]
     (validation,) = runs.summaries(log, "test")
     assert (validation["best_loss"] == min(saved, validation["loss"])) or not best
     if not best:
