@@ -28,30 +28,25 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from scipy import stats
+from tables import updates as updates_in
 
 ROOT = Path(__file__).resolve().parents[2]
-T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""95 % points of Student's t for 1 to 9 degrees of freedom."""
 
 Row = dict[str, Any]
 
 
-def command(args: Sequence[str], log: Path, cores: Sequence[int], times: Path | None = None) -> None:
-    """Run a Python command of this checkout on *cores*; add its wall and processor seconds to
-    *times*, also if it fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(len(cores))}
+def command(args: Sequence[str], log: Path, times: Path | None = None) -> None:
+    """Run a Python command of this checkout on the cores of this thread; add its wall and
+    processor seconds to *times*, also if it fails."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with log.open("a", encoding="utf-8") as out:
         out.write(f"$ {shlex.join(args)}\n")
         out.flush()
         process = subprocess.Popen(
-            [sys.executable, *args],
-            cwd=ROOT,
-            env=environment,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+            [sys.executable, *args], cwd=ROOT, env=environment, stdout=out, stderr=subprocess.STDOUT
         )
         _, status, usage = os.wait4(process.pid, 0)
     if times:
@@ -59,7 +54,11 @@ def command(args: Sequence[str], log: Path, cores: Sequence[int], times: Path | 
         with times.open("a", encoding="utf-8") as out:
             out.write(f"{json.dumps(sitting)}\n")
     if status:
-        raise SystemExit(f"{log}: the command failed; mend what its last lines say and run again")
+        raise Mistake(f"{log}: the command failed; correct what its last lines say and run again")
+
+
+class Mistake(Exception):
+    """What a user can correct, on one line."""
 
 
 def lines(path: Path) -> list[Row]:
@@ -67,21 +66,19 @@ def lines(path: Path) -> list[Row]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-def updates_within(folder: Path, train: Sequence[str], seconds: float, cores: Sequence[int]) -> int:
+def updates_within(folder: Path, train: Sequence[str], seconds: float) -> int:
     """Updates of *train* that fit into *seconds*, from the speed of 24; kept in *folder*."""
     plan = folder / "updates"
     if not plan.exists():
         metrics = folder / "speed.jsonl"
         metrics.unlink(missing_ok=True)
         speed = ["--max-update", "24", "--no-save", "--disable-validation", "--log-interval", "4"]
-        command([*train, *speed, "--metrics-file", str(metrics)], folder / "speed.log", cores)
-        # The lines after the first: half of them are warm.
-        speeds = [float(line["ups"]) for line in lines(metrics) if line.get("ups")]
-        plan.write_text(f"{max(1, int(seconds * statistics.median(speeds[len(speeds) // 2 :])))}\n")
+        command([*train, *speed, "--metrics-file", str(metrics)], folder / "speed.log")
+        plan.write_text(f"{updates_in(metrics, seconds)}\n")
     return int(plan.read_text())
 
 
-def one(name: str, flags: Sequence[str], seed: int, args: argparse.Namespace, cores: Sequence[int]) -> None:
+def one(name: str, flags: Sequence[str], seed: int, args: argparse.Namespace) -> None:
     """Train *flags* with *seed*, measure the model, and write one row; each step only once."""
     folder = args.out / name / str(seed)
     row = folder / "row.json"
@@ -89,38 +86,33 @@ def one(name: str, flags: Sequence[str], seed: int, args: argparse.Namespace, co
         return
     folder.mkdir(parents=True, exist_ok=True)
     train = ["train.py", str(args.data), *flags]
-    updates = args.updates or updates_within(args.out / name, train, args.seconds, cores)
+    updates = args.updates or updates_within(args.out / name, train, args.seconds)
     times = folder / "times.jsonl"
     saved = folder / "checkpoint_last.pt"
     done = folder / "trained"
     if not done.exists():
-        limits = [
-            "--seed",
-            str(seed),
-            "--max-update",
-            str(updates),
-            "--no-epoch-checkpoints",
-            "--save-dir",
-            str(folder),
-        ]
-        limits += ["--save-interval-minutes", "5", *shlex.split(args.train_flags)]
-        command([*train, *limits], folder / "train.log", cores, times)
+        command(
+            [
+                *(*train, "--seed", str(seed), "--max-update", str(updates), "--save-dir", str(folder)),
+                *("--no-epoch-checkpoints", "--save-interval-minutes", "5", *shlex.split(args.train_flags)),
+            ],
+            folder / "train.log",
+            times,
+        )
         done.touch()
     scores = folder / "scores"
     if args.pairs and not (scores / "pairs" / "results.json").exists():
-        limit = ["--limit", str(args.limit)] if args.limit else []
-        pairs = ["--pairs", str(args.pairs), "--batch-size", "64", *limit, "--results-path", str(scores / "pairs")]
-        command(["-m", "fairseq_cli.harness", str(saved), *pairs], folder / "pairs.log", cores)
+        pairs = ["--pairs", str(args.pairs), "--batch-size", "64", "--results-path", str(scores / "pairs")]
+        command(["-m", "fairseq_cli.harness", str(saved), *pairs], folder / "pairs.log")
     if not (scores / "text" / "results.json").exists():
         text = ["eval_lm.py", str(args.data), "--path", str(saved), "--results-path", str(scores / "text")]
-        command([*text, *shlex.split(args.eval_flags)], folder / "text.log", cores)
+        command([*text, *shlex.split(args.eval_flags)], folder / "text.log")
     text_scores = json.loads((scores / "text" / "results.json").read_text())
     result: Row = {"setting": name, "seed": seed, "updates": updates, "flags": shlex.join(flags)}
-    metrics = [line for line in lines(folder / "metrics.jsonl") if line.get("ups")]
-    result["tokens"] = sum(float(line.get("wps", 0)) / float(line["ups"]) for line in metrics[-1:]) * updates
+    result["tokens"] = next(line["wpb"] for line in lines(folder / "metrics.jsonl") if line.get("wpb")) * updates
     result["sittings"] = lines(times)
     if text_scores.get("bits_per_byte") is None:
-        raise SystemExit(f"{args.data}: the sizes of the raw texts are missing; run fairseq-preprocess again")
+        raise Mistake(f"{args.data}: the sizes of the raw texts are missing; run fairseq-preprocess again")
     result["bits_per_byte"] = text_scores["bits_per_byte"]
     if args.pairs:
         phenomena = json.loads((scores / "pairs" / "results.json").read_text())["phenomena"]
@@ -142,23 +134,25 @@ def describe(row: Row) -> str:
 def run(args: argparse.Namespace) -> None:
     """All runs, --processes at a time, each with cores of its own, seed by seed."""
     settings = yaml.safe_load(args.settings.read_text(encoding="utf-8"))
+    if not isinstance(settings, dict) or not all(isinstance(flags, str) for flags in settings.values()):
+        raise Mistake(f"{args.settings}: must map names to flags of fairseq-train")
     base = shlex.split(settings.pop("base", ""))
     names = args.only.split(",") if args.only else list(settings)
+    if unknown := [name for name in names if name not in settings]:
+        raise Mistake(f"--only {unknown[0]}: not in {args.settings}; it has {', '.join(settings)}")
     cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // args.processes)
+    if not 1 <= args.processes <= len(cores):
+        raise Mistake(f"--processes {args.processes}: must be from 1 to {len(cores)}, the number of cores")
+    share = len(cores) // args.processes
     groups = [cores[index * share : (index + 1) * share] for index in range(args.processes)]
-    jobs = [(name, seed) for seed in map(int, args.seeds.split(",")) for name in names]
-    with ThreadPoolExecutor(args.processes) as pool:
-
-        def job(entry: tuple[str, int]) -> None:
-            mine = groups.pop()
-            try:
-                name, seed = entry
-                one(name, [*base, *shlex.split(settings[name])], seed, args, mine)
-            finally:
-                groups.append(mine)
-
-        list(pool.map(job, jobs))
+    jobs = [
+        (name, [*base, *shlex.split(settings[name])], seed, args)
+        for seed in map(int, args.seeds.split(","))
+        for name in names
+    ]
+    # The affinity of a thread is inherited by the processes that it starts.
+    with ThreadPoolExecutor(args.processes, initializer=lambda: os.sched_setaffinity(0, groups.pop())) as pool:
+        list(pool.map(one, *zip(*jobs, strict=True)))
 
 
 def rows(folder: Path) -> dict[str, list[Row]]:
@@ -174,7 +168,7 @@ def interval(values: Sequence[float], digits: int) -> str:
     mean = f"{statistics.mean(values):.{digits}f}"
     if len(values) == 1:
         return mean
-    half = T95[len(values) - 2] * statistics.stdev(values) / math.sqrt(len(values))
+    half = stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)
     return f"{mean} ± {half:.{digits}f}"
 
 
@@ -197,39 +191,18 @@ def bits(each: Sequence[Row]) -> float:
     return statistics.mean(row["bits_per_byte"] for row in each)
 
 
-def ranks(values: Sequence[float]) -> list[int]:
-    """The rank of every value, from 0."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    return [order.index(index) for index in range(len(values))]
-
-
-def correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's rank correlation of values without ties."""
-    n = len(first)
-    squares = sum((a - b) ** 2 for a, b in zip(ranks(first), ranks(second), strict=True))
-    return 1 - 6 * squares / (n * (n * n - 1))
-
-
 def compare(small: Path, whole: Path) -> Iterator[str]:
     """How well the bits per byte of *small* order the settings of *whole*."""
     first, second = rows(small), rows(whole)
     names = sorted(first.keys() & second.keys(), key=lambda name: bits(second[name]))
     if len(names) < 3:
-        raise SystemExit(f"{small}, {whole}: fewer than three settings in common; train more")
+        raise Mistake(f"{small}, {whole}: fewer than three settings in common; train more")
     yield f"| setting | {small.name} | {whole.name} |"
     yield "|---|---:|---:|"
     yield from (f"| {name} | {bits(first[name]):.4f} | {bits(second[name]):.4f} |" for name in names)
     yield ""
-    both = [bits(first[name]) for name in names], [bits(second[name]) for name in names]
-    yield f"Spearman's rank correlation of {len(names)} settings: {correlation(*both):.2f}"
-
-
-def fit(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Intercept and slope of the least-squares line through *points*."""
-    xs, ys = [x for x, _ in points], [y for _, y in points]
-    mean_x, mean_y = statistics.mean(xs), statistics.mean(ys)
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x in xs)
-    return mean_y - slope * mean_x, slope
+    result = stats.spearmanr([bits(first[name]) for name in names], [bits(second[name]) for name in names])
+    yield f"Spearman's rank correlation of {len(names)} settings: {result.statistic:.2f}"
 
 
 def curve(folders: Sequence[Path], picture: Path | None, target: float) -> Iterator[str]:
@@ -240,17 +213,22 @@ def curve(folders: Sequence[Path], picture: Path | None, target: float) -> Itera
     yield "|---|---|---:|---:|---:|"
     for folder in folders:
         scored = {name: each for name, each in rows(folder).items() if all("accuracy" in row for row in each)}
+        if not scored:
+            raise Mistake(f"{folder}: no runs with minimal pairs; give `run` the flag --pairs")
         name = min(scored, key=lambda name: bits(scored[name]))
         each = scored[name]
         seconds = statistics.mean(sum(sitting["processor"] for sitting in row["sittings"]) for row in each)
         pairs = 100 * statistics.mean(row["accuracy"]["all"] for row in each)
         points.append((seconds, bits(each), pairs))
         yield f"| {folder.name} | {name} | {seconds:.0f} | {bits(each):.4f} | {pairs:.2f} |"
-    intercept, slope = fit([(math.log10(seconds), pairs) for seconds, _, pairs in points])
     yield ""
+    if len(points) < 2:
+        return
+    line = stats.linregress([math.log10(point[0]) for point in points], [point[2] for point in points])
+    slope, intercept = line.slope, line.intercept
     yield f"{slope:.2f} points for ten times the time"
     if slope > 0:
-        yield f"{target} %: {10 ** ((target - intercept) / slope) / 3600:.0f} hours of a core, if the line goes on"
+        yield f"{target} %: {10 ** ((target - intercept) / slope) / 3600:.0f} hours of a core, if the trend continues"
     if picture:
         draw(points, picture)
 
@@ -278,7 +256,6 @@ def main() -> None:
     parser_run.add_argument("--data", type=Path, required=True, help="folder made by fairseq-preprocess")
     parser_run.add_argument("--out", type=Path, required=True, help="folder of runs")
     parser_run.add_argument("--pairs", type=Path, help="minimal pairs; without them only texts are scored")
-    parser_run.add_argument("--limit", type=int, default=0, help="pairs of each file (default: all)")
     budget = parser_run.add_mutually_exclusive_group(required=True)
     budget.add_argument("--seconds", type=float, help="training time of each run")
     budget.add_argument("--updates", type=int, help="updates of each run, instead of a time")
@@ -297,15 +274,18 @@ def main() -> None:
     parser_curve.add_argument("--picture", type=Path, help="PNG file to draw")
     parser_curve.add_argument("--target", type=float, default=67.3, help="percent of pairs (default: 67.3)")
     args = parser.parse_args()
-    if args.command == "run":
-        for name in ("data", "out", "pairs"):
-            path = getattr(args, name)
-            setattr(args, name, path and path.resolve())
-        run(args)
-    elif args.command == "curve":
-        print(*curve(args.folders, args.picture, args.target), sep="\n")
-    else:
-        print(*(report(args.folder) if args.command == "report" else compare(args.small, args.whole)), sep="\n")
+    try:
+        if args.command == "run":
+            for name in ("data", "out", "pairs"):
+                path = getattr(args, name)
+                setattr(args, name, path and path.resolve())
+            run(args)
+        elif args.command == "curve":
+            print(*curve(args.folders, args.picture, args.target), sep="\n")
+        else:
+            print(*(report(args.folder) if args.command == "report" else compare(args.small, args.whole)), sep="\n")
+    except (Mistake, OSError, ValueError, yaml.YAMLError) as error:
+        parser.exit(2, f"compare.py: error: {' '.join(str(error).split())}\n")
 
 
 if __name__ == "__main__":
