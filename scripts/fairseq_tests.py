@@ -1,7 +1,7 @@
 """fairseq 0.12.2's own tests against this package: ``python -m scripts.fairseq_tests CHECKOUT``.
 
 *CHECKOUT* is fairseq's repository at the tag v0.12.2. Its ``tests`` are copied to a temporary
-folder and run unmodified, with ``fairseq`` this package. The tests in scope are those of language
+folder and run unmodified: they import this package as ``fairseq``. In scope are tests of language
 models, encoders, data, iterators, metrics, checkpoints and optimizers. What does not pass is listed
 with its reason, and with the last line of the error where no reason is known.
 """

@@ -89,6 +89,15 @@ def test_settings_are_compared_within_a_budget_and_only_what_is_missing_is_train
     assert f" {row['bits_per_byte']:.4f} " in table[2] and table[3].startswith("| second | 1 | 7 |")
 
 
+def test_a_setting_that_is_not_in_the_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("first: ''\n")
+    words = ("run", tmp_path / "settings.yaml", "--data", tmp_path, "--out", tmp_path / "out", "--updates", 1)
+    command = [sys.executable, COMPARE, *map(str, words), "--only", "nine"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2 and result.stderr.startswith("compare.py: error: --only nine: not in ")
+    assert result.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
+
+
 def test_ranks_are_compared(tmp_path: Path) -> None:
     for folder, order in (("small", (3.0, 2.0, 1.0, 4.0)), ("whole", (2.0, 2.5, 1.5, 9.0))):
         for name, bits in zip("abcd", order, strict=True):
