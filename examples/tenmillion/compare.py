@@ -133,9 +133,12 @@ def describe(row: Row) -> str:
 
 def run(args: argparse.Namespace) -> None:
     """All runs, --processes at a time, each with cores of its own, seed by seed."""
-    settings = yaml.safe_load(args.settings.read_text(encoding="utf-8"))
+    try:
+        settings = yaml.safe_load(args.settings.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        settings = None
     if not isinstance(settings, dict) or not all(isinstance(flags, str) for flags in settings.values()):
-        raise Mistake(f"{args.settings}: must map names to flags of fairseq-train")
+        raise Mistake(f"{args.settings}: must be YAML that maps names to flags of fairseq-train")
     base = shlex.split(settings.pop("base", ""))
     names = args.only.split(",") if args.only else list(settings)
     if unknown := [name for name in names if name not in settings]:
@@ -145,11 +148,7 @@ def run(args: argparse.Namespace) -> None:
         raise Mistake(f"--processes {args.processes}: must be from 1 to {len(cores)}, the number of cores")
     share = len(cores) // args.processes
     groups = [cores[index * share : (index + 1) * share] for index in range(args.processes)]
-    jobs = [
-        (name, [*base, *shlex.split(settings[name])], seed, args)
-        for seed in map(int, args.seeds.split(","))
-        for name in names
-    ]
+    jobs = [(name, [*base, *shlex.split(settings[name])], seed, args) for seed in args.seeds for name in names]
     # The affinity of a thread is inherited by the processes that it starts.
     with ThreadPoolExecutor(args.processes, initializer=lambda: os.sched_setaffinity(0, groups.pop())) as pool:
         list(pool.map(one, *zip(*jobs, strict=True)))
@@ -247,6 +246,11 @@ def draw(points: Sequence[tuple[float, float, float]], picture: Path) -> None:
     figure.savefig(picture, dpi=120)
 
 
+def seeds(text: str) -> list[int]:
+    """The numbers of a list such as 1,2,3."""
+    return [int(number) for number in text.split(",")]
+
+
 def main() -> None:
     """Run, report or compare."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -259,7 +263,7 @@ def main() -> None:
     budget = parser_run.add_mutually_exclusive_group(required=True)
     budget.add_argument("--seconds", type=float, help="training time of each run")
     budget.add_argument("--updates", type=int, help="updates of each run, instead of a time")
-    parser_run.add_argument("--seeds", default="1", help="random seeds (default: 1)")
+    parser_run.add_argument("--seeds", type=seeds, default=[1], metavar="N,…", help="random seeds (default: 1)")
     parser_run.add_argument("--only", help="names of settings (default: all)")
     parser_run.add_argument("--processes", type=int, default=2, help="runs at the same time (default: 2)")
     parser_run.add_argument("--train-flags", default="", help="further flags of fairseq-train")
@@ -284,8 +288,10 @@ def main() -> None:
             print(*curve(args.folders, args.picture, args.target), sep="\n")
         else:
             print(*(report(args.folder) if args.command == "report" else compare(args.small, args.whole)), sep="\n")
-    except (Mistake, OSError, ValueError, yaml.YAMLError) as error:
-        parser.exit(2, f"compare.py: error: {' '.join(str(error).split())}\n")
+    except OSError as error:
+        parser.exit(2, f"compare.py: error: {error.filename}: {error.strerror}\n")
+    except Mistake as error:
+        parser.exit(2, f"compare.py: error: {error}\n")
 
 
 if __name__ == "__main__":
