@@ -83,7 +83,6 @@ LOAD = """
     from fairseq.kernels import build as native
 
     folder = Path(sys.argv[1])
-    (folder / "number.c").write_text("int number(void) { return 7; }")
     print(native.library("testing", folder / "number.c").number())
 """
 DAMAGE = """
@@ -97,7 +96,12 @@ DAMAGE = """
 """
 
 
+def write_source(folder: Path) -> None:
+    (folder / "number.c").write_text("int number(void) { return 7; }")
+
+
 def test_processes_that_compile_at_once_all_load_the_library(tmp_path: Path) -> None:
+    write_source(tmp_path)
     program = textwrap.dedent(LOAD)
     processes = [start("-c", program, tmp_path, XDG_CACHE_HOME=tmp_path) for _ in range(3)]
     assert [output_of(process) for process in processes] == ["7"] * 3
@@ -105,5 +109,6 @@ def test_processes_that_compile_at_once_all_load_the_library(tmp_path: Path) -> 
 
 
 def test_a_damaged_library_in_the_cache_is_compiled_again(tmp_path: Path) -> None:
+    write_source(tmp_path)
     program = textwrap.dedent(LOAD) + textwrap.dedent(DAMAGE)
     assert output_of(start("-c", program, tmp_path, XDG_CACHE_HOME=tmp_path)) == "7\n" + "\n".join(["7 True"] * 3)
