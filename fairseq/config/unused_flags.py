@@ -131,6 +131,11 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "lm-weight": (("0", "0.0"), "give several models to --path"),
 }
 _LANGUAGE_MODELS = "transformer_lm, transformer_xl or lstm_lm"
+_TRANSLATION = """
+lstm_wiseman lstm_luong transformer_iwslt transformer_wmt transformer_vaswani transformer_align
+transformer_from_pretrained multilingual_ fconv lightconv bart mbart levenshtein nonautoregressive
+insertion_transformer cmlm_ latent_ iterative_ convtransformer
+"""
 _FAMILIES = {  # beginning of an architecture: what is refused, and what to choose
     "fconv_lm": ("convolutional language models", _LANGUAGE_MODELS),
     "lightconv_lm": ("lightweight convolutions", _LANGUAGE_MODELS),
@@ -139,6 +144,8 @@ _FAMILIES = {  # beginning of an architecture: what is refused, and what to choo
     "roberta_prenorm": ("encoders with pre-norm", "roberta_base"),
     "roberta_enc_dec": ("encoders with decoders", "roberta_base"),
     "xlm_roberta": ("names of XLM-R's sizes, which are RoBERTa's,", "roberta_base or roberta_large"),
+    **dict.fromkeys(_TRANSLATION.split(), ("models of translation", _LANGUAGE_MODELS)),
+    **dict.fromkeys(("wav2vec", "hubert", "data2vec", "s2t_"), ("models of speech", _LANGUAGE_MODELS)),
 }
 
 

@@ -112,7 +112,7 @@ RECIPES: dict[str, Recipe] = {  # by architecture, or else by model
     "electra_small": {**ELECTRA, "lr": [0.0005], "total_num_update": 1000000},
 }
 CHOICES = ("optimizer", "lr", "max_lr", "lr_scheduler")
-"""Settings of which one given by the user leaves out the whole recipe."""
+"""Settings of which one given by the user leaves out any recipe but the fast one."""
 
 AIMS = ("task", "adaptive_softmax_cutoff")
 """Settings that decide on task and criterion."""
@@ -128,12 +128,12 @@ def recommended(arch: str, chosen: Mapping[str, object]) -> dict[str, object]:
     """Return what *arch* recommends: recipe, task
     and criterion, unless the user has *chosen* them."""
     recipe = recipe_of(arch)
-    # All or nothing: a rate that suits Adam diverges with another
-    # optimizer or schedule. Architectures that fairseq does not
-    # have keep theirs beside a rate alone, which is meant for it.
-    compatible = {"lr"} if recipe is FAST else set()
-    if (set(CHOICES) - compatible) & chosen.keys():
+    # All or nothing, since commands written for fairseq choose one of them: a rate that suits Adam
+    # diverges with another optimizer or schedule. fairseq has no fast architectures.
+    if recipe is not FAST and set(CHOICES) & chosen.keys():
         recipe = {}
+    if chosen.get("optimizer", "adam") != "adam":
+        recipe = {name: value for name, value in recipe.items() if not name.startswith("adam_")}
     return {**recipe, **objective_of(arch, {name: chosen[name] for name in AIMS if name in chosen})}
 
 

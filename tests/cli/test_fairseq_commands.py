@@ -305,6 +305,12 @@ def test_convolutional_models_are_refused_by_name() -> None:
         parsed(CONVOLUTIONAL)
 
 
+@pytest.mark.parametrize(("arch", "kind"), [("transformer_iwslt_de_en", "translation"), ("wav2vec2", "speech")])
+def test_architectures_of_other_tasks_are_refused_by_name(arch: str, kind: str) -> None:
+    with pytest.raises(UserError, match=f"--arch {arch}: models of {kind} are not implemented"):
+        runs.arguments("--arch", arch)
+
+
 def test_flags_that_nothing_reads_are_taken_with_one_note(capsys: pytest.CaptureFixture[str]) -> None:
     flags = "--fast-stat-sync --data-buffer-size 10 --heartbeat-timeout -1 --fp16-no-flatten-grads --num-shards 1"
     args = runs.arguments(runs.BASELINE, flags)

@@ -39,10 +39,20 @@ def test_a_choice_of_the_user_leaves_the_whole_recipe_out(flags: str, tmp_path: 
     assert runs.arguments("--arch transformer_lm_tiny --config", tmp_path / "c.yaml").optimizer == "nag"
 
 
-def test_a_rate_alone_is_for_the_optimizer_of_the_fast_recipe() -> None:
-    args, recipe = runs.arguments("--arch transformer_lm_fast_tiny --lr 0.5"), recipe_of("transformer_lm_fast_tiny")
-    assert args.lr == [0.5] and args.optimizer == "adam"
-    assert (args.clip_norm, args.decay_ratio) == (recipe["clip_norm"], recipe["decay_ratio"])
+@pytest.mark.parametrize(
+    ("flags", "name", "value"),
+    [
+        ("--lr 0.5", "lr", [0.5]),
+        ("--optimizer muon", "optimizer", "muon"),
+        ("--lr-scheduler cosine", "lr_scheduler", "cosine"),
+    ],
+)
+def test_a_choice_of_the_user_replaces_one_setting_of_the_fast_recipe(flags: str, name: str, value: object) -> None:
+    args = vars(runs.arguments("--arch transformer_lm_fast_tiny", flags))
+    own = {"lr": "no other", "optimizer": "adam_", "lr_scheduler": ("warmup_", "decay_")}[name]
+    recipe = {key: value for key, value in recipe_of("transformer_lm_fast_tiny").items() if not key.startswith(own)}
+    assert {key: args[key] for key in recipe} == {**recipe, name: value}
+    assert args.get("adam_betas", [0.9, 0.999]) == ([0.9, 0.999] if name == "optimizer" else [0.9, 0.99])
 
 
 def test_flags_and_files_win_over_a_recipe(tmp_path: Path) -> None:

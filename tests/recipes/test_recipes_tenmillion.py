@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import runs
+import yaml
 
 RECIPE = runs.ROOT / "examples" / "tenmillion" / "tenmillion.sh"
 TABLES = RECIPE.with_name("tables.py")
@@ -51,6 +52,14 @@ def test_a_killed_run_is_resumed_and_ends_in_a_table_and_an_export(text: Path, t
     share = results["phenomena"]["all"]["acc"]
     assert f"| {100 * share:.1f} ± " in table
     assert (out / "exported" / "config.json").exists()
+
+
+def test_every_setting_that_was_measured_is_in_the_file() -> None:
+    settings = yaml.safe_load(COMPARE.with_name("settings.yaml").read_text())
+    lines = (runs.ROOT / "benchmarks" / "results" / "tenmillion.jsonl").read_text().splitlines()
+    measured = {row["setting"]: row["flags"] for row in map(json.loads, lines) if row["runs"] != "ideas"}
+    base = settings.pop("base")
+    assert {name: f"{base} {flags}" for name, flags in settings.items()} == measured
 
 
 def test_updates_fit_the_budget(tmp_path: Path) -> None:
