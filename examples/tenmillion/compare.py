@@ -171,17 +171,25 @@ def interval(values: Sequence[float], digits: int) -> str:
     return f"{mean} ± {half:.{digits}f}"
 
 
-def report(folder: Path) -> Iterator[str]:
-    """A table in Markdown: settings, the best bits per byte first."""
-    yield "| setting | seeds | updates | tokens (M) | core (s) | bits per byte | pairs (%) |"
-    yield "|---|---:|---:|---:|---:|---:|---:|"
+def report(folder: Path, against: str | None = None) -> Iterator[str]:
+    """A table in Markdown: settings, the best bits per byte first; with *against*, their
+    differences from that setting, seed by seed."""
     found = rows(folder)
+    if against is not None and against not in found:
+        raise Mistake(f"--against {against}: no such setting in {folder}; it has {', '.join(found)}")
+    base = {row["seed"]: row["bits_per_byte"] for row in found[against]} if against is not None else {}
+    head = ["setting", "seeds", "updates", "tokens (M)", "core (s)", "bits per byte", "pairs (%)"]
+    head += [f"from {against}"] if base else []
+    yield f"| {' | '.join(head)} |"
+    yield f"|---{'|---:' * (len(head) - 1)}|"
     for name in sorted(found, key=lambda name: bits(found[name])):
         each = found[name]
         seconds = statistics.mean(sum(sitting["processor"] for sitting in row["sittings"]) for row in each)
         pairs = [100 * row["accuracy"]["all"] for row in each if "accuracy" in row]
         cells = [name, len(each), each[0]["updates"], f"{each[0]['tokens'] / 1e6:.2f}", f"{seconds:.0f}"]
         cells += [interval([row["bits_per_byte"] for row in each], 4), interval(pairs, 2) if pairs else "–"]
+        changes = [row["bits_per_byte"] - base[row["seed"]] for row in each if row["seed"] in base]
+        cells += [interval(changes, 4) if changes and name != against else "–"] if base else []
         yield f"| {' | '.join(map(str, cells))} |"
 
 
@@ -269,7 +277,9 @@ def main() -> None:
     parser_run.add_argument("--train-flags", default="", help="further flags of fairseq-train")
     parser_run.add_argument("--eval-flags", default="--bf16", help="flags of fairseq-eval-lm (default: --bf16)")
     parser_run.add_argument("--keep", action="store_true", help="keep checkpoints")
-    commands.add_parser("report", help="print a table").add_argument("folder", type=Path)
+    parser_report = commands.add_parser("report", help="print a table")
+    parser_report.add_argument("folder", type=Path)
+    parser_report.add_argument("--against", metavar="NAME", help="also print differences from this setting, by seed")
     parser_ranks = commands.add_parser("ranks", help="print the rank correlation of two folders")
     parser_ranks.add_argument("small", type=Path)
     parser_ranks.add_argument("whole", type=Path)
@@ -287,7 +297,8 @@ def main() -> None:
         elif args.command == "curve":
             print(*curve(args.folders, args.picture, args.target), sep="\n")
         else:
-            print(*(report(args.folder) if args.command == "report" else compare(args.small, args.whole)), sep="\n")
+            table = report(args.folder, args.against) if args.command == "report" else compare(args.small, args.whole)
+            print(*table, sep="\n")
     except OSError as error:
         parser.exit(2, f"compare.py: error: {error.filename}: {error.strerror}\n")
     except Mistake as error:

@@ -37,6 +37,7 @@ class Layout:
     block_size: int  # tokens of the longest block
     cut: int = 0  # what must be equal for units to be the same: rows in all of streams, a checksum of batches by size
     seed: int = 0  # of a random order; 0 where there is none
+    passage: int = 0  # blocks that a row of streams reads in the corpus's order; 0: all
 
     @property
     def batches(self) -> int:

@@ -72,11 +72,13 @@ class Batching:
         """Return the sampler of independent examples of *sizes* [n], see :class:`BlockSampler`."""
         return BlockSampler(sizes, self, by_size=by_size, selection=selection)
 
-    def streams(self, num_blocks: int, block_size: int) -> StreamSampler:
+    def streams(self, num_blocks: int, block_size: int, passage: int = 0) -> StreamSampler:
         """Return the sampler of *num_blocks* blocks of *block_size* tokens whose rows continue from
-        batch to batch."""
+        batch to batch; if the order is random, in passages of so many blocks."""
+        ranks = {"rank": self.rank, "world_size": self.world_size}
+        passage = passage if self.shuffle else 0
         rows = self.rows(block_size)
-        return StreamSampler(num_blocks, rows, block_size=block_size, rank=self.rank, world_size=self.world_size)
+        return StreamSampler(num_blocks, rows, block_size=block_size, **ranks, passage=passage, seed=self.seed)
 
     def rows(self, block_size: int) -> int:
         """Rows of *block_size* tokens that fit in a batch; see :func:`rows_per_batch`."""
@@ -269,39 +271,66 @@ def _cut_by_size(sizes: np.ndarray, blocks: np.ndarray, batching: Batching) -> n
 class StreamSampler:
     """Batches whose rows continue each other from step to step: what a model with memory reads.
 
-    The corpus is divided among ``rows × world_size`` rows, m = ceil(blocks
-    / that) blocks each: row r reads blocks r·m, r·m + 1, …, in order,
+    The blocks are divided among ``rows × world_size`` rows, m = ceil(blocks
+    / that) each: row r reads blocks r·m, r·m + 1, …, in order,
     and the batch of step t holds the t-th block of each row. Exhausted rows are dropped
     from the end of the batch; near the end of an epoch a rank may have none.
+
+    With *passage*, blocks are numbered in another order than the corpus's: passages of so many
+    blocks come in a random one, a new one each epoch; what fills no passage comes last.
 
     Args:
         num_blocks: blocks of the corpus.
         rows: rows on one rank.
         block_size: tokens a block.
+        passage: blocks; 0: all.
+        seed: of the order of passages.
     """
 
-    shuffle = False
-
-    def __init__(self, num_blocks: int, rows: int, *, block_size: int = 0, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        rows: int,
+        *,
+        block_size: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        passage: int = 0,
+        seed: int = 0,
+    ) -> None:
         self.num_blocks = num_blocks
         self.rows = rows
         self.rank = rank
         self.world_size = world_size
+        self.passage = passage
+        self.seed = seed
+        self.shuffle = passage > 0
         # Processes may share the rows in another way, but there must be as many in all.
-        self.layout = Layout(STREAMS, len(self), 1, world_size, block_size, cut=rows * world_size)
+        layout = Layout(STREAMS, len(self), 1, world_size, block_size, cut=rows * world_size, passage=passage)
+        self.layout = dataclasses.replace(layout, seed=seed if self.shuffle else 0)
 
     def __len__(self) -> int:
         # Rounded up: the last row may be shorter, but no block is left out.
         return -(-self.num_blocks // (self.rows * self.world_size))
 
     def in_numpy_order(self) -> StreamSampler:
-        """Return this sampler: its order is not random."""
+        """Return this sampler: fairseq has no other order of streams."""
         return self
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
         """The blocks of this rank's rows at each step of an epoch, once *read* steps were made."""
         length = len(self)
         first = self.rank * self.rows
+        passages = self._passages(epoch)
         for step in range(read, length):
             present = -(-(self.num_blocks - step) // length)  # rows of all ranks that have a block left
-            yield np.arange(first, min(first + self.rows, present)) * length + step
+            blocks = np.arange(first, min(first + self.rows, present)) * length + step
+            if self.passage:
+                number, offset = np.divmod(blocks, self.passage)
+                blocks = passages[number] * self.passage + offset
+            yield blocks
+
+    def _passages(self, epoch: int) -> np.ndarray:
+        """The numbers of the passages in the order of *epoch*, an incomplete one last."""
+        whole = self.num_blocks // self.passage if self.passage else 0
+        return np.append(np.random.RandomState((self.seed + epoch) % 2**32).permutation(whole), whole)

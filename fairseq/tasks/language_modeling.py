@@ -80,7 +80,10 @@ class LanguageModelingTask(FairseqTask):
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         mode = self.cfg.sample_break_mode
+        passage = self.cfg.passage_tokens
         if not (self.reads_streams or model.memory_length > 0):
+            if passage is not None:
+                raise UserError(f"`passage_tokens` {passage}: the model has no memory; leave it out or add `streams`")
             # fairseq permutes all blocks and leaves out the long ones afterwards; its order needs
             # to know which these are.
             selection = dataset.selection if isinstance(dataset, TokenBlocks) else None
@@ -89,7 +92,10 @@ class LanguageModelingTask(FairseqTask):
             raise UserError(f"`sample_break_mode` {mode}: models with memory and `streams` need none")
         if self.cfg.add_bos_token:
             raise UserError("`add_bos_token`: rows of models with memory and `streams` continue; leave it out")
-        return batching.streams(len(dataset), self.cfg.tokens_per_sample)
+        length = self.cfg.tokens_per_sample
+        if passage is not None and passage < 2 * length:
+            raise UserError(f"`passage_tokens` {passage}: must be at least two blocks of {length} tokens")
+        return batching.streams(len(dataset), length, 0 if passage is None else passage // length)
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         if not training or self.cfg.loss_positions == "full":

@@ -168,12 +168,33 @@ def test_stream_rows_divide_the_corpus() -> None:
     assert read(StreamSampler(2, 3)) == [[0, 1]]
 
 
+@given(blocks=st.integers(1, 80), rows=st.integers(1, 6), world=worlds, passage=st.integers(1, 9), epoch=epochs)
+def test_stream_passages_are_the_corpus_in_another_order(
+    blocks: int, rows: int, world: int, passage: int, epoch: int
+) -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        """What one row reads."""
+        return sum(read(StreamSampler(blocks, 1, passage=passage, seed=seed), epoch), [])
+
+    whole = blocks // passage
+    parts = [order(5, epoch)[first : first + passage] for first in range(0, blocks, passage)]
+    assert sorted(map(min, parts)) == list(range(0, blocks, passage))
+    assert all(part == list(range(part[0], part[0] + len(part))) for part in parts)
+    assert not blocks % passage or parts[-1] == list(range(whole * passage, blocks))
+    assert whole < 20 or len({tuple(order(seed, number)) for seed, number in ((5, 1), (5, 2), (9, 1))}) == 3
+    ranks = [StreamSampler(blocks, rows, rank=rank, world_size=world, passage=passage, seed=5) for rank in range(world)]
+    plain = StreamSampler(blocks, rows * world)
+    expected = [[order(5, epoch)[place] for place in step] for step in read(plain)]
+    assert [sum(step, []) for step in zip(*(read(rank, epoch) for rank in ranks), strict=True)] == expected
+
+
 @given(start=st.integers(0, 12), epoch=epochs)
 def test_starting_later_skips_batches(start: int, epoch: int) -> None:
     for sampler in (
         uniform(31, 3, rank=1, world_size=2),
         by_size(list(range(1, 31)), max_tokens=60, rank=1, world_size=2),
         StreamSampler(31, 3, rank=1, world_size=2),
+        StreamSampler(31, 3, rank=1, world_size=2, passage=4, seed=3),
     ):
         assert read(sampler, epoch, start * sampler.layout.step) == read(sampler, epoch)[start:]
 

@@ -107,6 +107,18 @@ def test_a_setting_that_is_not_in_the_file_is_one_line(tmp_path: Path) -> None:
     assert result.stderr.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
+def test_differences_are_between_runs_of_one_seed(tmp_path: Path) -> None:
+    for name, bits in {"a": (2.0, 3.0), "b": (1.5, 2.7, 9.0)}.items():
+        for seed, value in enumerate(bits, start=1):
+            row = tmp_path / name / str(seed) / "row.json"
+            row.parent.mkdir(parents=True)
+            rest = {"seed": seed, "updates": 1, "tokens": 1, "sittings": []}
+            row.write_text(json.dumps({"bits_per_byte": value, **rest}))
+    a, b = compare("report", tmp_path, "--against", "a").splitlines()[2:]
+    # −0.5 and −0.3: t(0.975; 1) · 0.1 = 1.2706.
+    assert a.endswith(" – |") and b.endswith(" -0.4000 ± 1.2706 |")
+
+
 def test_ranks_are_compared(tmp_path: Path) -> None:
     for folder, order in (("small", (3.0, 2.0, 1.0, 4.0)), ("whole", (2.0, 2.5, 1.5, 9.0))):
         for name, bits in zip("abcd", order, strict=True):

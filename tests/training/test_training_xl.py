@@ -34,6 +34,7 @@ KINDS = {
     "learned": "--position-encoding learned --mem-len 0",
     "averaged": "--average-weights-from 4 --ema-decay 0.7",
     "half": "--loss-positions half",
+    "passages": "--passage-tokens 32",
 }
 
 
@@ -85,13 +86,16 @@ def test_loss_on_half_of_the_positions_counts_half_of_the_targets(tmp_path: Path
 
 def test_streams_give_a_model_without_memory_what_one_with_memory_reads() -> None:
     batches = []
-    for flags in ("--mem-len 8", "--mem-len 0 --streams", "--mem-len 0"):
+    passages = "--mem-len 8 --passage-tokens 64", "--mem-len 0 --streams --passage-tokens 79"
+    for flags in ("--mem-len 8", "--mem-len 0 --streams", "--mem-len 0", *passages):
         args = runs.arguments(XL, flags)
         task = setup_task(args)
         model = task.build_model(args)
         iterator = task.iterator("valid", model, task.build_criterion(args), training=True)
         batches.append([sample["id"].tolist() for sample in iterator if sample is not None])
     assert batches[0] == batches[1] != batches[2]
+    assert batches[3] == batches[4] not in (batches[0], batches[2])
+    assert sorted(sum(batches[3], [])) == sorted(sum(batches[0], []))
 
 
 @pytest.mark.parametrize("kind", ["relative", "bands", "shaw", "learned", "averaged"])
@@ -310,11 +314,20 @@ def test_flags_of_memory_are_refused_for_models_without_them() -> None:
         ("--position-encoding rotary", "--position-encoding rotary: choose from relative"),
         ("--criterion adaptive_loss --sample-break-mode eos", "--sample-break-mode eos"),
         ("--mem-len 0 --streams --sample-break-mode eos", "--sample-break-mode eos"),
+        ("--passage-tokens 31", "--passage-tokens 31: must be at least two blocks of 16 tokens"),
+        ("--mem-len 0 --passage-tokens 64", "--passage-tokens 64: the model has no memory; .* --streams"),
     ],
 )
 def test_bad_flags_of_training_are_one_line(tmp_path: Path, flags: str, message: str) -> None:
     with user_error(message):
         runs.train(tmp_path, XL, flags)
+
+
+def test_other_passages_do_not_continue_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    flags = [XL, "--max-update 3 --save-interval-updates 3"]
+    runs.train(tmp_path, flags, "--passage-tokens 64")
+    with user_error("checkpoint is in the middle of an epoch"):
+        runs.train(tmp_path, XL, "--max-update 5 --passage-tokens 128")
 
 
 def test_the_settings_of_an_architecture_are_kept_in_its_checkpoint(trained: Path) -> None:
