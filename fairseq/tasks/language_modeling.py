@@ -93,9 +93,8 @@ class LanguageModelingTask(FairseqTask):
         if self.cfg.add_bos_token:
             raise UserError("`add_bos_token`: rows of models with memory and `streams` continue; leave it out")
         length = self.cfg.tokens_per_sample
-        if passage is not None and passage < 2 * length:
-            raise UserError(f"`passage_tokens` {passage}: must be at least two blocks of {length} tokens")
-        return batching.streams(len(dataset), length, 0 if passage is None else passage // length)
+        # Stages may have longer blocks, of which one alone would never continue another.
+        return batching.streams(len(dataset), length, 0 if passage is None else max(2, passage // length))
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         if not training or self.cfg.loss_positions == "full":

@@ -85,17 +85,20 @@ def test_loss_on_half_of_the_positions_counts_half_of_the_targets(tmp_path: Path
 
 
 def test_streams_give_a_model_without_memory_what_one_with_memory_reads() -> None:
-    batches = []
-    passages = "--mem-len 8 --passage-tokens 64", "--mem-len 0 --streams --passage-tokens 79"
-    for flags in ("--mem-len 8", "--mem-len 0 --streams", "--mem-len 0", *passages):
+    def read(flags: str) -> list[list[int]]:
         args = runs.arguments(XL, flags)
         task = setup_task(args)
         model = task.build_model(args)
         iterator = task.iterator("valid", model, task.build_criterion(args), training=True)
-        batches.append([sample["id"].tolist() for sample in iterator if sample is not None])
-    assert batches[0] == batches[1] != batches[2]
-    assert batches[3] == batches[4] not in (batches[0], batches[2])
-    assert sorted(sum(batches[3], [])) == sorted(sum(batches[0], []))
+        return [sample["id"].tolist() for sample in iterator if sample is not None]
+
+    memory, streams, blocks = read("--mem-len 8"), read("--mem-len 0 --streams"), read("--mem-len 0")
+    assert memory == streams != blocks
+    passages = read("--mem-len 8 --passage-tokens 64")
+    assert read("--mem-len 0 --streams --passage-tokens 79") == passages not in (memory, blocks)
+    assert sorted(sum(passages, [])) == sorted(sum(memory, []))
+    # A passage has at least two blocks.
+    assert read("--mem-len 8 --passage-tokens 1") == read("--mem-len 8 --passage-tokens 32") != passages
 
 
 @pytest.mark.parametrize("kind", ["relative", "bands", "shaw", "learned", "averaged"])
@@ -314,7 +317,6 @@ def test_flags_of_memory_are_refused_for_models_without_them() -> None:
         ("--position-encoding rotary", "--position-encoding rotary: choose from relative"),
         ("--criterion adaptive_loss --sample-break-mode eos", "--sample-break-mode eos"),
         ("--mem-len 0 --streams --sample-break-mode eos", "--sample-break-mode eos"),
-        ("--passage-tokens 31", "--passage-tokens 31: must be at least two blocks of 16 tokens"),
         ("--mem-len 0 --passage-tokens 64", "--passage-tokens 64: the model has no memory; .* --streams"),
     ],
 )
