@@ -1,14 +1,16 @@
-/* What kernels of training and of decoding share: sixteen numbers at a time, and the exponential function. */
+/* What kernels of training and of decoding share: LANES numbers at a time, and the exponential function. */
 #ifndef NUMBERS_H
 #define NUMBERS_H
 #include <stdint.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#ifndef LANES
 #define LANES 16
+#endif
 
-typedef float floats __attribute__((vector_size(64), aligned(4)));
-typedef int32_t ints __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t shorts __attribute__((vector_size(32), aligned(2)));
+typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef uint16_t shorts __attribute__((vector_size(2 * LANES), aligned(2)));
 
 INLINE long least(long a, long b) { return a < b ? a : b; }
 

@@ -12,7 +12,7 @@ typedef uint32_t word;
 #ifdef __AVX512F__
 enum { TALL = 8, WIDEST = 3 }; /* rows, and at most vectors of a row, whose sums are in registers */
 #else
-enum { TALL = 4, WIDEST = 1 };
+enum { TALL = 4, WIDEST = 3 };
 #endif
 
 INLINE long upto(long n, long step) { return (n + step - 1) / step * step; }
@@ -41,7 +41,7 @@ INLINE void tile(int type, int wide, const word *a, long row, long along, const 
     for (long k = 0; k < depth; k++, a += along, b += width) {
         words right[WIDEST];
 #pragma GCC unroll 3
-        for (int w = 0; w < wide; w++) memcpy(&right[w], b + w * LANES, sizeof *right);
+        for (int w = 0; w < wide; w++) right[w] = *(const words_there *)(b + w * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < TALL; r++)
 #pragma GCC unroll 3
@@ -129,9 +129,9 @@ INLINE void pack_columns(int type, const Rows *rows, long count, long dim, long 
                 square[r] = (words){0};
                 if (i + r < count) square[r] = some_words(row_at(rows, i + r) + k * 4, dim * size_of(type) - k * 4);
             }
-            transpose16(square);
+            transpose_words(square);
             for (long c = 0; c < least(LANES, depth - k); c++)
-                memcpy(to + (k + c) * span + i, &square[c], sizeof *square);
+                *(words_there *)(to + (k + c) * span + i) = square[c];
         }
 }
 
@@ -147,7 +147,7 @@ INLINE void pack_sums(int type, const Rows *rows, long from, long count, long di
             if (type == FLOAT32 && first) own = some_words(first + at, left);
             if (type != FLOAT32 && first) own = widened(some_halves(first + at, left));
             if (type != FLOAT32 && second) own |= widened(some_halves(second + at, left)) << 16;
-            memcpy(to + k, &own, sizeof own);
+            *(words_there *)(to + k) = own;
         }
     }
 }

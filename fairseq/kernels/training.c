@@ -140,15 +140,15 @@ void add_column_sums(long type, const void *x, float *sums, long rows, long colu
     }
 }
 
-/* A square of 16 x 16 of x, or less at its edges, to its place in y; returns the sums over its rows. */
+/* A square of LANES x LANES of x, or less at its edges, to its place in y; returns the sums over its rows. */
 INLINE floats transpose_square(const float *x, float *y, long rows, long columns, long height, long width) {
     words square[LANES];
     floats sum = all(0);
     if (height == LANES && width == LANES) {
-        for (int i = 0; i < LANES; i++) memcpy(&square[i], x + i * columns, sizeof *square);
+        for (int i = 0; i < LANES; i++) square[i] = *(const words_there *)(x + i * columns);
         for (int i = 0; i < LANES; i++) sum += (floats)square[i];
-        transpose16(square);
-        for (int i = 0; i < LANES; i++) memcpy(y + i * rows, &square[i], sizeof *square);
+        transpose_words(square);
+        for (int i = 0; i < LANES; i++) *(words_there *)(y + i * rows) = square[i];
         return sum;
     }
     for (long i = 0; i < width; i++)

@@ -1,10 +1,19 @@
-/* Sixteen numbers at a time, as kernels read and write them: float32 and bfloat16, and masks of dropout. */
+/* As many numbers at a time as a register holds, as kernels read and write them: float32 and bfloat16, and masks of
+ * dropout. Compilers keep wider vectors in memory. */
 #ifndef VECTORS_H
 #define VECTORS_H
 #include <math.h>
 #include <string.h>
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 #include <immintrin.h>
+#define LANES 16
+#define NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#elif defined(__AVX__)
+#define LANES 8
+#define NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
+#else
+#define LANES 4
+#define NUMBERS {0, 1, 2, 3}
 #endif
 
 #include "numbers.h"
@@ -12,14 +21,17 @@
 enum { FLOAT32, BFLOAT16 };
 INLINE long size_of(int type) { return type == FLOAT32 ? 4 : 2; }
 
-typedef uint32_t words __attribute__((vector_size(64)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 typedef uint64_t longs __attribute__((vector_size(64)));
+/* Of any type in memory, at any address. Not memcpy: for it GCC keeps vectors in memory, unless they have 64 bytes. */
+typedef uint32_t words_there __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
+typedef uint16_t halves_there __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
 
-/* ---- sixteen numbers at a time; count may be less at the end of a row ---- */
+/* ---- LANES numbers at a time; count may be less at the end of a row ---- */
 
 INLINE floats all(float value) { return value - (floats){0}; }
 
-/* Some of the sixteen: lanes, or, where there are masks of them, bits */
+/* Some of them: lanes, or, where there are masks of them, bits */
 #ifdef __AVX512F__
 typedef __mmask16 those;
 INLINE those above(floats a, floats b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ); }
@@ -31,8 +43,8 @@ INLINE floats choose(those condition, floats yes, floats no) {
 typedef ints those;
 INLINE those above(floats a, floats b) { return a > b; }
 INLINE those of_bits(uint32_t bits) {
-    const words powers = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
-    return (those)((bits & powers) != 0);
+    const words numbers = NUMBERS;
+    return (those)((bits >> numbers & 1) != 0);
 }
 INLINE floats choose(those condition, floats yes, floats no) {
     return (floats)((condition & (ints)yes) | (~condition & (ints)no));
@@ -62,7 +74,7 @@ INLINE words widened(shorts bits) { return __builtin_convertvector(bits, words);
 /* The first bytes at an address, none if there are fewer than one, and zeros after them */
 INLINE words some_words(const void *from, long bytes) {
     words result = {0};
-    if (bytes >= (long)sizeof result) return memcpy(&result, from, sizeof result), result;
+    if (bytes >= (long)sizeof result) return *(const words_there *)from;
 #ifdef __AVX512BW__
     return (words)_mm512_maskz_loadu_epi8(bytes > 0 ? (1ul << bytes) - 1 : 0, from);
 #else
@@ -73,7 +85,7 @@ INLINE words some_words(const void *from, long bytes) {
 
 INLINE shorts some_halves(const void *from, long bytes) {
     shorts result = {0};
-    if (bytes >= (long)sizeof result) return memcpy(&result, from, sizeof result), result;
+    if (bytes >= (long)sizeof result) return *(const halves_there *)from;
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
     return (shorts)_mm256_maskz_loadu_epi8(bytes > 0 ? (uint32_t)((1ul << bytes) - 1) : 0, from);
 #else
@@ -92,7 +104,7 @@ INLINE floats load(int type, const void *from, long first, long count, float res
 INLINE void store(int type, void *to, long first, long count, floats value) {
     if (type == FLOAT32) {
         float *start = (float *)to + first;
-        if (count >= LANES) memcpy(start, &value, sizeof value);
+        if (count >= LANES) *(words_there *)start = (words)value;
 #ifdef __AVX512F__
         else _mm512_mask_storeu_ps(start, (__mmask16)((1u << count) - 1), (__m512)value);
 #else
@@ -101,7 +113,7 @@ INLINE void store(int type, void *to, long first, long count, floats value) {
     } else {
         uint16_t *start = (uint16_t *)to + first;
         const shorts bits = to_bfloat16(value);
-        if (count >= LANES) memcpy(start, &bits, sizeof bits);
+        if (count >= LANES) *(halves_there *)start = bits;
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
         else _mm256_mask_storeu_epi16(start, (__mmask16)((1u << count) - 1), (__m256i)bits);
 #else
@@ -170,15 +182,15 @@ INLINE those kept(const uint8_t *mask, long first) {
     return of_bits(bits >> first % 8);
 }
 
-/* A matrix of 16 rows, transposed: four times, lanes of pairs of rows change places. */
-INLINE void transpose16(words x[LANES]) {
+/* A matrix of LANES rows, transposed: at each step, lanes of pairs of rows change places. */
+INLINE void transpose_words(words x[LANES]) {
 #ifdef __clang__ /* has no such instruction for lanes that are no constants */
     words y[LANES];
     for (int i = 0; i < LANES; i++)
         for (int j = 0; j < LANES; j++) y[j][i] = x[i][j];
     memcpy(x, y, sizeof y);
 #else
-    const words lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const words lanes = NUMBERS;
 #pragma GCC unroll 4
     for (uint32_t step = 1; step < LANES; step *= 2) {
         const words odd = (lanes & step) != 0, even = ~odd;
