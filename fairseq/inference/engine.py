@@ -18,8 +18,8 @@ from typing import Any, TypeGuard, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fairseq.inference.packed import dequantized
-from fairseq.inference.stack import PackedStack, decoding_kernels, packable, packable_norm
+from fairseq.inference.packed import decoding_kernels, dequantized
+from fairseq.inference.stack import PackedStack, packable, packable_norm
 from fairseq.inference.words import PackedEmbedding, PackedOutput, packable_embedding, packable_output
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.decoder import DecoderModel

@@ -4,40 +4,20 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq.inference.packed import NOTHING, TYPES, Matrix, floats, longs, pack, pointer, pointers
-from fairseq.kernels import build
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
 from fairseq.modules.memory import KeyValueCache, RelativeLayerCache
 from fairseq.modules.relative_attention import RelativeAttention, ShawAttention
 from fairseq.modules.transformer_layer import LayerNorm, TransformerLayer
 
-SOURCE = Path(build.__file__).with_name("decoding.c")
 ATTENTION = (SelfAttention, PositionInfusedAttention, RelativeAttention, ShawAttention)
 LEAST_WORK = 1 << 17  # multiplications per thread; less work takes no longer than synchronising threads
 ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2, "tanh": 3, "linear": 4, "relu_squared": 5}
-
-
-def decoding_kernels() -> ctypes.CDLL | None:
-    """The compiled kernels; None, with a warning, if they cannot be compiled."""
-    return build.library("decoding", SOURCE, _declare)
-
-
-def _declare(compiled: ctypes.CDLL) -> None:
-    address, number = ctypes.c_void_p, ctypes.c_long
-    compiled.steps.argtypes = (address, address, address, number, address, number, address)
-    compiled.linear.argtypes = (address, address, number, address, number, address)
-    compiled.embed.argtypes = (address, address, number, address, address, number, address)
-    compiled.best.argtypes = (address, address, number, number, address, number, address, address, number, address)
-    compiled.scratch_size.argtypes = (address, address, number)
-    compiled.best_size.argtypes = (address, number, number)
-    # ctypes takes results for C's int, which would cut sizes of 64 bits.
-    compiled.scratch_size.restype = compiled.best_size.restype = number
 
 
 def threads_for(work: int) -> int:

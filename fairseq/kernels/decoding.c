@@ -4,8 +4,8 @@
  * separate torch kernels are far from that bound, because launching one costs more than reading its weights. Here the
  * whole stack is one parallel region.
  *
- * Activations are float32. Weights are float32, bfloat16, float16, or int8 with a scale for each output, in panels of 16
- * outputs: [ceil(N / 16), K, 16]; bfloat16 in pairs along K: [ceil(N / 16), ceil(K / 2), 16, 2]. Structures match
+ * Activations are float32. Weights are float32, bfloat16, float16, or int8 with a scale for each output, in panels of L =
+ * LANES outputs: [ceil(N / L), K, L]; bfloat16 in pairs along K: [ceil(N / L), ceil(K / 2), L, 2]. Structures match
  * stack.py. Compiled at run time for this machine.
  */
 #include "words.h"
@@ -37,6 +37,9 @@ typedef struct {
     long type, rows, length, bias_stride, held, window;
     const LayerCache *layer;
 } Cache;
+
+/* Outputs of a panel of weights */
+long lanes(void) { return LANES; }
 
 /* ---- parts of a layer ---- */
 
@@ -167,7 +170,7 @@ INLINE void attend(int type, const long dim, const Stack *stack, const Layer *la
     score(type, query, keys + first * dim * size, dim, seen, scores);
     float most[LANES];
     for (long i = 0; i < LANES; i++) most[i] = scores[seen + i] = -INFINITY;
-    for (long j = 0; j < seen; j += LANES) /* 16 independent ones, as the order matters to NaN */
+    for (long j = 0; j < seen; j += LANES) /* independent ones, as the order matters to NaN */
         for (long i = 0; i < LANES; i++) most[i] = scores[j + i] > most[i] ? scores[j + i] : most[i];
     for (long i = 0; i < LANES; i++) best = most[i] > best ? most[i] : best;
     for (long j = 0; j < seen; j++) scores[j] = exponential(scores[j] - best);

@@ -13,7 +13,7 @@
 
 #include "numbers.h"
 
-typedef int8_t bytes __attribute__((vector_size(16), aligned(1)));
+typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1)));
 
 enum { FLOAT32, BFLOAT16, FLOAT16, INT8, BFLOAT16_PAIRS };
 
@@ -76,7 +76,7 @@ INLINE void put(int type, void *to, long i, float value) {
     else ((uint16_t *)to)[i] = type == FLOAT16 ? to_half(value) : to_bfloat16(value);
 }
 
-/* 16 weights; of bfloat16 the even or odd ones of 16 pairs */
+/* LANES weights; of bfloat16 the even or odd ones of LANES pairs */
 INLINE floats weights(int type, const void *from, int odd) {
     if (type == FLOAT32) return *(const floats *)from;
     if (type == BFLOAT16) {
@@ -116,7 +116,7 @@ INLINE float exponential(float x) {
 #define PAIRED __builtin_cpu_is("amd")
 #endif
 
-/* Rows that a product takes together, of those that are left: limited by registers, of which each holds 16 sums. */
+/* Rows that a product takes together, of those that are left: limited by registers, of which each holds LANES sums. */
 INLINE long group(long rows) {
 #ifdef __AVX512F__
     return rows >= 16 ? 16 : rows >= 8 ? 8 : rows >= 4 ? 4 : 1;
@@ -125,12 +125,15 @@ INLINE long group(long rows) {
 #endif
 }
 
-/* ROWS rows of x times BLOCKS panels: float32 [ROWS, BLOCKS * 16], before scale and bias. x: [K, ROWS], so that a step reads
+/* Bytes of the LANES weights of a panel that multiply one input, or two of bfloat16 */
+INLINE long step_size(int type) { return LANES * (type == INT8 ? 1 : type == FLOAT16 ? 2 : 4); }
+
+/* ROWS rows of x times BLOCKS panels: float32 [ROWS, BLOCKS * LANES], before scale and bias. x: [K, ROWS], so that a step reads
  * adjacent numbers: float32, or pairs of bfloat16 along K. */
 INLINE void tile(int type, int paired, int ROWS, int BLOCKS, const char *weight, long inputs, const void *x, floats *out) {
     floats sum[16];
     const long steps = type == BFLOAT16 ? (inputs + 1) / 2 : inputs;
-    const long size = type == INT8 ? 16 : type == FLOAT16 ? 32 : 64, panel = steps * size;
+    const long size = step_size(type), panel = steps * size;
     const float *input = x;
 #pragma GCC unroll 16
     for (int i = 0; i < ROWS * BLOCKS; i++) sum[i] = (floats){0};
@@ -197,7 +200,7 @@ static __attribute__((noinline)) void finish(const Matrix *m, const float *bias,
 INLINE void product_of(int type, int paired, const Matrix *m, const float *bias, const float *x, long rows, long first,
                        long end, float *y, long y_stride, int add) {
     const long even = (m->inputs + 1) & ~1L, steps = type == BFLOAT16 ? even / 2 : m->inputs;
-    const long size = steps * (type == INT8 ? 16 : type == FLOAT16 ? 32 : 64);
+    const long size = steps * step_size(type);
     for (long begin = first, stop; begin < end; begin = stop) {
         stop = least(end, begin + 8); /* stay in the cache for all rows */
         for (long row = 0, count; row < rows; row += count) {
@@ -211,7 +214,8 @@ INLINE void product_of(int type, int paired, const Matrix *m, const float *bias,
             if (count == 4) TILE(4, 4)
             if (count == 1) TILE(1, 8)
 #else
-            if (count == 1) TILE(1, 4)
+            if (count == 4) TILE(4, 2)
+            if (count == 1) TILE(1, 8)
 #endif
             if (count == 4) TILE(4, 1)
             if (count == 1) TILE(1, 1)

@@ -4,8 +4,13 @@
 #include <stdint.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#ifndef LANES
+/* As many as a register holds: compilers keep wider vectors in memory. */
+#if defined(__AVX512F__)
 #define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
 #endif
 
 typedef float floats __attribute__((vector_size(4 * LANES), aligned(4)));

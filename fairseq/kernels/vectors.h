@@ -1,22 +1,21 @@
-/* As many numbers at a time as a register holds, as kernels read and write them: float32 and bfloat16, and masks of
- * dropout. Compilers keep wider vectors in memory. */
+/* LANES numbers at a time, as kernels read and write them: float32 and bfloat16, and masks of dropout. */
 #ifndef VECTORS_H
 #define VECTORS_H
 #include <math.h>
 #include <string.h>
-#if defined(__AVX512F__)
+#ifdef __AVX512F__
 #include <immintrin.h>
-#define LANES 16
-#define NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
-#elif defined(__AVX__)
-#define LANES 8
-#define NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
-#else
-#define LANES 4
-#define NUMBERS {0, 1, 2, 3}
 #endif
 
 #include "numbers.h"
+
+#if LANES == 16
+#define NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#elif LANES == 8
+#define NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
+#else
+#define NUMBERS {0, 1, 2, 3}
+#endif
 
 enum { FLOAT32, BFLOAT16 };
 INLINE long size_of(int type) { return type == FLOAT32 ? 4 : 2; }

@@ -102,7 +102,7 @@ static void replace(Best *best, long size, float score, int64_t word) {
     words[i] = word;
 }
 
-/* Scores of the n words from first on. Most do not reach those that are held: 16 are compared at a time. */
+/* Scores of the n words from first on. Most do not reach those that are held: LANES are compared at a time. */
 static void consider(Best *best, const float *scores, long n, int64_t first) {
     for (long start = 0; start < n; start += LANES) {
         const long end = least(n, start + LANES);

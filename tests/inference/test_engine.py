@@ -15,11 +15,9 @@ import pytest
 import runs
 import torch
 
-from fairseq.inference import stack
 from fairseq.inference.engine import Reader, inference_copy
 from fairseq.inference.loading import load_language_models
-from fairseq.inference.packed import dequantized, quantize
-from fairseq.inference.stack import decoding_kernels
+from fairseq.inference.packed import SOURCE, decoding_kernels, dequantized, quantize
 from fairseq.kernels import build as native
 from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
@@ -61,8 +59,8 @@ ADDRESSES = """
 #include "STEP"
 #include <stdlib.h>
 static Matrix matrix(int type, long n, long k) {
-    long panels = (n + 15) / 16, steps = type == BFLOAT16 ? (k + 1) / 2 : k;
-    Matrix m = {type, n, k, calloc(panels * steps, type == INT8 ? 16 : type == FLOAT16 ? 32 : 64),
+    long panels = (n + LANES - 1) / LANES, steps = type == BFLOAT16 ? (k + 1) / 2 : k;
+    Matrix m = {type, n, k, calloc(panels * steps, step_size(type)),
                 type == INT8 ? calloc(n, 4) : NULL, calloc(n, 4)};
     return m;
 }
@@ -245,7 +243,8 @@ def test_of_equal_scores_the_first_words_are_best_and_nan_comes_before_all(load)
     hidden = torch.zeros(2, reader.packed.stack.out_width)
     scores, words = reader.best(hidden, 5, forbidden=[1])
     assert words.tolist() == [[0, 2, 3, 4, 5]] * 2 and not scores.isnan().any()
-    reader.packed.output.matrices[0][1].tensors[0][1, :, 9] = torch.nan  # word 25, in panel 1
+    panels = reader.packed.output.matrices[0][1].tensors[0]
+    panels[25 // panels.size(2), :, 25 % panels.size(2)] = torch.nan  # word 25
     scores, words = reader.best(hidden, 5)
     assert words.tolist() == [[25, 0, 1, 2, 3]] * 2 and scores.isnan().sum(1).tolist() == [1, 1]
 
@@ -352,7 +351,7 @@ def test_the_address_sanitizer_finds_nothing_in_the_kernels(tmp_path, machine):
     command += ["-fsanitize=address,undefined", "-w", tmp_path / "main.c", "-o", tmp_path / "main", "-lm"]
     if subprocess.run(command, capture_output=True).returncode:
         pytest.skip("the compiler has no address sanitizer")
-    (tmp_path / "main.c").write_text(ADDRESSES.replace("STEP", str(stack.SOURCE)))
+    (tmp_path / "main.c").write_text(ADDRESSES.replace("STEP", str(SOURCE)))
     subprocess.run(command, check=True)
     environment = {**os.environ, "ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, env=environment)
