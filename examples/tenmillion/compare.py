@@ -188,7 +188,7 @@ def report(folder: Path, against: str | None = None) -> Iterator[str]:
         pairs = [100 * row["accuracy"]["all"] for row in each if "accuracy" in row]
         cells = [name, len(each), each[0]["updates"], f"{each[0]['tokens'] / 1e6:.2f}", f"{seconds:.0f}"]
         cells += [interval([row["bits_per_byte"] for row in each], 4), interval(pairs, 2) if pairs else "–"]
-        changes = [row["bits_per_byte"] - base[row["seed"]] for row in each if row["seed"] in base]
+        changes = [row["bits_per_byte"] - base[row["seed"]] for row in each if base and row["seed"] in base]
         cells += [interval(changes, 4) if changes and name != against else "–"] if base else []
         yield f"| {' | '.join(map(str, cells))} |"
 

@@ -106,8 +106,8 @@ class LanguageModelingTaskConfig(BlockConfig):
     streams: bool = flag(False, "rows continue from batch to batch, also for models without memory")
     passage_tokens: int | None = flag(
         None,
-        "memory or `streams`: a row reads passages of so many tokens (at least two blocks), in a new random order each "
-        "epoch (default: the corpus in order)",
+        "memory or `streams`: a row reads passages of so many tokens (whole blocks, at least two), in a new random "
+        "order each epoch (default: the corpus in order)",
         low=1,
     )
     add_bos_token: bool = flag(False, "begin-of-sentence symbol before each block and as its first target")

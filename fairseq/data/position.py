@@ -116,8 +116,14 @@ def _convert(ours: Layout, theirs: Layout, read: int, same_length: bool) -> Posi
     # does not cut, and stay when shorter ones grow.
     if theirs.block_size != ours.block_size or not same_length:
         return _share(ours, read / theirs.units, theirs.block_size)
-    if dataclasses.replace(here, seed=ours.seed, cut=ours.cut) == ours and theirs.seed != ours.seed:
+    cut = theirs.cut if ours.order == STREAMS else ours.cut
+    if dataclasses.replace(here, seed=ours.seed, cut=cut) == ours and theirs.seed != ours.seed:
         return Position(read, False, f"`seed` {ours.seed} changes the order, some text may be read twice")
+    if theirs.order == ours.order and theirs.passage != ours.passage:
+        raise UserError(
+            "`passage_tokens`: the checkpoint is in the middle of an epoch, which has the text in another order; "
+            f"keep the flag as it was, {RESET}"
+        )
     raise _elsewhere(ours, theirs.order, theirs.cut, f"{read} of {theirs.units} {_NAMES[theirs.order]}")
 
 

@@ -78,7 +78,8 @@ class Batching:
         ranks = {"rank": self.rank, "world_size": self.world_size}
         passage = passage if self.shuffle else 0
         rows = self.rows(block_size)
-        return StreamSampler(num_blocks, rows, block_size=block_size, **ranks, passage=passage, seed=self.seed)
+        order = {"passage": passage, "seed": self.seed, "curriculum": self.curriculum}
+        return StreamSampler(num_blocks, rows, block_size=block_size, **ranks, **order)
 
     def rows(self, block_size: int) -> int:
         """Rows of *block_size* tokens that fit in a batch; see :func:`rows_per_batch`."""
@@ -285,6 +286,7 @@ class StreamSampler:
         block_size: tokens a block.
         passage: blocks; 0: all.
         seed: of the order of passages.
+        curriculum: up to this epoch their order is the same.
     """
 
     def __init__(
@@ -297,6 +299,7 @@ class StreamSampler:
         world_size: int = 1,
         passage: int = 0,
         seed: int = 0,
+        curriculum: int = 0,
     ) -> None:
         self.num_blocks = num_blocks
         self.rows = rows
@@ -304,6 +307,7 @@ class StreamSampler:
         self.world_size = world_size
         self.passage = passage
         self.seed = seed
+        self.curriculum = curriculum
         self.shuffle = passage > 0
         # Processes may share the rows in another way, but there must be as many in all.
         layout = Layout(STREAMS, len(self), 1, world_size, block_size, cut=rows * world_size, passage=passage)
@@ -332,5 +336,6 @@ class StreamSampler:
 
     def _passages(self, epoch: int) -> np.ndarray:
         """The numbers of the passages in the order of *epoch*, an incomplete one last."""
-        whole = self.num_blocks // self.passage if self.passage else 0
-        return np.append(np.random.RandomState((self.seed + epoch) % 2**32).permutation(whole), whole)
+        count = self.num_blocks // self.passage if self.passage else 0
+        seed = self.seed + epoch if epoch > self.curriculum else self.seed
+        return np.append(np.random.RandomState(seed % 2**32).permutation(count), count)

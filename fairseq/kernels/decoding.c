@@ -95,7 +95,7 @@ INLINE floats lane_sums(floats *sum) {
 }
 #endif
 
-/* scores[j] += query . keys[j]; the keys are count rows of dim; scores have room for 15 more, which may change. */
+/* scores[j] += query . keys[j]; the keys are count rows of dim; scores have room for LANES more, which may change. */
 INLINE void score(int type, const float *query, const char *keys, long dim, long count, float *scores) {
     const long size = type == FLOAT32 ? 4 : 2;
 #ifdef __AVX512F__
@@ -247,7 +247,7 @@ static long widest(const Stack *stack) {
 }
 
 static long of_worker(const Stack *stack, const Cache *cache) {
-    return cache->rows * (stack->width + widest(stack)) + cache->length + 16;
+    return cache->rows * (stack->width + widest(stack)) + cache->length + LANES;
 }
 
 /* size of the scratch memory of steps(), in float32 numbers */

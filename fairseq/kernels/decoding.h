@@ -128,8 +128,8 @@ INLINE long group(long rows) {
 /* Bytes of the LANES weights of a panel that multiply one input, or two of bfloat16 */
 INLINE long step_size(int type) { return LANES * (type == INT8 ? 1 : type == FLOAT16 ? 2 : 4); }
 
-/* ROWS rows of x times BLOCKS panels: float32 [ROWS, BLOCKS * LANES], before scale and bias. x: [K, ROWS], so that a step reads
- * adjacent numbers: float32, or pairs of bfloat16 along K. */
+/* ROWS rows of x times BLOCKS panels: float32 [ROWS, BLOCKS * LANES], before scale and bias. x: [K, ROWS], so that a
+ * step reads adjacent numbers: float32, or pairs of bfloat16 along K. */
 INLINE void tile(int type, int paired, int ROWS, int BLOCKS, const char *weight, long inputs, const void *x, floats *out) {
     floats sum[16];
     const long steps = type == BFLOAT16 ? (inputs + 1) / 2 : inputs;
@@ -300,7 +300,7 @@ typedef struct {
     Barrier *barrier;
     float *normed;      /* [rows, C] */
     float *arranged;    /* inputs of a product: [rows, widest] */
-    float *scores;      /* [S + 16] */
+    float *scores;      /* [S + LANES] */
 } Worker;
 
 /* Of the running thread of a parallel region. */

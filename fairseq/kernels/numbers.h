@@ -7,7 +7,7 @@
 /* As many as a register holds: compilers keep wider vectors in memory. */
 #if defined(__AVX512F__)
 #define LANES 16
-#elif defined(__AVX__)
+#elif defined(__AVX2__)
 #define LANES 8
 #else
 #define LANES 4

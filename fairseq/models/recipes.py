@@ -132,8 +132,9 @@ def recommended(arch: str, chosen: Mapping[str, object]) -> dict[str, object]:
     # diverges with another optimizer or schedule. fairseq has no fast architectures.
     if recipe is not FAST and set(CHOICES) & chosen.keys():
         recipe = {}
-    if chosen.get("optimizer", "adam") != "adam":
-        recipe = {name: value for name, value in recipe.items() if not name.startswith("adam_")}
+    # With a maximum, --lr is the minimum.
+    unfit = ("lr" if "max_lr" in chosen else None, "adam_betas" if chosen.get("optimizer", "adam") != "adam" else None)
+    recipe = {name: value for name, value in recipe.items() if name not in unfit}
     return {**recipe, **objective_of(arch, {name: chosen[name] for name in AIMS if name in chosen})}
 
 

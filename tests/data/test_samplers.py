@@ -181,6 +181,9 @@ def test_stream_passages_are_the_corpus_in_another_order(
     assert sorted(map(min, parts)) == list(range(0, blocks, passage))
     assert all(part == list(range(part[0], part[0] + len(part))) for part in parts)
     assert not blocks % passage or parts[-1] == list(range(whole * passage, blocks))
+    assert read(StreamSampler(blocks, 1, passage=passage, seed=5, curriculum=3), 1) == read(
+        StreamSampler(blocks, 1, passage=passage, seed=5, curriculum=3), 3
+    )
     assert whole < 20 or len({tuple(order(seed, number)) for seed, number in ((5, 1), (5, 2), (9, 1))}) == 3
     ranks = [StreamSampler(blocks, rows, rank=rank, world_size=world, passage=passage, seed=5) for rank in range(world)]
     plain = StreamSampler(blocks, rows * world)

@@ -328,7 +328,7 @@ def test_bad_flags_of_training_are_one_line(tmp_path: Path, flags: str, message:
 def test_other_passages_do_not_continue_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     flags = [XL, "--max-update 3 --save-interval-updates 3"]
     runs.train(tmp_path, flags, "--passage-tokens 64")
-    with user_error("checkpoint is in the middle of an epoch"):
+    with user_error("--passage-tokens: the checkpoint is in the middle of an epoch"):
         runs.train(tmp_path, XL, "--max-update 5 --passage-tokens 128")
 
 
