@@ -116,7 +116,7 @@ INLINE float exponential(float x) {
 #define PAIRED __builtin_cpu_is("amd")
 #endif
 
-/* Rows that a product takes together, of those that are left: limited by registers, of which each holds LANES sums. */
+/* How many of the rows that are left a product takes at once. Registers limit it: each holds LANES sums. */
 INLINE long group(long rows) {
 #ifdef __AVX512F__
     return rows >= 16 ? 16 : rows >= 8 ? 8 : rows >= 4 ? 4 : 1;

@@ -112,7 +112,7 @@ RECIPES: dict[str, Recipe] = {  # by architecture, or else by model
     "electra_small": {**ELECTRA, "lr": [0.0005], "total_num_update": 1000000},
 }
 CHOICES = ("optimizer", "lr", "max_lr", "lr_scheduler")
-"""Settings of which one given by the user leaves out any recipe but the fast one."""
+"""If the user gives one of these settings, only the fast recipe still applies."""
 
 AIMS = ("task", "adaptive_softmax_cutoff")
 """Settings that decide on task and criterion."""

@@ -93,7 +93,7 @@ class LanguageModelingTask(FairseqTask):
         if self.cfg.add_bos_token:
             raise UserError("`add_bos_token`: rows of models with memory and `streams` continue; leave it out")
         length = self.cfg.tokens_per_sample
-        # Stages may have longer blocks, of which one alone would never continue another.
+        # A later stage may have longer blocks, and in passages of one block no row would continue.
         return batching.streams(len(dataset), length, 0 if passage is None else max(2, passage // length))
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
