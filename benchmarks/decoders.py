@@ -1,8 +1,8 @@
 """Training of Llama- and GPT-2-shaped decoders, alternating with transformers' own classes and
-nanoGPT under torch.compile.
+nanoGPT under torch.compile; or generation, alternating with transformers' ``generate``.
 
     python -m benchmarks.decoders [--shape llama gpt2] [--precision fp32 bf16] [--nanogpt CHECKOUT]
-        [--clock processor] [--turns 12]
+        [--clock processor] [--turns 12] [--generate 1 8]
 
 All have 4 layers of width 256, the same initial sizes, optimizer and batches of 16 × 128 tokens;
 ours is not compiled. Freed memory stays in the process, as in ``fairseq-train``, for all of them.
@@ -17,7 +17,8 @@ import importlib.util
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.config import fields, options
-from fairseq.models.transformer_lm import TransformerDecoder
+from fairseq.inference import Decoding, continuations, generator_of
+from fairseq.inference.engine import Reader
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.system.allocator import keep_freed_memory
 from fairseq_cli.train import get_training_parser
 
 WORDS, ROWS, TOKENS, WIDTH, LAYERS, HEADS, GATED = 8000, 16, 128, 256, 4, 4, 688
-UPDATES = 3
+CALLS, GENERATED = 3, 96
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 PAD = 1
 FLAGS = f"""data --arch ARCH_tiny --tokens-per-sample {TOKENS} --max-target-positions {TOKENS} --decoder-layers {LAYERS}
@@ -92,11 +95,25 @@ def update(model: nn.Module, loss: Callable[[], Tensor], precision: str) -> Call
 
 
 def seconds(call: Callable[[], None], clock: Callable[[], float]) -> float:
-    """The time of an update."""
+    """The time of a call."""
     start = clock()
-    for _ in range(UPDATES):
+    for _ in range(CALLS):
         call()
-    return (clock() - start) / UPDATES
+    return (clock() - start) / CALLS
+
+
+def in_turns(
+    calls: dict[str, Callable[[], None]], tokens: int, turns: int, clock: Callable[[], float]
+) -> Iterator[str]:
+    """For each of *calls* but ours: its tokens per second, ours, and the ratio with its
+    quartiles."""
+    for call in calls.values():
+        seconds(call, clock)  # compiles
+    times = [{name: seconds(call, clock) for name, call in calls.items()} for _ in range(turns)]
+    for name in [name for name in calls if name != "ours"]:
+        low, ratio, high = statistics.quantiles([turn[name] / turn["ours"] for turn in times], n=4)
+        speeds = [tokens / statistics.median(turn[each] for turn in times) for each in (name, "ours")]
+        yield " | ".join([name, *(f"{speed:,.0f}" for speed in speeds), f"{ratio:.2f} ({low:.2f}–{high:.2f})"])
 
 
 def losses(shape: str, checkout: Path | None) -> dict[str, tuple[nn.Module, Callable[[], Tensor]]]:
@@ -124,6 +141,28 @@ def losses(shape: str, checkout: Path | None) -> dict[str, tuple[nn.Module, Call
     return found
 
 
+def generators(shape: str, precision: str, rows: int) -> dict[str, Callable[[], None]]:
+    """Functions that generate :data:`GENERATED` tokens after each of *rows* texts of one token, the
+    most probable ones; ours comes first."""
+    lower = torch.bfloat16 if precision == "bf16" else None
+    reader = Reader(TransformerLanguageModel(our_model(shape)).eval(), lower)
+    theirs = their_model(shape).eval().to(lower or torch.float32)
+    prompts = torch.full((rows, 1), 5)
+    exactly = {"do_sample": False, "min_new_tokens": GENERATED, "max_new_tokens": GENERATED, "pad_token_id": PAD}
+
+    def ours() -> None:
+        how = Decoding(GENERATED, temperature=0)
+        texts = continuations([reader], prompts.tolist(), how, generators=lambda n: generator_of(1, n), batch_size=rows)
+        assert sum(len(tokens) for _, tokens in texts) == rows * GENERATED
+
+    def transformers() -> None:
+        with torch.inference_mode():
+            found = theirs.generate(prompts, attention_mask=torch.ones_like(prompts), use_cache=True, **exactly)
+        assert found.shape == (rows, 1 + GENERATED)
+
+    return {"ours": ours, "transformers": transformers}
+
+
 def main() -> None:
     """Print tokens per second of each, and the ratios to ours."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -132,24 +171,25 @@ def main() -> None:
     parser.add_argument("--nanogpt", type=Path, metavar="CHECKOUT", help="checkout of nanoGPT (default: left out)")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="time measured (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=12, help="turns of each (default: %(default)s)")
+    parser.add_argument(
+        "--generate", nargs="+", type=int, metavar="ROWS", help="generate so many texts at once instead of training"
+    )
     args = parser.parse_args()
     keep_freed_memory()
     torch.manual_seed(1)
     clock = CLOCKS[args.clock]
-    print("| shape | precision | other, compiled | other, tokens/s | ours, tokens/s | ratio (quartiles) |")
-    print("|---|---|---|---:|---:|---:|", flush=True)
-    for shape in args.shape:
-        for precision in args.precision:
+    kind, other = ("texts", "other") if args.generate else ("rows", "other, compiled")
+    print(f"| shape | precision | {kind} | {other} | other, tokens/s | ours, tokens/s | ratio (quartiles) |")
+    print("|---|---|---:|---|---:|---:|---:|", flush=True)
+    for shape, precision, rows in product(args.shape, args.precision, args.generate or (ROWS,)):
+        if args.generate:
+            calls, tokens = generators(shape, precision, rows), rows * GENERATED
+        else:
             models = losses(shape, args.nanogpt)
             calls = {name: update(model, loss, precision) for name, (model, loss) in models.items()}
-            for call in calls.values():
-                seconds(call, clock)  # compiles
-            turns = [{name: seconds(call, clock) for name, call in calls.items()} for _ in range(args.turns)]
-            for name in [name for name in calls if name != "ours"]:
-                low, ratio, high = statistics.quantiles([turn[name] / turn["ours"] for turn in turns], n=4)
-                speeds = [ROWS * TOKENS / statistics.median(turn[each] for turn in turns) for each in (name, "ours")]
-                cells = [shape, precision, name, *(f"{speed:,.0f}" for speed in speeds)]
-                print(f"| {' | '.join(cells)} | {ratio:.2f} ({low:.2f}–{high:.2f}) |", flush=True)
+            tokens = rows * TOKENS
+        for line in in_turns(calls, tokens, args.turns, clock):
+            print(f"| {shape} | {precision} | {rows} | {line} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def step_bytes(model: Any, rows: int, weight_size: float, cache_size: float) -> 
     segment, memory = model.cfg.tokens_per_sample, model.memory_length
     spans = [position if position < segment else memory + position % segment for position in range(TOKENS)]
     attention = layers[0].self_attn
-    past = 2 * len(layers) * attention.num_heads * attention.head_dim * sum(spans) / len(spans)
+    past = 2 * len(layers) * attention.kv_heads * attention.head_dim * sum(spans) / len(spans)
     return _weights(model) * weight_size + rows * past * cache_size
 
 

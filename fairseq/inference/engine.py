@@ -206,10 +206,11 @@ def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool
     widen: nn.Linear | None = None
     biases: AttentionBiases | None = None
     window: int | None = None
+    rotated = 0
     looks_up = packable_embedding(decoder.embed_tokens)
     if isinstance(decoder, TransformerDecoder) and isinstance(source, TransformerDecoder):
         norm, project, widen = source.layer_norm, source.project_out_dim, decoder.project_in_dim
-        window = decoder.cfg.attention_window
+        window, rotated = decoder.cfg.attention_window, decoder.cfg.rotary_channels
         looks_up = looks_up and decoder.layernorm_embedding is None and decoder.token_shift is None
     elif isinstance(decoder, TransformerXLDecoder):
         biases = decoder.attention_biases
@@ -222,7 +223,7 @@ def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool
     return _Packed(
         model,
         lookup,
-        PackedStack(compiled, list(source.layers), norm, project, biases=biases, int8=int8),
+        PackedStack(compiled, list(source.layers), norm, project, biases=biases, rotated=rotated, int8=int8),
         PackedOutput(compiled, source.output_distribution, int8=int8),
         window,
     )

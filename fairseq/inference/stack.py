@@ -10,14 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.inference.packed import NOTHING, TYPES, Matrix, floats, longs, pack, pointer, pointers
-from fairseq.modules.attention import PositionInfusedAttention, SelfAttention
+from fairseq.modules.attention import PositionInfusedAttention, RotaryAttention, SelfAttention
 from fairseq.modules.memory import KeyValueCache, RelativeLayerCache
 from fairseq.modules.relative_attention import RelativeAttention, ShawAttention
-from fairseq.modules.transformer_layer import LayerNorm, TransformerLayer
+from fairseq.modules.transformer_layer import LayerNorm, RMSNorm, TransformerLayer
 
-ATTENTION = (SelfAttention, PositionInfusedAttention, RelativeAttention, ShawAttention)
+ATTENTION = (SelfAttention, PositionInfusedAttention, RotaryAttention, RelativeAttention, ShawAttention)
 LEAST_WORK = 1 << 17  # multiplications per thread; less work takes no longer than synchronising threads
-ACTIVATIONS = {"relu": 0, "gelu": 1, "gelu_accurate": 2, "gelu_fast": 2, "tanh": 3, "linear": 4, "relu_squared": 5}
+# In the order of decoding.c.
+KINDS = ("relu", "gelu", "gelu_accurate", "tanh", "linear", "relu_squared", "silu")
+ACTIVATIONS = {**{name: kind for kind, name in enumerate(KINDS)}, "gelu_fast": KINDS.index("gelu_accurate")}
 
 
 def threads_for(work: int) -> int:
@@ -28,22 +30,23 @@ def threads_for(work: int) -> int:
 # As in decoding.c.
 class _Layer(ctypes.Structure):
     _fields_ = [
-        *((name, Matrix) for name in ("qkv", "out", "fc1", "fc2")),
-        *pointers("attention_norm", "final_norm", "content_bias", "position_bias"),
+        *((name, Matrix) for name in ("qkv", "out", "fc1", "fc2", "fc3")),
+        *pointers("attention_norm", "final_norm", "content_bias", "position_bias", "query_norm", "key_norm"),
     ]
 
 
 class _Stack(ctypes.Structure):
     _fields_ = [
-        *longs("layers", "width", "heads", "head_dim", "ffn_width", "pre_norm", "activation"),
-        ("norm_eps", ctypes.c_float),
+        *longs("layers", "width", "heads", "kv_heads", "head_dim", "ffn_width", "pre_norm", "parallel", "rms"),
+        *longs("activation", "rotated"),
+        *((name, ctypes.c_float) for name in ("norm_eps", "head_norm_eps")),
         *pointers("layer", "norm"),
         ("project", Matrix),
     ]
 
 
 class _LayerCache(ctypes.Structure):
-    _fields_ = pointers("keys", "values", "bias", "distance_keys", "distance_scores")
+    _fields_ = pointers("keys", "values", "bias", "distance_keys", "distance_scores", "rotation")
 
 
 class _Cache(ctypes.Structure):
@@ -54,16 +57,17 @@ def packable(layer: nn.Module) -> bool:
     """Return whether the kernels support *layer*."""
     if type(layer) is not TransformerLayer or type(layer.self_attn) not in ATTENTION:
         return False
-    if layer.self_attn.q_norm is not None or layer.self_attn.kv_heads != layer.self_attn.num_heads:
+    # Without rotation, norms of keys are computed at every step.
+    if layer.self_attn.q_norm is not None and type(layer.self_attn) is not RotaryAttention:
         return False
-    if layer.fc3 is not None or layer.parallel or layer.activation_fn not in ACTIVATIONS:
+    if layer.activation_fn not in ACTIVATIONS:
         return False
     return packable_norm(layer.self_attn_layer_norm) and packable_norm(layer.final_layer_norm)
 
 
 def packable_norm(norm: nn.Module) -> bool:
     """Return whether the kernels support *norm*."""
-    return type(norm) is LayerNorm and norm.bias is not None
+    return type(norm) in (LayerNorm, RMSNorm)
 
 
 class PackedStack:
@@ -75,6 +79,7 @@ class PackedStack:
         norm: after the last layer.
         project: after the norm.
         biases: ``r_w_bias`` and ``r_r_bias`` of relative attention, if the layers share them.
+        rotated: channels of a head that turn with the position.
         int8: store matrices as int8; else in their own type.
     """
 
@@ -86,6 +91,7 @@ class PackedStack:
         project: nn.Linear | None = None,
         *,
         biases: Any = None,
+        rotated: int = 0,
         int8: bool = False,
     ) -> None:
         self.library, self.int8 = library, int8
@@ -98,8 +104,10 @@ class PackedStack:
         self.width = first.fc1.in_features
         self.out_width = self.width if project is None else project.out_features
         self.struct = _Stack(
-            *(len(layers), self.width, attention.num_heads, attention.head_dim, first.fc1.out_features),
-            *(int(first.normalize_before), ACTIVATIONS[first.activation_fn], first.final_layer_norm.eps),
+            *(len(layers), self.width, attention.num_heads, attention.kv_heads, attention.head_dim),
+            *(first.fc1.out_features, first.normalize_before, first.parallel),
+            *(isinstance(first.final_layer_norm, RMSNorm), ACTIVATIONS[first.activation_fn], rotated),
+            *(first.final_layer_norm.eps, 0.0 if attention.q_norm is None else attention.q_norm.eps),
             ctypes.addressof(packed),
             None if norm is None else self._norm(norm),
             projection,
@@ -147,16 +155,19 @@ class PackedStack:
         matrices = [
             pack(weight, int8=self.int8),
             *(pack(m.weight, m.bias, int8=self.int8) for m in (attention.out_proj, layer.fc1, layer.fc2)),
+            NOTHING if layer.fc3 is None else pack(layer.fc3.weight, layer.fc3.bias, int8=self.int8),
         ]
         self.tensors += matrices
         first = getattr(attention, "r_w_bias", None)
         shared = attention if first is not None else biases
         content, position = (getattr(shared, name, None) for name in ("r_w_bias", "r_r_bias"))
         norms = self._norm(layer.self_attn_layer_norm), self._norm(layer.final_layer_norm)
-        return _Layer(*matrices, *norms, self._keep(content), self._keep(position))
+        of_heads = (None if norm is None else norm.weight for norm in (attention.q_norm, attention.k_norm))
+        return _Layer(*matrices, *norms, *map(self._keep, (content, position, *of_heads)))
 
     def _norm(self, norm: Any) -> Any:
-        return self._keep(torch.stack([norm.weight, norm.bias]))
+        bias = getattr(norm, "bias", None)
+        return self._keep(torch.stack([norm.weight, torch.zeros_like(norm.weight) if bias is None else bias]))
 
     def _keep(self, tensor: Tensor | None) -> Any:
         if tensor is None:
@@ -181,12 +192,13 @@ class _Binding:
         for number, layer in enumerate(cache.layers):
             if not layer.keys.is_contiguous() or not layer.values.is_contiguous():
                 raise ValueError("the cache's keys and values must be contiguous")
-            tensors = [layer.keys, layer.values, layer.bias]
+            distance_keys = distance_scores = None
             if isinstance(layer, RelativeLayerCache):
-                tensors.append(layer.distance_keys)
+                distance_keys = layer.distance_keys
                 if layer.distance_scores is not None:
-                    scores.append(floats(layer.distance_scores))
-                    tensors.append(scores[-1])
+                    distance_scores = floats(layer.distance_scores)
+                    scores.append(distance_scores)
+            tensors = layer.keys, layer.values, layer.bias, distance_keys, distance_scores, layer.rotation
             layers[number] = _LayerCache(*map(pointer, tensors))
         self.objects = layers, scores, [*cache.layers]
         self.stack, self.first, self.threads = stack, cache.layers[0].keys, threads

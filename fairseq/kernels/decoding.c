@@ -10,27 +10,29 @@
  */
 #include "words.h"
 
-enum { RELU, GELU, GELU_TANH, TANH, LINEAR, RELU_SQUARED };
+enum { RELU, GELU, GELU_TANH, TANH, LINEAR, RELU_SQUARED, SILU };
 
 typedef struct {
-    Matrix qkv, out, fc1, fc2;
+    Matrix qkv, out, fc1, fc2, fc3; /* fc3 multiplies the activations of fc1; weight NULL: none */
     const float *attention_norm, *final_norm; /* gain, then bias: [2, C] */
     const float *content_bias, *position_bias; /* [H, D] or NULL */
+    const float *query_norm, *key_norm;        /* gains of RMS norms before rotation: [D] or NULL */
 } Layer;
 
 typedef struct {
-    long layers, width, heads, head_dim, ffn_width, pre_norm, activation;
-    float norm_eps;
+    long layers, width, heads, kv_heads, head_dim, ffn_width, pre_norm, parallel, rms, activation, rotated;
+    float norm_eps, head_norm_eps;
     const Layer *layer;
     const float *norm; /* after the last layer, or NULL */
     Matrix project;    /* of the hidden states; weight NULL: none */
 } Stack;
 
 typedef struct {
-    void *keys, *values;         /* [B, H, S, D] */
-    const void *bias;            /* of query, key and value at each position: [S, 3 H D] */
-    const void *distance_keys;   /* [H, S, D] or NULL */
+    void *keys, *values;          /* [B, G, S, D] */
+    const void *bias;             /* of query, key and value at each position: [S, (H + 2 G) D] */
+    const void *distance_keys;    /* [H, S, D] or NULL */
     const float *distance_scores; /* [H, S] or NULL */
+    const float *rotation;        /* cosines and sines: [S, 2, R / 2] or NULL */
 } LayerCache;
 
 typedef struct {
@@ -43,14 +45,30 @@ long lanes(void) { return LANES; }
 
 /* ---- parts of a layer ---- */
 
-static void normalize(const float *weight, float eps, const float *x, long width, long rows, float *y) {
+static void normalize(const Stack *stack, const float *weight, const float *x, long rows, float *y) {
+    const long width = stack->width;
     for (long r = 0; r < rows; r++, x += width, y += width) {
         float sum = 0, squares = 0;
         for (long i = 0; i < width; i++) sum += x[i];
-        float mean = sum / width;
+        float mean = stack->rms ? 0 : sum / width;
         for (long i = 0; i < width; i++) squares += (x[i] - mean) * (x[i] - mean);
-        float scale = 1.0f / sqrtf(squares / width + eps);
+        float scale = 1.0f / sqrtf(squares / width + stack->norm_eps);
         for (long i = 0; i < width; i++) y[i] = (x[i] - mean) * scale * weight[i] + weight[width + i];
+    }
+}
+
+/* A query or key as scores take it: its norm, then its rotation. Of the R channels that turn, each of the first half and one
+ * of the second make a pair. */
+INLINE void place(const Stack *stack, const float *gain, const float *rotation, const float *x, long dim, float *y) {
+    float squares = 0;
+    for (long d = 0; gain && d < dim; d++) squares += x[d] * x[d];
+    const float scale = gain ? 1.0f / sqrtf(squares / dim + stack->head_norm_eps) : 1;
+    for (long d = 0; d < dim; d++) y[d] = gain ? x[d] * scale * gain[d] : x[d];
+    const long half = rotation ? stack->rotated / 2 : 0;
+    for (long d = 0; d < half; d++) {
+        const float first = y[d], second = y[half + d];
+        y[d] = first * rotation[d] - second * rotation[half + d];
+        y[half + d] = second * rotation[d] + first * rotation[half + d];
     }
 }
 
@@ -66,14 +84,19 @@ static void activate(long kind, float *x, long count) {
         for (long i = 0; i < count; i++) x[i] = tanhf(x[i]);
     else if (kind == RELU_SQUARED)
         for (long i = 0; i < count; i++) x[i] = x[i] > 0 ? x[i] * x[i] : 0;
+    else if (kind == SILU)
+        for (long i = 0; i < count; i++) x[i] /= 1.0f + exponential(-x[i]);
 }
 
-/* the share of fc1's outputs that this worker computed */
-static void activate_own(const Worker *worker, const Stack *stack, long rows, float *x) {
+/* the share of the outputs of fc1, x, and of fc3, other or NULL, that this worker computed */
+static void activate_own(const Worker *worker, const Stack *stack, long rows, float *x, const float *other) {
     long width = stack->ffn_width, panels = (width + LANES - 1) / LANES;
     long first = panels * worker->number / worker->count * LANES;
     long end = least(width, panels * (worker->number + 1) / worker->count * LANES);
-    for (long r = 0; r < rows && first < end; r++) activate(stack->activation, x + r * width + first, end - first);
+    for (long r = 0; r < rows && first < end; r++) {
+        activate(stack->activation, x + r * width + first, end - first);
+        for (long i = r * width + first; other && i < r * width + end; i++) x[i] *= other[i];
+    }
 }
 
 #ifdef __AVX512F__
@@ -145,47 +168,55 @@ INLINE void weighted_sum(int type, const float *weight, const char *values, long
         for (long i = d; i < dim; i++) to[i] += weight[j] * get(type, values, j * dim + i);
 }
 
-/* One head of one row: append key and value to the cache, then attend to the visible keys. */
+/* The heads of one row that share keys: append key and value to the cache, then attend to the visible keys. */
 INLINE void attend(int type, const long dim, const Stack *stack, const Layer *layer, const Cache *cache, const LayerCache *own,
-                   long row, long head, long held, const float *qkv, float *scores, float *attended) {
-    const long inner = stack->heads * dim, size = type == FLOAT32 ? 4 : 2;
-    const long start = (row * stack->heads + head) * cache->length * dim;
+                   long row, long group, long held, const float *qkv, float *scores, float *attended) {
+    const long heads = stack->heads, groups = stack->kv_heads, together = heads / groups;
+    const long size = type == FLOAT32 ? 4 : 2, start = (row * groups + group) * cache->length * dim;
     const long seen = cache->window ? least(held + 1, cache->window) : held + 1, first = held + 1 - seen;
-    const float *own_qkv = qkv + row * 3 * inner + head * dim, scale = 1.0f / sqrtf(dim);
+    const float *of_row = qkv + row * (heads + 2 * groups) * dim, scale = 1.0f / sqrtf(dim);
+    const float *key = of_row + (heads + group) * dim, *value = key + groups * dim;
+    const float *rotation = own->rotation ? own->rotation + held * stack->rotated : NULL;
     char *keys = (char *)own->keys + start * size, *values = (char *)own->values + start * size;
-    float query[dim], best = -INFINITY, sum = 0;
-    for (long d = 0; d < dim; d++) put(type, keys, held * dim + d, own_qkv[inner + d]);
-    for (long d = 0; d < dim; d++) put(type, values, held * dim + d, own_qkv[2 * inner + d]);
-    for (long j = 0; j < seen; j++) scores[j] = 0;
-    if (own->distance_keys) {
-        const long nearest = (head + 1) * cache->length - seen;
-        const float *bias = layer->position_bias;
-        for (long d = 0; d < dim; d++) query[d] = (own_qkv[d] + (bias ? bias[head * dim + d] : 0)) * scale;
-        score(type, query, (const char *)own->distance_keys + nearest * dim * size, dim, seen, scores);
-        if (own->distance_scores)
-            for (long j = 0; j < seen; j++) scores[j] += own->distance_scores[nearest + j];
+    float placed[dim], query[dim];
+    place(stack, layer->key_norm, rotation, key, dim, placed);
+    for (long d = 0; d < dim; d++) put(type, keys, held * dim + d, placed[d]);
+    for (long d = 0; d < dim; d++) put(type, values, held * dim + d, value[d]);
+    for (long head = group * together; head < (group + 1) * together; head++) {
+        float best = -INFINITY, sum = 0;
+        float *to = attended + (row * heads + head) * dim;
+        place(stack, layer->query_norm, rotation, of_row + head * dim, dim, placed);
+        for (long j = 0; j < seen; j++) scores[j] = 0;
+        if (own->distance_keys) {
+            const long nearest = (head + 1) * cache->length - seen;
+            const float *bias = layer->position_bias;
+            for (long d = 0; d < dim; d++) query[d] = (placed[d] + (bias ? bias[head * dim + d] : 0)) * scale;
+            score(type, query, (const char *)own->distance_keys + nearest * dim * size, dim, seen, scores);
+            if (own->distance_scores)
+                for (long j = 0; j < seen; j++) scores[j] += own->distance_scores[nearest + j];
+        }
+        const float *bias = layer->content_bias;
+        for (long d = 0; d < dim; d++) query[d] = (placed[d] + (bias ? bias[head * dim + d] : 0)) * scale;
+        score(type, query, keys + first * dim * size, dim, seen, scores);
+        float most[LANES];
+        for (long i = 0; i < LANES; i++) most[i] = scores[seen + i] = -INFINITY;
+        for (long j = 0; j < seen; j += LANES) /* independent ones, as the order matters to NaN */
+            for (long i = 0; i < LANES; i++) most[i] = scores[j + i] > most[i] ? scores[j + i] : most[i];
+        for (long i = 0; i < LANES; i++) best = most[i] > best ? most[i] : best;
+        for (long j = 0; j < seen; j++) scores[j] = exponential(scores[j] - best);
+        for (long j = 0; j < seen; j++) sum += scores[j];
+        weighted_sum(type, scores, values + first * dim * size, dim, seen, to);
+        for (long d = 0; d < dim; d++) to[d] /= sum;
     }
-    const float *bias = layer->content_bias;
-    for (long d = 0; d < dim; d++) query[d] = (own_qkv[d] + (bias ? bias[head * dim + d] : 0)) * scale;
-    score(type, query, keys + first * dim * size, dim, seen, scores);
-    float most[LANES];
-    for (long i = 0; i < LANES; i++) most[i] = scores[seen + i] = -INFINITY;
-    for (long j = 0; j < seen; j += LANES) /* independent ones, as the order matters to NaN */
-        for (long i = 0; i < LANES; i++) most[i] = scores[j + i] > most[i] ? scores[j + i] : most[i];
-    for (long i = 0; i < LANES; i++) best = most[i] > best ? most[i] : best;
-    for (long j = 0; j < seen; j++) scores[j] = exponential(scores[j] - best);
-    for (long j = 0; j < seen; j++) sum += scores[j];
-    weighted_sum(type, scores, values + first * dim * size, dim, seen, attended);
-    for (long d = 0; d < dim; d++) attended[d] /= sum;
 }
 
 #define ATTEND(NAME, TYPE)                                                                                         \
     static void NAME(const Stack *stack, const Layer *layer, const Cache *cache, const LayerCache *own, long row,  \
-                     long head, long held, const float *qkv, float *scores, float *attended) {                     \
-        if (stack->head_dim == 64) /* constant for the compiler */                                                     \
-            attend(TYPE, 64, stack, layer, cache, own, row, head, held, qkv, scores, attended);                    \
+                     long group, long held, const float *qkv, float *scores, float *attended) {                    \
+        if (stack->head_dim == 64) /* constant for the compiler */                                                 \
+            attend(TYPE, 64, stack, layer, cache, own, row, group, held, qkv, scores, attended);                   \
         else                                                                                                       \
-            attend(TYPE, stack->head_dim, stack, layer, cache, own, row, head, held, qkv, scores, attended);       \
+            attend(TYPE, stack->head_dim, stack, layer, cache, own, row, group, held, qkv, scores, attended);      \
     }
 ATTEND(attend_float32, FLOAT32)
 ATTEND(attend_bfloat16, BFLOAT16)
@@ -194,7 +225,9 @@ ATTEND(attend_float16, FLOAT16)
 /* ---- the stack ---- */
 
 typedef struct {
-    float *x, *qkv, *attended, *inner, *bias; /* [rows, C], [rows, 3 H D], [rows, H D], [rows, F], [3 H D] */
+    float *x, *qkv, *attended; /* [rows, C], [rows, (H + 2 G) D], [rows, H D] */
+    float *inner, *gate;       /* [rows, F] of fc1 and of fc3 */
+    float *bias;               /* [(H + 2 G) D] of each worker */
 } Shared;
 
 static void take_normed(const Worker *worker, const Shared *shared, long count) {
@@ -202,39 +235,45 @@ static void take_normed(const Worker *worker, const Shared *shared, long count) 
     wait_for_all(worker);
 }
 
+/* outputs of qkv */
+static long projected(const Stack *stack) { return (stack->heads + 2 * stack->kv_heads) * stack->head_dim; }
+
 static void layer_step(const Worker *worker, const Shared *shared, const Stack *stack, const Layer *layer,
                        const Cache *cache, const LayerCache *own, long held) {
-    const long rows = cache->rows, width = stack->width, inner = stack->heads * stack->head_dim;
+    const long rows = cache->rows, width = stack->width, inner = stack->heads * stack->head_dim, qkv = projected(stack);
     const float *input = shared->x;
+    float *bias = shared->bias + worker->number * qkv;
     if (stack->pre_norm) {
-        normalize(layer->attention_norm, stack->norm_eps, shared->x, width, rows, worker->normed);
+        normalize(stack, layer->attention_norm, shared->x, rows, worker->normed);
         input = worker->normed;
     }
-    for (long i = 0; i < 3 * inner; i++) /* every worker writes all of it: the same values, without a barrier */
-        shared->bias[worker->number * 3 * inner + i] = get(cache->type, own->bias, held * cache->bias_stride + i);
-    multiply(worker, &layer->qkv, shared->bias + worker->number * 3 * inner, input, width, rows, shared->qkv, 3 * inner,
-             0);
+    /* every worker writes all of it: the same values, without a barrier */
+    for (long i = 0; i < qkv; i++) bias[i] = get(cache->type, own->bias, held * cache->bias_stride + i);
+    multiply(worker, &layer->qkv, bias, input, width, rows, shared->qkv, qkv, 0);
+    /* of the layer's input, before attention is added to it */
+    if (stack->parallel) normalize(stack, layer->final_norm, shared->x, rows, worker->normed);
     wait_for_all(worker);
-    const long heads = rows * stack->heads, end = heads * (worker->number + 1) / worker->count;
-    for (long i = heads * worker->number / worker->count; i < end; i++) {
-        long row = i / stack->heads, head = i % stack->heads;
-        float *to = shared->attended + row * inner + head * stack->head_dim;
+    const long groups = rows * stack->kv_heads, end = groups * (worker->number + 1) / worker->count;
+    for (long i = groups * worker->number / worker->count; i < end; i++)
         (cache->type == FLOAT32 ? attend_float32 : cache->type == BFLOAT16 ? attend_bfloat16 : attend_float16)(
-            stack, layer, cache, own, row, head, held, shared->qkv, worker->scores, to);
-    }
+            stack, layer, cache, own, i / stack->kv_heads, i % stack->kv_heads, held, shared->qkv, worker->scores,
+            shared->attended);
     wait_for_all(worker);
     multiply(worker, &layer->out, layer->out.bias, shared->attended, inner, rows, shared->x, width, 1);
     wait_for_all(worker);
-    normalize(stack->pre_norm ? layer->final_norm : layer->attention_norm, stack->norm_eps, shared->x, width, rows,
-              worker->normed);
+    if (!stack->parallel)
+        normalize(stack, stack->pre_norm ? layer->final_norm : layer->attention_norm, shared->x, rows, worker->normed);
     multiply(worker, &layer->fc1, layer->fc1.bias, worker->normed, width, rows, shared->inner, stack->ffn_width, 0);
-    activate_own(worker, stack, rows, shared->inner);
+    const int gated = layer->fc3.weight != NULL;
+    if (gated)
+        multiply(worker, &layer->fc3, layer->fc3.bias, worker->normed, width, rows, shared->gate, stack->ffn_width, 0);
+    activate_own(worker, stack, rows, shared->inner, gated ? shared->gate : NULL);
     wait_for_all(worker);
     if (!stack->pre_norm) take_normed(worker, shared, rows * width);
     multiply(worker, &layer->fc2, layer->fc2.bias, shared->inner, stack->ffn_width, rows, shared->x, width, 1);
     wait_for_all(worker);
     if (!stack->pre_norm) {
-        normalize(layer->final_norm, stack->norm_eps, shared->x, width, rows, worker->normed);
+        normalize(stack, layer->final_norm, shared->x, rows, worker->normed);
         wait_for_all(worker);
         take_normed(worker, shared, rows * width);
     }
@@ -252,9 +291,8 @@ static long of_worker(const Stack *stack, const Cache *cache) {
 
 /* size of the scratch memory of steps(), in float32 numbers */
 long scratch_size(const Stack *stack, const Cache *cache, long threads) {
-    long inner = stack->heads * stack->head_dim;
-    return cache->rows * (stack->width + 4 * inner + stack->ffn_width) +
-           threads * (3 * inner + of_worker(stack, cache));
+    long inner = stack->heads * stack->head_dim, qkv = projected(stack);
+    return cache->rows * (stack->width + qkv + inner + 2 * stack->ffn_width) + threads * (qkv + of_worker(stack, cache));
 }
 
 /* Read tokens one by one. Several threads of a program may call it at once: the stack is only read, and cache and
@@ -263,16 +301,17 @@ long scratch_size(const Stack *stack, const Cache *cache, long threads) {
  * embedded: [B, T, C]; hidden: [B, T, C'] in the width of the output; scratch: scratch_size() floats. */
 void steps(const Stack *stack, const Cache *cache, const float *embedded, long tokens, float *hidden, long threads,
            float *scratch) {
-    const long rows = cache->rows, width = stack->width, inner = stack->heads * stack->head_dim;
+    const long rows = cache->rows, width = stack->width, inner = stack->heads * stack->head_dim, qkv = projected(stack);
     const long out_width = stack->project.weight ? stack->project.outputs : width;
     Barrier barrier = {0, 0};
     Shared shared;
     shared.x = scratch;
     shared.qkv = shared.x + rows * width;
-    shared.attended = shared.qkv + rows * 3 * inner;
+    shared.attended = shared.qkv + rows * qkv;
     shared.inner = shared.attended + rows * inner;
-    shared.bias = shared.inner + rows * stack->ffn_width;
-    float *rest = shared.bias + threads * 3 * inner;
+    shared.gate = shared.inner + rows * stack->ffn_width;
+    shared.bias = shared.gate + rows * stack->ffn_width;
+    float *rest = shared.bias + threads * qkv;
 #pragma omp parallel num_threads(threads)
     {
         Worker worker = this_worker(&barrier);
@@ -288,7 +327,7 @@ void steps(const Stack *stack, const Cache *cache, const float *embedded, long t
                 layer_step(&worker, &shared, stack, &stack->layer[i], cache, &cache->layer[i], cache->held + t);
             const float *last = shared.x;
             if (stack->norm) {
-                normalize(stack->norm, stack->norm_eps, shared.x, width, rows, worker.normed);
+                normalize(stack, stack->norm, shared.x, rows, worker.normed);
                 last = worker.normed;
             }
             float *to = hidden + t * out_width;

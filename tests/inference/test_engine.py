@@ -19,6 +19,8 @@ from fairseq.inference.engine import Reader, inference_copy
 from fairseq.inference.loading import load_language_models
 from fairseq.inference.packed import SOURCE, decoding_kernels, dequantized, quantize
 from fairseq.kernels import build as native
+from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.text.dictionary import Dictionary
@@ -30,6 +32,25 @@ BANDS = {
     "adaptive_softmax_cutoff": "10,20",
     "adaptive_input_factor": 2,
     "adaptive_softmax_factor": 2,
+}
+MODERN = {
+    "rotary_fraction": 1.0,
+    "no_token_positional_embeddings": True,
+    "decoder_norm": "rms",
+    "decoder_biases": "none",
+    "decoder_gated_ffn": True,
+    "activation_fn": "silu",
+}
+DECODERS = {
+    "modern": MODERN,
+    "modern, memory": {**MODERN, "tokens_from_prev": 5, "qk_norm": True, "rotary_fraction": 0.6},
+    "modern, shared keys": {**MODERN, "decoder_embed_dim": 24, "decoder_attention_heads": 4, "decoder_kv_heads": 2},
+    "modern, one key": {**MODERN, "decoder_attention_heads": 5, "decoder_kv_heads": 1, "attention_window": 3},
+    "modern, heads of 64": {**MODERN, "decoder_embed_dim": 128, "decoder_kv_heads": 1, "qk_norm": True},
+    "modern, shifted": {**MODERN, "token_shift": 2},
+    "parallel": {"rotary_fraction": 0.2, "no_token_positional_embeddings": True, "decoder_parallel_residual": True},
+    "parallel, gated": {**MODERN, "decoder_parallel_residual": True, "activation_fn": "gelu", "decoder_biases": "all"},
+    "no biases": {"decoder_biases": "none"},
 }
 LANGUAGE_MODELS = {
     "baseline": {},
@@ -69,15 +90,17 @@ int main() {
     for (int i = 0; i < 36; i++) {
         int type = i / 9;
         long rows = counts[i % 3], dim = dims[i / 3 % 3];
-        long heads = 2, width = 19, ffn = 37, length = 41, inner = heads * dim;
+        long heads = 2, shared = i % 2 + 1, width = 19, ffn = 37, length = 41, inner = heads * dim;
+        long qkv = (heads + 2 * shared) * dim, turned = i % 2 ? 0 : dim / 2 * 2;
         int kind = type == INT8 ? 0 : type, size = kind ? 2 : 4;
-        Layer layer = {matrix(type, 3 * inner, width), matrix(type, width, inner), matrix(type, ffn, width),
-                       matrix(type, width, ffn), calloc(2 * width, 4), calloc(2 * width, 4), NULL, calloc(inner, 4)};
-        Stack stack = {1, width, heads, dim, ffn, 1, RELU, 1e-5f, &layer, NULL, {0}};
-        LayerCache own = {calloc(rows * heads * length * dim, size), calloc(rows * heads * length * dim, size),
-                          calloc(length * 3 * inner, size), calloc(heads * length * dim, size),
-                          calloc(heads * length, 4)};
-        Cache cache = {kind, rows, length, 3 * inner, 0, 0, &own};
+        Layer layer = {matrix(type, qkv, width), matrix(type, width, inner), matrix(type, ffn, width),
+                       matrix(type, width, ffn), matrix(type, ffn, width), calloc(2 * width, 4),
+                       calloc(2 * width, 4), NULL, calloc(inner, 4), calloc(dim, 4), calloc(dim, 4)};
+        Stack stack = {1, width, heads, shared, dim, ffn, 1, i % 2, 1, SILU, turned, 1e-5f, 1e-6f, &layer, NULL, {0}};
+        LayerCache own = {calloc(rows * shared * length * dim, size), calloc(rows * shared * length * dim, size),
+                          calloc(length * qkv, size), calloc(heads * length * dim, size),
+                          calloc(heads * length, 4), turned ? calloc(length * turned, 4) : NULL};
+        Cache cache = {kind, rows, length, qkv, 0, 0, &own};
         float *x = calloc(rows * length * width, 4), *y = calloc(rows * length * width, 4),
               *scratch = malloc(4 * scratch_size(&stack, &cache, 1));
         steps(&stack, &cache, x, length, y, 1, scratch);
@@ -122,20 +145,34 @@ def load(tmp_path_factory):
         sizes = {"n_layer": 2, "d_model": 20, "n_head": 2, "d_head": 7, "d_inner": 24, "mem_len": 8}
         torch.manual_seed(0)
         cfg = TransformerXLConfig(**{**sizes, "tokens_per_sample": LENGTH, "no_apex": True, **settings})
-        model = TransformerXL(TransformerXLDecoder(cfg, VOCABULARY)).eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
-        return model
+        return noisy(TransformerXL(TransformerXLDecoder(cfg, VOCABULARY)))
+
+    def decoder(**settings):
+        sizes = {
+            "decoder_layers": 2,
+            "decoder_embed_dim": 20,
+            "decoder_ffn_embed_dim": 37,
+            "decoder_attention_heads": 2,
+        }
+        torch.manual_seed(0)
+        cfg = TransformerLMConfig(**{**sizes, "tokens_per_sample": LENGTH, "no_apex": True, **settings})
+        return noisy(TransformerLanguageModel(TransformerDecoder(cfg, VOCABULARY, padding_idx=1)))
 
     def make(name):
-        if name not in made:
-            own = name in LANGUAGE_MODELS
-            make = language_model if own else transformer_xl
-            made[name] = make(**(LANGUAGE_MODELS if own else TRANSFORMER_XL)[name])
+        for family, names in ((language_model, LANGUAGE_MODELS), (transformer_xl, TRANSFORMER_XL), (decoder, DECODERS)):
+            if name in names and name not in made:
+                made[name] = family(**names[name])
         return made[name]
 
     return make
+
+
+@torch.no_grad()
+def noisy(model):
+    """*model* with random biases and gains, too."""
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval()
 
 
 def segments(reader, tokens, count=3):
@@ -157,7 +194,7 @@ def random_tokens(rows):
 @needs_compiler
 @torch.inference_mode()
 @pytest.mark.parametrize("rows", [1, 3, 17])
-@pytest.mark.parametrize("name", [*LANGUAGE_MODELS, *TRANSFORMER_XL])
+@pytest.mark.parametrize("name", [*LANGUAGE_MODELS, *TRANSFORMER_XL, *DECODERS])
 def test_kernels_compute_what_the_modules_do(load, name, rows):
     model, tokens = load(name), random_tokens(rows)
     for int8 in (False, True):
@@ -171,7 +208,9 @@ def test_kernels_compute_what_the_modules_do(load, name, rows):
 @needs_compiler
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.15), (torch.float16, 0.015)])
-@pytest.mark.parametrize("name", ["shortformer", "bands", "xl", "xl, shaw", "xl, heads of 64"])
+@pytest.mark.parametrize(
+    "name", ["shortformer", "bands", "xl", "xl, shaw", "xl, heads of 64", "modern, memory", "parallel"]
+)
 def test_kernels_agree_with_the_modules_in_half_precision(load, name, dtype, tolerance):
     model, tokens = load(name), random_tokens(5)
     slow, fast = Reader(model, dtype, kernels=False), Reader(model, dtype)
@@ -330,7 +369,7 @@ def test_a_model_that_is_watched_or_extended_is_read_by_its_modules(load):
 
     assert Reader(Extended(model.decoder)).packed is None
     normalised = runs.model_of(runs.SHORTFORMER, "--qk-norm").eval()
-    assert Reader(normalised).packed is None, "the kernels have no norm of queries and keys"
+    assert Reader(normalised).packed is None, "without rotation, the kernels have no norm of queries and keys"
 
 
 def test_weights_are_cast_once_and_the_model_stays_as_it_was(load):
