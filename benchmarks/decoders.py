@@ -4,10 +4,10 @@ nanoGPT under torch.compile; or generation, alternating with transformers' ``gen
     python -m benchmarks.decoders [--shape llama gpt2] [--precision fp32 bf16] [--nanogpt CHECKOUT]
         [--clock processor] [--turns 12] [--generate 1 8]
 
-All have 4 layers of width 256, the same initial sizes, optimizer and batches of 16 × 128 tokens;
-ours is not compiled. Freed memory stays in the process, as in ``fairseq-train``, for all of them.
-Where other programs run, ``OMP_NUM_THREADS=1`` and the processor's clock measure this process
-alone.
+All have 4 layers of width 256 and the same sizes. In training, all have the same optimizer and
+batches of 16 × 128 tokens, and ours is not compiled. In generation, none is compiled. Freed memory
+stays in the process, as in ``fairseq-train``, for all of them. Where other programs run,
+``OMP_NUM_THREADS=1`` and the processor's clock measure this process alone.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def update(model: nn.Module, loss: Callable[[], Tensor], precision: str) -> Call
 
 
 def seconds(call: Callable[[], None], clock: Callable[[], float]) -> float:
-    """The time of a call."""
+    """The mean time of :data:`CALLS` calls."""
     start = clock()
     for _ in range(CALLS):
         call()
@@ -175,6 +175,8 @@ def main() -> None:
         "--generate", nargs="+", type=int, metavar="ROWS", help="generate so many texts at once instead of training"
     )
     args = parser.parse_args()
+    if args.generate and args.nanogpt:
+        parser.error("--generate: compares with transformers only; leave out --nanogpt")
     keep_freed_memory()
     torch.manual_seed(1)
     clock = CLOCKS[args.clock]

@@ -33,6 +33,8 @@ from tables import updates as updates_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
+UNITS = {"time": "hours of a core", "tokens": "million tokens"}
+
 Row = dict[str, Any]
 
 
@@ -212,12 +214,12 @@ def compare(small: Path, whole: Path) -> Iterator[str]:
     yield f"Spearman's rank correlation of {len(names)} settings: {result.statistic:.2f}"
 
 
-def curve(folders: Sequence[Path], picture: Path | None, target: float) -> Iterator[str]:
-    """The best bits per byte and pairs of each folder over processor time, the line through the
-    pairs over its logarithm, and the time at which that line reaches *target* percent."""
+def curve(folders: Sequence[Path], picture: Path | None, target: float, over: str) -> Iterator[str]:
+    """The best bits per byte and pairs of each folder *over* processor time or tokens, the line
+    through the pairs over its logarithm, and where that line reaches *target* percent."""
     points: list[tuple[float, float, float]] = []
-    yield "| runs | best setting | core (s) | bits per byte | pairs (%) |"
-    yield "|---|---|---:|---:|---:|"
+    yield "| runs | best setting | tokens (M) | core (s) | bits per byte | pairs (%) |"
+    yield "|---|---|---:|---:|---:|---:|"
     for folder in folders:
         scored = {name: each for name, each in rows(folder).items() if all("accuracy" in row for row in each)}
         if not scored:
@@ -226,30 +228,34 @@ def curve(folders: Sequence[Path], picture: Path | None, target: float) -> Itera
         each = scored[name]
         seconds = statistics.mean(sum(sitting["processor"] for sitting in row["sittings"]) for row in each)
         pairs = 100 * statistics.mean(row["accuracy"]["all"] for row in each)
-        points.append((seconds, bits(each), pairs))
-        yield f"| {folder.name} | {name} | {seconds:.0f} | {bits(each):.4f} | {pairs:.2f} |"
+        tokens = statistics.mean(row["tokens"] for row in each) / 1e6
+        points.append((seconds / 3600 if over == "time" else tokens, bits(each), pairs))
+        cells = [folder.name, name, f"{tokens:.2f}", f"{seconds:.0f}", f"{bits(each):.4f}", f"{pairs:.2f}"]
+        yield f"| {' | '.join(cells)} |"
     yield ""
     if len(points) < 2:
         return
     line = stats.linregress([math.log10(point[0]) for point in points], [point[2] for point in points])
     slope, intercept = line.slope, line.intercept
-    yield f"{slope:.2f} points for ten times the time"
+    yield f"{slope:.2f} points for ten times the {over}"
     if slope > 0:
-        yield f"{target} %: {10 ** ((target - intercept) / slope) / 3600:.0f} hours of a core, if the trend continues"
+        needed = 10 ** ((target - intercept) / slope)
+        yield f"{target} %: {needed:,.0f} {UNITS[over]}, if the trend continues"
     if picture:
-        draw(points, picture)
+        draw(points, picture, target, over)
 
 
-def draw(points: Sequence[tuple[float, float, float]], picture: Path) -> None:
-    """Pairs and bits per byte over processor time."""
+def draw(points: Sequence[tuple[float, float, float]], picture: Path, target: float, over: str) -> None:
+    """Pairs, with a line at *target*, and bits per byte."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.5))
-    seconds, bytes_, pairs = zip(*points, strict=True)
-    for axis, values, label in ((axes[0], pairs, "BLiMP (%)"), (axes[1], bytes_, "bits per byte")):
-        axis.semilogx(seconds, values, "o-")
-        axis.set(xlabel="seconds of one core", ylabel=label)
+    amounts, bytes_, pairs = zip(*sorted(points), strict=True)
+    for axis, values, label in ((axes[0], pairs, "minimal pairs (%)"), (axes[1], bytes_, "bits per byte")):
+        axis.semilogx(amounts, values, "o-")
+        axis.set(xlabel=UNITS[over], ylabel=label)
         axis.grid(alpha=0.3, which="both")
+    axes[0].axhline(target, color="gray", linestyle="--")
     figure.tight_layout()
     figure.savefig(picture, dpi=120)
 
@@ -285,6 +291,7 @@ def main() -> None:
     parser_ranks.add_argument("whole", type=Path)
     parser_curve = commands.add_parser("curve", help="print and draw the best of each folder over processor time")
     parser_curve.add_argument("folders", type=Path, nargs="+")
+    parser_curve.add_argument("--over", choices=tuple(UNITS), default="time", help="(default: time)")
     parser_curve.add_argument("--picture", type=Path, help="PNG file to draw")
     parser_curve.add_argument("--target", type=float, default=67.3, help="percent of pairs (default: 67.3)")
     args = parser.parse_args()
@@ -295,7 +302,7 @@ def main() -> None:
                 setattr(args, name, path and path.resolve())
             run(args)
         elif args.command == "curve":
-            print(*curve(args.folders, args.picture, args.target), sep="\n")
+            print(*curve(args.folders, args.picture, args.target, args.over), sep="\n")
         else:
             table = report(args.folder, args.against) if args.command == "report" else compare(args.small, args.whole)
             print(*table, sep="\n")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.inference.packed import decoding_kernels, dequantized
-from fairseq.inference.stack import PackedStack, packable, packable_norm
+from fairseq.inference.stack import PackedStack, packable
 from fairseq.inference.words import PackedEmbedding, PackedOutput, packable_embedding, packable_output
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.decoder import DecoderModel
@@ -187,14 +187,13 @@ def _packable(model: BaseFairseqModel) -> TypeGuard[DecoderModel]:
     # A hook wants to see its module run, which kernels leave out.
     if any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()):
         return False
-    decoder = model.decoder
+    decoder, norm = model.decoder, None
     if type(decoder) is TransformerDecoder:
-        if decoder.layer_norm is not None and not packable_norm(decoder.layer_norm):
-            return False
+        norm = decoder.layer_norm
     elif type(decoder) is not TransformerXLDecoder or decoder.cfg.position_encoding not in BY_DISTANCE:
         return False
     floating = next(model.parameters()).dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return floating and all(map(packable, decoder.layers)) and packable_output(model.output_layer)
+    return floating and packable(list(decoder.layers), norm) and packable_output(model.output_layer)
 
 
 def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool) -> _Packed:
@@ -206,11 +205,10 @@ def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool
     widen: nn.Linear | None = None
     biases: AttentionBiases | None = None
     window: int | None = None
-    rotated = 0
     looks_up = packable_embedding(decoder.embed_tokens)
     if isinstance(decoder, TransformerDecoder) and isinstance(source, TransformerDecoder):
         norm, project, widen = source.layer_norm, source.project_out_dim, decoder.project_in_dim
-        window, rotated = decoder.cfg.attention_window, decoder.cfg.rotary_channels
+        window = decoder.cfg.attention_window
         looks_up = looks_up and decoder.layernorm_embedding is None and decoder.token_shift is None
     elif isinstance(decoder, TransformerXLDecoder):
         biases = decoder.attention_biases
@@ -223,7 +221,7 @@ def _pack(compiled: Any, matrices: DecoderModel, model: DecoderModel, int8: bool
     return _Packed(
         model,
         lookup,
-        PackedStack(compiled, list(source.layers), norm, project, biases=biases, rotated=rotated, int8=int8),
+        PackedStack(compiled, list(source.layers), norm, project, biases=biases, int8=int8),
         PackedOutput(compiled, source.output_distribution, int8=int8),
         window,
     )

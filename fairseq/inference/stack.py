@@ -38,7 +38,7 @@ class _Layer(ctypes.Structure):
 class _Stack(ctypes.Structure):
     _fields_ = [
         *longs("layers", "width", "heads", "kv_heads", "head_dim", "ffn_width", "pre_norm", "parallel", "rms"),
-        *longs("activation", "rotated"),
+        *longs("activation"),
         *((name, ctypes.c_float) for name in ("norm_eps", "head_norm_eps")),
         *pointers("layer", "norm"),
         ("project", Matrix),
@@ -50,24 +50,36 @@ class _LayerCache(ctypes.Structure):
 
 
 class _Cache(ctypes.Structure):
-    _fields_ = [*longs("type", "rows", "length", "bias_stride", "filled", "window"), *pointers("layer")]
+    _fields_ = [*longs("type", "rows", "length", "bias_stride", "rotated", "filled", "window"), *pointers("layer")]
 
 
-def packable(layer: nn.Module) -> bool:
-    """Return whether the kernels support *layer*."""
+def packable(layers: Sequence[nn.Module], norm: nn.Module | None = None) -> bool:
+    """Return whether the kernels support *layers* with *norm* after the last one: they must be
+    alike in all but their weights."""
+    if not all(map(_supported, layers)):
+        return False
+    norms = [norm for layer in layers for norm in (layer.self_attn_layer_norm, layer.final_layer_norm)]
+    norms += [] if norm is None else [norm]
+    kinds = {(type(norm), getattr(norm, "eps", None)) for norm in norms}
+    gains = all(getattr(norm, "weight", None) is not None for norm in norms)
+    return gains and len(kinds) == len(set(map(_structure, layers))) == 1 and kinds.pop()[0] in (LayerNorm, RMSNorm)
+
+
+def _supported(layer: nn.Module) -> bool:
     if type(layer) is not TransformerLayer or type(layer.self_attn) not in ATTENTION:
         return False
-    # Without rotation, norms of keys are computed at every step.
+    # Without rotation, keys are cached before their norm, which the kernels do not have.
     if layer.self_attn.q_norm is not None and type(layer.self_attn) is not RotaryAttention:
         return False
-    if layer.activation_fn not in ACTIVATIONS:
-        return False
-    return packable_norm(layer.self_attn_layer_norm) and packable_norm(layer.final_layer_norm)
+    return layer.activation_fn in ACTIVATIONS
 
 
-def packable_norm(norm: nn.Module) -> bool:
-    """Return whether the kernels support *norm*."""
-    return type(norm) in (LayerNorm, RMSNorm)
+def _structure(layer: Any) -> tuple[object, ...]:
+    """What the kernels take from the first layer for all."""
+    attention = layer.self_attn
+    heads = type(attention), attention.num_heads, attention.kv_heads, attention.head_dim
+    norm = None if attention.q_norm is None else attention.q_norm.eps
+    return (*heads, norm, layer.fc1.out_features, layer.normalize_before, layer.parallel, layer.activation_fn)
 
 
 class PackedStack:
@@ -75,11 +87,10 @@ class PackedStack:
 
     Args:
         library: the compiled kernels.
-        layers: of one size; see :func:`packable`.
+        layers: alike; see :func:`packable`.
         norm: after the last layer.
         project: after the norm.
         biases: ``r_w_bias`` and ``r_r_bias`` of relative attention, if the layers share them.
-        rotated: channels of a head that turn with the position.
         int8: store matrices as int8; else in their own type.
     """
 
@@ -91,7 +102,6 @@ class PackedStack:
         project: nn.Linear | None = None,
         *,
         biases: Any = None,
-        rotated: int = 0,
         int8: bool = False,
     ) -> None:
         self.library, self.int8 = library, int8
@@ -106,7 +116,7 @@ class PackedStack:
         self.struct = _Stack(
             *(len(layers), self.width, attention.num_heads, attention.kv_heads, attention.head_dim),
             *(first.fc1.out_features, first.normalize_before, first.parallel),
-            *(isinstance(first.final_layer_norm, RMSNorm), ACTIVATIONS[first.activation_fn], rotated),
+            *(isinstance(first.final_layer_norm, RMSNorm), ACTIVATIONS[first.activation_fn]),
             *(first.final_layer_norm.eps, 0.0 if attention.q_norm is None else attention.q_norm.eps),
             ctypes.addressof(packed),
             None if norm is None else self._norm(norm),
@@ -203,8 +213,9 @@ class _Binding:
         self.objects = layers, scores, [*cache.layers]
         self.stack, self.first, self.threads = stack, cache.layers[0].keys, threads
         rows, _, length, _ = self.first.shape
-        stride = cache.layers[0].bias.stride(0)
-        self.struct = _Cache(TYPES[self.first.dtype], rows, length, stride, 0, 0, ctypes.addressof(layers))
+        stride, table = cache.layers[0].bias.stride(0), cache.layers[0].rotation
+        rotated = 0 if table is None else 2 * table.size(-1)
+        self.struct = _Cache(TYPES[self.first.dtype], rows, length, stride, rotated, 0, 0, ctypes.addressof(layers))
         size = stack.library.scratch_size(ctypes.byref(stack.struct), ctypes.byref(self.struct), threads)
         self.scratch = torch.empty(size)
 

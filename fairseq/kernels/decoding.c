@@ -19,8 +19,9 @@ typedef struct {
     const float *query_norm, *key_norm;        /* gains of RMS norms before rotation: [D] or NULL */
 } Layer;
 
+/* H heads of queries share G = kv_heads heads of keys and values. */
 typedef struct {
-    long layers, width, heads, kv_heads, head_dim, ffn_width, pre_norm, parallel, rms, activation, rotated;
+    long layers, width, heads, kv_heads, head_dim, ffn_width, pre_norm, parallel, rms, activation;
     float norm_eps, head_norm_eps;
     const Layer *layer;
     const float *norm; /* after the last layer, or NULL */
@@ -36,7 +37,7 @@ typedef struct {
 } LayerCache;
 
 typedef struct {
-    long type, rows, length, bias_stride, held, window;
+    long type, rows, length, bias_stride, rotated, held, window; /* rotated: channels R of a head */
     const LayerCache *layer;
 } Cache;
 
@@ -49,22 +50,20 @@ static void normalize(const Stack *stack, const float *weight, const float *x, l
     const long width = stack->width;
     for (long r = 0; r < rows; r++, x += width, y += width) {
         float sum = 0, squares = 0;
-        for (long i = 0; i < width; i++) sum += x[i];
-        float mean = stack->rms ? 0 : sum / width;
+        for (long i = 0; i < width && !stack->rms; i++) sum += x[i];
+        float mean = sum / width;
         for (long i = 0; i < width; i++) squares += (x[i] - mean) * (x[i] - mean);
         float scale = 1.0f / sqrtf(squares / width + stack->norm_eps);
         for (long i = 0; i < width; i++) y[i] = (x[i] - mean) * scale * weight[i] + weight[width + i];
     }
 }
 
-/* A query or key as scores take it: its norm, then its rotation. Of the R channels that turn, each of the first half and one
- * of the second make a pair. */
-INLINE void place(const Stack *stack, const float *gain, const float *rotation, const float *x, long dim, float *y) {
+/* A query or key as scores take it: its norm, then its rotation by a row of the table. Channels d and R / 2 + d make a pair. */
+INLINE void place(float eps, const float *gain, const float *rotation, long half, const float *x, long dim, float *y) {
     float squares = 0;
     for (long d = 0; gain && d < dim; d++) squares += x[d] * x[d];
-    const float scale = gain ? 1.0f / sqrtf(squares / dim + stack->head_norm_eps) : 1;
+    const float scale = gain ? 1.0f / sqrtf(squares / dim + eps) : 1;
     for (long d = 0; d < dim; d++) y[d] = gain ? x[d] * scale * gain[d] : x[d];
-    const long half = rotation ? stack->rotated / 2 : 0;
     for (long d = 0; d < half; d++) {
         const float first = y[d], second = y[half + d];
         y[d] = first * rotation[d] - second * rotation[half + d];
@@ -176,16 +175,17 @@ INLINE void attend(int type, const long dim, const Stack *stack, const Layer *la
     const long seen = cache->window ? least(held + 1, cache->window) : held + 1, first = held + 1 - seen;
     const float *of_row = qkv + row * (heads + 2 * groups) * dim, scale = 1.0f / sqrtf(dim);
     const float *key = of_row + (heads + group) * dim, *value = key + groups * dim;
-    const float *rotation = own->rotation ? own->rotation + held * stack->rotated : NULL;
+    const float *rotation = own->rotation ? own->rotation + held * cache->rotated : NULL, eps = stack->head_norm_eps;
+    const long half = cache->rotated / 2;
     char *keys = (char *)own->keys + start * size, *values = (char *)own->values + start * size;
     float placed[dim], query[dim];
-    place(stack, layer->key_norm, rotation, key, dim, placed);
+    place(eps, layer->key_norm, rotation, half, key, dim, placed);
     for (long d = 0; d < dim; d++) put(type, keys, held * dim + d, placed[d]);
     for (long d = 0; d < dim; d++) put(type, values, held * dim + d, value[d]);
     for (long head = group * together; head < (group + 1) * together; head++) {
         float best = -INFINITY, sum = 0;
         float *to = attended + (row * heads + head) * dim;
-        place(stack, layer->query_norm, rotation, of_row + head * dim, dim, placed);
+        place(eps, layer->query_norm, rotation, half, of_row + head * dim, dim, placed);
         for (long j = 0; j < seen; j++) scores[j] = 0;
         if (own->distance_keys) {
             const long nearest = (head + 1) * cache->length - seen;
@@ -247,7 +247,7 @@ static void layer_step(const Worker *worker, const Shared *shared, const Stack *
         normalize(stack, layer->attention_norm, shared->x, rows, worker->normed);
         input = worker->normed;
     }
-    /* every worker writes all of it: the same values, without a barrier */
+    /* Each worker fills a copy of its own, which needs no barrier. */
     for (long i = 0; i < qkv; i++) bias[i] = get(cache->type, own->bias, held * cache->bias_stride + i);
     multiply(worker, &layer->qkv, bias, input, width, rows, shared->qkv, qkv, 0);
     /* of the layer's input, before attention is added to it */
@@ -260,9 +260,10 @@ static void layer_step(const Worker *worker, const Shared *shared, const Stack *
             shared->attended);
     wait_for_all(worker);
     multiply(worker, &layer->out, layer->out.bias, shared->attended, inner, rows, shared->x, width, 1);
-    wait_for_all(worker);
-    if (!stack->parallel)
+    if (!stack->parallel) {
+        wait_for_all(worker);
         normalize(stack, stack->pre_norm ? layer->final_norm : layer->attention_norm, shared->x, rows, worker->normed);
+    }
     multiply(worker, &layer->fc1, layer->fc1.bias, worker->normed, width, rows, shared->inner, stack->ffn_width, 0);
     const int gated = layer->fc3.weight != NULL;
     if (gated)

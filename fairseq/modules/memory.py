@@ -48,11 +48,12 @@ class LayerCache:
     for the longest span, with the packed projection weights.
 
     Attributes:
-        keys, values: [B, H, S, D]; keys as they are before a norm, unless they are turned.
-        weight: the projections to query, key and value as one matrix [3C, C].
-        bias: the three biases at each position [S, 3C]; with position-infused attention plus the
-            projected positions, since W(x + p) + b = Wx + (Wp + b).
-        position_keys: contribution of the positions to the keys [1, H, S, D], or None.
+        keys, values: [B, G, S, D] of G heads, which H heads of queries may share; keys as they are
+            before a norm, unless they are turned.
+        weight: the projections to query, key and value as one matrix [(H + 2G) D, C].
+        bias: the three biases at each position [S, (H + 2G) D]; with position-infused attention
+            plus the projected positions, since W(x + p) + b = Wx + (Wp + b).
+        position_keys: contribution of the positions to the keys [1, G, S, D], or None.
         rotation: cosines and sines by which the keys of each position are turned already,
             [S, 2, R/2], or None.
     """

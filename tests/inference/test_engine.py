@@ -3,6 +3,7 @@ words."""
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import re
@@ -23,6 +24,7 @@ from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguag
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
+from fairseq.modules.transformer_layer import RMSNorm
 from fairseq.text.dictionary import Dictionary
 
 VOCABULARY, LENGTH = 40, 8
@@ -50,6 +52,8 @@ DECODERS = {
     "modern, shifted": {**MODERN, "token_shift": 2},
     "parallel": {"rotary_fraction": 0.2, "no_token_positional_embeddings": True, "decoder_parallel_residual": True},
     "parallel, gated": {**MODERN, "decoder_parallel_residual": True, "activation_fn": "gelu", "decoder_biases": "all"},
+    "shared keys, memory": {"decoder_kv_heads": 1, "tokens_from_prev": 5, "decoder_biases": "qkv"},
+    "modern, post-norm": {**MODERN, "decoder_normalize_before": False, "no_decoder_final_norm": True},
     "no biases": {"decoder_biases": "none"},
 }
 LANGUAGE_MODELS = {
@@ -92,15 +96,17 @@ int main() {
         long rows = counts[i % 3], dim = dims[i / 3 % 3];
         long heads = 2, shared = i % 2 + 1, width = 19, ffn = 37, length = 41, inner = heads * dim;
         long qkv = (heads + 2 * shared) * dim, turned = i % 2 ? 0 : dim / 2 * 2;
+        long gated = i % 4 < 2, parallel = i % 8 < 4;
         int kind = type == INT8 ? 0 : type, size = kind ? 2 : 4;
         Layer layer = {matrix(type, qkv, width), matrix(type, width, inner), matrix(type, ffn, width),
-                       matrix(type, width, ffn), matrix(type, ffn, width), calloc(2 * width, 4),
-                       calloc(2 * width, 4), NULL, calloc(inner, 4), calloc(dim, 4), calloc(dim, 4)};
-        Stack stack = {1, width, heads, shared, dim, ffn, 1, i % 2, 1, SILU, turned, 1e-5f, 1e-6f, &layer, NULL, {0}};
+                       matrix(type, width, ffn), gated ? matrix(type, ffn, width) : (Matrix){0},
+                       calloc(2 * width, 4), calloc(2 * width, 4), NULL, calloc(inner, 4), calloc(dim, 4),
+                       calloc(dim, 4)};
+        Stack stack = {1, width, heads, shared, dim, ffn, 1, parallel, 1, SILU, 1e-5f, 1e-6f, &layer, NULL, {0}};
         LayerCache own = {calloc(rows * shared * length * dim, size), calloc(rows * shared * length * dim, size),
                           calloc(length * qkv, size), calloc(heads * length * dim, size),
                           calloc(heads * length, 4), turned ? calloc(length * turned, 4) : NULL};
-        Cache cache = {kind, rows, length, qkv, 0, 0, &own};
+        Cache cache = {kind, rows, length, qkv, turned, 0, 0, &own};
         float *x = calloc(rows * length * width, 4), *y = calloc(rows * length * width, 4),
               *scratch = malloc(4 * scratch_size(&stack, &cache, 1));
         steps(&stack, &cache, x, length, y, 1, scratch);
@@ -317,9 +323,10 @@ def test_rows_may_leave_and_part(load):
 
 @needs_compiler
 @torch.inference_mode()
-def test_results_do_not_depend_on_the_number_of_threads(load, monkeypatch):
+@pytest.mark.parametrize("name", ["xl, bands", "parallel, gated", "modern, shared keys"])
+def test_results_do_not_depend_on_the_number_of_threads(load, name, monkeypatch):
     monkeypatch.setattr("fairseq.inference.stack.LEAST_WORK", 1)
-    model, tokens, threads = load("xl, bands"), random_tokens(3), torch.get_num_threads()
+    model, tokens, threads = load(name), random_tokens(3), torch.get_num_threads()
     try:
         torch.set_num_threads(3)
         several = list(segments(Reader(model), tokens))
@@ -368,6 +375,10 @@ def test_a_model_that_is_watched_or_extended_is_read_by_its_modules(load):
         pass
 
     assert Reader(Extended(model.decoder)).packed is None
+    for part, value in (("activation_fn", "tanh"), ("parallel", True), ("final_layer_norm", RMSNorm(20))):
+        changed = copy.deepcopy(load("no biases"))
+        setattr(changed.decoder.layers[1], part, value)
+        assert Reader(changed).packed is None, "layers differ"
     normalised = runs.model_of(runs.SHORTFORMER, "--qk-norm").eval()
     assert Reader(normalised).packed is None, "without rotation, the kernels have no norm of queries and keys"
 

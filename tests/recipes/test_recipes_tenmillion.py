@@ -129,3 +129,18 @@ def test_ranks_are_compared(tmp_path: Path) -> None:
             row.write_text(json.dumps({"bits_per_byte": bits}))
     # Two neighbours change places: 1 − 6 · 2 / (4 · 15).
     assert compare("ranks", tmp_path / "small", tmp_path / "whole").endswith("correlation of 4 settings: 0.80\n")
+
+
+def test_a_curve_extends_to_the_amount_that_reaches_a_target(tmp_path: Path) -> None:
+    for folder, tokens, hours, pairs in (("small", 1e6, 0.1, 0.5), ("whole", 1e7, 10, 0.6)):
+        row = tmp_path / folder / "a" / "1" / "row.json"
+        row.parent.mkdir(parents=True)
+        rest = {"bits_per_byte": 2.0, "accuracy": {"all": pairs}, "sittings": [{"processor": hours * 3600}]}
+        row.write_text(json.dumps({"tokens": tokens, **rest}))
+    folders = tmp_path / "small", tmp_path / "whole"
+    *_, slope, needed = compare("curve", *folders, "--target", 70, "--over", "tokens").splitlines()
+    assert slope == "10.00 points for ten times the tokens"
+    assert needed == "70.0 %: 100 million tokens, if the trend continues"
+    *_, slope, needed = compare("curve", *folders, "--target", 70).splitlines()
+    assert slope == "5.00 points for ten times the time"
+    assert needed == "70.0 %: 1,000 hours of a core, if the trend continues"
