@@ -184,6 +184,8 @@ def _failures_as_lines() -> Iterator[None]:
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES) and error.filename is not None:
             name = str(error.filename)
             fail(f"{name if len(name) <= 80 else f'{name[:80]}…'}: {error.strerror}; give another path")
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            fail(f"{error.filename or 'a file'}: {error.strerror}; allow more with `ulimit -n`")
         # Errors without a file name are stdout's.
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
             raise

@@ -97,7 +97,9 @@ def is_by_onednn(x: Tensor, weight: Tensor) -> bool:
     plain = type(x) is Tensor and type(weight) in (Tensor, nn.Parameter)
     if not plain or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    return x.numel() >= _FEWEST_ROWS * x.size(-1) > 0 and bool(torch.backends.mkldnn.enabled) and _is_faster()
+    # oneDNN has no products of nothing, which the gradient's would be without outputs.
+    full = x.numel() >= _FEWEST_ROWS * x.size(-1) > 0 and weight.numel() > 0
+    return full and bool(torch.backends.mkldnn.enabled) and _is_faster()
 
 
 @functools.cache

@@ -1,5 +1,5 @@
-"""A disk that is full ends a command with one line, and neither files nor folders are left
-behind."""
+"""A disk that is full, or too few descriptors, end a command with one line, and neither files nor
+folders are left behind."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 import runs
 
 from fairseq.analysis import plots
+from fairseq.config.options import as_program
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_folder, make_folder, prepare_file, removing_empty_folders
 
@@ -111,3 +112,10 @@ def test_metrics_of_which_no_line_fits_leave_neither_file_nor_folder(
     last = capsys.readouterr().err.splitlines()[-1]
     assert end.value.code == 2 and "--metrics-file new/m.jsonl: cannot be written (File too large)" in last
     assert os.listdir(tmp_path) == []
+
+
+def test_too_many_open_files_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end, as_program():
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "part.py")
+    assert end.value.code == 2
+    assert capsys.readouterr().err.endswith("error: part.py: Too many open files; allow more with `ulimit -n`\n")

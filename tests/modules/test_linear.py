@@ -52,6 +52,7 @@ def test_torch_computes_the_rest(onednn):
     x, weight = torch.randn(64, 16), torch.randn(8, 16)
     assert not is_by_onednn(x[:63], weight)  # few rows
     assert not is_by_onednn(x[:, :0], weight[:, :0])
+    assert not is_by_onednn(x, weight[:0])  # its gradient is a product of nothing
     assert not is_by_onednn(x.bfloat16(), weight.bfloat16())
     assert not is_by_onednn(x.double(), weight.double())
     assert not is_by_onednn(x.to("meta"), weight.to("meta"))
