@@ -58,11 +58,11 @@ def packable(layers: Sequence[nn.Module], norm: nn.Module | None = None) -> bool
     alike in all but their weights."""
     if not all(map(_supported, layers)):
         return False
-    norms = [norm for layer in layers for norm in (layer.self_attn_layer_norm, layer.final_layer_norm)]
+    norms: list[Any] = [each for layer in layers for each in (layer.self_attn_layer_norm, layer.final_layer_norm)]
     norms += [] if norm is None else [norm]
-    kinds = {(type(norm), getattr(norm, "eps", None)) for norm in norms}
-    gains = all(getattr(norm, "weight", None) is not None for norm in norms)
-    return gains and len(kinds) == len(set(map(_structure, layers))) == 1 and kinds.pop()[0] in (LayerNorm, RMSNorm)
+    if not all(type(each) in (LayerNorm, RMSNorm) and each.weight is not None for each in norms):
+        return False
+    return len({(type(each), each.eps) for each in norms}) == len(set(map(_structure, layers))) == 1
 
 
 def _supported(layer: nn.Module) -> bool:

@@ -48,7 +48,7 @@ class Both(CrossEntropyCriterion):
         chosen = torch.rand(tokens.shape, generator=generator) < self.masked_share
         chosen[:, 0] = False  # no position before it predicts it
         chosen &= tokens != dictionary.eos()
-        # The last symbol fills the dictionary to a multiple of eight and is in no text.
+        # In the dictionary of 8,000 subwords, the last symbol is a filler, which no text has.
         sample["net_input"]["src_tokens"] = tokens.masked_fill(chosen, len(dictionary) - 1)
         predicted = torch.zeros_like(chosen)
         predicted[:, :-1] = chosen[:, 1:]
