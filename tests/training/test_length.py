@@ -26,9 +26,9 @@ def length(flags: str, processes: int = 1) -> int:
 
 def test_a_schedule_that_needs_an_end_gets_one_epoch_or_the_epochs_that_are_asked_for() -> None:
     assert length(WSD) == math.ceil(TOKENS / 64)
-    assert length(f"{WSD} --max-epoch 3") == math.ceil(3 * TOKENS / 64)
+    assert length(f"{WSD} --max-epoch 3") == 3 * math.ceil(TOKENS / 64)
     assert length(WSD, processes=2) == math.ceil(TOKENS / 128)
-    assert length(f"{WSD} --max-epoch 2 --update-freq 1,4") == math.ceil(TOKENS / 64 * 1.25)
+    assert length(f"{WSD} --max-epoch 2 --update-freq 1,4") == math.ceil(TOKENS / 64) + math.ceil(TOKENS / 256)
     assert length(f"{WSD} --max-update 7") == 7 and length(f"{WSD} --stages 8:3,16:5") == 0
     assert length(f"{WSD} --total-num-update 9") == 0, "the schedule has an end"
     fixed = WSD.replace("wsd", "fixed")
@@ -40,6 +40,15 @@ def test_a_run_without_a_length_ends_with_its_schedule(tmp_path: Path) -> None:
     lines = runs.updates(runs.train(tmp_path, WSD, "--max-tokens 256 --no-save"))
     updates = math.ceil(TOKENS / 256)
     assert lines[-1]["num_updates"] == updates and 0 <= float(lines[-1]["lr"]) < 0.5 * float(lines[0]["lr"])
+
+
+@pytest.mark.parametrize(
+    "batch", ["--max-tokens 250", "--max-tokens 300", "--batch-size 3", "--batch-size 9 --update-freq 2"]
+)
+def test_the_length_in_advance_is_that_of_the_epochs(tmp_path: Path, batch: str) -> None:
+    fixed = f"{WSD.replace('wsd', 'fixed')} {batch} --max-epoch 2"
+    lines = runs.updates(runs.train(tmp_path, fixed, "--no-save --log-interval 1"))
+    assert length(f"{WSD} {batch} --max-epoch 2") == lines[-1]["num_updates"]
 
 
 def test_shares_never_exceed_the_whole() -> None:
