@@ -123,7 +123,8 @@ class Scorer:
             _check(scoring, model)
             self.precision.move(model.eval(), self.device)
         begin = dictionary.begin() if scoring.add_bos_token else None
-        self.readers = [Reader(model, self.precision.dtype, int8=int8, begin=begin) for model in models]
+        dtype = self.precision.on(self.device)
+        self.readers = [Reader(model, dtype, int8=int8, begin=begin) for model in models]
 
     @torch.inference_mode()
     def score(self, corpus: Corpus, progress: Progress = no_progress) -> Scores:

@@ -76,7 +76,7 @@ class Writer:
             precision.move(model, device)
         dictionary: Dictionary = task.source_dictionary
         begin = dictionary.begin() if task.cfg.add_bos_token else None
-        readers = [Reader(model, precision.dtype, int8=cfg.int8, begin=begin) for model in models]
+        readers = [Reader(model, precision.on(device), int8=cfg.int8, begin=begin) for model in models]
         detokenizer = detokenizer_of(dictionary, cfg.remove_bpe, TextReader.of(data, dictionary).tokenizer)
         return cls(readers, task, sampling, common.seed, cfg.batch_size or TOGETHER, detokenizer, device)
 

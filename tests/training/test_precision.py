@@ -12,7 +12,11 @@ import torch
 from mistakes import logged
 
 from fairseq import checkpoint
+from fairseq.config.command_settings import GenerationConfig
+from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
+from fairseq.evaluation.scorer import Scorer, Scoring
+from fairseq.inference.writer import Writer
 from fairseq.modules import precision
 from fairseq.training import gradients
 from fairseq.training import update as update_module
@@ -137,6 +141,18 @@ def test_bfloat16_is_float32_on_processors_that_are_faster_so(tmp_path, monkeypa
     assert lines == ["--bf16: this processor is faster in float32, which is used instead"] * slower
     assert precision.fastest(torch.bfloat16, torch.device("cuda")) == torch.bfloat16
     BFLOAT16_IS_SLOWER.cache_clear()
+
+
+@pytest.mark.parametrize("slower", [True, False])
+def test_trained_models_are_read_in_float32_there_too(tmp_path, monkeypatch, slower):
+    monkeypatch.setattr(precision, "bfloat16_is_slower", lambda: slower)
+    path, common = runs.saved(tmp_path / "model.pt", runs.BASELINE), CommonConfig(bf16=True, cpu=True)
+    writer = Writer.load(GenerationConfig(), common, [str(path)], str(runs.DATA), {})
+    models = [reader.original for reader in writer.models]
+    scorer = Scorer(models, writer.task.source_dictionary, Scoring(16), precision.Precision(common))
+    for reader in (*writer.models, *scorer.readers):
+        weight = reader.model.decoder.layers[0].fc1.weight
+        assert weight.dtype == (torch.float32 if slower else torch.bfloat16)
 
 
 def test_memory_efficient_fp16_keeps_half_parameters_and_full_optimizer_state(tmp_path):
