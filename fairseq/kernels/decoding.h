@@ -86,6 +86,10 @@ INLINE floats weights(int type, const void *from, int odd) {
 #ifdef __AVX512F__
     if (type == INT8) return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
     return (floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__AVX2__) && defined(__F16C__)
+    /* GCC 12 converts these vectors number by number. */
+    if (type == INT8) return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadu_si64(from)));
+    return (floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
 #else
     if (type == INT8) return __builtin_convertvector(__builtin_convertvector(*(const bytes *)from, ints), floats);
     floats result;
