@@ -6,10 +6,10 @@
 
 #define BLOCK 4096 /* elements between two additions in float64, and of a parallel piece of work */
 
-/* Words first + 1 to first + 8 of SplitMix64's sequence from a seed (Steele, Lea & Flood 2014, "Fast splittable
+/* A register of SplitMix64's words first + 1, first + 2, ... from a seed (Steele, Lea & Flood 2014, "Fast splittable
    pseudorandom number generators"): any of them is computed alone, so that threads share the work. */
 INLINE longs random_words(uint64_t seed, long first) {
-    const longs steps = {1, 2, 3, 4, 5, 6, 7, 8};
+    const longs steps = STEPS;
     longs z = seed + (steps + (uint64_t)first) * 0x9e3779b97f4a7c15u;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
     z = (z ^ z >> 27) * 0x94d049bb133111ebu;
@@ -17,23 +17,29 @@ INLINE longs random_words(uint64_t seed, long first) {
 }
 
 /* The bits of 64 elements: of the 65536 values of sixteen bits of noise, signed ones below lowest drop an element. */
-INLINE uint64_t bits_of(longs first, longs second, int16_t lowest) {
-    typedef int16_t signs __attribute__((vector_size(64)));
-#ifdef __AVX512BW__
-    const __m512i least_one = (__m512i)(lowest - (signs){0});
-    return _mm512_cmpge_epi16_mask((__m512i)first, least_one) |
-           (uint64_t)_mm512_cmpge_epi16_mask((__m512i)second, least_one) << 32;
+typedef union {
+    longs words[128 / sizeof(longs)];
+    int16_t values[64];
+} Noise;
+
+INLINE uint64_t bits_of(const Noise *noise, int16_t lowest) {
+    uint64_t bits = 0;
+#if defined(__AVX512BW__)
+    for (int i = 0; i < 2; i++)
+        bits |= (uint64_t)_mm512_cmpge_epi16_mask((__m512i)noise->words[i], _mm512_set1_epi16(lowest)) << 32 * i;
+#elif defined(__AVX2__)
+    for (int i = 0; i < 2; i++) {
+        const __m256i least_one = _mm256_set1_epi16(lowest);
+        const __m256i *words = (const __m256i *)noise + 2 * i;
+        const __m256i low = _mm256_cmpgt_epi16(least_one, _mm256_loadu_si256(words));
+        const __m256i high = _mm256_cmpgt_epi16(least_one, _mm256_loadu_si256(words + 1));
+        const __m256i dropped = _mm256_permute4x64_epi64(_mm256_packs_epi16(low, high), 0xd8); /* their quarters in order */
+        bits |= (uint64_t)(uint32_t)~_mm256_movemask_epi8(dropped) << 32 * i;
+    }
 #else
-    typedef int8_t flags __attribute__((vector_size(32)));
-    typedef uint8_t bytes __attribute__((vector_size(8)));
-    union {
-        flags halves[2];
-        longs words;
-    } ones = {{__builtin_convertvector(((signs)first >= lowest) & 1, flags),
-               __builtin_convertvector(((signs)second >= lowest) & 1, flags)}};
-    /* The product moves the lowest bits of eight bytes into its highest byte. */
-    return (uint64_t)__builtin_convertvector(ones.words * 0x0102040810204080u >> 56, bytes);
+    for (int i = 0; i < 64; i++) bits |= (uint64_t)(noise->values[i] >= lowest) << i;
 #endif
+    return bits;
 }
 
 /* The mask of count elements, of which dropped of 65536 are dropped */
@@ -41,8 +47,10 @@ void draw_mask(uint64_t seed, long dropped, uint8_t *mask, long count, long thre
     _Pragma("omp parallel for num_threads(threads) schedule(static)")
     for (long first = 0; first < count; first += BLOCK)
         for (long i = first; i < least(count, first + BLOCK); i += 64) {
-            const longs low = random_words(seed, i / 4), high = random_words(seed, i / 4 + 8);
-            const uint64_t bits = bits_of(low, high, (int16_t)(dropped - 32768));
+            Noise noise;
+            for (long word = 0; word < 16; word += (long)(sizeof(longs) / 8))
+                noise.words[word * 8 / sizeof(longs)] = random_words(seed, i / 4 + word);
+            const uint64_t bits = bits_of(&noise, (int16_t)(dropped - 32768));
             memcpy(mask + i / 8, &bits, sizeof bits);
         }
 }

@@ -3,7 +3,7 @@
 #define VECTORS_H
 #include <math.h>
 #include <string.h>
-#ifdef __AVX512F__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
@@ -11,17 +11,20 @@
 
 #if LANES == 16
 #define NUMBERS {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
+#define STEPS {1, 2, 3, 4, 5, 6, 7, 8}
 #elif LANES == 8
 #define NUMBERS {0, 1, 2, 3, 4, 5, 6, 7}
+#define STEPS {1, 2, 3, 4}
 #else
 #define NUMBERS {0, 1, 2, 3}
+#define STEPS {1, 2}
 #endif
 
 enum { FLOAT32, BFLOAT16 };
 INLINE long size_of(int type) { return type == FLOAT32 ? 4 : 2; }
 
 typedef uint32_t words __attribute__((vector_size(4 * LANES)));
-typedef uint64_t longs __attribute__((vector_size(64)));
+typedef uint64_t longs __attribute__((vector_size(4 * LANES)));
 /* Of any type in memory, at any address. Not memcpy: for it GCC keeps vectors in memory, unless they have 64 bytes. */
 typedef uint32_t words_there __attribute__((vector_size(4 * LANES), aligned(1), may_alias));
 typedef uint16_t halves_there __attribute__((vector_size(2 * LANES), aligned(1), may_alias));
