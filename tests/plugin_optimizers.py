@@ -113,4 +113,57 @@ class Schedule(FairseqLRScheduler):
 """,
         f"{LM} --lr-scheduler schedule_of_12 --warmup-updates 5",
     ),
+    "steps_of_no_parameter": (
+        """
+import torch
+from fairseq.optim import FairseqOptimizer, register_optimizer
+
+class Slowing(torch.optim.Optimizer):
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+        self.state["steps"] = torch.zeros(1)
+
+    def step(self, closure=None):
+        self.state["steps"] += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.sub_(p.grad * group["lr"] / self.state["steps"] ** 3)
+
+@register_optimizer("slowing")
+class FairseqSlowing(FairseqOptimizer):
+    def __init__(self, args, params):
+        super().__init__(args)
+        self._optimizer = Slowing(params, **self.optimizer_config)
+
+    @property
+    def optimizer_config(self):
+        return {"lr": self.args.lr[0]}
+""",
+        f"{LM} --optimizer slowing --lr 1.0",
+    ),
+    "lowest_rate_of_12": (
+        """
+from dataclasses import dataclass, field
+from typing import List
+from omegaconf import II
+from fairseq.dataclass import FairseqDataclass
+from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+
+@dataclass
+class Config(FairseqDataclass):
+    min_lr: float = field(default=0.0625, metadata={"help": "lowest rate"})
+    lr: List[float] = II("optimization.lr")
+
+@register_lr_scheduler("lowest_rate_of_12", dataclass=Config)
+class Lowest(FairseqLRScheduler):
+    def __init__(self, cfg, optimizer):
+        super().__init__(cfg, optimizer)
+        assert cfg.min_lr == 0.0625 and cfg.lr[0] == 0.5
+
+    def step_update(self, num_updates):
+        self.optimizer.set_lr(max(self.cfg.min_lr, self.cfg.lr[0] / (1 + num_updates)))
+        return self.optimizer.get_lr()
+""",
+        f"{LM} --lr-scheduler lowest_rate_of_12 --lr 0.5 --stop-min-lr -1",
+    ),
 }

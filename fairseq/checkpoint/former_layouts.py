@@ -174,6 +174,7 @@ def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor],
             for key, value in entry.items()
         }
         for number, entry in optimizer["state"].items()
+        if number in numbers
     }
     return {**optimizer, "state": entries}
 

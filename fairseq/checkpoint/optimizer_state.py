@@ -114,7 +114,9 @@ def convert_state(
 
 
 def _renamed(state: State, names: Mapping[Any, Any]) -> dict[str, object]:
-    entries = {names[key]: state["state"][key] for key in names if key in state["state"]}
+    # What an optimizer keeps of no parameter, such as a count of steps, has a name of its own.
+    of_all = {key: value for key, value in state["state"].items() if isinstance(key, str) and key not in names}
+    entries = of_all | {names[key]: state["state"][key] for key in names if key in state["state"]}
     groups = [{**group, "params": [names[key] for key in group["params"]]} for group in state["param_groups"]]
     return {**state, "state": entries, "param_groups": groups}
 

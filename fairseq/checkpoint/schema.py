@@ -123,7 +123,10 @@ def _check_optimizer(state: Any, path: str | Path) -> None:
             pair = isinstance(value, list | tuple) and all(map(_is_number, value))
             _require(_is_number(value) or pair, path, f"{name}.param_groups.{setting}", "a number")
     _require(isinstance(entries, Mapping), path, f"{name}.state", "a dict")
+    parameters = {item for group in groups for item in group["params"]}
     for key, entry in entries.items():
+        if key not in parameters and isinstance(entry, Tensor):
+            continue  # of all parameters together
         is_entry = isinstance(entry, Mapping) and all(isinstance(key, str) for key in entry)
         _require(is_entry, path, f"{name}.state[{key!r:.60}]", "a dict")
         _require(_is_number(entry.get("step", 0)), path, f"{name}.state[{key!r:.60}].step", "a number")

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from fairseq.config import fields
 from fairseq.config.parser import Parser, title_of
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, TASKS, chosen_part, extensions_of, is_outside
-from fairseq.config.settings import DEFAULT_BATCH_SIZE, DataConfig
+from fairseq.config.settings import DEFAULT_BATCH_SIZE, DataConfig, RateConfig
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
 from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
@@ -275,19 +275,23 @@ def _leave_out_extensions(args: argparse.Namespace, parts: list[tuple[str, str, 
 
 
 def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dict[str, object]:
-    """Add the flags of *part*; returns the defaults
-    that its ``add_args`` names, which wait for ``--config``."""
+    """Add the flags of *part*; returns the defaults that its ``add_args`` names, and a plug-in
+    schedule's, which wait for ``--config``."""
     cls = getattr(part, "config_class", None)
     title = getattr(part, "__name__", name) if cls is None else title_of(cls, name)
     group = parser.add_argument_group(title, argument_default=argparse.SUPPRESS)
     if cls is not None:
         fields.add_flags(group, cls)
+    defaults = {}
+    if cls is not None and choice == "lr_scheduler" and is_outside(part):
+        # All schedules share some settings; a plug-in's dataclass may have other defaults of them.
+        declared = fields.defaults(cls)
+        defaults = {name: declared[name] for name in fields.defaults(RateConfig) if declared.get(name) is not None}
     if not hasattr(part, "add_args"):
-        return {}
+        return defaults
     ours = list(parser._actions)
     # What a model's flags leave open, the architecture fills in: their defaults must not.
     part.add_args(group if choice == "arch" else parser)
-    defaults = {}
     for action in parser._actions:
         if action not in ours and action.default is not argparse.SUPPRESS:
             # argparse would convert a default that is text;

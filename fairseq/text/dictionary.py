@@ -310,7 +310,7 @@ class Dictionary:
         with create(path, "") as file:
             file.write("".join(lines).encode())
 
-    def encode_line(self, text: str, append_eos: bool = True) -> np.ndarray:
+    def encode(self, text: str, append_eos: bool = True) -> np.ndarray:
         """The ids of the words of *text*, split at any white space:
         int32 [words], or [words + 1] with ``</s>``."""
         ids = [self.text_index(word) for word in text.split()]

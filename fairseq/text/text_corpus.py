@@ -79,7 +79,7 @@ class TextReader:
     def __call__(self, line: str) -> np.ndarray:
         """Return the ids of one line of text, without special symbols: int32 [tokens]."""
         symbols = line if self.tokenizer is None else self.tokenizer.encode(line)
-        return self.dictionary.encode_line(symbols, append_eos=False)
+        return self.dictionary.encode(symbols, append_eos=False)
 
     @classmethod
     def of(cls, data: str | Path, dictionary: Dictionary) -> TextReader:
@@ -109,7 +109,7 @@ class TextReader:
         lines = [text] if self.keeps_lines else LINE_END.split(text)
         ids: list[int] = []
         for number, line in enumerate(lines if self.tokenizer is None else self.tokenizer.encode_lines(lines)):
-            ids += [self.dictionary.eos()] * (number > 0) + self.dictionary.encode_line(line, append_eos=False).tolist()
+            ids += [self.dictionary.eos()] * (number > 0) + self.dictionary.encode(line, append_eos=False).tolist()
         return ids
 
     def corpus(self, text: str) -> TextCorpus:
@@ -169,7 +169,7 @@ class TextReader:
             ):
                 begins += [] if goes_on else [len(parts)]
                 goes_on = unfinished and number == len(lines)
-                parts.append(self.dictionary.encode_line(line, append_eos=not goes_on))
+                parts.append(self.dictionary.encode(line, append_eos=not goes_on))
                 # Not a set: the first ones in the text are named.
                 unknown |= dict.fromkeys(symbol for symbol in line.split() if symbol not in self.dictionary)
         tokens = np.concatenate([np.empty(0, np.int32), *parts])

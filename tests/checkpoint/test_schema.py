@@ -168,7 +168,7 @@ def test_settings_of_a_group_are_numbers_or_pairs_of_numbers(name: str) -> None:
 
 
 def test_states_of_parameters_are_dicts_with_names_and_a_step_that_is_a_number() -> None:
-    for entries in ({}, {0: {}}, {"w": {"step": 1}}, {0: {"step": torch.tensor(1.0), "exp_avg": MATRIX}}):
+    for entries in ({}, {0: {}}, {"w": {"step": 1}}, {0: {"step": torch.tensor(1.0), "exp_avg": MATRIX}, "k": MATRIX}):
         schema.check(optimizer(state=entries), "c.pt")
     for entries in (1, None, "text", [1]):
         assert rejection(optimizer(state=entries)) == line(ENTRIES, "a dict")

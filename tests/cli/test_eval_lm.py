@@ -69,7 +69,7 @@ def make_data(folder, symbols, lines):
     for symbol in symbols:
         dictionary.add_symbol(symbol)
     dictionary.save(folder / "dict.txt")
-    ids = [dictionary.encode_line(line) for line in lines]
+    ids = [dictionary.encode(line) for line in lines]
     with IndexedWriter(folder / "test", token_dtype(len(dictionary))) as writer:
         writer.add(np.concatenate(ids), np.array([len(line) for line in ids]))
     return folder

@@ -72,7 +72,7 @@ def test_text_is_read_as_pythons_text_files_are_however_it_is_cut(text: str, blo
         dictionary.update({"a": 1, "世": 1})
         summary = Binarizer(dictionary).binarize(path, f"{folder}/out")
         corpus = IndexedCorpus(f"{folder}/out")
-        expected = [dictionary.encode_line(" ".join(line)).tolist() for line in lines]
+        expected = [dictionary.encode(" ".join(line)).tolist() for line in lines]
         assert corpus.sizes.tolist() == [len(line) for line in expected]
         assert np.asarray(corpus.tokens).tolist() == sum(expected, [])
         assert (summary.sentences, summary.tokens) == (len(expected), len(corpus.tokens))
@@ -152,7 +152,7 @@ def test_provisional_ids_become_those_that_the_finished_dictionary_gives(
         expected.save(tmp_path / "expected.txt")
         assert written["dict.txt"] == (tmp_path / "expected.txt").read_bytes()
         tokens = np.asarray(IndexedCorpus(str(tmp_path / "out" / "train1")).tokens)
-        assert tokens.tolist() == [token for line in lines[200:] for token in expected.encode_line(line)]
+        assert tokens.tolist() == [token for line in lines[200:] for token in expected.encode(line)]
 
 
 def test_an_interrupted_run_has_no_named_file_of_provisional_ids(

@@ -40,7 +40,7 @@ def test_golden_corpus_is_the_text_word_by_word() -> None:
     assert len(corpus) == len(lines)
     for number, line in enumerate(lines):
         ids = corpus.tokens[corpus.offsets[number] : corpus.offsets[number + 1]]
-        assert ids.tolist() == dictionary.encode_line(line).tolist()
+        assert ids.tolist() == dictionary.encode(line).tolist()
         assert corpus.sizes[number] == len(ids)
     assert corpus.offsets[-1] == len(corpus.tokens) == 2670
     corpus.check(dictionary)

@@ -41,7 +41,7 @@ def test_words_are_counted_as_the_rule_groups_each_line(data: Any, kind: str, pi
     groups = WordGroups(dictionary)
     rule = groups.rule or SubwordMarks()
     literal = Counter(word for line in lines if line for word in rule.group(line)[0])
-    tokens = np.concatenate([dictionary.encode_line(" ".join(line)) for line in lines])
+    tokens = np.concatenate([dictionary.encode(" ".join(line)) for line in lines])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(by_frequency, "PIECE", piece)
         assert groups.counts(tokens) == literal
@@ -50,13 +50,13 @@ def test_words_are_counted_as_the_rule_groups_each_line(data: Any, kind: str, pi
 def test_both_kinds_of_marks_group_words_where_there_is_no_tokenizer() -> None:
     dictionary = dictionary_of(*["un@@", "able", "cat", "##s"], *map(str, range(100)))
     groups = WordGroups(dictionary)
-    tokens = dictionary.encode_line("un@@ able cat ##s cat un@@")
+    tokens = dictionary.encode("un@@ able cat ##s cat un@@")
     assert groups.rule is None
     assert groups.counts(tokens) == {"unable": 1, "cats": 1, "cat": 1, "un": 1}
 
 
 def losses_of(dictionary: Dictionary, line: str, lprobs: list[float], **more: Any) -> WordLosses:
-    tokens = dictionary.encode_line(line).astype(np.int64)
+    tokens = dictionary.encode(line).astype(np.int64)
     return WordLosses.of(WordGroups(dictionary), tokens, np.log(np.exp2(lprobs)), **more)
 
 
@@ -76,7 +76,7 @@ def test_word_of_which_a_part_is_predicted_has_the_loss_of_that_part() -> None:
 
 def test_line_begins_a_word_without_a_symbol_before_it() -> None:
     words = dictionary_of(*KINDS["byte-level"])
-    tokens = words.encode_line("Ġun able able", append_eos=False)
+    tokens = words.encode("Ġun able able", append_eos=False)
     found = WordLosses.of(WordGroups(words), tokens, -np.ones(3), lines=np.array([0, 2, 3]))
     assert found.words == ["unable", "able"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import runs
+from plugin_batches import BATCHES
 from plugin_optimizers import OPTIMIZERS
 from plugin_sources import CRITERIONS, LM, MODELS
 from plugin_tasks import TASKS
@@ -19,9 +20,11 @@ from fairseq.errors import UserError
 from fairseq.system import plugins
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq_cli import validate
 from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.validate import get_validation_parser
 
-ALL = {**CRITERIONS, **MODELS, **TASKS, **OPTIMIZERS}
+ALL = {**BATCHES, **CRITERIONS, **MODELS, **TASKS, **OPTIMIZERS}
 LAYOUTS = {  # file of each part in the folder; None: there is no __init__.py
     "no_init": {"criterions/a.py": CRITERIONS["loss_of_10"], "models/b.py": MODELS["lstm_of_9"]},
     "empty_init": {
@@ -150,3 +153,24 @@ def test_a_script_gets_the_flags_of_a_plugins_task_and_a_command_those_that_are_
     assert (
         options.parse_args_and_arch(get_generation_parser(), [*words, "--every", "3"], task_defaults=False).every == 3
     )
+
+
+def test_validation_computes_the_loss_of_the_checkpoints_task(tmp_path: Path) -> None:
+    source = """
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
+
+@register_task("no_loss", dataclass=LanguageModelingConfig)
+class Without(LanguageModelingTask):
+    def valid_step(self, sample, model, criterion):
+        loss, size, logged = super().valid_step(sample, model, criterion)
+        return loss * 0, size, {**logged, "loss": logged["loss"] * 0}
+"""
+    folder = tmp_path / "plugin_no_loss"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(source)
+    runs.train(tmp_path, "--user-dir", folder, FLAGS, SIZES["transformer_lm"], f"{LM} --task no_loss --max-update 2")
+    path = str(tmp_path / "checkpoint_last.pt")
+    words = runs.words("--user-dir", folder, "--path", path, "--valid-subset test --max-tokens 64 --cpu")
+    args = options.parse_args_and_arch(get_validation_parser(), [str(runs.DATA), *words], task_defaults=False)
+    assert validate.main(args)[path]["test"]["loss"] == 0

@@ -208,7 +208,7 @@ def test_vocabulary_of_the_folder_becomes_the_dictionary_with_its_ids(file, cont
     dictionary = LanguageModel.from_pretrained(hugging_face(source, tmp_path / "out")).dictionary
     assert dictionary.symbols == WORDS
     assert (dictionary.eos(), dictionary.unk(), dictionary.pad(), dictionary.bos()) == (0, 2, -1, -1)
-    assert dictionary.encode_line("the unheard wört5").tolist() == [1, 2, 8, 0]
+    assert dictionary.encode("the unheard wört5").tolist() == [1, 2, 8, 0]
 
 
 def test_words_that_no_text_can_hold_become_placeholders(tmp_path):
@@ -269,7 +269,7 @@ def test_text_with_a_word_that_the_dictionary_does_not_have_is_refused_with_what
             ask()
         assert str(error.value).startswith(wanted) and "unk=WORD" in str(error.value)
     (out / "dict.txt").write_text(f"#specials eos=word0 unk=word1\n{words}")  # what the message proposes
-    assert LanguageModel.from_pretrained(out).dictionary.encode_line("other").tolist() == [1, 0]
+    assert LanguageModel.from_pretrained(out).dictionary.encode("other").tolist() == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -104,10 +104,10 @@ def test_equality_is_of_symbols_not_of_counts() -> None:
 
 def test_a_line_splits_at_any_white_space_and_ends_with_eos() -> None:
     dictionary = make("a b")
-    encoded = dictionary.encode_line(" a\u00a0b\tnew\x85\u2028b \n")
+    encoded = dictionary.encode(" a\u00a0b\tnew\x85\u2028b \n")
     assert encoded.tolist() == [4, 5, 3, 5, 2] and encoded.dtype == np.int32
-    assert dictionary.encode_line("", append_eos=True).tolist() == [2]
-    assert dictionary.encode_line("a", append_eos=False).tolist() == [4]
+    assert dictionary.encode("", append_eos=True).tolist() == [2]
+    assert dictionary.encode("a", append_eos=False).tolist() == [4]
 
 
 @pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
@@ -120,7 +120,7 @@ def test_string_leaves_out_bos_pad_and_eos(kind: type) -> None:
 @pytest.mark.parametrize("mark", ["@@ ", "@@"])
 def test_string_joins_subwords(mark: str) -> None:
     dictionary = make("un@@ kno@@ wn word cut@@")
-    ids = dictionary.encode_line("un@@ kno@@ wn word cut@@")
+    ids = dictionary.encode("un@@ kno@@ wn word cut@@")
     assert dictionary.string(ids, mark) == "unknown word cut"
 
 

@@ -13,6 +13,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from fairseq.config import fields
 from fairseq.config.registry import is_outside
 from fairseq.config.settings import Settings
@@ -46,8 +48,11 @@ def adapt_model(part: Any) -> None:
     # base class.
     if "masked_tokens" in parameters:
         part.predicts_next_token = False
-    # Batches of this package's tasks carry no lengths; fairseq's always do.
-    if "src_lengths" in parameters and parameters["src_lengths"].default is inspect.Parameter.empty:
+    # Batches of this package's tasks carry no lengths; fairseq's always do, and its decoders take
+    # them.
+    if "src_lengths" not in parameters:
+        _wrap(part, "forward", _without_lengths)
+    elif parameters["src_lengths"].default is inspect.Parameter.empty:
         _wrap(part, "forward", _with_lengths)
 
 
@@ -112,13 +117,37 @@ def _wrap(part: object, name: str, call: Callable[..., object]) -> None:
 
 def _with_lengths(method: Any, self: Any, src_tokens: Any, src_lengths: Any = None, *rest: Any, **inputs: Any) -> Any:
     """The output of a model that asks for the lengths of rows, where they are not given."""
-    lengths = src_tokens.ne(PAD).sum(1) if src_lengths is None else src_lengths
+    lengths = _lengths(src_tokens) if src_lengths is None else src_lengths
     return method(self, src_tokens, lengths, *rest, **inputs)
 
 
-def _with_logits(method: Any, self: Any, model: BaseFairseqModel, *rest: Any, **options: Any) -> Any:
-    """The loss of a criterion whose model returns logits."""
-    return method(self, logits_model(model), *rest, **options)
+def _without_lengths(method: Any, self: Any, *rest: Any, **inputs: Any) -> Any:
+    """The output of a model that does not name the lengths of rows; it, or its decoder, may take
+    them among others."""
+    decoder = getattr(self, "decoder", None)
+    if "src_lengths" in inputs and not all(
+        map(_takes_lengths, [method, *([type(decoder).forward] if decoder else [])])
+    ):
+        del inputs["src_lengths"]
+    return method(self, *rest, **inputs)
+
+
+@functools.cache
+def _takes_lengths(forward: Callable[..., object]) -> bool:
+    parameters = inspect.signature(forward).parameters
+    return "src_lengths" in parameters or any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+
+
+def _lengths(tokens: Tensor) -> Tensor:
+    return tokens.ne(PAD).sum(1)
+
+
+def _with_logits(method: Any, self: Any, model: BaseFairseqModel, sample: Any, *rest: Any, **options: Any) -> Any:
+    """The loss of a criterion whose model returns logits, and whose batches have lengths."""
+    inputs = sample.get("net_input")
+    if isinstance(inputs, dict) and isinstance(inputs.get("src_tokens"), Tensor):
+        inputs.setdefault("src_lengths", _lengths(inputs["src_tokens"]))
+    return method(self, logits_model(model), sample, *rest, **options)
 
 
 def _extend_args(part: Any, add: Callable[[Any], None]) -> None:

@@ -91,6 +91,11 @@ def load_pretrained_component_from_model(component: nn.Module, checkpoint: str, 
     return component
 
 
+def prune_state_dict(state_dict: dict[str, Any], model_cfg: object) -> dict[str, Any]:
+    """*state_dict* as it is: layers are not left out of a model."""
+    return state_dict
+
+
 def checkpoint_paths(path: str, pattern: str = r"checkpoint(\d+)\.pt") -> list[str]:
     """The checkpoints in the folder *path* whose names match *pattern*, the highest number
     first."""

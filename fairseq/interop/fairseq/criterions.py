@@ -113,7 +113,8 @@ class FairseqLoss:
     def forward(self: Any, model: Any, sample: Sample, reduce: bool = True) -> Any:
         """Run the model on *sample* and compute its loss."""
         if not takes_reduce(type(self)):
-            return super().forward(plain(model), sample)  # type: ignore[misc]
+            inputs = {name: value for name, value in sample["net_input"].items() if name != "src_lengths"}
+            return super().forward(plain(model), {**sample, "net_input": inputs})  # type: ignore[misc]
         model = logits_model(model)
         return self.logged(self.compute_loss(model, model(**sample["net_input"]), sample, reduce=reduce), sample)
 

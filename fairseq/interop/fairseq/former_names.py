@@ -69,7 +69,7 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "attention": "modules.multihead_attention",
     "inert": """
         data.language_pair_dataset models.squad models.transformer.transformer_legacy modules.base_layer
-        data.transform_eos_dataset data.backtranslation_dataset modules.character_token_embedder
+        data.transform_eos_dataset data.backtranslation_dataset modules.character_token_embedder ngram_repeat_block
     """,
     "layers": "modules.transformer_sentence_encoder modules.transformer_sentence_encoder_layer",
     "meters": "meters logging.meters",
@@ -124,6 +124,7 @@ _NAMES: dict[str, dict[str, str]] = {
         # Of a fork for mixtures of experts, which packages beside it import.
         "inert": "MoECriterion",
         "dataclass": "MoECriterionConfig=FairseqDataclass",
+        "fairseq.config.registry": "CRITERION_REGISTRY=CRITERIONS",
     },
     "criterions.fairseq_criterion": {"parts": "LegacyFairseqCriterion"},
     "criterions.cross_entropy": {
@@ -148,7 +149,10 @@ _NAMES: dict[str, dict[str, str]] = {
         "block_datasets": f"{_BLOCK_DATASETS} IndexedDataset MMapIndexedDataset=IndexedDataset TruncatedDictionary",
         "iterators": "BufferedIterator CountingIterator EpochBatchIterator GroupedIterator ShardedIterator",
         "resampling": "ResamplingDataset",
-        "inert": "LanguagePairDataset BacktranslationDataset TransformEosDataset RoundRobinZipDatasets",
+        "inert": """
+            LanguagePairDataset BacktranslationDataset TransformEosDataset RoundRobinZipDatasets
+            FairseqIterableDataset
+        """,
     },
     "text.dictionary": {"block_datasets": "TruncatedDictionary"},
     "data.indexed_dataset": {
@@ -158,27 +162,33 @@ _NAMES: dict[str, dict[str, str]] = {
     },
     "distributed": {"modules": "fsdp_wrap ModuleProxyWrapper"},
     "interop.fairseq.checkpoint_utils": {"files": "PathManager"},
-    "interop.fairseq.data_utils": {"block_datasets": "load_indexed_dataset"},
+    "interop.fairseq.data_utils": {"block_datasets": "load_indexed_dataset", ".": "process_bpe_symbol=post_process"},
     "interop.fairseq.dataclass": {
         "omegaconf": " ".join(f"{group}Config=DictConfig" for group in _GROUPS.split()),
         "utils": "eval_str_list",
     },
     "interop.fairseq.distributed_utils": {"utils": "call_main"},
     "interop.fairseq.decoders": {"inert": "EncoderOut"},
-    "interop.fairseq.roberta": {"parts": _ROBERTA},
+    "interop.fairseq.generator": {"inert": "EnsembleModel"},
+    "interop.fairseq.roberta": {"parts": _ROBERTA, "layers": "TransformerSentenceEncoder"},
     "interop.fairseq.transformer": {"inert": "TransformerModel TransformerModelBase CharacterTokenEmbedder"},
     "models": {
         "parts": "build_model",
         "decoders": "FairseqDecoder FairseqEncoder FairseqEncoderModel FairseqIncrementalDecoder",
         "dataclass": "FairseqDataclass",
         "inert": "FairseqEncoderDecoderModel FairseqMultiModel CompositeEncoder",
+        "fairseq.config.registry": "MODEL_REGISTRY=MODELS",
         "utils": "import_models",
     },
     "models.lstm_lm": {
         ".": "LSTMLanguageModelConfig=LSTMLMConfig",
         "parts": "base_architecture=lstm_lm_architecture",
     },
-    "models.transformer_lm": {".": "TransformerLanguageModelConfig=TransformerLMConfig", "parts": _TRANSFORMERS},
+    "models.transformer_lm": {
+        ".": "TransformerLanguageModelConfig=TransformerLMConfig",
+        "parts": _TRANSFORMERS,
+        "transformer_config": "DEFAULT_MAX_TARGET_POSITIONS",
+    },
     "modules": {
         "fairseq.modules.adaptive_softmax": "AdaptiveSoftmax",
         "modules": """
@@ -198,11 +208,16 @@ _NAMES: dict[str, dict[str, str]] = {
             TransformerEncoderLayerBase=TransformerEncoderLayer
         """,
     },
-    "optim": {"parts": "AMPOptimizer", "fairseq.optim.fairseq_optimizer": "LegacyFairseqOptimizer=FairseqOptimizer"},
+    "optim": {
+        "parts": "AMPOptimizer",
+        "fairseq.optim.fairseq_optimizer": "LegacyFairseqOptimizer=FairseqOptimizer",
+        "fairseq.config.registry": "OPTIMIZER_REGISTRY=OPTIMIZERS",
+    },
     "optim.adam": {".": "FairseqAdamConfig=AdamConfig"},
     "optim.fairseq_optimizer": {".": "LegacyFairseqOptimizer=FairseqOptimizer"},
     "optim.lr_scheduler": {
-        "fairseq.optim.lr_scheduler.fairseq_lr_scheduler": "LegacyFairseqLRScheduler=FairseqLRScheduler"
+        "fairseq.optim.lr_scheduler.fairseq_lr_scheduler": "LegacyFairseqLRScheduler=FairseqLRScheduler",
+        "fairseq.config.registry": "LR_SCHEDULER_REGISTRY=LR_SCHEDULERS",
     },
     "optim.lr_scheduler.fairseq_lr_scheduler": {".": "LegacyFairseqLRScheduler=FairseqLRScheduler"},
     "optim.lr_scheduler.cycles": {
@@ -225,6 +240,7 @@ _NAMES: dict[str, dict[str, str]] = {
     "tasks": {
         "fairseq.tasks.fairseq_task": "LegacyFairseqTask=FairseqTask",
         "dataclass": "FairseqDataclass",
+        "fairseq.config.registry": "TASK_REGISTRY=TASKS",
         "utils": "import_tasks",
     },
     "tasks.fairseq_task": {".": "LegacyFairseqTask=FairseqTask"},

@@ -34,7 +34,7 @@ class GeneratorHubInterface(nn.Module):
 
     def encode(self, sentence: str) -> Tensor:
         """The ids of a tokenised line, its end included: int64 [T]."""
-        return torch.from_numpy(self.task.source_dictionary.encode_line(sentence)).long()
+        return torch.from_numpy(self.task.source_dictionary.encode(sentence)).long()
 
     binarize = encode
 

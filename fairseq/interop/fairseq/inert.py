@@ -32,6 +32,9 @@ _INERT: dict[str, tuple[type, str]] = {  # name: base, reason
     "CharacterTokenEmbedder": (nn.Module, "--character-embeddings: not implemented; leave it out"),
     "DynamicConv": (nn.Module, "convolutions are not implemented"),
     "LightweightConv": (nn.Module, "convolutions are not implemented"),
+    "EnsembleModel": (nn.Module, "generators of plug-ins are not supported; use fairseq.hub.LanguageModel"),
+    "NGramRepeatBlock": (nn.Module, "generators of plug-ins are not supported; use `no_repeat_ngram_size`"),
+    "FairseqIterableDataset": (FairseqDataset, "data sets without a length are not implemented"),
     "SQuADHead": (nn.Module, "questions about spans of text are not implemented"),
 }
 

@@ -130,7 +130,7 @@ def _numbered(state: object, model: Mapping[str, object]) -> dict[str, Any] | No
     # The order of the state dict is the order of `model.parameters()`, by which fairseq's
     # optimizers number.
     numbers = {name: index for index, name in enumerate(names)}
-    entries = {numbers[name]: entry for name, entry in state["state"].items()}
+    entries = {numbers.get(name, name): entry for name, entry in state["state"].items()}
     # torch's Adam reads it from the group, and fairseq restores groups as they are.
     defaults = {"amsgrad": False} if "betas" in group else {}
     return {"state": entries, "param_groups": [{**defaults, **group, "params": list(range(len(names)))}]}
