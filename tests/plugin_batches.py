@@ -45,7 +45,8 @@ def tiny(args):
 @register_task("monolingual_of_12", dataclass=LanguageModelingConfig)
 class Task(LanguageModelingTask):
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        words = data_utils.load_indexed_dataset(os.path.join(self.args.data, split), self.dictionary, combine=combine)
+        file = os.path.join(self.args.data, {"other": "test"}.get(split, split))
+        words = data_utils.load_indexed_dataset(file, self.dictionary, combine=combine)
         blocks = TokenBlockDataset(
             words, words.sizes, self.args.tokens_per_sample, pad=self.dictionary.pad(), eos=self.dictionary.eos(),
             break_mode="none", include_targets=True,
@@ -56,6 +57,7 @@ class Task(LanguageModelingTask):
         )
         assert "monolingual_of_12" in TASK_REGISTRY
 """,
-        "--task monolingual_of_12 --arch decoder_of_12_tiny --tokens-per-sample 16 --criterion cross_entropy",
+        "--task monolingual_of_12 --arch decoder_of_12_tiny --tokens-per-sample 16 --criterion cross_entropy "
+        "--valid-subset other",
     ),
 }

@@ -62,9 +62,9 @@ class FairseqCriterion(Part, nn.Module):
                 single ones by name. None: it has none.
         """
         parameters = inspect.signature(cls.__init__).parameters
-        # The base's constructor takes any number of parts; only the task is one.
+        # The base's constructor takes any number of parts: settings, if there are any, and task.
         if not parameters.keys() - {"self", "parts"}:
-            return cls(task)
+            return cls(task) if args is None else cls(args, task)
         values: dict[str, Any] = {} if args is None else dict(vars(args))
         if cls.config_class is not None:
             values |= vars(fields.typed(cls.config_class, args))

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq.checkpoint import describe_mismatch
 from fairseq.config import fields
-from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS
+from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
@@ -58,8 +58,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "encoder_xformers_att_config": (None,),
     "spectral_norm_classification_head": (False,),
 }
-# Tasks that read such a setting, so that all its values are supported there.
-READ_BY = {"shorten_method": ("sentence_prediction", "sentence_ranking")}
 
 
 def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
@@ -191,10 +189,12 @@ def check_settings(
 def check_supported(settings: Mapping[str, object], source: str) -> None:
     """Raise UserError if *settings* of a checkpoint have a value
     that changes the result and is not implemented."""
+    task = str(settings.get("task"))
+    reads = TASKS[task].reads if task in TASKS else ()
     for name, neutral in NEUTRAL.items():
         value = settings.get(name)
         # None stands for "not set" in checkpoints of several versions.
-        if value is not None and value not in neutral and settings.get("task") not in READ_BY.get(name, ()):
+        if value is not None and value not in neutral and name not in reads:
             raise UserError(
                 f"{source}: {name}={value!r} is not implemented and changes the result; supported: "
                 + " or ".join(map(repr, neutral))

@@ -107,6 +107,8 @@ class FairseqTask(Part):
     Attributes:
         settings: all settings, typed.
         cfg: the settings of the task.
+        reads: settings that it implements and other tasks refuse.
+        checks_splits: whether the files of validation are looked for before training.
         evaluated_by: module of :mod:`fairseq_cli` that evaluates
             a checkpoint, which the log of training names.
         extensions: what changes data and models of the task from outside, by name.
@@ -121,6 +123,8 @@ class FairseqTask(Part):
 
     settings_name = "task"
     cfg: Any
+    reads: tuple[str, ...] = ()
+    checks_splits = True
     evaluated_by = "validate"
     kinds: tuple[CarriedState, ...] = (RowMemory(),)
     subsets: tuple[str, ...] = ()

@@ -52,6 +52,7 @@ class SentencePredictionTask(FairseqTask):
     """
 
     config_class = SentencePredictionTaskConfig
+    reads = ("shorten_method",)
 
     def __init__(self, args: Settings, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
         super().__init__(args)

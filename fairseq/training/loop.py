@@ -14,6 +14,7 @@ from dataclasses import fields
 
 from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.store import copied
+from fairseq.config.registry import TASKS
 from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import check_validation
@@ -39,7 +40,7 @@ RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.n
 def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
     """Return the job of a training run, which :func:`fairseq.distributed.run` runs on as many
     processes as it needs."""
-    if not settings.checkpoint.disable_validation:
+    if not settings.checkpoint.disable_validation and TASKS[settings.chosen.task].checks_splits:
         data = settings.data
         leaves_out = data.ignore_unused_valid_subsets or bool(data.combine_valid_subsets)
         check_validation(settings.data_path, data.valid_subset, leaves_out)

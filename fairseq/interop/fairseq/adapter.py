@@ -22,10 +22,13 @@ from fairseq.config.shared import BlockModelConfig
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.interop.fairseq import criterions, encoders, language_modeling
 from fairseq.interop.fairseq.decoders import PluginModel
+from fairseq.interop.fairseq.hooks import overrides
 from fairseq.interop.fairseq.namespaces import ReadsNamespace, namespace_of
+from fairseq.interop.fairseq.sentence_prediction import LabelledTask
 from fairseq.interop.fairseq.views import logits_model
 from fairseq.models.base import BaseFairseqModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 PAD = 1  # the id of padding in every dictionary of fairseq
 
@@ -76,6 +79,10 @@ def adapt_task(part: Any) -> None:
     overrides."""
     if issubclass(part, LanguageModelingTask):
         language_modeling.adapt(part)
+    # Its files may have other names.
+    part.checks_splits = not overrides(part, "load_dataset")
+    if issubclass(part, SentencePredictionTask):
+        put_under(part, LabelledTask, SentencePredictionTask, first=True)
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
     # All tasks of fairseq have the flags of encoders.
@@ -188,7 +195,22 @@ def _typed(self: Any, cls: type) -> Any:
     settings of *cls*."""
     if isinstance(self.settings.task, cls):
         return self.settings.task
-    return argparse.Namespace(**{**vars(self.args), **vars(fields.typed(cls, self.args))})
+    return _namespace_with_methods(cls)(**{**vars(self.args), **vars(fields.typed(cls, self.args))})
+
+
+@functools.cache
+def _namespace_with_methods(cls: type) -> type[argparse.Namespace]:
+    """A namespace with the methods of the settings *cls*."""
+    methods: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        methods |= {
+            name: value for name, value in vars(base).items() if not name.startswith("__") and _is_method(value)
+        }
+    return type(cls.__name__, (argparse.Namespace,), methods)
+
+
+def _is_method(value: object) -> bool:
+    return inspect.isfunction(value) or isinstance(value, property)
 
 
 _ADAPTERS: dict[str, Callable[[Any], None]] = {

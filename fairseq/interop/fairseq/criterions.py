@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,6 +67,8 @@ class FairseqLoss:
             if prefix:
                 raise UserError(f"`ignore_prefix_size` {prefix}: not implemented; use 0")
             names = {one.name for one in parameters}
+            # Those that take the settings have them before the task.
+            args = tuple(itertools.dropwhile(lambda one: not hasattr(one, "source_dictionary"), args)) or args
             args, options = args[: len(parameters)], {name: value for name, value in options.items() if name in names}
         super().__init__(*args, **options)
 
@@ -114,7 +117,8 @@ class FairseqLoss:
         """Run the model on *sample* and compute its loss."""
         if not takes_reduce(type(self)):
             inputs = {name: value for name, value in sample["net_input"].items() if name != "src_lengths"}
-            return super().forward(plain(model), {**sample, "net_input": inputs})  # type: ignore[misc]
+            sample = super().prepare(plain(model), {**sample, "net_input": inputs})  # type: ignore[misc]
+            return super().forward(plain(model), sample)  # type: ignore[misc]
         model = logits_model(model)
         return self.logged(self.compute_loss(model, model(**sample["net_input"]), sample, reduce=reduce), sample)
 

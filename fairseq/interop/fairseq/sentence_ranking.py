@@ -89,6 +89,7 @@ class SentenceRankingTask(FairseqTask):
     """
 
     config_class = SentenceRankingTaskConfig
+    reads = ("shorten_method",)
 
     def __init__(self, args: Settings, dictionary: Dictionary) -> None:
         super().__init__(args)
