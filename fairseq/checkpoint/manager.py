@@ -35,7 +35,8 @@ EPOCH = re.compile(r"checkpoint(\d+)\.pt")
 UPDATE = re.compile(r"checkpoint_\d+_(\d+)\.pt")
 MILESTONE = re.compile(r"checkpoint_(words|tokens)_(\d+)\.pt")
 BEST_OF_STAGE = re.compile(r"checkpoint_best(\d+)\.pt")
-AMONG_BEST = re.compile(r"checkpoint\.best_.*_(-?\d+(?:\.\d+)?(?:e[+-]\d+)?)\.pt")
+AMONG_BEST_OF = r"checkpoint\.best_%s_(-?\d+(?:\.\d+)?(?:e[+-]\d+)?)\.pt"
+AMONG_BEST = re.compile(AMONG_BEST_OF % ".*")
 # Of sharded training; the names above are links to it.
 FOLDER = re.compile(r"checkpoint_\d+_\d+(-\d+)?\.parts")
 
@@ -300,7 +301,9 @@ class CheckpointManager:
         return f"checkpoint.best_{self.config.best_checkpoint_metric}_{text if float(text) == float(six) else six}.pt"
 
     def _best_first(self) -> list[tuple[float, Path]]:
-        highest_first = numbered(self.folder, AMONG_BEST)
+        # Figures of another metric are no better or worse.
+        names = re.compile(AMONG_BEST_OF % re.escape(self.config.best_checkpoint_metric))
+        highest_first = numbered(self.folder, names)
         return highest_first if self.config.maximize_best_checkpoint_metric else highest_first[::-1]
 
     @staticmethod

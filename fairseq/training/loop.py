@@ -89,6 +89,7 @@ def train(
         if manager is not None:
             check_recorders(settings.common)
             check_outputs(settings)
+        max_update = settings.optimization.max_update
         settings = with_max_update(settings, world.size)
         planned = stages.plan(settings)
         origin = resume.choose(settings, world, manager)
@@ -96,8 +97,9 @@ def train(
         while True:
             stage = stages.stage_at(planned, origin.updates_done(settings.checkpoint)) if planned else None
             of_stage = stages.settings_at(settings, planned, stage) if stage else settings
-            # In the first stage only: the file of settings describes all stages.
-            recorded = settings if origin.kind != "stage" else None
+            # In the first stage only: the file of settings describes all stages. Without the length
+            # that follows from the data: it may be given other data.
+            recorded = settings.changed(max_update=max_update) if origin.kind != "stage" else None
             accompanying = callbacks_of(of_stage, world, stage, manager, interruption, callbacks, recorded)
             state = build_state(of_stage, world, stage)
             resume.begin(state, origin)

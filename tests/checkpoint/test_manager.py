@@ -84,7 +84,8 @@ def test_a_figure_is_among_the_best_as_long_as_few_are_better(tmp_path: Path) ->
     more = {"maximize_best_checkpoint_metric": True}
     assert written(tmp_path, 3.01, **more) == [name.format(3.01)]
     assert written(tmp_path, 3.0, **more) == written(tmp_path, 2.0, **more) == []
-    assert written(tmp_path, 7.0, best_checkpoint_metric="ppl") == []  # the files of any metric count
+    # As in fairseq, files of another metric do not count.
+    assert written(tmp_path, 7.0, best_checkpoint_metric="ppl") == ["checkpoint.best_ppl_7.0000.pt"]
     assert written(tmp_path, 1.0, best_checkpoint_metric="ppl") == ["checkpoint.best_ppl_1.0000.pt"]
 
 
@@ -302,3 +303,11 @@ def test_a_folder_in_place_of_the_dictionary_or_tokenizer_is_named(tmp_path: Pat
     (tmp_path / "s" / name).mkdir(parents=True)
     with user_error(rf"s/{name}: cannot be written \(Is a directory\); remove it or choose another --save-dir"):
         saved(tmp_path).keep_dictionary(tmp_path / "dict.txt")
+
+
+def test_files_of_another_metric_are_not_ranked_with_this_one(tmp_path: Path) -> None:
+    for name in ("loss_2.0000", "nll_loss_1.0000"):
+        (tmp_path / f"checkpoint.best_{name}.pt").touch()
+    of_ppl = {"keep_best_checkpoints": 1, "best_checkpoint_metric": "ppl"}
+    assert written(tmp_path, 400.0, **of_ppl) == ["checkpoint.best_ppl_400.0000.pt"]
+    assert written(tmp_path, 1.5, keep_best_checkpoints=1) == ["checkpoint.best_loss_1.5000.pt"]

@@ -51,6 +51,13 @@ def test_the_length_in_advance_is_that_of_the_epochs(tmp_path: Path, batch: str)
     assert length(f"{WSD} {batch} --max-epoch 2") == lines[-1]["num_updates"]
 
 
+def test_the_file_of_settings_leaves_the_length_to_the_data(tmp_path: Path) -> None:
+    runs.train(tmp_path / "first", WSD, "--max-epoch 1 --max-tokens 256")
+    settings = ["--config", tmp_path / "first" / "settings.yaml", "--train-subset test --no-save"]
+    lines = runs.updates(runs.train(tmp_path / "second", *settings))
+    assert lines[-1]["num_updates"] == math.ceil(token_count(str(runs.DATA / "test")) / 256) != math.ceil(TOKENS / 256)
+
+
 def test_shares_never_exceed_the_whole() -> None:
     for total in range(1, 400):
         for warmup in (0.05, 0.3, 0.5, 0.29):
