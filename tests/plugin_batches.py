@@ -1,4 +1,4 @@
-"""Plug-ins that read what fairseq's batches have beside the tokens."""
+"""Plug-ins that use the lengths of rows, or make the batches themselves."""
 
 from __future__ import annotations
 

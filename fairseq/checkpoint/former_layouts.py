@@ -165,7 +165,7 @@ def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor],
     # One flat parameter: the elements of the superfluous
     # ones are cut out of every state of its shape.
     trained = torch.cat([torch.full((model[name].numel(),), number not in copies) for number, name in enumerate(names)])
-    entries = {
+    cut = {
         number: {
             # A longer one is of another model, and is rejected as such when the optimizer reads it.
             key: value[trained[: len(value)]]
@@ -176,7 +176,7 @@ def _without(superfluous: set[str], optimizer: Any, model: Mapping[str, Tensor],
         for number, entry in optimizer["state"].items()
         if number in numbers
     }
-    return {**optimizer, "state": entries}
+    return {**optimizer, "state": {**optimizer["state"], **cut}}
 
 
 def _history(entry: Mapping[str, Any], args: Mapping[str, Any]) -> dict[str, object]:

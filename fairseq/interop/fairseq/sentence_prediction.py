@@ -16,10 +16,9 @@ class LabelledTask(SentencePredictionTask):
     adapter puts it under a plug-in's task."""
 
     def __init__(self, args: Settings, dictionary: Dictionary, labels: Dictionary | Tokenizer | None = None) -> None:
-        classes = labels if isinstance(labels, Dictionary) else None
-        super().__init__(args, dictionary, None if classes is not None else labels)  # type: ignore[arg-type]
-        if classes is not None and not self.layout.is_regression:
-            self.layout = dataclasses.replace(self.layout, labels=tuple(classes.words()))
+        super().__init__(args, dictionary, None if isinstance(labels, Dictionary) else labels)
+        if isinstance(labels, Dictionary) and not self.layout.is_regression:
+            self.layout = dataclasses.replace(self.layout, labels=tuple(labels.words()))
 
     @classmethod
     def load_dictionary(cls, *words: Any, source: bool = True) -> Dictionary:
