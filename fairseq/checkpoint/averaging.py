@@ -26,7 +26,7 @@ def newest(
     maximizes: Callable[[Path], bool] = lambda path: False,
 ) -> list[Path]:
     """The *count* newest checkpoints of a folder, or those with the best figures; UserError if
-    there are fewer.
+    there are fewer, or figures of several metrics.
 
     Args:
         kind: ``epoch``, ``update`` or ``best``.
@@ -38,6 +38,9 @@ def newest(
     fitting = [path for number, path in checkpoints if upper_bound is None or number <= upper_bound]
     if len(fitting) < count:
         raise UserError(f"`inputs` {folder}: {len(fitting)} {kind} checkpoints found, {count} are to be averaged")
+    metrics = sorted({path.name.removeprefix("checkpoint.best_").rpartition("_")[0] for path in fitting})
+    if kind == "best" and len(metrics) > 1:
+        raise UserError(f"`inputs` {folder}: best checkpoints of several metrics, {', '.join(metrics)}; give files")
     return (fitting[::-1] if kind == "best" and not maximizes(fitting[0]) else fitting)[:count]
 
 

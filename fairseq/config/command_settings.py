@@ -10,6 +10,7 @@ from fairseq.config.fields import Config, defaults, flag, parse_dict
 from fairseq.errors import SettingError
 
 _BANDS = [1, 10, 100, 1000, 10_000, 100_000]
+LONGEST_TEXT = 200  # tokens of a hypothesis, unless `max_len_b` says
 # Settings that only fairseq's hypotheses have; that is why their defaults are None.
 _OF_HYPOTHESES = ("prefix_size", "nbest", "max_len_a", "max_len_b", "min_len", "lenpen", "no_repeat_ngram_size")
 _OF_CONTINUATIONS = ("max_new_tokens", "num_samples", "num_contexts", "context_tokens", "json")
@@ -113,11 +114,18 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
     nbest: int | None = flag(None, "hypotheses to print, of `beam`", low=1)
     max_len_a: float | None = flag(None, "maximum tokens of a hypothesis per token of its line", low=0, high=1000)
     max_len_b: int | None = flag(
-        None, "maximum tokens of a hypothesis, added to `max_len_a` (200)", low=1, high=10_000_000
+        None, f"maximum tokens of a hypothesis, added to `max_len_a` ({LONGEST_TEXT})", low=1, high=10_000_000
     )
     min_len: int | None = flag(None, "minimum tokens of a hypothesis (1)", low=0)
     lenpen: float | None = flag(None, "length penalty: exponent of the length in scores (1)", low=-10, high=10)
     no_repeat_ngram_size: int | None = flag(None, "length of n-grams that may not repeat (0: all may)", low=0)
+
+    def check(self) -> None:
+        """Raise SettingError if no text is long enough."""
+        super().check()
+        longest = LONGEST_TEXT if self.max_len_b is None else self.max_len_b
+        if not self.max_len_a and (self.min_len or 0) > longest:
+            raise SettingError(f"`min_len` {self.min_len}: texts have at most {longest} tokens; raise `max_len_b`")
 
     @property
     def finds_hypotheses(self) -> bool:

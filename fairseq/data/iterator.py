@@ -92,6 +92,11 @@ class EpochIterator:
         """Batches of the epoch, as many on every rank."""
         return len(self.sampler)
 
+    def counts(self, epochs: int) -> list[int]:
+        """The batches of the first *epochs* epochs, one for each dataset that is read in turn; each
+        is opened."""
+        return [len(self._turns.of(epoch)[1]) for epoch in range(1, min(epochs, len(self._turns)) + 1)]
+
     @property
     def end_of_epoch(self) -> bool:
         """Return whether all batches of the epoch have been yielded."""

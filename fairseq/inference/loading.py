@@ -149,8 +149,10 @@ def _arguments(
     path: str, stored: Mapping[str, object], overrides: Mapping[str, object], flags: Mapping[str, object]
 ) -> Mapping[str, object]:
     """The settings of the model in the checkpoint at *path*."""
-    # Seeds, devices and precisions of the training run are not the command's.
-    args = {name: value for name, value in stored.items() if name not in OF_THE_COMMAND} | dict(overrides)
+    # Devices and precisions are the command's, not the training run's. The seed, by which the
+    # tokens of a masked model are chosen, is the run's, unless another one is given.
+    others = OF_THE_COMMAND - ({"seed"} - flags.keys())
+    args = {name: value for name, value in stored.items() if name not in others} | dict(overrides)
     arch = str(args.get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(

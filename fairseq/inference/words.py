@@ -48,7 +48,7 @@ class PackedEmbedding:
         self.library = library
         if isinstance(embeddings, AdaptiveInput):
             bounds = embeddings.bounds
-            bands = [embeddings.weights(band) for band in range(len(bounds) - 1)]
+            bands = [embeddings.weights_for_band(band) for band in range(len(bounds) - 1)]
         else:
             bounds = [0, embeddings.num_embeddings]
             bands = [[embeddings.weight, *([] if project is None else [project.weight])]]

@@ -189,7 +189,7 @@ def initialise(decoder: TransformerXLDecoder) -> None:
     projections N(0, 0.01²), gains N(1, init_std²), biases 0."""
     bands = range(len(decoder.embed_tokens.bounds) - 1)
     # By identity: the parts give their tensors, not the names that these have in the decoder.
-    projections = {id(p) for band in bands for p in decoder.embed_tokens.weights(band)[1:]}
+    projections = {id(p) for band in bands for p in decoder.embed_tokens.weights_for_band(band)[1:]}
     projections |= {id(m.projection) for m in decoder.modules() if isinstance(m, BandOutput)}
     std = decoder.cfg.init_std
     for name, parameter in decoder.named_parameters():

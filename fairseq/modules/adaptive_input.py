@@ -78,7 +78,7 @@ class AdaptiveInput(nn.Module):
         if padding_idx is not None:
             self.register_buffer("_float_tensor", torch.zeros(1))  # fairseq's checkpoints have it
 
-    def weights(self, band: int) -> list[nn.Parameter]:
+    def weights_for_band(self, band: int) -> list[nn.Parameter]:
         """Embedding [words, d] and, if it has one, projection [C, d] of a band."""
         return [module.weight for module in self.embeddings[band].children()]  # type: ignore[misc]
 

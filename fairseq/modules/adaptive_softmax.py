@@ -234,7 +234,7 @@ class AdaptiveSoftmax(BandedSoftmax):
         tails = len(cutoff)
         self.head: nn.Module
         if adaptive_inputs is not None:
-            self.head = TiedHead(adaptive_inputs.weights(0)[0], input_dim, tails)
+            self.head = TiedHead(adaptive_inputs.weights_for_band(0)[0], input_dim, tails)
         else:
             self.head = bare_linear(input_dim, cutoff[0] + tails)
         self.tail = nn.ModuleList()
@@ -243,7 +243,7 @@ class AdaptiveSoftmax(BandedSoftmax):
             projection: nn.Module
             output: nn.Module
             if adaptive_inputs is not None:
-                words, narrow = adaptive_inputs.weights(band)
+                words, narrow = adaptive_inputs.weights_for_band(band)
                 dim = words.size(1)
                 output = TiedLinear(words)
                 # The embeddings' projection leads from the band's

@@ -48,7 +48,7 @@ class ClusteredSoftmax(BandedSoftmax):
         # values at once.
         self.bands = nn.ModuleList()
         for band in range(len(self.bounds) - 1):
-            weight, *projections = embeddings.weights(band)
+            weight, *projections = embeddings.weights_for_band(band)
             if not tie_weight:
                 weight = nn.Parameter(torch.empty_like(weight))
             projection = projections[0] if projections else None
@@ -59,7 +59,7 @@ class ClusteredSoftmax(BandedSoftmax):
         self.cluster_bias: nn.Parameter | None = None
         tails = len(self.bands) - 1
         if tails:
-            self.cluster_weight = nn.Parameter(torch.empty(tails, embeddings.weights(0)[0].size(1)))
+            self.cluster_weight = nn.Parameter(torch.empty(tails, embeddings.weights_for_band(0)[0].size(1)))
             self.cluster_bias = nn.Parameter(torch.zeros(tails))
 
     def _head(self) -> Band:

@@ -13,6 +13,9 @@ from fairseq.config.fields import differ, shown
 from fairseq.config.settings import TrainingSettings
 from fairseq.data.iterator import EpochIterator
 
+MEASURED = ("tokens_per_sample", "sample_break_mode", "mask_prob", "label_smoothing", "discriminator_weight")
+"""Settings of tasks and criterions that change what a validation measures."""
+
 
 @dataclass(frozen=True)
 class Best:
@@ -71,33 +74,31 @@ def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) 
     checksums: Mapping[str, int] = getattr(batches.dataset, "checksums", dict)()  # not every dataset has them
     measured = {
         "best_checkpoint_metric": settings.checkpoint.best_checkpoint_metric,
+        "maximize_best_checkpoint_metric": settings.checkpoint.maximize_best_checkpoint_metric,
         "valid_subset": split,
         # By content: a folder that was moved is the same.
         "data": f"{zlib.crc32(repr(sorted(checksums.items())).encode()):08x}" if checksums else len(batches.dataset),
         "max_valid_steps": data.max_valid_steps,
         "precision": "bf16" if common.bf16 else "fp16" if common.fp16 or common.memory_efficient_fp16 else "fp32",
     }
-    of_task = {name: settings.flat.get(name) for name in ("tokens_per_sample", "sample_break_mode", "mask_prob")}
+    of_parts = {name: settings.flat.get(name) for name in MEASURED}
+    if of_parts["mask_prob"] is not None:
+        of_parts["seed"] = common.seed  # of the masks
     if data.max_valid_steps:
-        of_task["batch"] = batches.sampler.layout.step
-    return {**measured, **{name: value for name, value in of_task.items() if value is not None}}
+        of_parts["batch"] = batches.sampler.layout.step
+    return {**measured, **{name: value for name, value in of_parts.items() if value is not None}}
 
 
 def changes(now: Mapping[str, object], before: Mapping[str, object] | None, args: Mapping[str, object]) -> str:
     """Return which parts of a fingerprint differ, as text for the log; empty if none does.
 
-    Where a checkpoint has none *before*, as fairseq's, what its settings *args* tell is compared.
+    What a checkpoint's own, *before*, lacks is compared with its settings *args*; fairseq's have
+    these alone.
     """
-    names = now.keys() | (before or {}).keys()
-    if before is None:
-        of_task = {
-            name: args[name] for name in ("tokens_per_sample", "sample_break_mode") if args.get(name) is not None
-        }
-        before = {
-            "best_checkpoint_metric": args.get("best_checkpoint_metric") or "loss",
-            "valid_subset": str(args.get("valid_subset", "valid")).partition(",")[0].strip(),
-            **of_task,
-        }
-        names = now.keys() & before.keys()
+    stored = {name: args[name] for name in now if name != "data" and args.get(name) is not None}
+    stored["best_checkpoint_metric"] = args.get("best_checkpoint_metric") or "loss"
+    stored["valid_subset"] = str(args.get("valid_subset", "valid")).partition(",")[0].strip()
+    names = now.keys() & stored.keys() if before is None else now.keys() | before.keys()
+    before = {**stored, **(before or {})}
     changed = [name for name in sorted(names) if differ(now.get(name), before.get(name))]
     return ", ".join(f"`{n}` {shown(now.get(n))} (was {shown(before.get(n))})" for n in changed)

@@ -11,6 +11,7 @@ from fairseq.distributed import World
 from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
 from fairseq.tasks.fairseq_task import setup_task
+from fairseq.training.length import with_max_update
 from fairseq.training.stages import Stage
 from fairseq.training.state import TrainingState
 
@@ -43,21 +44,23 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
     # From here on processes differ: the parameters are the same on all, dropout is not.
     if world.rank > 0:
         torch.manual_seed(settings.common.seed + world.rank)
-    state = TrainingState(settings, task, model, criterion, world, stage)
-    state.inferred = inferred
 
     def iterator(split: str, training: bool) -> EpochIterator:
         return task.iterator(
             split,
-            state.model,
-            state.criterion,
+            model,
+            criterion,
             training=training,
             rank=world.rank,
             world_size=world.size,
             device=world.device,
         )
 
-    state.batches = iterator(settings.data.train_subset, training=True)
+    batches = iterator(settings.data.train_subset, training=True)
+    complete = with_max_update(settings, batches)
+    state = TrainingState(complete, task, model, criterion, world, stage)
+    state.inferred, state.ends_with_data = inferred, complete is not settings
+    state.batches = batches
     if not settings.checkpoint.disable_validation:
         state.validation = {split: iterator(split, training=False) for split in splits}
     metric, known = settings.checkpoint.best_checkpoint_metric, [*state.figures, "wpb", "bsz"]

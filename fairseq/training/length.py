@@ -1,36 +1,47 @@
-"""The number of updates of a run that leaves it open, from its data."""
+"""The number of updates of a run, which may follow from its data."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
-from fairseq.config.settings import TrainingSettings
-from fairseq.data.folders import check_split, corpus_prefixes, data_folders
-from fairseq.data.indexed_dataset import token_count
-from fairseq.data.samplers import rows_per_batch
+from fairseq.config.settings import OptimizationConfig, TrainingSettings
+from fairseq.data.iterator import EpochIterator
 
 
-def with_max_update(settings: TrainingSettings, processes: int) -> TrainingSettings:
-    """*settings* with a ``max_update`` if their schedule needs one: the updates of ``max_epoch``
-    epochs, or of one.
+def frequency(cfg: OptimizationConfig, epoch: int) -> int:
+    """Batches of an update of *epoch*."""
+    return cfg.update_freq[min(epoch, len(cfg.update_freq)) - 1]
 
-    Every row is taken to be a full block of ``tokens_per_sample`` tokens, but for the last. Tasks
-    without such blocks are left as they are.
+
+def updates_left(cfg: OptimizationConfig, batches: EpochIterator, epochs: int, counts: Sequence[int]) -> int:
+    """The updates from the position of *batches* to the end of epoch *epochs*; *counts* are the
+    batches of epochs, which take turns."""
+
+    def updates(epoch: int, read: int = 0) -> int:
+        # The last group of an epoch is an update, however few batches it has.
+        return math.ceil((counts[(epoch - 1) % len(counts)] - read) / frequency(cfg, epoch))
+
+    now = batches.epoch
+    if now > epochs:
+        return 0
+    # From some epoch on the frequency is the last one, and turns repeat: epochs may be many.
+    steady = min(max(now, len(cfg.update_freq)), epochs) + 1
+    turn = [updates(steady + number) for number in range(len(counts))]
+    rounds, more = divmod(epochs + 1 - steady, len(turn))
+    varied = sum(updates(epoch) for epoch in range(now + 1, steady))
+    return updates(now, batches.iterations_in_epoch) + varied + rounds * sum(turn) + sum(turn[:more])
+
+
+def with_max_update(settings: TrainingSettings, batches: EpochIterator, done: int = 0) -> TrainingSettings:
+    """*settings* with a ``max_update`` if their schedule needs one: *done* updates, and those from
+    the position of *batches* to the end of ``max_epoch`` epochs, or of one.
 
     Raises:
-        UserError: the training split is missing, or a block does not fit into a batch.
+        UserError: the data of one of these epochs are missing or damaged.
     """
-    cfg = settings.optimization
-    length = getattr(settings.task, "tokens_per_sample", None)
-    if cfg.stages or length is None or not getattr(settings.lr_scheduler, "needs_max_update", False):
+    if not getattr(settings.lr_scheduler, "needs_max_update", False):
         return settings
-    data, updates = settings.data, 0
-    rows = rows_per_batch(data.max_tokens, data.batch_size, length, data.required_batch_size_multiple)
-    folders, epochs = data_folders(settings.data_path), cfg.max_epoch or 1
-    for epoch in range(1, epochs + 1):
-        folder, split = folders[(epoch - 1) % len(folders)], data.train_subset
-        check_split(folder, split)
-        tokens = sum(map(token_count, corpus_prefixes(folder, split, combine=True)))
-        batches = processes * cfg.update_freq[min(epoch, len(cfg.update_freq)) - 1]
-        updates += math.ceil(tokens / (length * rows * batches))
-    return settings.changed(max_update=max(updates, 1))
+    cfg = settings.optimization
+    epochs = cfg.max_epoch or 1
+    return settings.changed(max_update=max(done + updates_left(cfg, batches, epochs, batches.counts(epochs)), 1))

@@ -12,6 +12,7 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import World
 from fairseq.logging.progress import ProgressBar, progress_bar
 from fairseq.logging.recorders import Record, recording
+from fairseq.training.length import frequency, updates_left
 from fairseq.training.stages import Stage
 from fairseq.training.state import TrainingState
 
@@ -92,11 +93,8 @@ def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochItera
     """
     limits = [cfg.max_update] if cfg.max_update else []
     if cfg.max_epoch:
-        frequency = cfg.update_freq[min(batches.epoch, len(cfg.update_freq)) - 1]
-        # The last group of an epoch is an update, however few batches it has.
-        rest = math.ceil((len(batches) - batches.iterations_in_epoch) / frequency)
-        later = max(cfg.max_epoch - batches.epoch, 0) * math.ceil(len(batches) / cfg.update_freq[-1])
-        limits.append(num_updates + rest + later)
+        # Other epochs may read other data, which are not open.
+        limits.append(num_updates + updates_left(cfg, batches, cfg.max_epoch, [len(batches)]))
     return min(limits) if limits else None
 
 
@@ -104,7 +102,7 @@ def opening_lines(settings: TrainingSettings, num_updates: int, batches: EpochIt
     """Return how much data an update and an epoch read,
     how long the run is, its precision and its folder."""
     cfg, common = settings.optimization, settings.common
-    per_epoch = math.ceil(len(batches) / cfg.update_freq[-1])
+    per_epoch = math.ceil(len(batches) / frequency(cfg, batches.epoch))
     sizes = getattr(batches.dataset, "sizes", None)
     tokens = int(sizes.sum()) if sizes is not None else 0
     data = f"{per_epoch:,} updates per epoch"

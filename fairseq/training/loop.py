@@ -27,7 +27,6 @@ from fairseq.training.agreement import check_agreement
 from fairseq.training.build import build_state
 from fairseq.training.callbacks import Callback, callbacks_of
 from fairseq.training.effective import check_outputs
-from fairseq.training.length import with_max_update
 from fairseq.training.state import TrainingState
 from fairseq.training.stop import describe_interruption, log_end
 from fairseq.training.update import update
@@ -89,17 +88,14 @@ def train(
         if manager is not None:
             check_recorders(settings.common)
             check_outputs(settings)
-        max_update = settings.optimization.max_update
-        settings = with_max_update(settings, world.size)
         planned = stages.plan(settings)
         origin = resume.choose(settings, world, manager)
         settings = resume.at_version(settings, (origin.state or {}).get("args") or {})
         while True:
             stage = stages.stage_at(planned, origin.updates_done(settings.checkpoint)) if planned else None
             of_stage = stages.settings_at(settings, planned, stage) if stage else settings
-            # In the first stage only: the file of settings describes all stages. Without the length
-            # that follows from the data: it may be given other data.
-            recorded = settings.changed(max_update=max_update) if origin.kind != "stage" else None
+            # In the first stage only: the file of settings describes all stages.
+            recorded = settings if origin.kind != "stage" else None
             accompanying = callbacks_of(of_stage, world, stage, manager, interruption, callbacks, recorded)
             state = build_state(of_stage, world, stage)
             resume.begin(state, origin)

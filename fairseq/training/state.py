@@ -32,6 +32,7 @@ from fairseq.training.best import Best, changes, fingerprint
 from fairseq.training.clock import Clock
 from fairseq.training.due import Due
 from fairseq.training.gradients import LossScaler
+from fairseq.training.length import frequency, with_max_update
 from fairseq.training.limit import Limit
 from fairseq.training.nonfinite import NonFiniteUpdates
 from fairseq.training.oom_retry import BatchSplitter, Rebatch
@@ -53,6 +54,7 @@ class TrainingState:
         settings: in force: the run's, with what is *inferred* and *restored*.
         inferred: settings that the task inferred from the data, such as the classes of a table.
         restored: settings that a restored state put in place of the ones given, by name.
+        ends_with_data: whether ``max_update`` follows from the data.
         graph: model and criterion as one module, so that whatever wraps it sees the whole
             computation.
         reducer: the execution of *graph* on the data of all processes.
@@ -122,6 +124,7 @@ class TrainingState:
         self.end: Limit | None = None
         self.inferred: dict[str, object] = {}
         self.restored: dict[str, object] = {}
+        self.ends_with_data = False
         self.restored_position: Mapping[str, object] | None = None
         self.clock, self.started, self.trained_before = Clock(self.meters), time.perf_counter(), 0.0
         self._measured: Mapping[str, object] | None = None
@@ -145,7 +148,7 @@ class TrainingState:
     @property
     def frequency(self) -> int:
         """Batches of an update of this epoch."""
-        return self.cfg.update_freq[min(self.batches.epoch, len(self.cfg.update_freq)) - 1]
+        return frequency(self.cfg, self.batches.epoch)
 
     def begin_epoch(self) -> None:
         """Prepare for the first update of an epoch, or for the next one of a resumed epoch."""
@@ -303,6 +306,8 @@ class TrainingState:
         if self._batches is not None and not options.reset_dataloader and "train_iterator" in extra:
             rows = self._load_position(state, extra, source)
         load_parameters(self.model, state["model"], source)
+        if self.ends_with_data:
+            self._set_length(state, options)
         if not options.reset_optimizer:
             self._load_average(extra)
             if "criterion" in extra:
@@ -337,6 +342,19 @@ class TrainingState:
         if not rows and self.model.memory_length and self.batches.iterations_in_epoch:
             logger.info("%s: memory dropped, because rows, segments or memory have another length", source)
         return rows
+
+    def _set_length(self, state: Mapping[str, Any], options: CheckpointConfig) -> None:
+        """Let the schedule end with the data: after as many updates as before, unless the batches
+        of *state* are others; then the updates that are left follow the ones done."""
+        before = (state.get("args") or {}).get("max_update")
+        starts = options.reset_optimizer or state.get("last_optimizer_state") is None
+        if self.cfg.max_update == before and not (options.reset_dataloader or starts):
+            return
+        done = 0 if starts else int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
+        self.settings = with_max_update(self.settings.changed(max_update=0), self.batches, done)
+        self.cfg = self.settings.optimization
+        self.lr_scheduler = build_lr_scheduler(self.settings, self.optimizer)
+        logger.info("training ends at update %d, by the batches that are left", self.cfg.max_update)
 
     def _load_average(self, extra: Mapping[str, Any]) -> None:
         if "average" not in extra:

@@ -52,6 +52,9 @@ def test_the_best_are_those_of_the_metric_of_the_run(tmp_path: Path, maximize: b
     (tmp_path / "checkpoint.best_accuracy_1.2.3.pt").touch()
     run("--inputs", tmp_path, "--num-best-checkpoints 2 --output", tmp_path / "average.pt")
     assert set(checkpoint.load(tmp_path / "average.pt")["model"]["w"].tolist()) == {mean}
+    checkpoint.save(tmp_path / "checkpoint.best_loss_3.0000.pt", a_state(3.0))
+    with user_error("best checkpoints of several metrics, accuracy, loss; give files"):
+        run("--inputs", tmp_path, "--num-best-checkpoints 2 --output", tmp_path / "mixed.pt")
 
 
 def test_an_average_of_a_run_is_evaluated_like_any_checkpoint(tmp_path: Path) -> None:

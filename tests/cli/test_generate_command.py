@@ -188,6 +188,8 @@ MISTAKES = {
     "--path {baseline} --num-samples 4 --num-contexts 2": r"--num-samples: 2 continuations .* without --sampling",
     "--path {baseline} --num-samples 4 --num-contexts 3": r"--num-samples 4: must be a multiple of --num-contexts 3",
     "--path {baseline} --num-samples 2 --num-contexts 3": r"--num-samples 2: must be a multiple of --num-contexts 3",
+    "--path {baseline} --min-len 201": r"--min-len 201: texts have at most 200 tokens; raise --max-len-b",
+    "--path {baseline} --min-len 9 --max-len-b 8": r"--min-len 9: texts have at most 8 tokens; raise --max-len-b",
     "--path {baseline} --compile": r"--compile: .*leave it out",
     "--path {baseline} --max-new-tokens 0": r"--max-new-tokens 0: must be at least 1",
     "--path {baseline} --gen-subset nothing": r"nothing.idx: file not found",

@@ -40,6 +40,18 @@ def test_figures_are_those_that_training_logged(kind, tmp_path):
         assert figures["test"][name] == pytest.approx(logged[name], rel=1e-6)
 
 
+def test_the_tokens_of_a_masked_model_are_those_that_training_validated(tmp_path):
+    flags = """--cpu --task masked_lm --arch bert_tiny --encoder-layers 1 --criterion masked_lm --optimizer adam
+        --seed 5 --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 640 --lr 0.001
+        --max-update 2"""
+    (logged,) = runs.summaries(runs.train(tmp_path, flags, "--log-format json"), "test")
+    path = ["--path", str(tmp_path / "checkpoint_last.pt")]
+    (figures,) = run("--valid-subset test", path).values()
+    assert figures["test"]["loss"] == pytest.approx(logged["loss"], rel=1e-6)
+    (others,) = run("--valid-subset test --seed 6", path).values()
+    assert others["test"]["loss"] != pytest.approx(logged["loss"], rel=1e-4)
+
+
 def test_batches_can_be_chosen_and_do_not_change_a_baseline():
     (one,), (other,) = (
         [f["valid"] for f in run(flags, ["--path", str(BASELINE)]).values()] for flags in ("", "--batch-size 7")

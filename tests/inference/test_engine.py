@@ -390,7 +390,7 @@ def test_weights_are_cast_once_and_the_model_stays_as_it_was(load):
     assert {dtype for name, dtype in dtypes.items() if "norm" in name} == {torch.float32}
     assert {dtype for name, dtype in dtypes.items() if "norm" not in name} == {torch.bfloat16}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    assert copy.output_layer.tail[0][2].weight is copy.decoder.embed_tokens.weights(1)[0]
+    assert copy.output_layer.tail[0][2].weight is copy.decoder.embed_tokens.weights_for_band(1)[0]
 
 
 @pytest.mark.parametrize("machine", [[], ["-mno-avx512f"]])

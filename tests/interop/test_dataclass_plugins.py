@@ -195,6 +195,7 @@ class CountingTask(LanguageModelingTask):
     def reduce_metrics(self, logging_outputs, criterion):
         super().reduce_metrics(logging_outputs, criterion)
         metrics.log_scalar("counted", len(self.cfg.counted_word), priority=5)
+        metrics.log_scalar("of_every_class", torch.ones(3))
 '''
 FLAGS = """--cpu --train-subset valid --valid-subset test --max-tokens 64 --seed 3 --log-format json --log-interval 1
     --required-batch-size-multiple 1 --max-update 4 --no-save --lr 0.5"""
@@ -217,6 +218,7 @@ def test_a_whole_set_of_dataclass_parts_trains(plugin: list[Any], tmp_path: Path
     assert len(lines) == 4
     assert [line["lr"] for line in lines] == [0.5, 0.25, 0.25, 0.0], "a reference to --max-update"
     assert lines[0]["wpb"] == 64 and {line["counted"] for line in lines} == {3}
+    assert "of_every_class" not in lines[0], "an array"
     assert runs.summaries(log, "test")[-1]["counted"] == 3
 
 

@@ -14,10 +14,11 @@ import torch
 import torch.nn.functional as F
 
 PLUGIN = """
+import torch.nn as nn
 import torch.nn.functional as F
 from fairseq import options, utils
 from fairseq.criterions import FairseqCriterion, register_criterion
-from fairseq.models import FairseqLanguageModel, register_model, register_model_architecture
+from fairseq.models import FairseqDecoder, FairseqLanguageModel, register_model, register_model_architecture
 from fairseq.models.lstm import Embedding as LSTMEmbedding, LSTMDecoder
 from fairseq.models.transformer import DEFAULT_MAX_TARGET_POSITIONS, Embedding, TransformerDecoder
 from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
@@ -68,6 +69,35 @@ def lstm(args):
     pass
 
 
+class Bidirectional(FairseqDecoder):
+    def __init__(self, words):
+        super().__init__(words)
+        self.embed, self.output = nn.Embedding(len(words), 8), nn.Linear(8, len(words))
+
+    def forward(self, src_tokens, features_only=False, masked_tokens=None, **unused):
+        x = self.embed(src_tokens)
+        x = x + x.mean(1, keepdim=True)
+        return self.output(x if masked_tokens is None else x[masked_tokens]), None
+
+    def max_positions(self):
+        return 64
+
+
+@register_model("own_masked_lm")
+class OwnMasked(FairseqLanguageModel):
+    @classmethod
+    def build_model(cls, args, task):
+        return cls(Bidirectional(task.source_dictionary))
+
+    def forward(self, src_tokens, features_only=False, **kwargs):
+        return self.decoder(src_tokens, features_only, **kwargs)
+
+
+@register_model_architecture("own_masked_lm", "own_masked_lm")
+def masked(args):
+    pass
+
+
 @register_criterion("own_adaptive_loss")
 class OwnAdaptiveLoss(FairseqCriterion):
     def forward(self, model, sample, reduce=True):
@@ -95,6 +125,14 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
 @pytest.mark.parametrize("model", ["own_transformer_lm", "own_transformer_lm --own-cutoff [200,600]", "own_lstm_lm"])
 def test_models_around_our_decoders_train(plugin: list[Any], model: str, tmp_path: Path) -> None:
     log = runs.train(tmp_path, plugin, FLAGS, f"--arch {model} --criterion cross_entropy --max-update 25 --no-save")
+    assert sum(runs.losses(log)[-5:]) < sum(runs.losses(log)[:5]) - 1
+
+
+def test_a_language_model_whose_decoder_takes_masked_tokens_is_a_masked_model(
+    plugin: list[Any], tmp_path: Path
+) -> None:
+    masked = "--arch own_masked_lm --task masked_lm --criterion masked_lm"
+    log = runs.train(tmp_path, plugin, FLAGS, masked, "--mask-prob 0.5 --max-update 60 --no-save")
     assert sum(runs.losses(log)[-5:]) < sum(runs.losses(log)[:5]) - 1
 
 

@@ -84,6 +84,7 @@ def announced(caplog) -> list[str]:
         ("--best-checkpoint-metric ppl", {"best_checkpoint_metric"}),
         ("--tokens-per-sample 8", {"tokens_per_sample", "batch"}),
         ("--bf16", {"precision"}),
+        ("--maximize-best-checkpoint-metric", {"maximize_best_checkpoint_metric"}),
         ("DATA", {"data"}),
     ],
 )
@@ -109,6 +110,31 @@ def test_validations_that_measure_something_else_begin_a_best_of_their_own(tmp_p
     best = checkpoint.read(tmp_path / "run" / "checkpoint_best.pt")
     assert best["optimizer_history"][-1]["num_updates"] == 3
     assert (tmp_path / "run" / "checkpoint_best1.pt").exists(), "what was the best is set aside"
+
+
+@pytest.mark.parametrize(
+    ("base", "flags", "name"),
+    [
+        ("--criterion label_smoothed_cross_entropy --label-smoothing 0.1", "--label-smoothing 0.2", "label_smoothing"),
+        ("--task masked_lm --arch bert_tiny --criterion masked_lm", "--seed 2", "seed"),
+        (
+            "--task masked_lm --arch electra_tiny --criterion electra",
+            "--discriminator-weight 2",
+            "discriminator_weight",
+        ),
+    ],
+)
+def test_settings_of_the_loss_and_the_masks_decide_what_is_measured(tmp_path, caplog, base, flags, name):
+    caplog.set_level("INFO")
+    base = f"""{base} --cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64
+        --optimizer adam --lr 0.001 --no-epoch-checkpoints"""
+    base += " --encoder-layers 1" if "masked" in base else " --arch transformer_lm_tiny --decoder-layers 1"
+    runs.train(tmp_path, base, "--max-update 2 --max-epoch 1")
+    runs.train(tmp_path, base, "--max-update 3 --max-epoch 1 --reset-dataloader")
+    assert announced(caplog) == []
+    runs.train(tmp_path, base, "--max-update 4 --max-epoch 1 --reset-dataloader", flags)
+    (line,) = announced(caplog)
+    assert set(re.findall(r"`(\w+)` ", line)) == {name}
 
 
 def test_the_same_text_elsewhere_and_other_batches_of_it_are_compared(tmp_path, caplog):

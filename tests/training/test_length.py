@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fairseq.config.settings import training_settings
 from fairseq.data.indexed_dataset import token_count
 from fairseq.errors import UserError
 from fairseq.optim.lr_scheduler.settings import WSDConfig
+from fairseq.tasks.fairseq_task import setup_task
 from fairseq.training.length import with_max_update
 
 TOKENS = token_count(str(runs.DATA / "valid"))
@@ -21,7 +23,10 @@ WSD = f"{runs.SMALL} --arch transformer_lm_tiny --optimizer adam --lr 0.001 --lr
 
 def length(flags: str, processes: int = 1) -> int:
     settings = training_settings(runs.arguments(*flags.split()))
-    return with_max_update(settings, processes).optimization.max_update
+    task = setup_task(settings)
+    model, criterion = task.build_model(settings), task.build_criterion(settings)
+    batches = task.iterator("valid", model, criterion, training=True, world_size=processes)
+    return with_max_update(settings, batches).optimization.max_update
 
 
 def test_a_schedule_that_needs_an_end_gets_one_epoch_or_the_epochs_that_are_asked_for() -> None:
@@ -29,7 +34,7 @@ def test_a_schedule_that_needs_an_end_gets_one_epoch_or_the_epochs_that_are_aske
     assert length(f"{WSD} --max-epoch 3") == 3 * math.ceil(TOKENS / 64)
     assert length(WSD, processes=2) == math.ceil(TOKENS / 128)
     assert length(f"{WSD} --max-epoch 2 --update-freq 1,4") == math.ceil(TOKENS / 64) + math.ceil(TOKENS / 256)
-    assert length(f"{WSD} --max-update 7") == 7 and length(f"{WSD} --stages 8:3,16:5") == 0
+    assert length(f"{WSD} --max-update 7") == 7
     assert length(f"{WSD} --total-num-update 9") == 0, "the schedule has an end"
     fixed = WSD.replace("wsd", "fixed")
     assert length(fixed) == 0, "as in fairseq, training without a limit goes on"
@@ -43,12 +48,97 @@ def test_a_run_without_a_length_ends_with_its_schedule(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "batch", ["--max-tokens 250", "--max-tokens 300", "--batch-size 3", "--batch-size 9 --update-freq 2"]
+    "batch",
+    [
+        "--max-tokens 250",
+        "--max-tokens 300",
+        "--batch-size 3",
+        "--batch-size 9 --update-freq 2",
+        "--batch-size 9 --update-freq 2,3",
+        "--sample-break-mode complete --skip-invalid-size-inputs-valid-test --max-tokens 200",
+        "--sample-break-mode eos --tokens-per-sample 200 --max-tokens 200",
+    ],
 )
 def test_the_length_in_advance_is_that_of_the_epochs(tmp_path: Path, batch: str) -> None:
     fixed = f"{WSD.replace('wsd', 'fixed')} {batch} --max-epoch 2"
     lines = runs.updates(runs.train(tmp_path, fixed, "--no-save --log-interval 1"))
     assert length(f"{WSD} {batch} --max-epoch 2") == lines[-1]["num_updates"]
+
+
+def test_the_length_of_a_masked_model_counts_its_shorter_blocks() -> None:
+    flags = """--cpu --task masked_lm --arch bert_tiny --criterion masked_lm --encoder-layers 1
+        --train-subset valid --tokens-per-sample 16 --sample-break-mode none --max-tokens 64 --optimizer adam
+        --lr 0.001 --lr-scheduler wsd"""
+    assert length(flags) == math.ceil(math.ceil(TOKENS / 15) / 4) > math.ceil(math.ceil(TOKENS / 16) / 4)
+
+
+def test_epochs_of_several_folders_have_the_lengths_of_each(tmp_path: Path) -> None:
+    for name, split in (("one", "valid"), ("two", "test")):
+        (tmp_path / name).mkdir()
+        shutil.copy(runs.DATA / "dict.txt", tmp_path / name)
+        for end in ("idx", "bin"):
+            shutil.copy(runs.DATA / f"{split}.{end}", tmp_path / name / f"train.{end}")
+            shutil.copy(runs.DATA / f"test.{end}", tmp_path / name)
+    data: Any = f"{tmp_path / 'one'}:{tmp_path / 'two'}"
+    other = token_count(str(runs.DATA / "test"))
+    log = runs.train(tmp_path / "out", WSD, "--train-subset train --max-epoch 3 --max-tokens 256 --no-save", data=data)
+    expected = 2 * math.ceil(math.ceil(TOKENS / 16) / 16) + math.ceil(math.ceil(other / 16) / 16)
+    assert runs.updates(log)[-1]["num_updates"] == expected and float(runs.updates(log)[-1]["lr"]) < 1e-3 / 3
+
+
+EPOCHS = f"{WSD} --max-epoch 2 --decay-ratio 0.5 --save-interval-updates 30 --log-interval 1"
+UPDATES = math.ceil(TOKENS / 64)  # an epoch
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    """The folder and the updates of a run of two epochs."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, runs.updates(runs.train(folder, EPOCHS))
+
+
+@pytest.mark.parametrize(
+    ("flags", "left"),
+    [
+        ("", 2 * UPDATES - 30),
+        ("--max-tokens 128", math.ceil((UPDATES - 30) / 2) + math.ceil(UPDATES / 2)),
+        ("--update-freq 4", math.ceil((UPDATES - 30) / 4) + math.ceil(UPDATES / 4)),
+        ("--max-epoch 3", 3 * UPDATES - 30),
+        ("--reset-dataloader", 2 * UPDATES),
+    ],
+)
+def test_the_schedule_of_a_resumed_run_ends_with_its_data(
+    whole: tuple[Path, list[dict[str, Any]]], flags: str, left: int, tmp_path: Path
+) -> None:
+    folder, lines = whole
+    rest = runs.updates(runs.train(tmp_path, EPOCHS, flags, "--restore-file", folder / "checkpoint_1_30.pt"))
+    assert len(rest) == left and rest[-1]["num_updates"] == 30 + left
+    first, last = float(lines[0]["lr"]), float(rest[-1]["lr"])
+    assert last < 0.2 * first, "the rate has fallen"
+    if not flags:
+        assert [line["lr"] for line in rest] == [line["lr"] for line in lines[30:]]
+    # What was changed stays so when it is interrupted again.
+    again = runs.updates(runs.train(tmp_path, EPOCHS, flags.replace("--reset-dataloader", "")))
+    assert again == []
+
+
+def test_a_resumed_run_that_was_changed_goes_on_as_it_would_have(
+    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    changed = f"{EPOCHS} --update-freq 2 --save-interval-updates 5"
+    start = whole[0] / "checkpoint_1_30.pt"
+    uncut = runs.updates(runs.train(tmp_path / "uncut", changed, "--restore-file", start))
+    cut = tmp_path / "uncut" / "checkpoint_2_40.pt"
+    rest = runs.updates(runs.train(tmp_path / "cut", changed, "--restore-file", cut))
+    assert [(line["lr"], line["loss"]) for line in rest] == [(line["lr"], line["loss"]) for line in uncut[10:]]
+
+
+def test_a_run_that_is_over_names_its_epochs(
+    whole: tuple[Path, list[dict[str, Any]]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert runs.updates(runs.train(whole[0], EPOCHS, "--no-save")) == []
+    assert f"nothing to do: `max_epoch` 2 is reached after {2 * UPDATES} updates; raise it to train on" in caplog.text
 
 
 def test_the_file_of_settings_leaves_the_length_to_the_data(tmp_path: Path) -> None:

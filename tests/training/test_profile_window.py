@@ -85,10 +85,11 @@ def test_each_window_is_one_profile_of_its_updates(
 
 
 @pytest.mark.parametrize("updates", [[], [0, 1], [5, 6]])
-def test_a_run_outside_of_its_window_leaves_an_empty_folder(
-    tmp_path: Path, recorded: list[Recorded], updates: list[int]
+def test_a_run_outside_of_its_window_says_so_and_leaves_an_empty_folder(
+    tmp_path: Path, recorded: list[Recorded], updates: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     observed(tmp_path, "2:5", updates)
+    assert caplog.messages == ["`profile` 2:5: the run made none of these updates"]
     assert recorded == [] and list((tmp_path / "profile").iterdir()) == []
 
 

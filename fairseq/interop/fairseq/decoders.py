@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -185,6 +186,13 @@ class PluginModel(BaseFairseqModel):
     plug-in's model."""
 
     _is_generation_fast = False
+
+    @property
+    def predicts_next_token(self) -> bool:  # type: ignore[override]
+        """False for a decoder that takes ``masked_tokens``, as fairseq's criterion of masked models
+        gives them."""
+        decoder: Any = getattr(self, "decoder", None)
+        return decoder is None or "masked_tokens" not in inspect.signature(decoder.forward).parameters
 
     def extract_features(self, *args: object, **kwargs: object) -> Any:
         """Hidden states: a decoder's, or an encoder's output."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from fairseq.config.command_settings import GenerationConfig
+from fairseq.config.command_settings import LONGEST_TEXT, GenerationConfig
 from fairseq.inference.decoding import Decoding
 from fairseq.inference.hypotheses import Search, hypotheses
 from fairseq.inference.sampling import generator_of
@@ -25,7 +25,7 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
     dictionary: Dictionary = writer.task.source_dictionary
     prefix = list(line[: cfg.prefix_size or len(line)])
     # fairseq limits the new tokens by a · (tokens of the source) + b; its default is 0 · x + 200.
-    max_len = int((cfg.max_len_a or 0) * len(line)) + (200 if cfg.max_len_b is None else cfg.max_len_b)
+    max_len = int((cfg.max_len_a or 0) * len(line)) + (LONGEST_TEXT if cfg.max_len_b is None else cfg.max_len_b)
     search = Search(
         beam=cfg.beam,
         max_len=max_len,

@@ -107,7 +107,8 @@ class LoggingSums(NamedSums):
             self.graph.task.reduce_metrics(outputs, self.graph.criterion)
         sums: dict[str, float] = {}
         for name, meter in meters.items():
-            if name in OF_THE_LOG:
+            # Figures are numbers: an array, such as one of every class, is not shown.
+            if name in OF_THE_LOG or torch.as_tensor(getattr(meter, "sum", 0)).numel() != 1:
                 continue
             if isinstance(meter, SumMeter):
                 sums[TOTAL + name] = float(item(meter.sum))

@@ -48,14 +48,14 @@ def callbacks_of(
     cfg, saving, data = settings.optimization, settings.checkpoint, settings.data
     reporter = Reporter(settings.common, saving, world)
     return [
-        Limits(cfg, stage.max_update if stage else cfg.max_update, saving.patience),
+        Limits(cfg, saving.patience),
         # Once it is known whether there is something to do, and before anything else is written.
         *([RunSettings(recorded, manager)] if recorded is not None and manager is not None else []),
         Profiler(parse_window(settings.profiling.profile, cfg.max_update), saving.save_dir),
-        Log(cfg, reporter, settings.chosen.arch),
+        Log(reporter, settings.chosen.arch),
         *registered_callbacks(settings),
         *more,
-        Intervals(saving, cfg, Milestones(saving, settings.data_path, data.train_subset)),
+        Intervals(saving, Milestones(saving, settings.data_path, data.train_subset)),
         # Before the validation it saves a state that is still
         # to be validated, and after it the complete one.
         Checkpoints(saving, Saver(saving, settings.distributed, world, manager), manager),

@@ -20,9 +20,8 @@ SHORTEST = 1000
 class Intervals(Callback):
     """Decides what is due: at intervals of updates, epochs or text, and at the end of the run."""
 
-    def __init__(self, saving: CheckpointConfig, cfg: OptimizationConfig, milestones: Milestones) -> None:
+    def __init__(self, saving: CheckpointConfig, milestones: Milestones) -> None:
         self.saving = saving
-        self.cfg = cfg
         self.milestones = milestones
 
     @contextlib.contextmanager
@@ -36,7 +35,7 @@ class Intervals(Callback):
         if not (state.applied or state.batches.end_of_epoch):
             return
         saving, updates, epoch, ended = self.saving, state.num_updates, state.batches.epoch, state.batches.end_of_epoch
-        interval = validation_interval(saving, self.cfg, math.ceil(len(state.batches) / state.frequency))
+        interval = validation_interval(saving, state.cfg, math.ceil(len(state.batches) / state.frequency))
         scheduled, last = is_due(updates, interval), state.end is not None
         save = (
             self.milestones.passed(state.batches)

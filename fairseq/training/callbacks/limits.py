@@ -17,12 +17,10 @@ logger = logging.getLogger(__name__)
 
 
 class Limits(Callback):
-    """Ends training at the limit that is reached first; *max_update* is the last update of the
-    stage, 0: none."""
+    """Ends training at the limit that is reached first."""
 
-    def __init__(self, cfg: OptimizationConfig, max_update: int, patience: int) -> None:
+    def __init__(self, cfg: OptimizationConfig, patience: int) -> None:
         self.cfg = cfg
-        self.max_update = max_update
         self.patience = patience
 
     @contextlib.contextmanager
@@ -60,10 +58,10 @@ class Limits(Callback):
             return Limit(f"`patience` {self.patience}")
         if late or state.votes["late"]:
             return Limit(f"`stop_time_hours` {cfg.stop_time_hours:g}")
-        if 0 < self.max_update <= updates:
-            staged = state.stage is not None
-            setting = f"the end of `stages` {cfg.stages}" if staged else f"`max_update` {self.max_update}"
-            return Limit(setting, ends_stage=staged)
+        if state.stage is not None and state.stage.max_update <= updates:
+            return Limit(f"the end of `stages` {cfg.stages}", ends_stage=True)
+        if 0 < (max_update := state.cfg.max_update) <= updates:
+            return Limit(f"`max_epoch` {cfg.max_epoch or 1}" if state.ends_with_data else f"`max_update` {max_update}")
         if 0 < cfg.max_epoch <= epochs:
             return Limit(f"`max_epoch` {cfg.max_epoch}")
         # As in fairseq, a rate that is reached within an epoch lets the epoch be completed.

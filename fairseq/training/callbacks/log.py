@@ -8,7 +8,6 @@ import logging
 import math
 from collections.abc import Iterator
 
-from fairseq.config.settings import OptimizationConfig
 from fairseq.logging.figures import Meter
 from fairseq.logging.progress import ProgressBar, RunProgress
 from fairseq.training import log
@@ -23,8 +22,7 @@ logger = logging.getLogger(__name__)
 class Log(Callback):
     """Describes the run, and shows the metrics of intervals and of epochs."""
 
-    def __init__(self, cfg: OptimizationConfig, reporter: Reporter, arch: str) -> None:
-        self.cfg = cfg
+    def __init__(self, reporter: Reporter, arch: str) -> None:
         self.reporter = reporter
         self.arch = arch
         self.progress = RunProgress(0, 0)
@@ -47,7 +45,7 @@ class Log(Callback):
     def begin_epoch(self, state: TrainingState) -> None:
         batches, size = state.batches, state.frequency
         state.clock.token_share = token_share(state)
-        self.progress.total = log.total_updates(self.cfg, state.num_updates, batches)
+        self.progress.total = log.total_updates(state.cfg, state.num_updates, batches)
         done, total = math.ceil(batches.iterations_in_epoch / size), math.ceil(len(batches) / size)
         self.bar = self.reporter.bar(itertools.repeat(None), batches.epoch, total, start=done, run=self.progress)
         self.steps = iter(self.bar)
@@ -63,7 +61,7 @@ class Log(Callback):
                 lambda: self.interval(state),
                 "train_inner",
                 updates,
-                lambda line: log.seconds_left(line, self.cfg, state.batches, state.wall()),
+                lambda line: log.seconds_left(line, state.cfg, state.batches, state.wall()),
             )
             self.reporter.record(line, "train_inner", updates)
             if state.meters["train_inner"].updates:

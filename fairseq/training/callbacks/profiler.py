@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import torch
@@ -82,6 +82,8 @@ class Profiler(Callback):
         try:
             yield
             self.write()
+            if self.window is not None:
+                logger.warning("`profile` %d:%d: the run made none of these updates", *astuple(self.window))
         finally:
             if self.profile is not None:
                 self.profile.stop()
