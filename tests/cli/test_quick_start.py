@@ -23,6 +23,11 @@ PROGRAMS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def bfloat16_is_computed_in_bfloat16() -> None:
+    """Nor is it: the commands compute as they do for a reader, in the faster precision."""
+
+
 def block(page: str, heading: str) -> list[str]:
     """The lines of the first block of commands behind *heading* on *page*."""
     text = (runs.ROOT / page).read_text(encoding="utf-8").split(heading)[1]

@@ -7,13 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import runs
+import warm
 import yaml
 
 RECIPE = runs.ROOT / "examples" / "tenmillion" / "tenmillion.sh"
@@ -69,7 +69,7 @@ def test_every_setting_that_was_measured_is_in_its_file() -> None:
 def test_updates_fit_the_budget(tmp_path: Path) -> None:
     speeds = tmp_path / "speed.jsonl"
     speeds.write_text("".join(json.dumps({"ups": speed}) + "\n" for speed in (0.1, 2.0, 4.0, 3.0)))
-    command = [sys.executable, TABLES, "updates", speeds, "--seconds", "100"]
+    command = [os.environ["PYTHON"], TABLES, "updates", speeds, "--seconds", "100"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "300\n"
 
 
@@ -80,14 +80,14 @@ def test_a_mistake_is_one_line(name: str, value: str, tmp_path: Path) -> None:
 
 
 def compare(*args: object) -> str:
-    command = [sys.executable, COMPARE, *map(str, args)]
+    command = [os.environ["PYTHON"], COMPARE, *map(str, args)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_settings_are_compared_within_a_budget_and_only_what_is_missing_is_trained(text: Path, tmp_path: Path) -> None:
     data, out = tmp_path / "data-bin", tmp_path / "runs"
     parts = [flag for name in ("train", "valid", "test") for flag in (f"--{name}pref", text)]
-    assert not runs.command("preprocess.py", *parts, "--bpe", "hf", "--learn-bpe", 700, "--destdir", data).returncode
+    assert not warm.command("preprocess.py", *parts, "--bpe", "hf", "--learn-bpe", 700, "--destdir", data).returncode
     settings = tmp_path / "settings.yaml"
     settings.write_text("base: --arch transformer_lm_fast_tiny --cpu --batch-size 4\nfirst: ''\nsecond: --lr 0.001\n")
     done = out / "second" / "1" / "row.json"
@@ -105,7 +105,7 @@ def test_settings_are_compared_within_a_budget_and_only_what_is_missing_is_train
 def test_a_setting_that_is_not_in_the_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "settings.yaml").write_text("first: ''\n")
     words = ("run", tmp_path / "settings.yaml", "--data", tmp_path, "--out", tmp_path / "out", "--updates", 1)
-    command = [sys.executable, COMPARE, *map(str, words), "--only", "nine"]
+    command = [os.environ["PYTHON"], COMPARE, *map(str, words), "--only", "nine"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 2 and result.stderr.startswith("compare.py: error: --only nine: not in ")
     assert result.stderr.count("\n") == 1 and not (tmp_path / "out").exists()

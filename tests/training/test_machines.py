@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import runs
+from machines import HAS_AVX512
 
 from fairseq import checkpoint
 
@@ -27,7 +28,9 @@ AVX2 = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     "CFLAGS": "-mno-avx512f",
 }
-MACHINES = {"this": {}, "no compiler": {"CC": "false"}, "AVX2": AVX2, "AVX2, no compiler": {**AVX2, "CC": "false"}}
+MACHINES = {"this": {}, "no compiler": {"CC": "false"}}
+if HAS_AVX512:
+    MACHINES |= {"AVX2": AVX2, "AVX2, no compiler": {**AVX2, "CC": "false"}}
 PRECISIONS = {"": 1e-5, "--bf16": 0.05}
 RUNS = """
 import json, pathlib, sys
