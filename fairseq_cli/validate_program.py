@@ -88,13 +88,14 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     # `_batches` adds the limits.
     of_checkpoint = fields.defaults(DataConfig).keys() - {"num_workers"}  # which this command line does not override
     flat = {name: value for name, value in vars(args).items() if name not in of_checkpoint}
-    # As in fairseq, the checkpoint's task, since a plug-in's may compute another loss, and the seed
-    # of its masks.
-    for name, default in (("task", TASKS.default), ("seed", CommonConfig.seed)):
-        if flat.get(name) == default:
-            del flat[name]
+    if flat.get("task") == TASKS.default:
+        del flat["task"]  # as in fairseq, the checkpoint's: a plug-in's may compute another loss
     # Before anything is measured: one may be of another dictionary, and the counts may be missing.
-    loaded = [load_models([path], data, overrides, flat) for path in paths]
+    loaded = []
+    for path in paths:
+        loaded.append(load_models([path], data, overrides, flat))
+        # The first one's, so that the same tokens of all masked models are chosen.
+        flat.setdefault("seed", loaded[0][2].common.seed)
     dictionary = loaded[0][1].source_dictionary
     counts = word_counts(cfg.word_counts, data, dictionary) if cfg.by_frequency else {}
     for path, name, (models, task, trained) in zip(paths, names, loaded, strict=True):

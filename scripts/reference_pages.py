@@ -121,7 +121,8 @@ def _section(
     treated = _treatment(command, flags.split())
     rows: dict[tuple[str, str], list[str]] = {}
     for flag, (status, advice) in treated.items():
-        status = "different" if status == "same" and flag in remarks else status
+        if status == "same" and flag in remarks:
+            status = "refused" if remarks[flag].startswith("not supported") else "different"
         rows.setdefault((status, advice or remarks.get(flag, "")), []).append(flag)
     yield "| flag | here | remark |\n| --- | --- | --- |"
     for row in sorted(rows, key=lambda row: ("same", "no effect", "refused", "different").index(row[0])):

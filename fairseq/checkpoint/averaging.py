@@ -38,10 +38,12 @@ def newest(
     fitting = [path for number, path in checkpoints if upper_bound is None or number <= upper_bound]
     if len(fitting) < count:
         raise UserError(f"`inputs` {folder}: {len(fitting)} {kind} checkpoints found, {count} are to be averaged")
-    metrics = sorted({path.name.removeprefix("checkpoint.best_").rpartition("_")[0] for path in fitting})
-    if kind == "best" and len(metrics) > 1:
-        raise UserError(f"`inputs` {folder}: best checkpoints of several metrics, {', '.join(metrics)}; give files")
-    return (fitting[::-1] if kind == "best" and not maximizes(fitting[0]) else fitting)[:count]
+    if kind == "best":
+        metrics = sorted({path.name.removeprefix("checkpoint.best_").rpartition("_")[0] for path in fitting})
+        if len(metrics) > 1:
+            raise UserError(f"`inputs` {folder}: best checkpoints of several metrics, {', '.join(metrics)}; give files")
+        return (fitting if maximizes(fitting[0]) else fitting[::-1])[:count]
+    return fitting[:count]
 
 
 def maximizes_metric(path: Path) -> bool:

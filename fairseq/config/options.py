@@ -341,7 +341,8 @@ def _fill(parser: Parser, args: argparse.Namespace, parts: list[object], default
         ARCHITECTURES[args.arch].fill(args)
     for settings in [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]:
         if settings is not None:
-            vars(args).update(fields.checked(settings, vars(args)))
+            values = fields.checked(settings, vars(args))
+            vars(args).update({n: v for n, v in values.items() if n in args or n not in parser.left_open})
     if "arch" in parser.choices and args.max_tokens is None and args.batch_size is None:
         args.batch_size = DEFAULT_BATCH_SIZE
     for name in ("fp16", "memory_efficient_fp16"):

@@ -76,6 +76,7 @@ class Parser(argparse.ArgumentParser):
         self.configs = list(configs)
         self.first = list(first)
         self.lists = ""  # what --help says last: further flags that list something
+        self.left_open: tuple[str, ...] = ()  # settings that have no value unless they are given
         self.choices = list(choices)
         self.settings_file = settings_file
         self.takes_unused = takes_unused

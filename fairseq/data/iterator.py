@@ -93,9 +93,13 @@ class EpochIterator:
         return len(self.sampler)
 
     def counts(self, epochs: int) -> list[int]:
-        """The batches of the first *epochs* epochs, one for each dataset that is read in turn; each
-        is opened."""
-        return [len(self._turns.of(epoch)[1]) for epoch in range(1, min(epochs, len(self._turns)) + 1)]
+        """The batches of each of the first *epochs* epochs, at most one for each dataset; each is
+        opened once."""
+        return self._turns.counts(min(epochs, len(self._turns)), self.epoch)
+
+    def known_counts(self) -> list[int]:
+        """The batches of an epoch of each dataset; where it was not opened yet, as many as now."""
+        return [self._turns.known.get(number, len(self)) for number in range(len(self._turns))]
 
     @property
     def end_of_epoch(self) -> bool:
@@ -315,6 +319,7 @@ class Turns:
         self._current: tuple[int, Turn] | None = None
         self._next: _Opening | None = None
         self._numpy = False
+        self.known: dict[int, int] = {}  # batches an epoch, of the datasets that were opened
 
     @classmethod
     def of_one(cls, dataset: Dataset, sampler: Sampler) -> Turns:
@@ -335,7 +340,16 @@ class Turns:
             self._current = None
             opened = self._take(number) or self._openers[number]()
             self._current = number, self._ordered(opened)
+            self.known[number] = len(self._current[1][1])
         return self._current[1]
+
+    def counts(self, size: int, epoch: int) -> list[int]:
+        """The batches of the first *size* datasets, of which *epoch*'s is opened last, to stay."""
+        last = (epoch - 1) % len(self._openers)
+        for number in sorted(range(size), key=lambda number: number == last):
+            if number not in self.known:
+                self.of(number + 1)
+        return [self.known[number] for number in range(size)]
 
     def open_next(self, epoch: int) -> None:
         """Open the dataset of the epoch after *epoch*
@@ -351,7 +365,8 @@ class Turns:
     def in_numpy_order(self, numpy: bool = True) -> None:
         """Read all of them in NumPy's order, or not."""
         # Opened again if it was: its sampler is in the other order.
-        self._current = self._current if numpy is self._numpy else None
+        if numpy is not self._numpy:
+            self._current, self.known = None, {}
         self._numpy = numpy
 
     def _take(self, number: int) -> Turn | None:

@@ -149,10 +149,7 @@ def _arguments(
     path: str, stored: Mapping[str, object], overrides: Mapping[str, object], flags: Mapping[str, object]
 ) -> Mapping[str, object]:
     """The settings of the model in the checkpoint at *path*."""
-    # Devices and precisions are the command's, not the training run's. The seed, by which the
-    # tokens of a masked model are chosen, is the run's, unless another one is given.
-    others = OF_THE_COMMAND - ({"seed"} - flags.keys())
-    args = {name: value for name, value in stored.items() if name not in others} | dict(overrides)
+    args = {n: value for n, value in stored.items() if n not in _of_the_command(flags)} | dict(overrides)
     arch = str(args.get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(
@@ -172,6 +169,12 @@ def _arguments(
     return {**args, **fields.checked(CommonConfig, args)}
 
 
+def _of_the_command(flags: Mapping[str, object]) -> frozenset[str]:
+    """Settings that a command with *flags* has instead of the checkpoint: devices and precisions.
+    The seed, by which the tokens of a masked model are chosen, only if it is given."""
+    return OF_THE_COMMAND if "seed" in flags else OF_THE_COMMAND - {"seed"}
+
+
 def _check_overrides(
     overrides: Mapping[str, object], stored: Mapping[str, object], args: Mapping[str, Any], flags: Mapping[str, object]
 ) -> None:
@@ -188,7 +191,7 @@ def _check_overrides(
         read |= set(fields.defaults(reader.config_class)) if reader.config_class else set()
     for part in parts:
         read |= stored.keys() - part.unread(stored).keys()
-    read -= OF_THE_COMMAND
+    read = (read | {"seed"}) - _of_the_command(flags)
     for name in map(str, overrides):
         if name in OF_DATA:
             if name in flags or name not in fields.defaults(DataConfig):

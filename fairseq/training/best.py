@@ -13,7 +13,12 @@ from fairseq.config.fields import differ, shown
 from fairseq.config.settings import TrainingSettings
 from fairseq.data.iterator import EpochIterator
 
-MEASURED = ("tokens_per_sample", "sample_break_mode", "mask_prob", "label_smoothing", "discriminator_weight")
+MEASURED = (
+    *("tokens_per_sample", "sample_break_mode", "add_bos_token"),
+    *("mask_prob", "leave_unmasked_prob", "random_token_prob", "mask_whole_words", "freq_weighted_replacement"),
+    *("init_token", "separator_token", "shorten_method", "max_option_length"),
+    *("label_smoothing", "discriminator_weight"),
+)
 """Settings of tasks and criterions that change what a validation measures."""
 
 

@@ -11,7 +11,6 @@ from fairseq.distributed import World
 from fairseq.distributed.sharding import build_device
 from fairseq.errors import UserError, nearest
 from fairseq.tasks.fairseq_task import setup_task
-from fairseq.training.length import with_max_update
 from fairseq.training.stages import Stage
 from fairseq.training.state import TrainingState
 
@@ -57,9 +56,8 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
         )
 
     batches = iterator(settings.data.train_subset, training=True)
-    complete = with_max_update(settings, batches)
-    state = TrainingState(complete, task, model, criterion, world, stage)
-    state.inferred, state.ends_with_data = inferred, complete is not settings
+    state = TrainingState(settings, task, model, criterion, world, stage)
+    state.inferred = inferred
     state.batches = batches
     if not settings.checkpoint.disable_validation:
         state.validation = {split: iterator(split, training=False) for split in splits}

@@ -3,15 +3,52 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fairseq.config.settings import OptimizationConfig, TrainingSettings
 from fairseq.data.iterator import EpochIterator
 
 
-def frequency(cfg: OptimizationConfig, epoch: int) -> int:
-    """Batches of an update of *epoch*."""
-    return cfg.update_freq[min(epoch, len(cfg.update_freq)) - 1]
+@dataclass(frozen=True)
+class Length:
+    """The number of updates of a run that leaves it open, and what it follows from."""
+
+    updates: int
+    epochs: int
+    batches: list[int]  # of the epochs, one for each data folder
+    update_freq: list[int]
+
+
+def needs_length(settings: TrainingSettings) -> bool:
+    """Whether the schedule of *settings* depends on ``max_update``, which they leave open."""
+    return bool(getattr(settings.lr_scheduler, "needs_max_update", False))
+
+
+def length_of(
+    cfg: OptimizationConfig, batches: EpochIterator, done: int = 0, before: Mapping[str, Any] | None = None
+) -> Length:
+    """The length of a run from the position of *batches* to the end of ``max_epoch`` epochs, or of
+    one.
+
+    Args:
+        cfg: its limits, and the batches of an update.
+        done: updates behind it.
+        before: the length with which these were made, as a checkpoint stores it. It stays, whatever
+            updates were skipped, if it follows from the same batches.
+
+    Raises:
+        UserError: the data of one of these epochs are missing or damaged.
+    """
+    before = before or {}
+    epochs = cfg.max_epoch or before.get("epochs") or (1 if done else batches.epoch)
+    basis: dict[str, Any] = {"batches": batches.counts(epochs), "update_freq": list(cfg.update_freq), "epochs": epochs}
+    if basis.items() <= before.items():
+        return Length(updates=before["updates"], **basis)
+    updates = done + updates_left(cfg, batches, epochs, basis["batches"])
+    # A run that is over has a schedule, too.
+    return Length(updates=updates or sum(basis["batches"]), **basis)
 
 
 def updates_left(cfg: OptimizationConfig, batches: EpochIterator, epochs: int, counts: Sequence[int]) -> int:
@@ -25,23 +62,14 @@ def updates_left(cfg: OptimizationConfig, batches: EpochIterator, epochs: int, c
     now = batches.epoch
     if now > epochs:
         return 0
-    # From some epoch on the frequency is the last one, and turns repeat: epochs may be many.
-    steady = min(max(now, len(cfg.update_freq)), epochs) + 1
-    turn = [updates(steady + number) for number in range(len(counts))]
-    rounds, more = divmod(epochs + 1 - steady, len(turn))
-    varied = sum(updates(epoch) for epoch in range(now + 1, steady))
+    # From here on the frequency is the last one, and the turns repeat: epochs may be many.
+    first = min(max(now, len(cfg.update_freq)), epochs) + 1
+    turn = [updates(first + number) for number in range(len(counts))]
+    rounds, more = divmod(epochs + 1 - first, len(turn))
+    varied = sum(updates(epoch) for epoch in range(now + 1, first))
     return updates(now, batches.iterations_in_epoch) + varied + rounds * sum(turn) + sum(turn[:more])
 
 
-def with_max_update(settings: TrainingSettings, batches: EpochIterator, done: int = 0) -> TrainingSettings:
-    """*settings* with a ``max_update`` if their schedule needs one: *done* updates, and those from
-    the position of *batches* to the end of ``max_epoch`` epochs, or of one.
-
-    Raises:
-        UserError: the data of one of these epochs are missing or damaged.
-    """
-    if not getattr(settings.lr_scheduler, "needs_max_update", False):
-        return settings
-    cfg = settings.optimization
-    epochs = cfg.max_epoch or 1
-    return settings.changed(max_update=max(done + updates_left(cfg, batches, epochs, batches.counts(epochs)), 1))
+def frequency(cfg: OptimizationConfig, epoch: int) -> int:
+    """Batches of an update of *epoch*."""
+    return cfg.update_freq[min(epoch, len(cfg.update_freq)) - 1]

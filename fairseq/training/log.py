@@ -93,8 +93,7 @@ def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochItera
     """
     limits = [cfg.max_update] if cfg.max_update else []
     if cfg.max_epoch:
-        # Other epochs may read other data, which are not open.
-        limits.append(num_updates + updates_left(cfg, batches, cfg.max_epoch, [len(batches)]))
+        limits.append(num_updates + updates_left(cfg, batches, cfg.max_epoch, batches.known_counts()))
     return min(limits) if limits else None
 
 

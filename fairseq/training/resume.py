@@ -131,6 +131,7 @@ def begin(state: TrainingState, origin: Origin) -> None:
         # that cannot be restored is a bug, not a bad file.
         case "stage":
             restore(state, saved, origin.source, adopt=True)
+    state.plan()
 
 
 def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adopt: bool = False) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from torch import nn
@@ -32,7 +33,7 @@ from fairseq.training.best import Best, changes, fingerprint
 from fairseq.training.clock import Clock
 from fairseq.training.due import Due
 from fairseq.training.gradients import LossScaler
-from fairseq.training.length import frequency, with_max_update
+from fairseq.training.length import Length, frequency, length_of, needs_length
 from fairseq.training.limit import Limit
 from fairseq.training.nonfinite import NonFiniteUpdates
 from fairseq.training.oom_retry import BatchSplitter, Rebatch
@@ -54,7 +55,9 @@ class TrainingState:
         settings: in force: the run's, with what is *inferred* and *restored*.
         inferred: settings that the task inferred from the data, such as the classes of a table.
         restored: settings that a restored state put in place of the ones given, by name.
-        ends_with_data: whether ``max_update`` follows from the data.
+        ends_with_data: whether ``max_update`` follows from the data. Then :meth:`plan` makes the
+            schedule.
+        length: the number of updates that does; None before, and for other runs.
         graph: model and criterion as one module, so that whatever wraps it sees the whole
             computation.
         reducer: the execution of *graph* on the data of all processes.
@@ -100,9 +103,6 @@ class TrainingState:
             for group in self.optimizer.param_groups
         ]
         self.names = ParameterNames(self.model, self.criterion, full)
-        self.lr_scheduler = build_lr_scheduler(settings, self.optimizer)
-        # A schedule need not set its first rate when it is made.
-        self.lr_scheduler.step_update(0)
         self.scaler: LossScaler | None = None
         if self.precision.needs_scaling:
             self.scaler = LossScaler(settings.common, cfg.update_freq, world.size)
@@ -124,12 +124,33 @@ class TrainingState:
         self.end: Limit | None = None
         self.inferred: dict[str, object] = {}
         self.restored: dict[str, object] = {}
-        self.ends_with_data = False
+        self.ends_with_data, self.length = needs_length(settings), None
+        if not self.ends_with_data:
+            self._make_schedule()
         self.restored_position: Mapping[str, object] | None = None
         self.clock, self.started, self.trained_before = Clock(self.meters), time.perf_counter(), 0.0
         self._measured: Mapping[str, object] | None = None
 
     metric: float | None
+    length: Length | None
+
+    def plan(self, done: int = 0, before: Mapping[str, Any] | None = None) -> None:
+        """Make the schedule of a run that ends with its data, from the position in them on; see
+        :func:`~fairseq.training.length.length_of`. Other runs have theirs, and so has a run that
+        is restored."""
+        if not self.ends_with_data or self.length is not None:
+            return
+        self.length = length_of(self.cfg, self.batches, done, before)
+        if before and before["updates"] != self.length.updates:
+            logger.info("training ends at update %d (was %d)", self.length.updates, before["updates"])
+        self.settings = self.settings.changed(max_update=self.length.updates)
+        self.cfg = self.settings.optimization
+        self._make_schedule()
+
+    def _make_schedule(self) -> None:
+        self.lr_scheduler = build_lr_scheduler(self.settings, self.optimizer)
+        # A schedule need not set its first rate when it is made.
+        self.lr_scheduler.step_update(0)
 
     @property
     def batches(self) -> EpochIterator:
@@ -207,6 +228,8 @@ class TrainingState:
             extra |= {"train_iterator": self.batches.state_dict(), "batches": self.batches_signature()}
         if (measured := self.measured()) is not None:
             extra["validation"] = measured
+        if self.length is not None:
+            extra["length"] = asdict(self.length)
         if self.due.validate:
             extra["due"] = self.due.state_dict()
         if self.stage is not None:
@@ -306,8 +329,9 @@ class TrainingState:
         if self._batches is not None and not options.reset_dataloader and "train_iterator" in extra:
             rows = self._load_position(state, extra, source)
         load_parameters(self.model, state["model"], source)
-        if self.ends_with_data:
-            self._set_length(state, options)
+        starts = options.reset_optimizer or state.get("last_optimizer_state") is None
+        done = 0 if starts else int(history.get("num_updates", 0))
+        self.plan(done, None if starts or options.reset_dataloader else extra.get("length"))
         if not options.reset_optimizer:
             self._load_average(extra)
             if "criterion" in extra:
@@ -342,19 +366,6 @@ class TrainingState:
         if not rows and self.model.memory_length and self.batches.iterations_in_epoch:
             logger.info("%s: memory dropped, because rows, segments or memory have another length", source)
         return rows
-
-    def _set_length(self, state: Mapping[str, Any], options: CheckpointConfig) -> None:
-        """Let the schedule end with the data: after as many updates as before, unless the batches
-        of *state* are others; then the updates that are left follow the ones done."""
-        before = (state.get("args") or {}).get("max_update")
-        starts = options.reset_optimizer or state.get("last_optimizer_state") is None
-        if self.cfg.max_update == before and not (options.reset_dataloader or starts):
-            return
-        done = 0 if starts else int((state.get("optimizer_history") or [{}])[-1].get("num_updates", 0))
-        self.settings = with_max_update(self.settings.changed(max_update=0), self.batches, done)
-        self.cfg = self.settings.optimization
-        self.lr_scheduler = build_lr_scheduler(self.settings, self.optimizer)
-        logger.info("training ends at update %d, by the batches that are left", self.cfg.max_update)
 
     def _load_average(self, extra: Mapping[str, Any]) -> None:
         if "average" not in extra:

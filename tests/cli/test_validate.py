@@ -9,6 +9,7 @@ import pytest
 import runs
 import warm
 
+from fairseq import checkpoint
 from fairseq.config import options
 from fairseq_cli import validate
 from fairseq_cli.validate import get_validation_parser
@@ -48,8 +49,15 @@ def test_the_tokens_of_a_masked_model_are_those_that_training_validated(tmp_path
     path = ["--path", str(tmp_path / "checkpoint_last.pt")]
     (figures,) = run("--valid-subset test", path).values()
     assert figures["test"]["loss"] == pytest.approx(logged["loss"], rel=1e-6)
-    (others,) = run("--valid-subset test --seed 6", path).values()
-    assert others["test"]["loss"] != pytest.approx(logged["loss"], rel=1e-4)
+    for others in ("--seed 1", "--seed 6"):
+        (figures,) = run("--valid-subset test", others, path).values()
+        assert figures["test"]["loss"] != pytest.approx(logged["loss"], rel=1e-4)
+    # Of several models the same tokens are chosen.
+    state = checkpoint.load(tmp_path / "checkpoint_last.pt")
+    state["args"]["seed"] = 6
+    checkpoint.save(tmp_path / "other.pt", state)
+    first, second = run("--valid-subset test", ["--path", f"{path[1]}:{tmp_path / 'other.pt'}"]).values()
+    assert first == second
 
 
 def test_batches_can_be_chosen_and_do_not_change_a_baseline():

@@ -190,12 +190,27 @@ class CountingConfig(FairseqDataclass):
     counted_word: Optional[str] = field(default=None, metadata={"help": "a word"})
 
 
+class Longest:
+    def __init__(self):
+        self.reset()
+
+    def reset(self):
+        self.values = []
+
+    def update(self, value):
+        self.values.append(value)
+
+    def sum(self):
+        return max(self.values)
+
+
 @register_task("counting_lm", dataclass=CountingConfig)
 class CountingTask(LanguageModelingTask):
     def reduce_metrics(self, logging_outputs, criterion):
         super().reduce_metrics(logging_outputs, criterion)
         metrics.log_scalar("counted", len(self.cfg.counted_word), priority=5)
         metrics.log_scalar("of_every_class", torch.ones(3))
+        metrics.log_custom(Longest, "longest", 3)
 '''
 FLAGS = """--cpu --train-subset valid --valid-subset test --max-tokens 64 --seed 3 --log-format json --log-interval 1
     --required-batch-size-multiple 1 --max-update 4 --no-save --lr 0.5"""

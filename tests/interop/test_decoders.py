@@ -136,6 +136,16 @@ def test_a_language_model_whose_decoder_takes_masked_tokens_is_a_masked_model(
     assert sum(runs.losses(log)[-5:]) < sum(runs.losses(log)[:5]) - 1
 
 
+def test_a_plugins_model_may_say_that_it_does_not_predict_the_next_token() -> None:
+    from fairseq.interop.fairseq.decoders import PluginModel
+
+    model: Any = PluginModel()
+    assert model.predicts_next_token
+    model = PluginModel()
+    model.predicts_next_token = False
+    assert not model.predicts_next_token
+
+
 def test_a_model_around_our_decoder_scores_and_samples(plugin: list[Any], tmp_path: Path) -> None:
     from fairseq.hub import LanguageModel
 

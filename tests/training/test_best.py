@@ -117,6 +117,8 @@ def test_validations_that_measure_something_else_begin_a_best_of_their_own(tmp_p
     [
         ("--criterion label_smoothed_cross_entropy --label-smoothing 0.1", "--label-smoothing 0.2", "label_smoothing"),
         ("--task masked_lm --arch bert_tiny --criterion masked_lm", "--seed 2", "seed"),
+        ("--task masked_lm --arch bert_tiny --criterion masked_lm", "--leave-unmasked-prob 0.9", "leave_unmasked_prob"),
+        ("--criterion cross_entropy", "--add-bos-token", "add_bos_token"),
         (
             "--task masked_lm --arch electra_tiny --criterion electra",
             "--discriminator-weight 2",

@@ -15,7 +15,7 @@ from fairseq.data.indexed_dataset import token_count
 from fairseq.errors import UserError
 from fairseq.optim.lr_scheduler.settings import WSDConfig
 from fairseq.tasks.fairseq_task import setup_task
-from fairseq.training.length import with_max_update
+from fairseq.training.length import length_of, needs_length
 
 TOKENS = token_count(str(runs.DATA / "valid"))
 WSD = f"{runs.SMALL} --arch transformer_lm_tiny --optimizer adam --lr 0.001 --lr-scheduler wsd"
@@ -23,10 +23,12 @@ WSD = f"{runs.SMALL} --arch transformer_lm_tiny --optimizer adam --lr 0.001 --lr
 
 def length(flags: str, processes: int = 1) -> int:
     settings = training_settings(runs.arguments(*flags.split()))
+    if not needs_length(settings):
+        return settings.optimization.max_update
     task = setup_task(settings)
     model, criterion = task.build_model(settings), task.build_criterion(settings)
     batches = task.iterator("valid", model, criterion, training=True, world_size=processes)
-    return with_max_update(settings, batches).optimization.max_update
+    return length_of(settings.optimization, batches).updates
 
 
 def test_a_schedule_that_needs_an_end_gets_one_epoch_or_the_epochs_that_are_asked_for() -> None:
@@ -72,7 +74,8 @@ def test_the_length_of_a_masked_model_counts_its_shorter_blocks() -> None:
     assert length(flags) == math.ceil(math.ceil(TOKENS / 15) / 4) > math.ceil(math.ceil(TOKENS / 16) / 4)
 
 
-def test_epochs_of_several_folders_have_the_lengths_of_each(tmp_path: Path) -> None:
+def test_epochs_of_several_folders_have_the_lengths_of_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     for name, split in (("one", "valid"), ("two", "test")):
         (tmp_path / name).mkdir()
         shutil.copy(runs.DATA / "dict.txt", tmp_path / name)
@@ -84,6 +87,7 @@ def test_epochs_of_several_folders_have_the_lengths_of_each(tmp_path: Path) -> N
     log = runs.train(tmp_path / "out", WSD, "--train-subset train --max-epoch 3 --max-tokens 256 --no-save", data=data)
     expected = 2 * math.ceil(math.ceil(TOKENS / 16) / 16) + math.ceil(math.ceil(other / 16) / 16)
     assert runs.updates(log)[-1]["num_updates"] == expected and float(runs.updates(log)[-1]["lr"]) < 1e-3 / 3
+    assert f"{expected} updates to come" in caplog.text
 
 
 EPOCHS = f"{WSD} --max-epoch 2 --decay-ratio 0.5 --save-interval-updates 30 --log-interval 1"
@@ -105,6 +109,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
         ("--update-freq 4", math.ceil((UPDATES - 30) / 4) + math.ceil(UPDATES / 4)),
         ("--max-epoch 3", 3 * UPDATES - 30),
         ("--reset-dataloader", 2 * UPDATES),
+        ("--max-tokens 1024 --warmup-updates 9", math.ceil((UPDATES - 30) / 16) + math.ceil(UPDATES / 16)),
     ],
 )
 def test_the_schedule_of_a_resumed_run_ends_with_its_data(
@@ -122,15 +127,40 @@ def test_the_schedule_of_a_resumed_run_ends_with_its_data(
     assert again == []
 
 
+@pytest.mark.parametrize("precision", ["", "--fp16 --fp16-init-scale 1e6"])
 def test_a_resumed_run_that_was_changed_goes_on_as_it_would_have(
-    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path, precision: str
 ) -> None:
-    changed = f"{EPOCHS} --update-freq 2 --save-interval-updates 5"
+    changed = f"{EPOCHS} --update-freq 2 --save-interval-updates 5 {precision}"
     start = whole[0] / "checkpoint_1_30.pt"
     uncut = runs.updates(runs.train(tmp_path / "uncut", changed, "--restore-file", start))
     cut = tmp_path / "uncut" / "checkpoint_2_40.pt"
     rest = runs.updates(runs.train(tmp_path / "cut", changed, "--restore-file", cut))
+    assert len(rest) > 5 and (len(uncut) < 27) == bool(precision), "updates that are not finite are skipped"
     assert [(line["lr"], line["loss"]) for line in rest] == [(line["lr"], line["loss"]) for line in uncut[10:]]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "updates"),
+    [
+        ("--max-epoch 2 --update-freq 2", "--max-epoch 1", 10 + UPDATES - 20),
+        ("--max-tokens 32", "--max-epoch 2", 10 + UPDATES - 5 + UPDATES),
+    ],
+)
+def test_equal_totals_of_other_batches_are_no_equal_lengths(
+    tmp_path: Path, first: str, second: str, updates: int
+) -> None:
+    runs.train(tmp_path / "first", f"{WSD} --save-interval-updates 10", first)
+    source = ["--restore-file", tmp_path / "first" / "checkpoint_1_10.pt"]
+    last = runs.updates(runs.train(tmp_path / "second", WSD, second, *source))[-1]
+    assert last["num_updates"] == updates and float(last["lr"]) < 0.0002
+
+
+def test_a_new_optimizer_after_a_whole_epoch_trains_another_one(tmp_path: Path) -> None:
+    runs.train(tmp_path, WSD, "--max-tokens 256 --warmup-updates 3")
+    again = runs.updates(runs.train(tmp_path, WSD, "--max-tokens 256 --warmup-updates 3 --reset-optimizer"))
+    assert [line["num_updates"] for line in again] == [*range(1, math.ceil(TOKENS / 256) + 1)]
+    assert float(again[-1]["lr"]) < 0.0003
 
 
 def test_a_run_that_is_over_names_its_epochs(

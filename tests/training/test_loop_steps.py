@@ -90,6 +90,7 @@ class Script:
             batches=SimpleNamespace(open=lambda: log(("open", number)), close=lambda: log(("close", number)), epoch=1),
             interrupted=self.interrupted,
             load_state_dict=load_state_dict,
+            plan=lambda: None,
             stored_settings=dict,
             train=train,
             state_dict=lambda: {

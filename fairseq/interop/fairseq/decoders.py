@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -187,7 +188,7 @@ class PluginModel(BaseFairseqModel):
 
     _is_generation_fast = False
 
-    @property
+    @functools.cached_property  # which a plug-in may set
     def predicts_next_token(self) -> bool:  # type: ignore[override]
         """False for a decoder that takes ``masked_tokens``, as fairseq's criterion of masked models
         gives them."""

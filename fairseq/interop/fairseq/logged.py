@@ -107,8 +107,7 @@ class LoggingSums(NamedSums):
             self.graph.task.reduce_metrics(outputs, self.graph.criterion)
         sums: dict[str, float] = {}
         for name, meter in meters.items():
-            # Figures are numbers: an array, such as one of every class, is not shown.
-            if name in OF_THE_LOG or torch.as_tensor(getattr(meter, "sum", 0)).numel() != 1:
+            if name in OF_THE_LOG or (isinstance(meter, SumMeter | AverageMeter) and not _is_number(meter.sum)):
                 continue
             if isinstance(meter, SumMeter):
                 sums[TOTAL + name] = float(item(meter.sum))
@@ -120,6 +119,11 @@ class LoggingSums(NamedSums):
                 _derived[name] = meter.fn
                 sums[TOTAL + name] = 0.0
         return sums
+
+
+def _is_number(value: object) -> bool:
+    """Whether *value* is one; an array, such as one of a number for every class, is not shown."""
+    return torch.as_tensor(value).numel() == 1
 
 
 def _on_host(value: object) -> Any:

@@ -198,8 +198,8 @@ class ReduceLROnPlateauConfig(WarmupConfig):
 
 @dataclass(frozen=True)
 class CosineConfig(WarmupConfig):
-    """Cosine annealing with warm restarts. With ``--max-lr``
-    as in fairseq 0.9, without it as in 0.10."""
+    """Cosine annealing with warm restarts: with ``--max-lr`` as in fairseq up to 0.10.2, without it
+    as in 0.12."""
 
     max_lr: float | None = flag(None, "maximum; `lr` is then the minimum (default: `lr`, from `min_lr`)", above=0)
     warmup_updates: int = flag(0, "warmup updates until the maximum", low=0)

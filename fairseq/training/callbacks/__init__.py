@@ -49,9 +49,9 @@ def callbacks_of(
     reporter = Reporter(settings.common, saving, world)
     return [
         Limits(cfg, saving.patience),
+        Profiler(parse_window(settings.profiling.profile, cfg.max_update), saving.save_dir),
         # Once it is known whether there is something to do, and before anything else is written.
         *([RunSettings(recorded, manager)] if recorded is not None and manager is not None else []),
-        Profiler(parse_window(settings.profiling.profile, cfg.max_update), saving.save_dir),
         Log(reporter, settings.chosen.arch),
         *registered_callbacks(settings),
         *more,

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,6 +34,13 @@ class Window:
     first: int
     last: int
 
+    def check(self, max_update: int) -> None:
+        """Raise SettingError if they go beyond *max_update*, the last one of the run; 0: no
+        limit."""
+        if 0 < max_update < self.last:
+            text = f"{self.first}:{self.last}"
+            raise SettingError(f"`profile` {text}: beyond the last update, {max_update}; give TO up to {max_update}")
+
 
 def parse_window(text: str | None, max_update: int) -> Window | None:
     """The updates that the value *text* of ``--profile`` asks for, e.g. ``10:13``; None without it.
@@ -50,9 +57,9 @@ def parse_window(text: str | None, max_update: int) -> Window | None:
     first, last = int(match[1]), int(match[2])
     if first >= last:
         raise SettingError(f"`profile` {text}: FROM must be less than TO; {first}:{first + 3} profiles three updates")
-    if 0 < max_update < last:
-        raise SettingError(f"`profile` {text}: beyond the last update, {max_update}; give TO up to {max_update}")
-    return Window(first, last)
+    window = Window(first, last)
+    window.check(max_update)
+    return window
 
 
 class Profiler(Callback):
@@ -75,6 +82,8 @@ class Profiler(Callback):
     @contextlib.contextmanager
     def running(self, state: TrainingState) -> Iterator[None]:
         self.device = state.world.device
+        if self.window is not None:
+            self.window.check(state.cfg.max_update)  # which may follow from the data
         if not state.world.is_first:
             self.window = None
         if self.window is not None:
@@ -82,8 +91,6 @@ class Profiler(Callback):
         try:
             yield
             self.write()
-            if self.window is not None:
-                logger.warning("`profile` %d:%d: the run made none of these updates", *astuple(self.window))
         finally:
             if self.profile is not None:
                 self.profile.stop()
