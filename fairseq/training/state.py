@@ -135,9 +135,9 @@ class TrainingState:
     length: Length | None
 
     def plan(self, done: int = 0, before: Mapping[str, Any] | None = None) -> None:
-        """Make the schedule of a run that ends with its data, from the position in them on; see
-        :func:`~fairseq.training.length.length_of`. Other runs have theirs, and so has a run that
-        is restored."""
+        """Make the schedule of a run that ends with its data, once their position is known; see
+        :func:`~fairseq.training.length.length_of`. In other runs, and the second time, do
+        nothing."""
         if not self.ends_with_data or self.length is not None:
             return
         self.length = length_of(self.cfg, self.batches, done, before)
