@@ -43,22 +43,21 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
     # From here on processes differ: the parameters are the same on all, dropout is not.
     if world.rank > 0:
         torch.manual_seed(settings.common.seed + world.rank)
+    state = TrainingState(settings, task, model, criterion, world, stage)
+    state.inferred = inferred
 
     def iterator(split: str, training: bool) -> EpochIterator:
         return task.iterator(
             split,
-            model,
-            criterion,
+            state.model,
+            state.criterion,
             training=training,
             rank=world.rank,
             world_size=world.size,
             device=world.device,
         )
 
-    batches = iterator(settings.data.train_subset, training=True)
-    state = TrainingState(settings, task, model, criterion, world, stage)
-    state.inferred = inferred
-    state.batches = batches
+    state.batches = iterator(settings.data.train_subset, training=True)
     if not settings.checkpoint.disable_validation:
         state.validation = {split: iterator(split, training=False) for split in splits}
     metric, known = settings.checkpoint.best_checkpoint_metric, [*state.figures, "wpb", "bsz"]
