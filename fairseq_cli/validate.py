@@ -35,8 +35,8 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
         [ValidateConfig, DistributedConfig],
         hidden=("train_subset", "gen_subset"),
     )
-    parser.left_open = ("seed",)
-    parser.show_defaults({"seed": "the checkpoint's"})
+    parser.left_open = ("seed", "task")
+    parser.show_defaults(dict.fromkeys(parser.left_open, "the checkpoint's"))
     help = "loss function; its settings are the checkpoint's or the defaults (default: the checkpoint's)"
     parser.add_argument("--criterion", metavar="NAME", default=argparse.SUPPRESS, help=help)
     return parser

@@ -14,7 +14,6 @@ from fairseq.analysis import plots
 from fairseq.analysis.recl import distinct_names
 from fairseq.config import fields
 from fairseq.config.fields import typed
-from fairseq.config.registry import TASKS
 from fairseq.config.settings import CommonConfig, DataConfig
 from fairseq.criterions.fairseq_criterion import TOKEN_LOSSES
 from fairseq.data.dataset import Sample
@@ -88,8 +87,6 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     # `_batches` adds the limits.
     of_checkpoint = fields.defaults(DataConfig).keys() - {"num_workers"}  # which this command line does not override
     flat = {name: value for name, value in vars(args).items() if name not in of_checkpoint}
-    if flat.get("task") == TASKS.default:
-        del flat["task"]  # as in fairseq, the checkpoint's: a plug-in's may compute another loss
     # Before anything is measured: one may be of another dictionary, and the counts may be missing.
     loaded = []
     for path in paths:

@@ -335,7 +335,7 @@ def _fill(parser: Parser, args: argparse.Namespace, parts: list[object], default
                 setattr(args, name, value)
     # A checkpoint stores the settings, not the file that they came from.
     args.__dict__.pop("config", None)
-    vars(args).update(parser.chosen)
+    vars(args).update({n: v for n, v in parser.chosen.items() if n in args or n not in parser.left_open})
     # Before the dataclasses' defaults, which fill what architectures leave open.
     if hasattr(args, "arch"):
         ARCHITECTURES[args.arch].fill(args)

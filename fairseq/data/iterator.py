@@ -344,7 +344,8 @@ class Turns:
         return self._current[1]
 
     def counts(self, size: int, epoch: int) -> list[int]:
-        """The batches of the first *size* datasets, of which *epoch*'s is opened last, to stay."""
+        """The batches of each of the first *size* datasets. The one of *epoch* is opened last,
+        because it is read next."""
         last = (epoch - 1) % len(self._openers)
         for number in sorted(range(size), key=lambda number: number == last):
             if number not in self.known:

@@ -60,6 +60,12 @@ def test_the_tokens_of_a_masked_model_are_those_that_training_validated(tmp_path
     assert first == second
 
 
+@pytest.mark.parametrize("flags, given", [("", set()), ("--task language_modeling --seed 1", {"task", "seed"})])
+def test_task_and_seed_are_the_checkpoints_unless_they_are_given(flags, given):
+    args = options.parse_args_and_arch(get_validation_parser(), [str(runs.DATA), *runs.words(flags)])
+    assert {"task", "seed"} & vars(args).keys() == given
+
+
 def test_batches_can_be_chosen_and_do_not_change_a_baseline():
     (one,), (other,) = (
         [f["valid"] for f in run(flags, ["--path", str(BASELINE)]).values()] for flags in ("", "--batch-size 7")

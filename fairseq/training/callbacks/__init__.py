@@ -48,9 +48,9 @@ def callbacks_of(
     cfg, saving, data = settings.optimization, settings.checkpoint, settings.data
     reporter = Reporter(settings.common, saving, world)
     return [
-        Limits(cfg, saving.patience),
+        Limits(saving.patience),
         Profiler(parse_window(settings.profiling.profile, cfg.max_update), saving.save_dir),
-        # Once it is known whether there is something to do, and before anything else is written.
+        # Once it is known whether there is something to do.
         *([RunSettings(recorded, manager)] if recorded is not None and manager is not None else []),
         Log(reporter, settings.chosen.arch),
         *registered_callbacks(settings),

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import torch
 
-from fairseq.config.settings import OptimizationConfig
 from fairseq.training.callbacks.callback import Callback
 from fairseq.training.limit import Limit
 from fairseq.training.state import TrainingState
@@ -19,15 +18,14 @@ logger = logging.getLogger(__name__)
 class Limits(Callback):
     """Ends training at the limit that is reached first."""
 
-    def __init__(self, cfg: OptimizationConfig, patience: int) -> None:
-        self.cfg = cfg
+    def __init__(self, patience: int) -> None:
         self.patience = patience
 
     @contextlib.contextmanager
     def running(self, state: TrainingState) -> Iterator[None]:
         state.votes.register("late", lambda: self.is_late(state))
         # A restored run may be late already; clocks differ between ranks.
-        late = self.cfg.stop_time_hours > 0 and bool(
+        late = state.cfg.stop_time_hours > 0 and bool(
             state.world.sum(torch.tensor(float(self.is_late(state)), device=state.world.device))
         )
         # What is left of the last update comes first.
@@ -45,11 +43,11 @@ class Limits(Callback):
 
     def is_late(self, state: TrainingState) -> bool:
         """Return whether training has taken longer than ``--stop-time-hours`` by this clock."""
-        return 0 < self.cfg.stop_time_hours * 3600 < state.wall()
+        return 0 < state.cfg.stop_time_hours * 3600 < state.wall()
 
     def reached(self, state: TrainingState, late: bool = False) -> Limit | None:
         """Return the limit that is reached, None while training goes on; the same on all ranks."""
-        cfg, updates, batches = self.cfg, state.num_updates, state.batches
+        cfg, updates, batches = state.cfg, state.num_updates, state.batches
         between = batches.end_of_epoch or batches.iterations_in_epoch == 0
         epochs = batches.epoch if batches.end_of_epoch else batches.epoch - 1
         stop_lr = state.lr_scheduler.stop_lr
@@ -60,10 +58,11 @@ class Limits(Callback):
             return Limit(f"`stop_time_hours` {cfg.stop_time_hours:g}")
         if state.stage is not None and state.stage.max_update <= updates:
             return Limit(f"the end of `stages` {cfg.stages}", ends_stage=True)
-        if 0 < (max_update := state.cfg.max_update) <= updates:
-            return Limit(f"`max_epoch` {cfg.max_epoch or 1}" if state.ends_with_data else f"`max_update` {max_update}")
-        if 0 < cfg.max_epoch <= epochs:
-            return Limit(f"`max_epoch` {cfg.max_epoch}")
+        last = 0 < cfg.max_update <= updates
+        if last and not state.ends_with_data:
+            return Limit(f"`max_update` {cfg.max_update}")
+        if last or 0 < cfg.max_epoch <= epochs:
+            return Limit(f"`max_epoch` {cfg.max_epoch or 1}")
         # As in fairseq, a rate that is reached within an epoch lets the epoch be completed.
         if between and updates > 0 and state.get_lr() <= stop_lr:
             setting = "min_lr" if cfg.stop_min_lr is None else "stop_min_lr"
