@@ -92,7 +92,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
     for path in paths:
         loaded.append(load_models([path], data, overrides, flat))
         # The first one's, so that the same tokens of all masked models are chosen.
-        flat.setdefault("seed", loaded[0][2].common.seed)
+        if "seed" not in overrides:
+            flat.setdefault("seed", loaded[0][2].common.seed)
     dictionary = loaded[0][1].source_dictionary
     counts = word_counts(cfg.word_counts, data, dictionary) if cfg.by_frequency else {}
     for path, name, (models, task, trained) in zip(paths, names, loaded, strict=True):

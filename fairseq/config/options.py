@@ -13,7 +13,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,7 +58,8 @@ def parse_args_and_arch(
         parse_known: return also what is not understood.
         suppress_defaults: leave open what the command line does not give.
         modify_parser: called with the parser before it parses.
-        task_defaults: fill in what a plug-in's task leaves open, where *parser* is an evaluation's.
+        task_defaults: fill in what a plug-in's task or *parser* leaves open, where the latter is an
+            evaluation's; a command leaves it to the checkpoint.
 
     Returns:
         A ``Namespace``; with *parse_known* the namespace and a list.
@@ -108,7 +109,7 @@ def parse_args_and_arch(
         # The checkpoint has them.
         parts, defaults = [], {}
     if not suppress_defaults:
-        _fill(parser, args, [part for _, _, part in parts], defaults)
+        _fill(parser, args, [part for _, _, part in parts], defaults, () if task_defaults else parser.left_open)
         _leave_out_extensions(args, parts)
         if is_script:
             deferred.plugins().complete(args)
@@ -319,8 +320,14 @@ def _from_file(parser: Parser, path: str) -> dict[str, object]:
     return settings
 
 
-def _fill(parser: Parser, args: argparse.Namespace, parts: list[object], defaults: dict[str, object]) -> None:
-    """Complete *args*: what is given, then --config,
+def _fill(
+    parser: Parser,
+    args: argparse.Namespace,
+    parts: list[object],
+    defaults: dict[str, object],
+    left_open: Collection[str],
+) -> None:
+    """Complete *args*, but for the settings *left_open*: what is given, then --config,
     a plug-in's *defaults*, the architecture, the dataclasses'."""
     from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
     if hasattr(args, "save_dir"):
@@ -335,14 +342,14 @@ def _fill(parser: Parser, args: argparse.Namespace, parts: list[object], default
                 setattr(args, name, value)
     # A checkpoint stores the settings, not the file that they came from.
     args.__dict__.pop("config", None)
-    vars(args).update({n: v for n, v in parser.chosen.items() if n in args or n not in parser.left_open})
+    vars(args).update({n: v for n, v in parser.chosen.items() if n in args or n not in left_open})
     # Before the dataclasses' defaults, which fill what architectures leave open.
     if hasattr(args, "arch"):
         ARCHITECTURES[args.arch].fill(args)
     for settings in [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]:
         if settings is not None:
             values = fields.checked(settings, vars(args))
-            vars(args).update({n: v for n, v in values.items() if n in args or n not in parser.left_open})
+            vars(args).update({n: v for n, v in values.items() if n in args or n not in left_open})
     if "arch" in parser.choices and args.max_tokens is None and args.batch_size is None:
         args.batch_size = DEFAULT_BATCH_SIZE
     for name in ("fp16", "memory_efficient_fp16"):

@@ -93,8 +93,8 @@ class EpochIterator:
         return len(self.sampler)
 
     def counts(self, epochs: int) -> list[int]:
-        """The batches of each of the first *epochs* epochs, at most one for each dataset; each is
-        opened once."""
+        """The batches of each of the first *epochs* epochs, at most one for each dataset, opened
+        unless it was before."""
         return self._turns.counts(min(epochs, len(self._turns)), self.epoch)
 
     def known_counts(self) -> list[int]:

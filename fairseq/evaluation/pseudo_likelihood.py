@@ -63,7 +63,8 @@ class PseudoScorer:
     ) -> None:
         name = type(model).__name__
         if not isinstance(model, BertModel | ElectraModel) or model.masked_lm is None:
-            raise UserError(f"{name}: does not predict masked tokens; give BERT, or ELECTRA with its generator")
+            advice = "give BERT, or ELECTRA with its generator; fairseq-validate measures other masked models"
+            raise UserError(f"{name}: pseudo-log-likelihoods of it cannot be computed; {advice}")
         if missing := [role for role in ("mask", "bos", "pad", "eos") if getattr(dictionary, f"{role}_index") < 0]:
             raise UserError(f"{name}: the dictionary has no {missing[0]} symbol; give the dictionary of the model")
         self.encoder, self.dictionary, self.batch_size = model.masked_lm, dictionary, batch_size

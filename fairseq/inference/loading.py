@@ -32,6 +32,7 @@ EMBEDDINGS = ("decoder.embed_tokens", "encoder.sentence_encoder.embed_tokens")
 
 OVERRIDES = "`model_overrides`"
 CHOICES = {"task": TASKS, "criterion": CRITERIONS}
+DEFAULT_TASK = TASKS.default
 OF_THE_COMMAND = frozenset({*fields.defaults(CommonConfig), "dataset_impl", "num_workers"})  # not the checkpoint's
 OF_DATA = frozenset({*fields.defaults(DataConfig), "data", "max_sentences"})  # read by no model
 
@@ -161,12 +162,22 @@ def _arguments(
     check_supported(model.unread(args), path)
     args = ARCHITECTURES[arch].complete(args)
     _check_memory_settings(arch, flags)
-    if not model.predicts_next_token and "task" in stored:
-        flags = {**flags, "task": stored["task"]}  # the default is for language models
-    args = {"task": "language_modeling", **args, **flags}
+    if flags.get("task") == DEFAULT_TASK and ("mask_prob" in stored or not model.predicts_next_token):
+        # The default of most commands, which is for language models.
+        flags = {name: value for name, value in flags.items() if name != "task"}
+    args = {"task": DEFAULT_TASK, **args, **flags}
     if "tokens_per_sample" in args:
         args["max_target_positions"] = _positions(path, stored, args)
+    if "seed" not in flags and not _is_seed(args.get("seed", 1)):
+        del args["seed"]  # fairseq's may be larger, and few readers need it
     return {**args, **fields.checked(CommonConfig, args)}
+
+
+def _is_seed(value: object) -> bool:
+    with contextlib.suppress(UserError):
+        fields.checked(CommonConfig, {"seed": value})
+        return True
+    return False
 
 
 def _of_the_command(flags: Mapping[str, object]) -> frozenset[str]:

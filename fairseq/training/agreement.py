@@ -13,9 +13,9 @@ from fairseq.errors import UserError
 _FAILURE = "failure"
 
 
-def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: int) -> None:
-    """Raise UserError, the same on all processes, unless all are at the same update and read the
-    same batches of data.
+def check_agreement(world: World, splits: Mapping[str, EpochIterator], counts: Mapping[str, int]) -> None:
+    """Raise UserError, the same on all processes, unless all have the same *counts*, such as
+    updates, and read the same batches of data.
 
     To be called on every process. The data are opened, and must be readable. Processes exchange one
     number; only if those differ what it was computed from.
@@ -25,7 +25,7 @@ def check_agreement(world: World, splits: Mapping[str, EpochIterator], updates: 
     facts: dict[str, Any]
     try:
         facts = {f"{split}: {name}": v for split, batches in splits.items() for name, v in batches.facts().items()}
-        facts["updates so far"] = updates
+        facts |= counts
     # Raised below on all processes: raised here, it would leave the others waiting.
     except UserError as error:
         facts = {_FAILURE: error.args[0]}

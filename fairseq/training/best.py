@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fairseq.config import fields
 from fairseq.config.fields import differ, shown
-from fairseq.config.settings import TrainingSettings
+from fairseq.config.settings import MemoryConfig, TrainingSettings
 from fairseq.data.iterator import EpochIterator
 
 MEASURED = (
@@ -18,8 +19,9 @@ MEASURED = (
     *("mask_prob", "leave_unmasked_prob", "random_token_prob", "mask_whole_words", "freq_weighted_replacement"),
     *("init_token", "separator_token", "shorten_method", "max_option_length"),
     *("label_smoothing", "discriminator_weight"),
+    *fields.defaults(MemoryConfig),
 )
-"""Settings of tasks and criterions that change what a validation measures."""
+"""Settings of tasks, criterions and models that change what a validation measures."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) 
         "precision": "bf16" if common.bf16 else "fp16" if common.fp16 or common.memory_efficient_fp16 else "fp32",
     }
     of_parts = {name: settings.flat.get(name) for name in MEASURED}
-    if of_parts["mask_prob"] is not None:
-        of_parts["seed"] = common.seed  # of the masks
+    if of_parts["mask_prob"] is not None or of_parts["shorten_method"] == "random_crop":
+        of_parts["seed"] = common.seed  # of the masks, and of the places where rows are cut
     if data.max_valid_steps:
         of_parts["batch"] = batches.sampler.layout.step
     return {**measured, **{name: value for name, value in of_parts.items() if value is not None}}
@@ -100,10 +102,12 @@ def changes(now: Mapping[str, object], before: Mapping[str, object] | None, args
     What a checkpoint's own, *before*, lacks is compared with its settings *args*; fairseq's have
     these alone.
     """
-    stored = {name: args[name] for name in now if name != "data" and args.get(name) is not None}
+    # Also what is left out now.
+    stored = {name: args[name] for name in {*now, *MEASURED} - {"data"} if args.get(name) is not None}
     stored["best_checkpoint_metric"] = args.get("best_checkpoint_metric") or "loss"
     stored["valid_subset"] = str(args.get("valid_subset", "valid")).partition(",")[0].strip()
-    names = now.keys() & stored.keys() if before is None else now.keys() | before.keys()
+    # Other settings of fairseq's may have other defaults.
+    names = now.keys() & stored.keys() if before is None else now.keys() | before.keys() | stored.keys()
     before = {**stored, **(before or {})}
     changed = [name for name in sorted(names) if differ(now.get(name), before.get(name))]
     return ", ".join(f"`{n}` {shown(now.get(n))} (was {shown(before.get(n))})" for n in changed)

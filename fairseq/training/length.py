@@ -47,7 +47,7 @@ def length_of(
     if basis.items() <= before.items():
         return Length(updates=before["updates"], **basis)
     updates = done + updates_left(cfg, batches, epochs, basis["batches"])
-    # A run that is over has a schedule, too.
+    # Only a new optimizer after the last epoch has none left: it gets the schedule of a whole run.
     return Length(updates=updates or sum(basis["batches"]), **basis)
 
 

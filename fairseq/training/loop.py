@@ -129,7 +129,7 @@ def train_stage(state: TrainingState, callbacks: Sequence[Callback]) -> None:
     """Train *state* until a callback sets ``state.end``: at the end of the stage or of the run, or
     on entering it, when a restored run is there already."""
     read = {state.settings.data.train_subset: state.batches}
-    check_agreement(state.world, {**read, **state.validation}, state.num_updates)
+    check_agreement(state.world, {**read, **state.validation}, state.counts)
     with contextlib.ExitStack() as running:
         for callback in callbacks:
             running.enter_context(callback.running(state))
@@ -140,7 +140,7 @@ def train_stage(state: TrainingState, callbacks: Sequence[Callback]) -> None:
         compared = state.batches.epoch
         while state.end is None:
             if state.batches.changes_data and state.batches.epoch != compared:
-                check_agreement(state.world, read, state.num_updates)
+                check_agreement(state.world, read, state.counts)
             train_epoch(state, callbacks)
 
 

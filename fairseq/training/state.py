@@ -19,7 +19,7 @@ from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.position import SavedBy
 from fairseq.distributed import World
-from fairseq.errors import UserError
+from fairseq.errors import SettingError, UserError
 from fairseq.logging.figures import Meter
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import load_parameters, stored_parameters, stored_settings
@@ -55,9 +55,9 @@ class TrainingState:
         settings: in force: the run's, with what is *inferred* and *restored*.
         inferred: settings that the task inferred from the data, such as the classes of a table.
         restored: settings that a restored state put in place of the ones given, by name.
-        ends_with_data: whether ``max_update`` follows from the data. Then :meth:`plan` makes the
+        length_from_data: whether ``max_update`` follows from the data. Then :meth:`plan` makes the
             schedule.
-        length: the number of updates that does; None before, and for other runs.
+        length: what :meth:`plan` found; None before it, and where the settings give the length.
         graph: model and criterion as one module, so that whatever wraps it sees the whole
             computation.
         reducer: the execution of *graph* on the data of all processes.
@@ -124,8 +124,8 @@ class TrainingState:
         self.end: Limit | None = None
         self.inferred: dict[str, object] = {}
         self.restored: dict[str, object] = {}
-        self.ends_with_data, self.length = needs_length(settings), None
-        if not self.ends_with_data:
+        self.length_from_data, self.length = needs_length(settings), None
+        if not self.length_from_data:
             self._make_schedule()
         self.restored_position: Mapping[str, object] | None = None
         self.clock, self.started, self.trained_before = Clock(self.meters), time.perf_counter(), 0.0
@@ -134,18 +134,30 @@ class TrainingState:
     metric: float | None
     length: Length | None
 
-    def plan(self, done: int = 0, before: Mapping[str, Any] | None = None) -> None:
-        """Make the schedule of a run that ends with its data, once their position is known; see
-        :func:`~fairseq.training.length.length_of`. In other runs, and the second time, do
-        nothing."""
-        if not self.ends_with_data or self.length is not None:
+    def plan(self, done: int = 0, before: Mapping[str, Any] | None = None, former: int = 0) -> None:
+        """Make the schedule of a run whose length follows from its data, once their position is
+        known; in other runs, and the second time, do nothing.
+
+        Args:
+            done, before: see :func:`~fairseq.training.length.length_of`.
+            former: the last update by the checkpoint's schedule, for the log; 0 if it had none.
+
+        Raises:
+            SettingError: the schedule does not fit into the updates.
+        """
+        if not self.length_from_data or self.length is not None:
             return
-        self.length = length_of(self.cfg, self.batches, done, before)
-        if before and before["updates"] != self.length.updates:
-            logger.info("training ends at update %d (was %d)", self.length.updates, before["updates"])
-        self.settings = self.settings.changed(max_update=self.length.updates)
-        self.cfg = self.settings.optimization
-        self._make_schedule()
+        self.length = length = length_of(self.cfg, self.batches, done, before)
+        if former and former != length.updates:
+            logger.info("training ends at update %d (was %d)", length.updates, former)
+        try:
+            self.settings = self.settings.changed(max_update=length.updates, max_epoch=length.epochs)
+            self.cfg = self.settings.optimization
+            self._make_schedule()
+        except SettingError as error:
+            # The schedule names a `max_update` that nobody gave.
+            text = f"`max_epoch` {length.epochs}: these data give {length.updates} updates, which do not fit"
+            raise SettingError(f"{text}: {error.args[0]}") from None
 
     def _make_schedule(self) -> None:
         self.lr_scheduler = build_lr_scheduler(self.settings, self.optimizer)
@@ -170,6 +182,11 @@ class TrainingState:
     def frequency(self) -> int:
         """Batches of an update of this epoch."""
         return frequency(self.cfg, self.batches.epoch)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Counts that are equal on all ranks, with what to call them in messages."""
+        return {"updates so far": self.num_updates, "updates of the run": self.cfg.max_update}
 
     def begin_epoch(self) -> None:
         """Prepare for the first update of an epoch, or for the next one of a resumed epoch."""
@@ -331,7 +348,8 @@ class TrainingState:
         load_parameters(self.model, state["model"], source)
         starts = options.reset_optimizer or state.get("last_optimizer_state") is None
         done = 0 if starts else int(history.get("num_updates", 0))
-        self.plan(done, None if starts or options.reset_dataloader else extra.get("length"))
+        former = int((state.get("args") or {}).get("max_update") or 0) if done else 0
+        self.plan(done, None if starts or options.reset_dataloader else extra.get("length"), former)
         if not options.reset_optimizer:
             self._load_average(extra)
             if "criterion" in extra:

@@ -11,6 +11,7 @@ import warm
 
 from fairseq import checkpoint
 from fairseq.config import options
+from fairseq.errors import UserError
 from fairseq_cli import validate
 from fairseq_cli.validate import get_validation_parser
 
@@ -20,7 +21,8 @@ BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_
 def run(*flags):
     """Run the command in this process; returns its figures."""
     parser = get_validation_parser()
-    return validate.main(options.parse_args_and_arch(parser, [str(runs.DATA), "--cpu", *runs.words(*flags)]))
+    words = [str(runs.DATA), "--cpu", *runs.words(*flags)]
+    return validate.main(options.parse_args_and_arch(parser, words, task_defaults=False))
 
 
 @pytest.mark.parametrize("path, name", [(BASELINE, "baseline"), (SHORTFORMER, "shortformer")])
@@ -58,11 +60,37 @@ def test_the_tokens_of_a_masked_model_are_those_that_training_validated(tmp_path
     checkpoint.save(tmp_path / "other.pt", state)
     first, second = run("--valid-subset test", ["--path", f"{path[1]}:{tmp_path / 'other.pt'}"]).values()
     assert first == second
+    both = ["--path", f"{path[1]}:{tmp_path / 'other.pt'}", "--model-overrides", "{'seed':5}"]
+    assert list(run("--valid-subset test", both).values()) == [first, first]
+
+
+def test_a_seed_that_no_flag_can_give_is_left_out(tmp_path):
+    state = checkpoint.load(BASELINE)
+    for seed in (3735928559, -1, None):  # of fairseq's checkpoints
+        state["args"]["seed"] = seed
+        checkpoint.save(tmp_path / "other.pt", state)
+        assert run("--valid-subset test", ["--path", str(tmp_path / "other.pt")])
+
+
+def test_a_script_that_parses_the_command_line_has_all_settings():
+    args = options.parse_args_and_arch(get_validation_parser(), [str(runs.DATA), "--path", str(BASELINE)])
+    assert (args.task, args.seed) == ("language_modeling", 1)
+
+
+def test_the_task_of_an_encoder_may_be_given(tmp_path):
+    flags = """--cpu --task masked_lm --arch bert_tiny --encoder-layers 1 --criterion masked_lm --optimizer adam
+        --train-subset valid --tokens-per-sample 16 --max-tokens 640 --lr 0.001 --max-update 1 --disable-validation"""
+    runs.train(tmp_path, flags)
+    path = ["--valid-subset test --path", str(tmp_path / "checkpoint_last.pt")]
+    assert run(path) == run("--task masked_lm", path) == run("--task language_modeling", path)
+    with pytest.raises(UserError, match="neither train.tsv nor input0"):
+        run("--task sentence_prediction", path)
 
 
 @pytest.mark.parametrize("flags, given", [("", set()), ("--task language_modeling --seed 1", {"task", "seed"})])
 def test_task_and_seed_are_the_checkpoints_unless_they_are_given(flags, given):
-    args = options.parse_args_and_arch(get_validation_parser(), [str(runs.DATA), *runs.words(flags)])
+    words = [str(runs.DATA), *runs.words(flags)]
+    args = options.parse_args_and_arch(get_validation_parser(), words, task_defaults=False)
     assert {"task", "seed"} & vars(args).keys() == given
 
 

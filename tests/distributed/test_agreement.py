@@ -106,12 +106,13 @@ def test_equal_data_may_lie_in_another_folder(found: list[dict[str, str]]) -> No
 
 
 def test_the_data_of_each_epoch_are_compared_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compared: list[tuple[list[str], int]] = []
-    monkeypatch.setattr(loop, "check_agreement", lambda _, splits, updates: compared.append((list(splits), updates)))
+    compared: list[tuple[list[str], dict[str, int]]] = []
+    monkeypatch.setattr(loop, "check_agreement", lambda _, splits, counts: compared.append((list(splits), counts)))
     folders = f"{runs.DATA}:{runs.DATA}"
     log = runs.train(tmp_path, runs.SMALL, FLAGS, "--max-epoch 3 --valid-subset test", data=folders)
     epoch = len(runs.updates(log)) // 3
-    assert compared == [(["valid", "test"], 0), (["valid"], epoch), (["valid"], 2 * epoch)]
+    counts = [{"updates so far": number * epoch, "updates of the run": 0} for number in range(3)]
+    assert compared == list(zip((["valid", "test"], ["valid"], ["valid"]), counts, strict=True))
 
 
 # --- the comparison alone
@@ -124,7 +125,7 @@ def compared(*ranks: tuple[int, dict[str, dict[str, Any]]]) -> list[str]:
     def check(world: World) -> None:
         updates, splits = ranks[world.rank]
         data: Any = {split: SimpleNamespace(facts=lambda facts=facts: facts) for split, facts in splits.items()}
-        check_agreement(world, data, updates)
+        check_agreement(world, data, {"updates so far": updates})
 
     answers = in_threads(check, len(ranks))
     assert all(answer is None or isinstance(answer, UserError) for answer in answers), answers
@@ -165,7 +166,7 @@ def test_data_that_cannot_be_read_end_all_ranks_with_the_reason() -> None:
     def check(world: World) -> None:
         facts = unreadable if world.rank in failing else dict
         data: Any = {"train": SimpleNamespace(facts=facts)}
-        check_agreement(world, data, 5)
+        check_agreement(world, data, {})
 
     failing = {1}
     assert [str(error) for error in in_threads(check, 3)] == ["rank 1: valid.bin: is cut", "valid.bin: is cut"] + [

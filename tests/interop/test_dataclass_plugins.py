@@ -210,6 +210,7 @@ class CountingTask(LanguageModelingTask):
         super().reduce_metrics(logging_outputs, criterion)
         metrics.log_scalar("counted", len(self.cfg.counted_word), priority=5)
         metrics.log_scalar("of_every_class", torch.ones(3))
+        metrics.log_derived("of_all_classes", lambda meters: float(meters["of_every_class"].avg.sum()))
         metrics.log_custom(Longest, "longest", 3)
 '''
 FLAGS = """--cpu --train-subset valid --valid-subset test --max-tokens 64 --seed 3 --log-format json --log-interval 1
@@ -233,7 +234,7 @@ def test_a_whole_set_of_dataclass_parts_trains(plugin: list[Any], tmp_path: Path
     assert len(lines) == 4
     assert [line["lr"] for line in lines] == [0.5, 0.25, 0.25, 0.0], "a reference to --max-update"
     assert lines[0]["wpb"] == 64 and {line["counted"] for line in lines} == {3}
-    assert "of_every_class" not in lines[0], "an array"
+    assert not {"of_every_class", "of_all_classes"} & lines[0].keys(), "an array, and what is made of it"
     assert runs.summaries(log, "test")[-1]["counted"] == 3
 
 

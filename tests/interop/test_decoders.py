@@ -13,6 +13,11 @@ import runs
 import torch
 import torch.nn.functional as F
 
+from fairseq.config import options
+from fairseq.errors import UserError
+from fairseq_cli import eval_lm
+from fairseq_cli.eval_lm import get_eval_lm_parser
+
 PLUGIN = """
 import torch.nn as nn
 import torch.nn.functional as F
@@ -134,6 +139,17 @@ def test_a_language_model_whose_decoder_takes_masked_tokens_is_a_masked_model(
     masked = "--arch own_masked_lm --task masked_lm --criterion masked_lm"
     log = runs.train(tmp_path, plugin, FLAGS, masked, "--mask-prob 0.5 --max-update 60 --no-save")
     assert sum(runs.losses(log)[-5:]) < sum(runs.losses(log)[:5]) - 1
+
+
+def test_a_masked_model_of_a_plugin_is_read_with_the_task_it_was_trained_with(
+    plugin: list[Any], tmp_path: Path
+) -> None:
+    masked = "--arch own_masked_lm --task masked_lm --criterion masked_lm --max-update 1 --disable-validation"
+    runs.train(tmp_path, plugin, FLAGS, masked)
+    words = runs.words([plugin, "--cpu --path", tmp_path / "checkpoint_last.pt", "--gen-subset test"])
+    args = options.parse_args_and_arch(get_eval_lm_parser(), [str(runs.DATA), *words], task_defaults=False)
+    with pytest.raises(UserError, match="OwnMasked"):  # not its dictionary, which has a mask symbol
+        eval_lm.main(args)
 
 
 def test_a_plugins_model_may_say_that_it_does_not_predict_the_next_token() -> None:

@@ -63,7 +63,7 @@ def test_predictions_of_a_classifier_are_fairseqs() -> None:
     batch = collate_tokens(rows, pad_idx=1)
     torch.testing.assert_close(roberta.predict("sentence_classification_head", batch), expected, atol=1e-5, rtol=0)
     assert [roberta.task.label_dictionary.string([n + 4]) for n in range(2)] == ["0", "1"]
-    with pytest.raises(UserError, match="SentenceModel: does not predict masked tokens"):
+    with pytest.raises(UserError, match="SentenceModel: pseudo-log-likelihoods of it cannot be computed"):
         roberta.fill_mask("<mask>")
 
 

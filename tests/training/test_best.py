@@ -12,7 +12,7 @@ import runs
 from small_runs import FIVE
 
 from fairseq import checkpoint
-from fairseq.training.best import Best
+from fairseq.training.best import Best, changes
 from fairseq.training.callbacks.validation import Validation
 
 
@@ -119,6 +119,7 @@ def test_validations_that_measure_something_else_begin_a_best_of_their_own(tmp_p
         ("--task masked_lm --arch bert_tiny --criterion masked_lm", "--seed 2", "seed"),
         ("--task masked_lm --arch bert_tiny --criterion masked_lm", "--leave-unmasked-prob 0.9", "leave_unmasked_prob"),
         ("--criterion cross_entropy", "--add-bos-token", "add_bos_token"),
+        ("--arch transformer_xl_tiny --n-layer 1 --mem-len 16", "--mem-len 8", "mem_len"),
         (
             "--task masked_lm --arch electra_tiny --criterion electra",
             "--discriminator-weight 2",
@@ -130,13 +131,21 @@ def test_settings_of_the_loss_and_the_masks_decide_what_is_measured(tmp_path, ca
     caplog.set_level("INFO")
     base = f"""{base} --cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64
         --optimizer adam --lr 0.001 --no-epoch-checkpoints"""
-    base += " --encoder-layers 1" if "masked" in base else " --arch transformer_lm_tiny --decoder-layers 1"
+    if "--arch" not in base:
+        base += " --arch transformer_lm_tiny --decoder-layers 1"
+    base += " --encoder-layers 1" if "masked" in base else ""
     runs.train(tmp_path, base, "--max-update 2 --max-epoch 1")
     runs.train(tmp_path, base, "--max-update 3 --max-epoch 1 --reset-dataloader")
     assert announced(caplog) == []
     runs.train(tmp_path, base, "--max-update 4 --max-epoch 1 --reset-dataloader", flags)
     (line,) = announced(caplog)
     assert set(re.findall(r"`(\w+)` ", line)) == {name}
+
+
+def test_a_setting_that_is_left_out_now_has_changed():
+    now = {"best_checkpoint_metric": "loss", "valid_subset": "valid"}
+    assert changes(now, now, {"init_token": 0}) == "`init_token` none (was 0)"
+    assert not changes(now, None, {"init_token": 0}), "fairseq's checkpoints have settings of other parts"
 
 
 def test_the_same_text_elsewhere_and_other_batches_of_it_are_compared(tmp_path, caplog):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import runs
 
+from fairseq import checkpoint
 from fairseq.config.settings import training_settings
 from fairseq.data.indexed_dataset import token_count
 from fairseq.errors import UserError
@@ -168,7 +169,35 @@ def test_a_run_that_is_over_names_its_epochs(
 ) -> None:
     caplog.set_level("INFO")
     assert runs.updates(runs.train(whole[0], EPOCHS, "--no-save")) == []
-    assert f"nothing to do: `max_epoch` 2 is reached after {2 * UPDATES} updates; raise it to train on" in caplog.text
+    # The flag may be left out: the checkpoint has the number of epochs.
+    assert runs.updates(runs.train(whole[0], EPOCHS.replace("--max-epoch 2", ""), "--no-save")) == []
+    message = f"nothing to do: `max_epoch` 2 is reached after {2 * UPDATES} updates; raise it to train on"
+    assert caplog.text.count(message) == 2
+
+
+def test_a_run_without_epochs_ends_after_one_even_if_updates_were_skipped(tmp_path: Path) -> None:
+    flags = [WSD, "--max-tokens 256 --no-save --fp16 --fp16-init-scale 1e9 --log-interval 1"]
+    lines = [runs.updates(runs.train(tmp_path, *flags, epochs)) for epochs in ("", "--max-epoch 1")]
+    assert len(lines[0]) < math.ceil(TOKENS / 256)
+    assert [line["loss"] for line in lines[0]] == [line["loss"] for line in lines[1]]
+
+
+def test_a_checkpoint_that_lacks_the_length_has_the_last_update_by_its_settings(
+    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    state = checkpoint.read(whole[0] / "checkpoint_1_30.pt")
+    del state["extra_state"]["length"]
+    state["args"]["max_update"] = 400
+    checkpoint.save(tmp_path / "older.pt", state)
+    runs.train(tmp_path, EPOCHS, "--stop-time-hours 1e-9 --no-save --restore-file", tmp_path / "older.pt")
+    assert f"training ends at update {2 * UPDATES} (was 400)" in caplog.text
+
+
+def test_a_warmup_that_is_longer_than_the_data_names_their_updates(tmp_path: Path) -> None:
+    flags = WSD.replace("wsd", "polynomial_decay --warmup-updates 1000")
+    with pytest.raises(UserError, match=f"max.epoch 1: these data give {UPDATES} updates.*warmup.updates 1000"):
+        runs.train(tmp_path, flags, "--no-save")
 
 
 def test_the_file_of_settings_leaves_the_length_to_the_data(tmp_path: Path) -> None:

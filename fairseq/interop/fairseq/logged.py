@@ -9,7 +9,7 @@ ratio over several updates is the mean that fairseq's meters give.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +106,9 @@ class LoggingSums(NamedSums):
         with metrics.aggregate(new_root=True) as meters:
             self.graph.task.reduce_metrics(outputs, self.graph.criterion)
         sums: dict[str, float] = {}
+        arrays = {name for name, meter in meters.items() if _has_array(meter)}
         for name, meter in meters.items():
-            if name in OF_THE_LOG or (isinstance(meter, SumMeter | AverageMeter) and not _is_number(meter.sum)):
+            if name in OF_THE_LOG or name in arrays or _reads(meter, meters, arrays):
                 continue
             if isinstance(meter, SumMeter):
                 sums[TOTAL + name] = float(item(meter.sum))
@@ -121,9 +122,24 @@ class LoggingSums(NamedSums):
         return sums
 
 
-def _is_number(value: object) -> bool:
-    """Whether *value* is one; an array, such as one of a number for every class, is not shown."""
-    return torch.as_tensor(value).numel() == 1
+def _has_array(meter: object) -> bool:
+    """Whether *meter* has several numbers, such as one for every class, which no log shows."""
+    return isinstance(meter, SumMeter | AverageMeter) and torch.as_tensor(meter.sum).numel() != 1
+
+
+def _reads(meter: object, meters: MetersDict, arrays: Collection[str]) -> bool:
+    """Whether *meter* is computed from one of the *arrays* among *meters*: it has no sum."""
+    if not arrays or not isinstance(meter, MetersDict.Derived):
+        return False
+    numbers = MetersDict()
+    numbers.update({name: each for name, each in meters.items() if name not in arrays})
+    try:
+        meter.fn(numbers)
+    except KeyError as error:
+        return error.args[0] in arrays
+    except ArithmeticError:
+        pass  # of these outputs alone
+    return False
 
 
 def _on_host(value: object) -> Any:

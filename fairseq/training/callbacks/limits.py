@@ -58,11 +58,11 @@ class Limits(Callback):
             return Limit(f"`stop_time_hours` {cfg.stop_time_hours:g}")
         if state.stage is not None and state.stage.max_update <= updates:
             return Limit(f"the end of `stages` {cfg.stages}", ends_stage=True)
-        last = 0 < cfg.max_update <= updates
-        if last and not state.ends_with_data:
+        all_made = 0 < cfg.max_update <= updates
+        if all_made and not state.length_from_data:
             return Limit(f"`max_update` {cfg.max_update}")
-        if last or 0 < cfg.max_epoch <= epochs:
-            return Limit(f"`max_epoch` {cfg.max_epoch or 1}")
+        if all_made or 0 < cfg.max_epoch <= epochs:
+            return Limit(f"`max_epoch` {cfg.max_epoch}")
         # As in fairseq, a rate that is reached within an epoch lets the epoch be completed.
         if between and updates > 0 and state.get_lr() <= stop_lr:
             setting = "min_lr" if cfg.stop_min_lr is None else "stop_min_lr"
