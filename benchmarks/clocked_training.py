@@ -5,7 +5,7 @@
 
 Takes the flags of ``fairseq-train`` with one validation split. Writes a JSON list with an object
 for each validation: ``updates``, ``cpu`` and ``seconds`` from the first update on, without
-validations, and the perplexity ``ppl``. Processor time is that of all threads.
+validations, and the perplexity ``ppl``. CPU time is that of all threads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Recorder:
     """The curve of a run, from its updates and validations.
 
     Args:
-        clock: returns processor time and wall-clock time in seconds.
+        clock: returns CPU time and wall-clock time in seconds.
     """
 
     def __init__(self, clock: Any = lambda: (time.process_time(), time.perf_counter())) -> None:

@@ -46,7 +46,7 @@ def command(name: str, folder: Path) -> argparse.Namespace:
 
 
 def speeds(args: argparse.Namespace, rounds: int, updates: int) -> dict[bool, list[float]]:
-    """Tokens per second, per second of processor time, and page faults an update, without and with
+    """Tokens per second, per second of CPU time, and page faults an update, without and with
     kernels: medians."""
     torch.manual_seed(1)
     settings = training_settings(args)
@@ -87,7 +87,7 @@ def main() -> None:
     args = parser.parse_args()
     keep_freed_memory()
     print(machine.describe(CPU))
-    print("| | tokens/s without | with | with / without | of processor time | page faults without | with |")
+    print("| | tokens/s without | with | with / without | of CPU time | page faults without | with |")
     print("|---|---|---|---|---|---|---|", flush=True)
     with tempfile.TemporaryDirectory() as name:
         language_model.make_corpus(Path(name), 19_768)

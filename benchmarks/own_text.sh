@@ -5,7 +5,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 export PATH=$root/.venv/bin:$PATH
-TIMEFORMAT='%R s (%U s of processor time)'
+TIMEFORMAT='%R s (%U s of CPU time)'
 cd "$1"
 for output in data-bin own sample.txt; do
   [[ ! -e $output ]] || { echo "$1/$output: exists; remove it, a run would go on from it" >&2; exit 2; }
@@ -23,7 +23,7 @@ commands=$(sed -n '/^## Quick start/,/^## From Python/p' "$root/README.md" | sed
 while read -a words; do # without -r a backslash joins lines
   if [[ ${words[0]} == fairseq-train ]]; then
     timed "${words[@]}" --log-format simple ${EXTRA:-} >train.log 2>&1 </dev/null
-    grep -E '^\$ | num_updates=(50|100|200|300|400|500),|\| valid \||done training|processor time' train.log
+    grep -E '^\$ | num_updates=(50|100|200|300|400|500),|\| valid \||done training|CPU time' train.log
   else
     timed "${words[@]}" </dev/null
   fi

@@ -16,14 +16,14 @@ another.
 The baseline is the model of Baevski & Auli (2019) at one length, in fp32, by Adam; its schedule and
 batch (``GRID``) and its rate (``RATES``) are those with the lowest perplexity on the validation
 split (seed 1), at equal tokens read. The *target* is the mean of its final perplexities on the test
-split. A run's figure is the number of updates, and their processor time, after which its perplexity
+split. A run's figure is the number of updates, and their CPU time, after which its perplexity
 on the test split stays below the target, interpolated between validations in the logarithm of the
 perplexity. The settings of levers are in ``levers.py``; they are added to the baseline's, whose
 rate they have. A row called ``+beta2`` has the levers of the list up to ``beta2``. Since schedules
 end with a run, each row has its number of updates. A perplexity is that in blocks of the length
 that the run has then.
 
-Other programs on the machine change the processor time of a run, not its updates. ``--clock``
+Other programs on the machine change the CPU time of a run, not its updates. ``--clock``
 measures the time of an update of all rows in turns, to OUT/clock.jsonl; the table then has updates
 times their median time.
 
@@ -99,7 +99,7 @@ class Runs:
         return {**machine.describe(torch.device("cpu")), "threads": 1}
 
     def seconds(self, row: str) -> list[float] | None:
-        """Return the median processor time of an update in each stage of *row* from clock.jsonl, if
+        """Return the median CPU time of an update in each stage of *row* from clock.jsonl, if
         it is there."""
         path = self.folder / "clock.jsonl"
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
@@ -124,7 +124,7 @@ class Runs:
 
 
 def clock(runs: Runs, chosen: Sequence[Row], size: Size, seconds: float) -> None:
-    """Add the processor times of an update of the *chosen* rows to clock.jsonl, in turns for about
+    """Add the CPU times of an update of the *chosen* rows to clock.jsonl, in turns for about
     *seconds*."""
     short, begin = replace(size, updates=48, validations=12), time.perf_counter()
     while True:
@@ -140,7 +140,7 @@ def clock(runs: Runs, chosen: Sequence[Row], size: Size, seconds: float) -> None
 
 
 def costs(curve: Sequence[Mapping[str, float]], ends: Sequence[int]) -> list[float]:
-    """Return the median processor time of an update in each stage, between validations of that
+    """Return the median CPU time of an update in each stage, between validations of that
     stage, in seconds."""
     medians = []
     for begin, end in zip([curve[0]["updates"], *ends], ends, strict=False):
@@ -216,7 +216,7 @@ def table(curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> str:
     lines = [
         f"Target: perplexity {target:.2f} on the test split, {len(baseline)} seed(s) of the baseline.",
         "",
-        "| row | seeds | updates to the target | ms an update | processor time (s) | times less | p"
+        "| row | seeds | updates to the target | ms an update | CPU time (s) | times less | p"
         " | final perplexity | updates |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
@@ -242,7 +242,7 @@ def table(curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> str:
 
 
 def plot(path: Path, curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> None:
-    """Plot the perplexity of each row over its processor time, mean and range of the seeds, and the
+    """Plot the perplexity of each row over its CPU time, mean and range of the seeds, and the
     target."""
     drawn = []
     for name, runs in curves.items():
@@ -251,7 +251,7 @@ def plot(path: Path, curves: Mapping[str, Sequence[list[dict[str, float]]]]) -> 
         x, values = (np.array([[point[key] for point in curve] for curve in runs]) for key in ("cpu", "ppl"))
         drawn.append(Curve(name, x.mean(0), values))
     target = round(float(drawn[0].mean[-1]), 1)
-    draw_curves(path, drawn, "processor time of training (s)", "perplexity", target)
+    draw_curves(path, drawn, "CPU time of training (s)", "perplexity", target)
 
 
 def _mean(values: Sequence[float], digits: int = 0) -> str:
@@ -377,9 +377,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--row", type=_row, action="append", default=[], help="NAME[@SHARE]: FLAGS, a row of your own")
     parser.add_argument("--seeds", type=_seeds, default=[1, 2, 3], help="seeds of every row (default: 1,2,3)")
     parser.add_argument("--clock", type=_number, metavar="SECONDS", help="measure the time of updates only, in turns")
-    parser.add_argument(
-        "--plot", type=_plot, metavar="FILE", help="draw perplexity over processor time (.png, .svg, .pdf)"
-    )
+    parser.add_argument("--plot", type=_plot, metavar="FILE", help="draw perplexity over CPU time (.png, .svg, .pdf)")
     parser.add_argument("--list", action="store_true", help="print the rows, and train nothing")
     args = parser.parse_args(argv)
     known = {row.name: row for row in rows(SIZES[args.size])}

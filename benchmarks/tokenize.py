@@ -81,7 +81,7 @@ def ours(text: Path, codes: Path, out: Path, processes: int, *flags: str) -> Non
 
 def compare(theirs: Callable[[], None], own: Callable[[], None], rounds: int, size: int) -> dict[str, float]:
     """Alternate both; return median speeds in MB/s of raw text, and median ratios of elapsed and of
-    processor time."""
+    CPU time."""
     times: list[tuple[float, float, float, float]] = []
     for _ in range(rounds):
         times.append((*_timed(theirs), *_timed(own)))
@@ -96,7 +96,7 @@ def compare(theirs: Callable[[], None], own: Callable[[], None], rounds: int, si
 
 
 def _timed(work: Callable[[], None]) -> tuple[float, float]:
-    """Elapsed seconds and processor seconds of the processes that *work* starts."""
+    """Elapsed seconds and CPU seconds of the processes that *work* starts."""
     before, start = os.times(), time.perf_counter()
     work()
     elapsed, after = time.perf_counter() - start, os.times()

@@ -34,10 +34,10 @@ from mutmut.mutation.trampoline import set_mutant_under_test
 from mutmut.state import state
 
 FACTOR, LEAST = 5, 5
-"""Limit of the processor time of a test on a mutant: a factor of that without, and seconds more."""
+"""Limit of the CPU time of a test on a mutant: a factor of that without, and seconds more."""
 
 WAIT = 4
-"""Limit of its time on the clock, as a factor of that of its processor time: the machine may be
+"""Limit of its time on the clock, as a factor of that of its CPU time: the machine may be
 busy."""
 
 ENDED = (signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL)  # of a process at its limit

@@ -43,6 +43,8 @@ COMMANDS = {
     "fairseq-import": ("import_model", "get_import_parser"),
     "fairseq-export": ("export_model", "get_export_parser"),
     "fairseq-merge-checkpoint": ("merge_checkpoint", "get_merge_parser"),
+    "fairseq-average-checkpoints": ("average_checkpoints", "get_average_parser"),
+    "fairseq-plot": ("plot", "get_plot_parser"),
     "fairseq-tokenize": ("tokenize", "get_tokenize_parser"),
     "fairseq-symbols": ("symbols", "get_symbols_parser"),
 }

@@ -15,7 +15,7 @@
 #   NOTES=1       ELECTRA takes notes of rare words, in an OUT of its own: NOTE_COUNTS occurrences (default: 10:100)
 #   ONE_BY_ONE=1  one model after the other (default with a GPU; on CPUs they share the cores, with logs in OUT/MODEL.log)
 #   PRECISION (fp32, bf16, fp16), EXTRA: further flags of fairseq-train, SMALL=1 as for the other recipes
-# It ends with the wall time and the processor time of each step, in seconds, which OUT/seconds.tsv keeps.
+# It ends with the wall time and the CPU time of each step, in seconds, which OUT/seconds.tsv keeps.
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
@@ -209,4 +209,4 @@ else
   trap - EXIT
   ((status == 0)) || exit "$status"
 fi
-[[ -n ${DRY_RUN:-} ]] || { printf 'step\tseconds\tof processor time\n' && cat "$out/seconds.tsv" && echo "whole: $SECONDS s"; }
+[[ -n ${DRY_RUN:-} ]] || { printf 'step\tseconds\tof CPU time\n' && cat "$out/seconds.tsv" && echo "whole: $SECONDS s"; }

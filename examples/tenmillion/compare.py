@@ -33,14 +33,14 @@ from tables import updates as updates_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
-UNITS = {"time": "hours of a core", "tokens": "million tokens"}
+UNITS = {"time": "core-hours", "tokens": "million tokens"}
 
 Row = dict[str, Any]
 
 
 def command(args: Sequence[str], log: Path, times: Path | None = None) -> None:
     """Run a Python command of this checkout on the cores of this thread; add its wall and
-    processor seconds to *times*, also if it fails."""
+    CPU seconds to *times*, also if it fails."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
@@ -130,7 +130,7 @@ def describe(row: Row) -> str:
     """One run on a line."""
     seconds = sum(sitting["processor"] for sitting in row["sittings"])
     accuracy = f", pairs {100 * row['accuracy']['all']:.2f} %" if "accuracy" in row else ""
-    return f"{row['updates']} updates, {seconds:.0f} s of a core, {row['bits_per_byte']:.4f} bits per byte{accuracy}"
+    return f"{row['updates']} updates, {seconds:.0f} s of CPU time, {row['bits_per_byte']:.4f} bits per byte{accuracy}"
 
 
 def run(args: argparse.Namespace) -> None:
@@ -180,7 +180,7 @@ def report(folder: Path, against: str | None = None) -> Iterator[str]:
     if against is not None and against not in found:
         raise Mistake(f"--against {against}: no such setting in {folder}; it has {', '.join(found)}")
     base = {row["seed"]: row["bits_per_byte"] for row in found[against]} if against is not None else {}
-    head = ["setting", "seeds", "updates", "tokens (M)", "core (s)", "bits per byte", "pairs (%)"]
+    head = ["setting", "seeds", "updates", "tokens (M)", "CPU time (s)", "bits per byte", "pairs (%)"]
     head += [f"from {against}"] if base else []
     yield f"| {' | '.join(head)} |"
     yield f"|---{'|---:' * (len(head) - 1)}|"
@@ -215,10 +215,10 @@ def compare(small: Path, whole: Path) -> Iterator[str]:
 
 
 def curve(folders: Sequence[Path], picture: Path | None, target: float, over: str) -> Iterator[str]:
-    """The best bits per byte and pairs of each folder *over* processor time or tokens, the line
+    """The best bits per byte and pairs of each folder *over* CPU time or tokens, the line
     through the pairs over its logarithm, and where that line reaches *target* percent."""
     points: list[tuple[float, float, float]] = []
-    yield "| runs | best setting | tokens (M) | core (s) | bits per byte | pairs (%) |"
+    yield "| runs | best setting | tokens (M) | CPU time (s) | bits per byte | pairs (%) |"
     yield "|---|---|---:|---:|---:|---:|"
     for folder in folders:
         scored = {name: each for name, each in rows(folder).items() if all("accuracy" in row for row in each)}
@@ -289,7 +289,7 @@ def main() -> None:
     parser_ranks = commands.add_parser("ranks", help="print the rank correlation of two folders")
     parser_ranks.add_argument("small", type=Path)
     parser_ranks.add_argument("whole", type=Path)
-    parser_curve = commands.add_parser("curve", help="print and draw the best of each folder over processor time")
+    parser_curve = commands.add_parser("curve", help="print and draw the best of each folder over CPU time")
     parser_curve.add_argument("folders", type=Path, nargs="+")
     parser_curve.add_argument("--over", choices=tuple(UNITS), default="time", help="(default: time)")
     parser_curve.add_argument("--picture", type=Path, help="PNG file to draw")

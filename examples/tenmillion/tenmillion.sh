@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # From raw texts to a table of minimal pairs within a budget of time; README.md explains it.
-# Usage: TRAIN=DIR BUDGET=3h PAIRS=DIR tenmillion.sh   Run it again to resume: the budget counts all sittings.
+# Usage: TRAIN=DIR BUDGET=3h PAIRS=DIR tenmillion.sh   Run it again to resume: the budget counts all its runs.
 #   TRAIN         folder of raw texts, or one file
-#   VALID, TEST   one file each (default: the last 2 % of the documents of TRAIN each)
+#   VALID, TEST   one file each, or neither (default: the last 2 % of the documents of TRAIN each)
 #   PAIRS         folder of minimal pairs in BLiMP's format
 #   OUT           folder of data, checkpoints, exports and tables (default: tenmillion)
 #   BUDGET        time of training: 90m, 3h (default: 3h); or UPDATES, a number of updates
@@ -22,6 +22,7 @@ arch=${ARCH:-$(full_or_small transformer_lm_fast_demo transformer_lm_fast_tiny)}
 batch=$(whole BATCH "$(full_or_small 32 8)") length=$(whole LENGTH "$(full_or_small 64 16)")
 words=${WORDS:-$(full_or_small 1M:10,10M 2K)}
 budget=${BUDGET:-$(full_or_small 3h 5s)}
+[[ -z ${VALID:-} || -n ${TEST:-} ]] || fail "VALID=$VALID: without TEST there is no text to evaluate on; give TEST, too"
 [[ -e $pairs ]] || fail "PAIRS=$pairs: file or folder not found; give JSON lines in BLiMP's format"
 [[ $budget =~ ^([1-9][0-9]*)([smh])$ ]] || fail "BUDGET=$budget: must be a number of hours, minutes or seconds, such as 3h"
 case ${BASH_REMATCH[2]} in h) seconds=$((BASH_REMATCH[1] * 3600)) ;; m) seconds=$((BASH_REMATCH[1] * 60)) ;; *) seconds=${BASH_REMATCH[1]} ;; esac

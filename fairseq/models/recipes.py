@@ -22,7 +22,7 @@ SMALL: Recipe = {
     "warmup_updates": 200,
     "clip_norm": 0.25,
 }
-FAST: Recipe = {  # docs/results.md, "Time to a perplexity": short blocks, and a rate that falls from early on
+FAST: Recipe = {  # benchmarks/results/0.9.md: short blocks, and a rate that falls from early on
     "optimizer": "adam",
     "adam_betas": [0.9, 0.99],
     "lr": [0.004],

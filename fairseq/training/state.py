@@ -136,11 +136,8 @@ class TrainingState:
 
     def plan(self, done: int = 0, before: Mapping[str, Any] | None = None, former: int = 0) -> None:
         """Make the schedule of a run whose length follows from its data, once their position is
-        known; in other runs, and the second time, do nothing.
-
-        Args:
-            done, before: see :func:`~fairseq.training.length.length_of`.
-            former: the last update by the checkpoint's schedule, for the log; 0 if it had none.
+        known; see :func:`~fairseq.training.length.length_of`. In other runs, and the second time,
+        do nothing. The log names the *former* last update, a checkpoint's, if there was one.
 
         Raises:
             SettingError: the schedule does not fit into the updates.

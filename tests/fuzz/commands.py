@@ -31,8 +31,8 @@ from typing import Any, NoReturn
 from fairseq_cli import check_environment
 
 MEMORY = 1 << 30  # bytes more than the warm process has
-PROCESSOR = 20  # seconds of processor time
-IDLE = 10  # seconds without processor time, after which a case waits for something that never comes
+PROCESSOR = 20  # seconds of CPU time
+IDLE = 10  # seconds without CPU time, after which a case waits for something that never comes
 LARGEST_FILE = 1 << 28
 
 
@@ -208,7 +208,7 @@ def fault(case: Case, ended: Ended) -> str:
     if "HANGS" in ended.stderr:
         return f"waits for ever: {tail}"
     if ended.code == -signal.SIGXCPU or ended.seconds > PROCESSOR:
-        return f"takes more than {PROCESSOR} s of processor time"
+        return f"takes more than {PROCESSOR} s of CPU time"
     if "Traceback" in ended.stderr or "panicked" in ended.stderr or "Exception ignored" in ended.stderr:
         return f"traceback: {_origin(ended.stderr)} {tail}"
     if re.search(r"out of (host )?memory", ended.stderr) and not case.has_little:
@@ -268,7 +268,7 @@ def stamps(folder: Path) -> dict[str, Any]:
 
 def check(case: Case, base: Path, before: dict[str, Any]) -> tuple[str, float]:
     """Run *case* in a new folder; return its fault, empty if it has none, and its seconds of
-    processor time.
+    CPU time.
 
     *before* is what *base* holds, the inputs that cases share.
     """
@@ -313,7 +313,7 @@ def run_cases(cases: Sequence[Case], base: Path, report: Callable[[Case, str, fl
 
 @dataclass
 class Result:
-    """Seconds of processor time of the cases of each class, and faults by name."""
+    """Seconds of CPU time of the cases of each class, and faults by name."""
 
     times: dict[str, list[float]]
     faults: dict[str, str]
@@ -374,14 +374,14 @@ def _work(args: argparse.Namespace, worker: int, file: Path) -> NoReturn:
 
 
 def main() -> None:
-    """Run the cases, or every n-th of them; print faults, counts, and processor time of each
+    """Run the cases, or every n-th of them; print faults, counts, and CPU time of each
     class."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("prefixes", nargs="*", default=[""], metavar="PREFIX")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="run every N-th case only")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="processes that share the cases")
     parser.add_argument("--whole", action="store_true", help="run every member of every class, some 20 minutes")
-    parser.add_argument("--slow", type=float, default=3.0, help="seconds of processor time to report")
+    parser.add_argument("--slow", type=float, default=3.0, help="seconds of CPU time to report")
     args = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from fuzz.inputs import warm_up
@@ -399,7 +399,7 @@ def main() -> None:
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     used = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     print(
-        f"{sum(map(len, times.values()))} cases, {faults} faults; processor time {used:.0f} s, "
+        f"{sum(map(len, times.values()))} cases, {faults} faults; CPU time {used:.0f} s, "
         f"wall-clock time {time.monotonic() - started:.0f} s with {args.workers} workers"
     )
     sys.exit(1 if faults else 0)

@@ -1,4 +1,4 @@
-"""Fuzz readers for minutes of processor time: ``python -m tests.fuzz.run --minutes 10 READER…``
+"""Fuzz readers for minutes of CPU time: ``python -m tests.fuzz.run --minutes 10 READER…``
 (default: all)."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main() -> None:
     it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("readers", nargs="*", metavar="READER", help=", ".join(READERS))
-    parser.add_argument("--minutes", type=float, default=10.0, help="processor time for each reader")
+    parser.add_argument("--minutes", type=float, default=10.0, help="CPU time for each reader")
     parser.add_argument("--first", type=int, default=0, help="number of the first example")
     parser.add_argument("--count", type=int, default=sys.maxsize, help="number of examples")
     args = parser.parse_args()

@@ -75,7 +75,7 @@ def finished(texts: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 def test_the_seconds_of_each_step_are_printed_at_the_end(finished: tuple[Path, str]) -> None:
     head, *steps, whole = finished[1].splitlines()[-18:]
-    assert head == "step\tseconds\tof processor time" and re.fullmatch(r"whole: \d+ s", whole)
+    assert head == "step\tseconds\tof CPU time" and re.fullmatch(r"whole: \d+ s", whole)
     names = [re.fullmatch(r"(.+)\t[\d.]+\t[\d.]+", step) for step in steps]
     want = {f"{model} {step}" for model in MODELS for step in ("training", "export", "pairs", "in transformers")}
     want |= {"subwords", "electra-generator export", "electra classifier", "electra-classifier export"}

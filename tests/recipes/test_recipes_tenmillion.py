@@ -146,4 +146,4 @@ def test_a_curve_extends_to_the_amount_that_reaches_a_target(tmp_path: Path) -> 
     assert needed == "70.0 %: 100 million tokens, if the trend continues"
     *_, slope, needed = compare("curve", *folders, "--target", 70).splitlines()
     assert slope == "5.00 points for ten times the time"
-    assert needed == "70.0 %: 1,000 hours of a core, if the trend continues"
+    assert needed == "70.0 %: 1,000 core-hours, if the trend continues"

@@ -25,7 +25,7 @@ from fairseq_cli.common import get_training_parser
 
 
 def curve(*perplexities: float, step: float = 10.0) -> list[dict[str, float]]:
-    """A curve with a validation every *step* seconds of processor time, and twice as many of the
+    """A curve with a validation every *step* seconds of CPU time, and twice as many of the
     wall clock."""
     return [
         {"updates": n, "cpu": n * step, "seconds": 2 * n * step, "ppl": ppl} for n, ppl in enumerate(perplexities, 1)

@@ -162,9 +162,9 @@ def test_nothing_happens_where_the_system_does_not_tell_how_long_threads_waited(
 
 
 @pytest.mark.skipif(CORES != 2, reason="has as many threads as cores, and one more")
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads processor time of threads from /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="reads CPU time of threads from /proc")
 def test_a_waiting_thread_gives_up_its_core_and_numbers_stay(result_of: Result) -> None:
-    """The processor time of a thread that waits for the next parallel loop, in ticks of the kernel,
+    """The CPU time of a thread that waits for the next parallel loop, in ticks of the kernel,
     and a sum."""
     code = """
         torch.manual_seed(1)
