@@ -255,7 +255,8 @@ def draw(points: Sequence[tuple[float, float, float]], picture: Path, target: fl
         axis.semilogx(amounts, values, "o-")
         axis.set(xlabel=UNITS[over], ylabel=label)
         axis.grid(alpha=0.3, which="both")
-    axes[0].axhline(target, color="gray", linestyle="--")
+    axes[0].axhline(target, color="gray", linestyle="--", label=f"{target} %")
+    axes[0].legend()
     figure.tight_layout()
     figure.savefig(picture, dpi=120)
 

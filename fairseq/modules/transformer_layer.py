@@ -255,6 +255,3 @@ def skips_layer(probability: float, training: bool) -> bool:
     """Draw whether the next layer is skipped, as LayerDrop does in training (Fan et al. 2020)."""
     # From the CPU's generator: reading a number that a GPU drew would synchronise.
     return training and probability > 0 and float(torch.rand(())) < probability
-
-
-TransformerDecoderLayer = TransformerLayer  # the name in fairseq

@@ -8,6 +8,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,6 +32,15 @@ def test_every_former_name_exists_and_an_unknown_one_does_not(module: str) -> No
         assert getattr(found, name)
     with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
         _ = found.Nothing
+
+
+@pytest.mark.parametrize("module", sorted(names.NAMES))
+def test_no_former_name_is_hidden_by_another_thing_of_that_name(module: str) -> None:
+    present = vars(importlib.import_module(module))
+    for name, (home, original) in names.NAMES[module].items():
+        # Python puts a submodule there once it is imported.
+        if name in present and home != module and not isinstance(present[name], ModuleType):
+            assert present[name] is getattr(importlib.import_module(home), original), name
 
 
 def table() -> dict[str, list[tuple[str, str]]]:

@@ -25,7 +25,7 @@ from fairseq.modules.attention import (
     attend,
 )
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions
-from fairseq.modules.transformer_layer import TransformerDecoderLayer, TransformerLayer
+from fairseq.modules.transformer_layer import TransformerLayer
 
 PADDING = torch.tensor([[False] * 7, [False] * 4 + [True] * 3, [True] * 7])  # the last row is padding only
 VISIBLE = {
@@ -163,10 +163,6 @@ def test_attention_that_cannot_look_ahead_says_so() -> None:
     module = SelfAttention(8, 2)
     with pytest.raises(ValueError, match="causal"):
         module(torch.zeros(1, 3, 8), visible=Bidirectional(), cache=module.new_cache(1, 4))
-
-
-def test_plug_ins_find_the_layer_under_its_old_name() -> None:
-    assert TransformerDecoderLayer is TransformerLayer
 
 
 # The kernels of GPUs

@@ -24,9 +24,11 @@ from fairseq.interop.fairseq import criterions, encoders, language_modeling
 from fairseq.interop.fairseq.decoders import PluginModel
 from fairseq.interop.fairseq.hooks import overrides
 from fairseq.interop.fairseq.namespaces import ReadsNamespace, namespace_of
+from fairseq.interop.fairseq.own_decoders import take_any_decoder
 from fairseq.interop.fairseq.sentence_prediction import LabelledTask
 from fairseq.interop.fairseq.views import logits_model
 from fairseq.models.base import BaseFairseqModel
+from fairseq.models.decoder import DecoderModel
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
@@ -45,6 +47,8 @@ def adapt_model(part: Any) -> None:
     """Let *part*, a model, be called as fairseq's are; one that takes ``masked_tokens`` is an
     encoder."""
     put_under(part, PluginModel, BaseFairseqModel)
+    if issubclass(part, DecoderModel):
+        take_any_decoder(part)
     _extend_args(part, _add_positions)
     parameters = inspect.signature(part.forward).parameters
     # fairseq's masked-LM criterion passes this argument to every model that it trains, whatever its

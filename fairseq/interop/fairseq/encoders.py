@@ -99,6 +99,23 @@ class LineEncoder:
         return self.steps.decode(x.split())
 
 
+class GPT2BPE(LineEncoder):
+    """The subwords of :func:`build_bpe` with ``bpe`` gpt2, and the other settings of *args*."""
+
+    kind = "gpt2"
+
+    def __init__(self, args: object) -> None:
+        steps = build_bpe(argparse.Namespace(**{**vars(args), "bpe": self.kind}))
+        assert isinstance(steps, LineEncoder)
+        super().__init__(lambda: steps.steps)
+
+
+class SentencepieceBPE(GPT2BPE):
+    """The same with ``bpe`` sentencepiece."""
+
+    kind = "sentencepiece"
+
+
 class Characters:
     """Characters as symbols; ``▁`` stands for a space."""
 

@@ -15,7 +15,7 @@ _TRANSFORMERS = """
     transformer_lm_gpt transformer_lm_gpt2_small transformer_lm_gpt2_tiny transformer_lm_gpt2_medium
     transformer_lm_gpt2_big transformer_lm_gpt2_big_wide transformer_lm_gpt2_bigger transformer_lm_gpt3_small
     transformer_lm_gpt3_medium transformer_lm_gpt3_large transformer_lm_gpt3_xl transformer_lm_gpt3_2_7
-    transformer_lm_gpt3_6_7 transformer_lm_gpt3_13 transformer_lm_gpt3_175
+    transformer_lm_gpt3_6_7 transformer_lm_gpt3_13 transformer_lm_gpt3_175 base_gpt3_architecture
 """
 _ROBERTA = """
     base_architecture=roberta_architecture roberta_base_architecture roberta_large_architecture xlm_architecture
@@ -61,7 +61,11 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
         incremental_decoding_utils models.fairseq_encoder models.fairseq_incremental_decoder models.fairseq_decoder
     """,
     "distributed_utils": "distributed.utils distributed_utils",
-    "encoders": "data.encoders data.encoders.utils data.encoders.gpt2_bpe data.encoders.gpt2_bpe_utils",
+    "encoders": """
+        data.encoders data.encoders.utils data.encoders.gpt2_bpe data.encoders.gpt2_bpe_utils
+        data.encoders.sentencepiece_bpe
+    """,
+    "indexed_files": "data.plasma_utils data.token_block_utils_fast",
     "generator": "search sequence_generator sequence_scorer",
     "hub_utils": "hub_utils",
     "iterators": "data.iterators",
@@ -70,6 +74,7 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "inert": """
         data.language_pair_dataset models.squad models.transformer.transformer_legacy modules.base_layer
         data.transform_eos_dataset data.backtranslation_dataset modules.character_token_embedder ngram_repeat_block
+        models.fconv models.bart models.bart.model
     """,
     "layers": "modules.transformer_sentence_encoder modules.transformer_sentence_encoder_layer",
     "meters": "meters logging.meters",
@@ -146,19 +151,28 @@ _NAMES: dict[str, dict[str, str]] = {
     },
     "data": {
         "datasets": f"{_DATASETS} RandomCropDataset",
-        "block_datasets": f"{_BLOCK_DATASETS} IndexedDataset MMapIndexedDataset=IndexedDataset TruncatedDictionary",
+        "block_datasets": f"""
+            {_BLOCK_DATASETS} IndexedDataset MMapIndexedDataset=IndexedDataset IndexedCachedDataset=IndexedDataset
+            TruncatedDictionary
+        """,
         "iterators": "BufferedIterator CountingIterator EpochBatchIterator GroupedIterator ShardedIterator",
         "resampling": "ResamplingDataset",
         "inert": """
             LanguagePairDataset BacktranslationDataset TransformEosDataset RoundRobinZipDatasets
-            FairseqIterableDataset
+            FairseqIterableDataset IndexedRawTextDataset
         """,
     },
     "text.dictionary": {"block_datasets": "TruncatedDictionary"},
     "data.indexed_dataset": {
         "block_datasets": """
-            IndexedDataset MMapIndexedDataset=IndexedDataset dataset_exists get_available_dataset_impl make_dataset
+            IndexedDataset MMapIndexedDataset=IndexedDataset IndexedCachedDataset=IndexedDataset dataset_exists
+            get_available_dataset_impl make_dataset
         """,
+        "indexed_files": """
+            MMapIndexedDatasetBuilder IndexedDatasetBuilder=MMapIndexedDatasetBuilder make_builder
+            best_fitting_int_dtype data_file_path index_file_path
+        """,
+        "inert": "IndexedRawTextDataset",
     },
     "distributed": {"modules": "fsdp_wrap ModuleProxyWrapper"},
     "interop.fairseq.checkpoint_utils": {"files": "PathManager"},
@@ -169,14 +183,23 @@ _NAMES: dict[str, dict[str, str]] = {
     },
     "interop.fairseq.distributed_utils": {"utils": "call_main"},
     "interop.fairseq.decoders": {"inert": "EncoderOut"},
-    "interop.fairseq.generator": {"inert": "EnsembleModel"},
+    "interop.fairseq.generator": {
+        "inert": """
+            EnsembleModel DiverseBeamSearch DiverseSiblingsSearch LengthConstrainedBeamSearch
+            PrefixConstrainedBeamSearch LexicallyConstrainedBeamSearch SequenceGeneratorWithAlignment
+        """,
+    },
     "interop.fairseq.roberta": {"parts": _ROBERTA, "layers": "TransformerSentenceEncoder"},
     "interop.fairseq.transformer": {"inert": "TransformerModel TransformerModelBase CharacterTokenEmbedder"},
     "models": {
-        "parts": "build_model",
+        "parts": """
+            build_model ARCH_MODEL_REGISTRY ARCH_MODEL_NAME_REGISTRY ARCH_MODEL_INV_REGISTRY ARCH_CONFIG_REGISTRY
+            MODEL_DATACLASS_REGISTRY
+        """,
+        "fairseq.models.base": "FairseqModel=BaseFairseqModel",
         "decoders": "FairseqDecoder FairseqEncoder FairseqEncoderModel FairseqIncrementalDecoder",
         "dataclass": "FairseqDataclass",
-        "inert": "FairseqEncoderDecoderModel FairseqMultiModel CompositeEncoder",
+        "inert": "FairseqEncoderDecoderModel FairseqMultiModel CompositeEncoder BARTModel",
         "fairseq.config.registry": "MODEL_REGISTRY=MODELS",
         "utils": "import_models",
     },
@@ -241,6 +264,7 @@ _NAMES: dict[str, dict[str, str]] = {
         "fairseq.tasks.fairseq_task": "LegacyFairseqTask=FairseqTask",
         "dataclass": "FairseqDataclass",
         "fairseq.config.registry": "TASK_REGISTRY=TASKS",
+        "parts": "get_task",
         "utils": "import_tasks",
     },
     "tasks.fairseq_task": {".": "LegacyFairseqTask=FairseqTask"},

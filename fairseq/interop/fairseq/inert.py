@@ -19,14 +19,30 @@ _TRANSLATION = "encoders with decoders, and translation, are not implemented"
 _EXPERTS = "mixtures of experts are not implemented"
 _INERT: dict[str, tuple[type, str]] = {  # name: base, reason
     **dict.fromkeys(
-        ("FairseqEncoderDecoderModel", "FairseqMultiModel", "TransformerModel", "TransformerModelBase", "LSTMModel"),
+        (
+            *("FairseqEncoderDecoderModel", "FairseqMultiModel", "TransformerModel", "TransformerModelBase"),
+            *("LSTMModel", "BARTModel", "FConvModel"),
+        ),
         (BaseFairseqModel, _TRANSLATION),
     ),
     **dict.fromkeys(
         ("LanguagePairDataset", "BacktranslationDataset", "TransformEosDataset", "RoundRobinZipDatasets"),
         (FairseqDataset, _TRANSLATION),
     ),
-    "CompositeEncoder": (nn.Module, _TRANSLATION),
+    **dict.fromkeys(("CompositeEncoder", "FConvEncoder", "FConvDecoder"), (nn.Module, _TRANSLATION)),
+    **dict.fromkeys(
+        (
+            *(
+                "DiverseBeamSearch",
+                "DiverseSiblingsSearch",
+                "LengthConstrainedBeamSearch",
+                "PrefixConstrainedBeamSearch",
+            ),
+            *("LexicallyConstrainedBeamSearch", "SequenceGeneratorWithAlignment"),
+        ),
+        (nn.Module, "not implemented; use beam search or sampling"),
+    ),
+    "IndexedRawTextDataset": (FairseqDataset, "raw text is not read in training; use fairseq-preprocess"),
     "BaseLayer": (nn.Module, _EXPERTS),
     "MoECriterion": (FairseqCriterion, _EXPERTS),
     "CharacterTokenEmbedder": (nn.Module, "--character-embeddings: not implemented; leave it out"),

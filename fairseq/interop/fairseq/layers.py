@@ -115,7 +115,8 @@ class TransformerEncoderLayer(_Layer):
 
 
 class TransformerDecoderLayer(_Layer):
-    """A layer of a decoder without attention to an encoder, made of the settings ``decoder_…``."""
+    """A layer of a decoder without attention to an encoder, whatever *no_encoder_attn* says; made
+    of the settings ``decoder_…``."""
 
     part = "decoder"
 
@@ -123,8 +124,6 @@ class TransformerDecoderLayer(_Layer):
         self, args: object, no_encoder_attn: bool = False, add_bias_kv: bool = False, add_zero_attn: bool = False
     ) -> None:
         super().__init__()
-        if not no_encoder_attn:
-            raise UserError("TransformerDecoderLayer: encoders and decoders with attention to them are not implemented")
         self.added = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}
         self.need_attn = True
         self._made_of(args)

@@ -28,6 +28,7 @@ METHODS = (  # module, class, names of functions in the module `methods`
     ("fairseq.models.base", "BaseFairseqModel", "add_args"),
     ("fairseq.models.base", "FairseqLanguageModel", "from_pretrained"),
     ("fairseq.models.bert", "EncoderModel", "register_classification_head"),
+    ("fairseq.models.transformer_lm", "TransformerLanguageModel", "build_embedding"),
     ("fairseq.optim.fairseq_optimizer", "FairseqOptimizer", "add_args"),
     ("fairseq.optim.lr_scheduler.fairseq_lr_scheduler", "FairseqLRScheduler", "add_args"),
     (
@@ -46,7 +47,7 @@ METHODS = (  # module, class, names of functions in the module `methods`
         "encode_line string add_from_file add_file_to_dictionary dummy_sentence get_count unk_string",
     ),
 )
-OF_CLASSES = ("add_args", "from_pretrained", "load_dictionary", "setup_dictionary")
+OF_CLASSES = ("add_args", "build_embedding", "from_pretrained", "load_dictionary", "setup_dictionary")
 ATTRIBUTES = (("fairseq.tasks.fairseq_task", "FairseqTask", "args cfg datasets layout"),)
 
 FROM_CHECKPOINT = {  # module: a task whose `build_model` fairseq calls with a further argument

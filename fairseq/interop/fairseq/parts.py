@@ -3,15 +3,17 @@ tasks of fairseq."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from fairseq.config.registry import ARCHITECTURES, completed
+from fairseq.config.fields import defaults
+from fairseq.config.registry import ARCHITECTURES, MODELS, TASKS, completed
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.logging import progress
 from fairseq.models import loading
 from fairseq.models.architectures.transformer_lm import BASE
 from fairseq.models.base import BaseFairseqModel
+from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
 
 
@@ -74,6 +76,47 @@ def get_fused_adam_class() -> None:
 def base_lm_architecture(args: object) -> None:
     """Set on *args* what all architectures of fairseq but ``transformer_lm`` begin with."""
     vars(args).update(completed(BASE, vars(args)))
+
+
+def base_gpt3_architecture(args: Any) -> None:
+    """Set on *args* what the architectures ``transformer_lm_gpt3_…`` share."""
+    sizes, usual = ("decoder_layers", "decoder_embed_dim", "decoder_attention_heads"), defaults(TransformerLMConfig)
+    vars(args).update({name: usual[name] for name in sizes if not hasattr(args, name)})
+    ARCHITECTURES["transformer_lm_gpt3_small"].fill(args)
+
+
+class _Live(Mapping[str, Any]):
+    """A registry of fairseq: of each of *names*, also of later ones, what *value* gives."""
+
+    def __init__(self, names: Iterable[str], value: Callable[[str], Any]) -> None:
+        self.names, self.value = names, value
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in set(self.names):
+            raise KeyError(name)
+        return self.value(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(set(self.names))
+
+
+def _architectures_of(model: str) -> list[str]:
+    return [name for name in ARCHITECTURES if ARCHITECTURES[name].model == model]
+
+
+ARCH_MODEL_REGISTRY = _Live(ARCHITECTURES, lambda name: MODELS[ARCHITECTURES[name].model])
+ARCH_MODEL_NAME_REGISTRY = _Live(ARCHITECTURES, lambda name: ARCHITECTURES[name].model)
+ARCH_MODEL_INV_REGISTRY = _Live(MODELS, _architectures_of)
+ARCH_CONFIG_REGISTRY = _Live(ARCHITECTURES, lambda name: ARCHITECTURES[name].fill)
+MODEL_DATACLASS_REGISTRY = _Live(MODELS, lambda name: MODELS[name].config_class)
+
+
+def get_task(name: str) -> Any:
+    """The class of the task called *name*."""
+    return TASKS[name]
 
 
 def __getattr__(name: str) -> Callable[[Any], None]:

@@ -356,6 +356,11 @@ class TransformerDecoderBase(TransformerDecoder):
     """The decoder whose layers are made of a :class:`TransformerConfig`."""
 
 
+def build_embedding(cls: object, args: object, dictionary: Any, embed_dim: int, path: object = None) -> nn.Embedding:
+    """Embeddings of *dictionary*'s words, as models of fairseq make them."""
+    return Embedding(len(dictionary), embed_dim, dictionary.pad())
+
+
 def Embedding(num_embeddings: int, embedding_dim: int, padding_idx: int) -> nn.Embedding:
     """Embeddings with fairseq's initial values; padding's row is zero."""
     return word_embedding(num_embeddings, embedding_dim, padding_idx)

@@ -11,7 +11,8 @@ import os
 import pkgutil
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from fairseq.logging.figures import safe_power
 from fairseq.logging.progress import through_logging
 from fairseq.modules.transformer_layer import FUNCTIONS, relu_squared  # noqa: F401 - a name that plug-ins import
 from fairseq.system import plugins
+from fairseq.system.opening import read_text
 
 SPACE_NORMALIZER = re.compile(r"\s+")
 _ACTIVATIONS = {**FUNCTIONS, "swish": F.silu}
@@ -187,6 +189,9 @@ def model_eval(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
+eval = model_eval  # the name until 0.9
+
+
 @contextlib.contextmanager
 def set_torch_seed(seed: int) -> Iterator[None]:
     with torch.random.fork_rng():
@@ -204,6 +209,36 @@ def set_incremental_state(module: nn.Module, incremental_state: Any, key: str, v
     if incremental_state is not None:
         incremental_state[f"{id(module)}.{key}"] = value
     return incremental_state
+
+
+def parse_embedding(embed_path: str) -> dict[str, Tensor]:
+    """Vectors of words, from a text file: their number and width, then a word and its numbers on
+    each line.
+
+    Raises:
+        UserError: the file cannot be read, or a line has another width.
+    """
+    advice = "give a text file of word vectors"
+    head, *lines = read_text(Path(embed_path), advice).decode("utf-8", "replace").splitlines() or [""]
+    vectors = {}
+    for number, line in enumerate(lines, start=2):
+        word, *values = line.rstrip().split(" ")
+        try:
+            vectors[word] = torch.tensor([float(value) for value in values])
+        except ValueError:
+            raise UserError(f"{embed_path}: line {number} is no word with numbers; {advice}") from None
+        if head.split()[-1:] != [str(len(values))]:
+            raise UserError(f"{embed_path}: line {number} has {len(values)} numbers, unlike line 1 says; {advice}")
+    return vectors
+
+
+def load_embedding(embed_dict: Mapping[str, Tensor], vocab: Any, embedding: nn.Embedding) -> nn.Embedding:
+    """*embedding* with the vectors of words that *embed_dict* has."""
+    with torch.no_grad():
+        for number in range(len(vocab)):
+            if vocab[number] in embed_dict:
+                embedding.weight[number] = embed_dict[vocab[number]]
+    return embedding
 
 
 def import_user_module(args: argparse.Namespace) -> None:
