@@ -27,7 +27,7 @@ from fairseq.modules import devices
 from fairseq.system.lookup import exists
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
-from fairseq.text.text_corpus import TextCorpus, TextReader, log_tokens
+from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer
 
 BATCH_SIZE = 16  # texts that are read or generated at once
@@ -249,7 +249,7 @@ class LanguageModel:
             return self.sample([prompt], max_tokens, temperature, top_k, top_p, seed, batch_size)[0]
         _check_length("batch_size", batch_size, 1)
         decoding = Decoding(max_tokens, temperature, top_k, top_p)
-        texts = [self._text.corpus(one).tokens.tolist()[:-1] for one in prompt]
+        texts = [self._text.ids(one) for one in prompt]
         generated = continuations(
             [self.reader()],
             [[self.dictionary.eos(), *text] for text in texts],
@@ -283,8 +283,7 @@ class LanguageModel:
     def _scores(self, texts: Sequence[str], batch_size: int) -> Scores:
         """The scores of independent *texts*, each of which is a line."""
         _check_length("batch_size", batch_size, 1)
-        tokens = [self._text.corpus(text).tokens for text in texts]
-        corpus = TextCorpus(np.concatenate(tokens), np.array([len(text) for text in tokens], np.int32))
+        corpus = self._text.documents(texts)
         begins = self.add_bos_token
         scoring = Scoring(self.tokens_per_sample, batch_size=batch_size, add_bos_token=begins, texts=True)
         # The model may have been moved since it was loaded.

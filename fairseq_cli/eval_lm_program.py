@@ -105,7 +105,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     metrics = report.metrics(words, seconds)
     # Bytes and words were counted in the whole text:
     # a part of it, as with `num_shards`, has no such metrics.
-    if counts is not None and len(scores) == len(corpus.tokens):
+    if counts is not None and counts.words and len(scores) == len(corpus.tokens):
         metrics |= report.raw_metrics(words, counts)
     # Before the model without int8 is run, which takes more.
     metrics |= report.peak_memory(world.device)
@@ -143,11 +143,15 @@ def _prepare_files(cfg: EvalLMConfig, paths: Sequence[str]) -> None:
         plots.require("--results-path")
     if cfg.baseline is not None and existing_checkpoint(cfg.baseline) in paths:
         raise UserError(f"--baseline {cfg.baseline}: is the checkpoint that is evaluated; give another")
+    if cfg.text == STDIN and cfg.baseline is not None:
+        raise UserError("--text -: cannot be read for --baseline, too; save the text to a file")
     inputs = {**{f"--path {path}": path for path in paths}, "--text": cfg.text, "--word-counts": cfg.word_counts}
     if cfg.save_token_scores is not None:
         prepare_file("--save-token-scores", cfg.save_token_scores, inputs, ARCHIVE)
+        inputs["--save-token-scores"] = cfg.save_token_scores
     if cfg.sample is not None:
         prepare_file("--sample", cfg.sample, inputs)
+        inputs["--sample"] = cfg.sample
     if cfg.score_documents is not None:
         if cfg.text is None or cfg.sliding_inf == 1 or cfg.num_shards > 1:
             raise UserError("--score-documents: needs --text, and excludes --sliding-inf 1 and --num-shards")
@@ -231,10 +235,17 @@ class _Evaluation:
         )
 
     def _plugin(self, models: Sequence[BaseFairseqModel], task: FairseqTask) -> _Model:
-        if self.cfg.text is not None or self.cfg.sliding_inf == 1 or self.cfg.int8:
-            raise UserError(
-                f"--text, --sliding-inf and --int8: {type(task).__name__} makes its batches; leave them out"
-            )
+        cfg, common = self.cfg, self.common
+        refused = {"text": cfg.text, "sliding_inf": cfg.sliding_inf == 1, "int8": cfg.int8, "sample": cfg.sample}
+        refused |= {
+            "num_shards": cfg.num_shards > 1,
+            "compile": common.compile,
+            "bf16": common.bf16,
+            "fp16": common.fp16,
+        }
+        for name, value in refused.items():
+            if value:
+                raise UserError(f"`{name}`: {type(task).__name__} makes its batches; leave it out")
         # Imported here: other runs do without what plug-ins need.
         from fairseq.interop.fairseq.task_scores import task_scores
 
@@ -326,7 +337,10 @@ def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[
         if cfg.results_path is not None:
             if "by_frequency" in results:
                 plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"], files.file)
-            write_json(Path(cfg.results_path) / "results.json", {**results, **about_run()}, create=files.file)
+            # Parts of one evaluation may share the folder.
+            part = f".{cfg.shard_id}-of-{cfg.num_shards}" if cfg.num_shards > 1 else ""
+            path = Path(cfg.results_path) / f"results{part}.json"
+            write_json(path, {**results, **about_run()}, create=files.file)
 
 
 def _sample(scorer: Scorer, reader: TextReader) -> str:

@@ -203,7 +203,11 @@ class Sweep:
                     f"--shorten-method none: {long} rows of {split} are too long for the model; use truncate"
                 )
         batches = task.iterator("train", model, criterion, training=True, world_size=self.world_size)
-        return task, math.ceil(len(batches) / settings.optimization.update_freq[0]) * self.cfg.max_epoch
+        # `train_flags` may have limits of their own.
+        limits = [args.max_update] if args.max_update else []
+        if args.max_epoch:
+            limits.append(math.ceil(len(batches) / settings.optimization.update_freq[0]) * args.max_epoch)
+        return task, min(limits)
 
     def run(
         self, lr: float, seed: int, updates: int, task: SentencePredictionTask, inputs: dict[str, str]
@@ -213,15 +217,16 @@ class Sweep:
         folder, flags = Path(self.cfg.save_dir) / f"lr{lr:g}-seed{seed}", self.flags(lr, seed, updates)
         metrics = _finished(folder, flags, inputs, self.splits)
         if metrics is None:
-            # Left by a run with other settings.
-            (folder / BEST).unlink(missing_ok=True)
+            # Left by a run with other settings. First the result: it says that the other is there.
+            for name in (RESULT, BEST):
+                (folder / name).unlink(missing_ok=True)
             distributed.run(training_job(training_settings(self.parse(flags, folder))))
             metrics = self.predict(task, folder)
             predictions = _predictions(folder, self.splits)
             result = {"flags": flags, "figures": metrics, "inputs": inputs, "predictions": predictions}
             # Written last: a run with this file is complete.
             with atomic_file(folder / RESULT) as file:
-                file.write(json.dumps(result, indent=1).encode())
+                file.write(json.dumps(finite(result), indent=1).encode())
         return FinetunedRun(lr, seed, metrics, str(folder))
 
     def predict(self, task: SentencePredictionTask, folder: Path) -> dict[str, float]:

@@ -19,6 +19,8 @@ from fairseq.system.provenance import about_run
 from fairseq_cli.harness import HarnessConfig
 from fairseq_cli.shared import results_folder
 
+logger = logging.getLogger(__name__)
+
 
 def main(args: argparse.Namespace) -> dict[str, Any]:
     """Print a table of the tasks' metrics, and write it with ``--results-path``.
@@ -59,7 +61,7 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
     with ``--results-path``; return the numbers of each phenomenon."""
     if cfg.tasks is not None:
         raise UserError("--pairs: excludes --tasks; run one after the other")
-    pairs = read_pairs(path)[: cfg.limit]
+    pairs = read_pairs(path, cfg.limit)
     model = load_scorer(checkpoint, cfg.data, device="cpu" if cfg.cpu else "auto")
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     if isinstance(model, LanguageModel):
@@ -71,7 +73,14 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
         scored = model.score(texts, cfg.batch_size, within_words=cfg.within_words)
     # In double: rounding must not decide a pair whose sums are close.
     totals = [float(lprobs.double().sum()) for _, lprobs in scored]
-    results = accuracies(pairs, totals[::2], totals[1::2])
+    good, bad = totals[::2], totals[1::2]
+    # The same tokens in two batches may differ by rounding: they are a tie.
+    equal = [number for number in range(len(pairs)) if scored[2 * number][0] == scored[2 * number + 1][0]]
+    for number in equal:
+        bad[number] = good[number]
+    if equal:
+        logger.warning("%d pairs have the same tokens in both sentences, which counts as wrong", len(equal))
+    results = accuracies(pairs, good, bad)
     print(*accuracy_table(results), sep="\n")
     metrics = {name: {"pairs": float(count), "acc": share} for name, (count, share) in results.items()}
     if cfg.results_path is not None:

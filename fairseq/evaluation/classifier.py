@@ -229,7 +229,7 @@ def summarize(runs: Sequence[FinetunedRun]) -> list[RateSummary]:
 def best_rate(summaries: Sequence[RateSummary]) -> RateSummary:
     """The rate with the highest mean ``score`` on the development file; the first of equals."""
     # By the mean over the seeds: the best single run would choose the luckiest seed.
-    return max(summaries, key=lambda summary: summary.mean["score"])
+    return max(summaries, key=lambda summary: -math.inf if math.isnan(summary.mean["score"]) else summary.mean["score"])
 
 
 def as_table(summaries: Sequence[RateSummary]) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,12 +29,13 @@ class Pair:
     phenomenon: str
 
 
-def read_pairs(path: str | Path) -> list[Pair]:
+def read_pairs(path: str | Path, limit: int | None = None) -> list[Pair]:
     """Read JSON lines with ``sentence_good``, ``sentence_bad``,
     and the first of :data:`PHENOMENA` there is.
 
     Args:
         path: a file, or a folder of files ``*.jsonl`` such as BLiMP's own.
+        limit: the most pairs of each file, its first ones; None: all.
 
     Raises:
         UserError: a file cannot be read, there are no pairs, or a line lacks a sentence.
@@ -42,7 +44,8 @@ def read_pairs(path: str | Path) -> list[Pair]:
     pairs: list[Pair] = []
     for file in files:
         lines = read_text(file, "give a file of JSON lines").splitlines()
-        pairs += [_pair(line, f"{file}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
+        found = (_pair(line, f"{file}: line {number}") for number, line in enumerate(lines, 1) if line.strip())
+        pairs += itertools.islice(found, limit)
     if not pairs:
         expected = "JSON lines" if files else "a file, or a folder of files *.jsonl,"
         raise UserError(f"{path}: no pairs; give {expected} with {' and '.join(SENTENCES)}")

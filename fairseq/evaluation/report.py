@@ -100,9 +100,11 @@ def metrics(words: Words, seconds: float) -> dict[str, Any]:
     if is_of_characters(words.dictionary):
         report["bits_per_character"] = loss
     known = words.scores.tokens != words.dictionary.unk()
-    if words.dictionary.unk() != NONE and known.any():
-        loss_of_known = -float(words.scores.lprobs[known].astype(np.float64).mean()) / math.log(2)
-        report |= {"unknown_share": 1 - float(known.mean()), "perplexity_without_unknown": safe_power(loss_of_known)}
+    if words.dictionary.unk() != NONE:
+        report["unknown_share"] = 1 - float(known.mean())
+        if known.any():
+            loss_of_known = -float(words.scores.lprobs[known].astype(np.float64).mean()) / math.log(2)
+            report["perplexity_without_unknown"] = safe_power(loss_of_known)
     return report
 
 
@@ -152,8 +154,9 @@ def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
     if "bits_per_character" in report:
         lines.append(f"Bits per character: {report['bits_per_character']:.4f}")
     if "unknown_share" in report:
-        share, others = 100 * report["unknown_share"], report["perplexity_without_unknown"]
-        lines.append(f"Unknown: {share:.3g} % of the tokens, {name} of the others: {shown(others)}")
+        line = f"Unknown: {100 * report['unknown_share']:.3g} % of the tokens"
+        others = report.get("perplexity_without_unknown")
+        lines.append(line if others is None else f"{line}, {name} of the others: {shown(others)}")
     if "raw_bytes" in report:
         lines += [
             f"Raw text: {report['bits_per_byte']:.4f} bits per byte of {report['raw_bytes']}, "

@@ -103,6 +103,10 @@ def _load(
         args = _arguments(path, state["args"], overrides, flags)
         args, parameters = finished(args, state["model"])
         args = {**args, "task": overrides.get("task", args["task"]), "data": str(data)}
+        begins = bool(args.get("add_bos_token", False))
+        if first is not None and begins != bool(first.flat.get("add_bos_token", False)):
+            advice = "give models that were trained with the same setting"
+            raise UserError(f"{path}: has `add_bos_token` {begins}, unlike {paths[0]}; {advice}")
         if task is None:
             first = typed_settings(functools.reduce(lambda args, part: part.measured(args), extensions, args))
             task = setup_task(first, Dictionary.load(data) if is_file(data) else None)

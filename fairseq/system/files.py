@@ -290,7 +290,7 @@ def prepare_file(
     """Check before any work that :func:`atomic_file` can write *path*; make its folder.
 
     Args:
-        inputs: the files that the command reads, by flag: none of them is replaced.
+        inputs: the files that the command reads, or writes, too, by flag: none of them is replaced.
         begins: the first bytes of the kind of file: a file of another kind is not replaced.
 
     Raises:
@@ -302,7 +302,9 @@ def prepare_file(
         raise UserError(f"{flag} {path}: cannot be written (a symbolic link to itself); choose another file")
     for name, source in (inputs or {}).items():
         with contextlib.suppress(OSError, ValueError):
-            if source is not None and os.path.samefile(path, source):
+            # A file that is not there yet has a path alone.
+            is_same = source is not None and os.path.realpath(path) == os.path.realpath(source)
+            if source is not None and (is_same or os.path.samefile(path, source)):
                 raise UserError(f"{flag} {path}: is the same file as {name}; choose another file")
     if begins and is_file(path) and os.path.getsize(path):
         with _system_errors(flag, path), open(path, "rb") as file:

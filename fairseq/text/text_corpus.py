@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 import sys
 from collections import Counter
@@ -114,10 +115,20 @@ class TextReader:
 
     def corpus(self, text: str) -> TextCorpus:
         """Return the tokens of *text*, whose lines end as in Python's text files."""
+        return self._corpus([(self._lines(text), False)])
+
+    def documents(self, texts: Sequence[str]) -> TextCorpus:
+        """Return the tokens of *texts*, at least one, each of which is a line of the corpus."""
+        lines = [self._lines(text) for text in texts]
+        corpus = self._corpus([(list(itertools.chain(*lines)), False)])
+        starts = np.cumsum([0, *map(len, lines[:-1])])
+        return dataclasses.replace(corpus, sizes=np.add.reduceat(corpus.sizes, starts))
+
+    def _lines(self, text: str) -> list[str]:
         lines = [text] if self.keeps_lines else LINE_END.split(text)
         if len(lines) > 1 and not lines[-1]:
             lines.pop()  # end of the last line
-        return self._corpus([(lines, False)])
+        return lines
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of *tokens*; the symbol at the end of a line is a line feed."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import statistics
 from pathlib import Path
@@ -129,7 +130,7 @@ def test_a_model_from_scratch_has_no_initial_weights_and_flags_of_training_pass(
     args = arguments(home, *flags)
     args.train_flags = "--dropout 0.3 --adam-betas 0.9,0.98 --max-epoch 0 --max-update 3"
     report = finetune.main(args)
-    assert report["from_scratch"] and report["deviation"] is None
+    assert report["from_scratch"] and report["deviation"] is None and report["updates"] == 3
     stored = runs.checkpoint.read(tmp_path / "lr0.001-seed4" / "checkpoint_best.pt")["args"]
     assert (stored["dropout"], stored["adam_betas"], stored["finetune_from_model"]) == (0.3, [0.9, 0.98], None) or (
         "finetune_from_model" not in stored
@@ -151,6 +152,8 @@ def test_mean_deviation_and_the_best_rate() -> None:
     first, second = summarize(found)
     assert (first.mean["score"], first.runs, second.runs) == (75, 2, 1)
     assert first.deviation["score"] == pytest.approx(50**0.5) and best_rate([first, second]) is first
+    (failed,) = summarize([FinetunedRun(3, 1, {"score": math.nan}, "")])
+    assert best_rate([failed, second]) is second
     assert as_table([first, second]).splitlines()[2:] == ["| 1 (best) | 2 | 75.00 ± 7.07 |", "| 2 | 1 | 74.00 |"]
 
 

@@ -52,12 +52,14 @@ def test_accuracy_by_phenomenon_is_the_share_of_pairs_whose_good_sentence_scores
 
 
 def test_folder_of_files_is_read_in_the_order_of_names(tmp_path: Path) -> None:
-    for name, mark in (("b.jsonl", ""), ("a.jsonl", "\ufeff")):
+    for name in ("b.jsonl", "a.jsonl"):
         row = {"sentence_good": f"good {name}", "sentence_bad": "bad", "UID": name}
-        (tmp_path / name).write_text(mark + json.dumps(row) + "\n", encoding="utf-8")
+        mark = "\ufeff" * (name == "a.jsonl")
+        (tmp_path / name).write_text(mark + 2 * (json.dumps(row) + "\n"), encoding="utf-8")
     (tmp_path / "none").mkdir()
     (tmp_path / "README").write_text("not a pair")
-    assert [pair.good for pair in read_pairs(tmp_path)] == ["good a.jsonl", "good b.jsonl"]
+    assert [pair.good for pair in read_pairs(tmp_path, limit=1)] == ["good a.jsonl", "good b.jsonl"]
+    assert len(read_pairs(tmp_path)) == 4
     with pytest.raises(UserError, match=r"none: no pairs; give a file, or a folder of files \*\.jsonl"):
         read_pairs(tmp_path / "none")
 

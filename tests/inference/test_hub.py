@@ -69,6 +69,12 @@ def test_text_is_split_at_white_space_and_lines_end_in_eos(model, text, words):
     assert found == words and lprobs.shape == (len(words),) and bool((lprobs < 0).all())
 
 
+def test_unknown_words_of_several_texts_are_announced_once(model, caplog):
+    model.score(["unheard-of", "= never-seen", "="])
+    (line,) = [record.getMessage() for record in caplog.records if "not in the dictionary" in record.getMessage()]
+    assert "unheard-of" in line and "never-seen" in line
+
+
 def test_perplexity_of_nothing_is_refused(model):
     with pytest.raises(ValueError, match="no text"):
         model.perplexity([])
@@ -87,6 +93,7 @@ def test_sample_goes_on_from_the_prompt(model):
     rest = text[len("= dun =\n<unk>") :]
     assert rest.count("\n") + len(rest.split()) == 300
     assert model.sample(prompt, max_tokens=0) == "= dun =\n<unk>"
+    assert model.sample("= dun =\n", max_tokens=0) == "= dun =\n", "the end of a line is a token"
 
 
 def test_special_symbols_and_fillers_are_never_sampled(tmp_path):

@@ -332,7 +332,7 @@ def test_a_tasks_own_batches_are_those_of_an_evaluation(tmp_path: Path) -> None:
         hidden = model.eval()(blocks[:, :-1])[0].flatten(0, 1)
         loss = -model.output_layer.target_log_probs(hidden, blocks[:, 1:].flatten(), None).mean()
     assert results["loss_base2"] == pytest.approx(float(loss) / math.log(2), abs=1e-4)
-    with user_error("--text, --sliding-inf and --int8: Stream makes its batches"):
+    with user_error("--int8: Stream makes its batches"):
         eval_lm.main(options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), [*words, "--int8"]))
 
 

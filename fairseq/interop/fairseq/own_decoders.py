@@ -23,7 +23,8 @@ class AnyDecoder:
             super().__init__(decoder, *rest, **options)  # type: ignore[call-arg]
             return
         model: Any = self
-        model.__class__ = _without_ours(type(model))
+        kind: Any = type(self)
+        model.__class__ = _without_ours(kind)
         FairseqLanguageModel.__init__(model, decoder)
 
 
