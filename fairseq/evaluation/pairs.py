@@ -44,8 +44,8 @@ def read_pairs(path: str | Path, limit: int | None = None) -> list[Pair]:
     pairs: list[Pair] = []
     for file in files:
         lines = read_text(file, "give a file of JSON lines").splitlines()
-        found = (_pair(line, f"{file}: line {number}") for number, line in enumerate(lines, 1) if line.strip())
-        pairs += itertools.islice(found, limit)
+        of_file = (_pair(line, f"{file}: line {number}") for number, line in enumerate(lines, 1) if line.strip())
+        pairs += itertools.islice(of_file, limit)
     if not pairs:
         expected = "JSON lines" if files else "a file, or a folder of files *.jsonl,"
         raise UserError(f"{path}: no pairs; give {expected} with {' and '.join(SENTENCES)}")
