@@ -107,6 +107,8 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     # a part of it, as with `num_shards`, has no such metrics.
     if counts is not None and counts.words and len(scores) == len(corpus.tokens):
         metrics |= report.raw_metrics(words, counts)
+    if model.scorer is not None and cfg.num_shards == 1 and len(scores) < len(corpus.tokens):
+        metrics["left_out_tokens"] = len(corpus.tokens) - len(scores)
     # Before the model without int8 is run, which takes more.
     metrics |= report.peak_memory(world.device)
     if model.exact is not None:

@@ -146,6 +146,9 @@ def summary(report: Mapping[str, Any], name: str = "Perplexity") -> list[str]:
         f"Evaluated {report['tokens']} tokens in {report['seconds']:.1f} s ({report['tokens_per_second']:.2f} tokens/s)"
     ]
     token = f"Loss (base 2): {report['loss_base2']:.4f}, {name}: {shown(report['perplexity'])}"
+    if "left_out_tokens" in report:
+        reason = "in lines between documents, or in blocks that are longer than the model reads"
+        lines.append(f"Left out: {report['left_out_tokens']} tokens, {reason}")
     if "words" in report:
         word = f"Loss (base 2): {report['word_loss_base2']:.4f}, {name}: {shown(report['word_perplexity'])}"
         lines += [f"{word} per word, of {report['words']} words", f"{token} per subword"]

@@ -131,8 +131,8 @@ class Scorer:
         """The log-probability of every token of *corpus*.
 
         Raises:
-            UserError: a block is longer than a model's positions or than ``max_tokens``, or no
-                block is left.
+            UserError: no block is left. Blocks that are longer than a model's positions are left
+                out, with a warning.
         """
         blocks = self._blocks(corpus)
         lprobs: list[np.ndarray] = []  # of each model
@@ -175,6 +175,9 @@ class Scorer:
         # Contiguous parts, so that words are cut at their ends only.
         if scoring.shards > 1:
             first, end = rows_of(len(blocks), scoring.shard, scoring.shards)
+            if first == end and len(blocks):
+                few = f"{len(blocks)} blocks, so that part {scoring.shard} has none; give at most {len(blocks)} parts"
+                raise UserError(f"`num_shards` {scoring.shards}: there are only {few}")
             number = np.arange(len(blocks))
             blocks = blocks.select((number >= first) & (number < end))
         if len(blocks) == 0:

@@ -233,6 +233,17 @@ def test_parts_of_an_evaluation_share_a_folder(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["results.0-of-2.json", "results.1-of-2.json"]
     mean = sum(part["tokens"] * part["loss_base2"] for part in parts) / whole["tokens"]
     assert mean == pytest.approx(whole["loss_base2"], rel=1e-5)
+    with user_error("--num-shards 5000: there are only .* blocks, so that part 4999 has none"):
+        evaluate(["--path", str(BASELINE)], "--num-shards 5000 --shard-id 4999")
+
+
+def test_tokens_that_are_left_out_are_counted(tmp_path, capsys):
+    data = make_data(tmp_path / "data", ["a"], ["a " * 40, "a a"])
+    settings = {"tokens_per_sample": 16, "max_target_positions": 16}
+    naive.checkpoint(tmp_path / "checkpoint.pt", len(Dictionary.load(data / "dict.txt")), **settings)
+    figures = evaluate(["--path", str(tmp_path / "checkpoint.pt")], "--sample-break-mode eos", data=data)
+    assert figures["left_out_tokens"] == 41 and figures["tokens"] == 3
+    assert "Left out: 41 tokens" in capsys.readouterr().out
 
 
 def test_a_text_of_unknown_words_says_so():
