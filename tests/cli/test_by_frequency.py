@@ -38,7 +38,8 @@ def evaluate(*flags: Any, data: Path = runs.DATA) -> dict[str, Any]:
 
 
 def validated(*flags: Any, data: Path = runs.DATA) -> dict[str, Any]:
-    args = options.parse_args_and_arch(get_validation_parser(), [str(data), "--cpu", *runs.words(*flags)])
+    words = [str(data), "--cpu", *runs.words(*flags)]
+    args = options.parse_args_and_arch(get_validation_parser(), words, task_defaults=False)
     return validate.main(args)
 
 

@@ -52,7 +52,8 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, flo
     logged = runs.summaries(log, "valid")
 
     def printed(main: Any, parser: Any, *words: Any) -> Any:
-        return main(options.parse_args_and_arch(parser, [data, "--path", str(path), "--cpu", *map(str, words)]))
+        words = (data, "--path", str(path), "--cpu", *map(str, words))
+        return main(options.parse_args_and_arch(parser, words, task_defaults=False))
 
     of_validate = printed(validate.main, validate.get_validation_parser(), "--valid-subset", "valid")
     validated = of_validate[str(path)]["valid"]
@@ -129,7 +130,9 @@ def test_commands_agree_on_the_accuracy_of_a_classifier(tmp_path: Path, capsys: 
     report = finetune.main(options.parse_args_and_arch(finetune.get_finetune_parser(), words))
     path = tmp_path / "out" / "lr0.01-seed1" / "checkpoint_best.pt"
     words = runs.words(tmp_path / "MR", "--path", path, "--valid-subset valid --cpu")
-    validated = validate.main(options.parse_args_and_arch(validate.get_validation_parser(), words))[str(path)]["valid"]
+    validated = validate.main(
+        options.parse_args_and_arch(validate.get_validation_parser(), words, task_defaults=False)
+    )[str(path)]["valid"]
     rows = [line.split("\t") for line in (tmp_path / "MR" / "dev.tsv").read_text().splitlines()[1:]]
     (tmp_path / "texts").write_text("".join(f"{row[0]}\n" for row in rows))
     words = runs.words(path, tmp_path / "texts", "--cpu")

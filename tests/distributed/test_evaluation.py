@@ -86,7 +86,7 @@ def test_two_processes_give_the_pseudo_likelihoods_of_one(
 
 def test_validation_by_two_processes_is_that_of_one(models: dict[str, Path]) -> None:
     words = runs.words(runs.DATA, "--cpu --valid-subset valid --log-format json --path", models["lm"])
-    args = options.parse_args_and_arch(get_validation_parser(), [*words, "--max-tokens", "64"])
+    args = options.parse_args_and_arch(get_validation_parser(), [*words, "--max-tokens", "64"], task_defaults=False)
     alone = validate.main(args)[str(models["lm"])]["valid"]
     result = warm.command("validate.py", *words, "--max-tokens 32", TWO)
     assert result.returncode == 0, result.stderr
@@ -106,9 +106,9 @@ def test_shards_are_parts_of_the_whole(models: dict[str, Path], tmp_path: Path) 
     words = runs.words(runs.DATA, "--cpu --valid-subset valid --path", models["lm"], "--num-shards 2 --shard-id")
     found = []
     for shard in range(2):
-        args = options.parse_args_and_arch(get_validation_parser(), [*words, str(shard)])
+        args = options.parse_args_and_arch(get_validation_parser(), [*words, str(shard)], task_defaults=False)
         found.append(next(iter(validate.main(args).values()))["valid"])
-    whole = validate.main(options.parse_args_and_arch(get_validation_parser(), words[:-3]))
+    whole = validate.main(options.parse_args_and_arch(get_validation_parser(), words[:-3], task_defaults=False))
     expected = next(iter(whole.values()))["valid"]
     assert sum(part["ntokens"] for part in found) == expected["ntokens"]
     mean = sum(part["ntokens"] * part["loss"] for part in found) / expected["ntokens"]

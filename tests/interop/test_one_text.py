@@ -53,7 +53,9 @@ class Scored:
 
     def validated(self) -> float:
         argv = [str(self.data), "--path", str(self.checkpoint), "--valid-subset", "valid", "--cpu"]
-        results = validate.main(options.parse_args_and_arch(validate.get_validation_parser(), argv))
+        results = validate.main(
+            options.parse_args_and_arch(validate.get_validation_parser(), argv, task_defaults=False)
+        )
         figures = results[str(self.checkpoint)]["valid"]
         return -figures["loss"] * figures["ntokens"]
 

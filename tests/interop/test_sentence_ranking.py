@@ -68,7 +68,9 @@ def test_a_ranking_is_validated_with_rows_cut_to_the_models_positions(tmp_path: 
     assert len(runs.losses(log)) == 2
     file = tmp_path / "run" / "checkpoint_last.pt"
     words = runs.words(data, "--path", file, "--cpu --criterion sentence_ranking")
-    again = validate.main(options.parse_args_and_arch(validate.get_validation_parser(), words))[str(file)]["valid"]
+    again = validate.main(options.parse_args_and_arch(validate.get_validation_parser(), words, task_defaults=False))[
+        str(file)
+    ]["valid"]
     last = runs.summaries(log, "valid")[-1]
     assert again["loss"] == pytest.approx(last["loss"], abs=1e-3)
     assert again["accuracy"] == pytest.approx(last["accuracy"], abs=0.01)

@@ -24,7 +24,7 @@ def losses(data, folder, model, keep):
     runs.train(folder, FLAGS, model, data=data)
     file = folder / "checkpoint_last.pt"
     words = runs.words(data, "--path", file, "--valid-subset valid --cpu", keep)
-    parsed = options.parse_args_and_arch(validate.get_validation_parser(), words)
+    parsed = options.parse_args_and_arch(validate.get_validation_parser(), words, task_defaults=False)
     return validate.main(parsed)[str(file)]["valid"]
 
 

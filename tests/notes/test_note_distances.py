@@ -87,7 +87,7 @@ def test_losses_by_distance_with_permuted_and_without_notes_are_those_of_a_naive
     file = tmp_path / "checkpoint_last.pt"
     words = runs.words(data, "--path", file, "--valid-subset train --cpu --max-tokens 96 --keep-notes --rare-words")
     with caplog.at_level(logging.INFO):
-        parsed = options.parse_args_and_arch(validate.get_validation_parser(), words)
+        parsed = options.parse_args_and_arch(validate.get_validation_parser(), words, task_defaults=False)
         figures = validate.main(parsed)[str(file)]["train"]
     model, task = load_model(file, data, overrides={"keep_notes": True})
     assert 0 < int((model.notes.taken > 0).sum()) < len(model.notes.taken), "some words have a written note"

@@ -78,7 +78,7 @@ def test_marks_are_on_the_tokens_of_rare_words(data):
 def figures_of(file, data, *flags):
     words = runs.words(data, "--path", file, "--valid-subset valid --cpu --max-tokens 96", *flags)
     parser = validate.get_validation_parser()
-    return validate.main(options.parse_args_and_arch(parser, words))[str(file)]["valid"]
+    return validate.main(options.parse_args_and_arch(parser, words, task_defaults=False))[str(file)]["valid"]
 
 
 @pytest.mark.parametrize("model", [f"{noted.TNF_BERT} {EOS}", noted.CAUSAL + " --notes"])
@@ -106,4 +106,4 @@ def test_keeping_the_notes_of_a_model_without_notes_is_an_error(tmp_path):
     runs.train(tmp_path, runs.BASELINE, "--max-update 1 --no-epoch-checkpoints")
     words = runs.words(runs.DATA, "--path", tmp_path / "checkpoint_last.pt", "--valid-subset valid --cpu --keep-notes")
     with pytest.raises(UserError, match="--keep-notes: .* has no notes"):
-        validate.main(options.parse_args_and_arch(validate.get_validation_parser(), words))
+        validate.main(options.parse_args_and_arch(validate.get_validation_parser(), words, task_defaults=False))
