@@ -118,7 +118,7 @@ def test_folders_take_turns_and_processes_agree_on_each(tmp_path: Path, monkeypa
     monkeypatch.setattr(
         loop,
         "check_agreement",
-        lambda world, splits, updates: compared.append((world.size, sorted(splits), updates)),
+        lambda world, splits, counts: compared.append((world.size, sorted(splits), counts["updates so far"])),
     )
     folders = Path(f"{runs.DATA}:{runs.DATA}")
     runs.train(tmp_path, FIVE, "--max-epoch 2 --no-save", data=folders)
