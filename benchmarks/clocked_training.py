@@ -5,7 +5,7 @@
 
 Takes the flags of ``fairseq-train`` with one validation split. Writes a JSON list with an object
 for each validation: ``updates``, ``cpu`` and ``seconds`` from the first update on, without
-validations, and the perplexity ``ppl``. CPU time is that of all threads.
+validations, and the perplexity ``ppl``. CPU time is summed over all threads.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ class Runs:
 
 
 def clock(runs: Runs, chosen: Sequence[Row], size: Size, seconds: float) -> None:
-    """Add the CPU times of an update of the *chosen* rows to clock.jsonl, in turns for about
-    *seconds*."""
+    """Append the CPU time of an update of each of the *chosen* rows to clock.jsonl, in turns for
+    about *seconds*."""
     short, begin = replace(size, updates=48, validations=12), time.perf_counter()
     while True:
         for row in chosen:

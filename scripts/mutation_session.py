@@ -37,7 +37,7 @@ FACTOR, LEAST = 5, 5
 """Limit of the CPU time of a test on a mutant: a factor of that without, and seconds more."""
 
 WAIT = 4
-"""Limit of its time on the clock, as a factor of that of its CPU time: the machine may be
+"""Limit of its wall-clock time, as a multiple of the limit of its CPU time: the machine may be
 busy."""
 
 ENDED = (signal.SIGXCPU, signal.SIGALRM, signal.SIGKILL)  # of a process at its limit

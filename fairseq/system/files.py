@@ -290,7 +290,7 @@ def prepare_file(
     """Check before any work that :func:`atomic_file` can write *path*; make its folder.
 
     Args:
-        inputs: the files that the command reads, or writes, too, by flag: none of them is replaced.
+        inputs: other files that the command reads or writes, by flag: none of them is replaced.
         begins: the first bytes of the kind of file: a file of another kind is not replaced.
 
     Raises:

@@ -118,7 +118,7 @@ class TextReader:
         return self._corpus([(self._lines(text), False)])
 
     def documents(self, texts: Sequence[str]) -> TextCorpus:
-        """Return the tokens of *texts*, at least one, each of which is a line of the corpus."""
+        """Return a corpus with one line for each of *texts*; there must be at least one."""
         lines = [self._lines(text) for text in texts]
         corpus = self._corpus([(list(itertools.chain(*lines)), False)])
         starts = np.cumsum([0, *map(len, lines[:-1])])

@@ -102,7 +102,7 @@ def changes(now: Mapping[str, object], before: Mapping[str, object] | None, args
     What a checkpoint's own, *before*, lacks is compared with its settings *args*; fairseq's have
     these alone.
     """
-    # Also what is left out now.
+    # MEASURED also has settings that this run does not use.
     stored = {name: args[name] for name in {*now, *MEASURED} - {"data"} if args.get(name) is not None}
     stored["best_checkpoint_metric"] = args.get("best_checkpoint_metric") or "loss"
     stored["valid_subset"] = str(args.get("valid_subset", "valid")).partition(",")[0].strip()

@@ -34,11 +34,6 @@ class IndexedDataset(ListDataset):
     # Lines of one length, such as labels, are a tensor, not a list.
     collater = FairseqDataset.collater
 
-    @staticmethod
-    def exists(path: str) -> bool:
-        """Return whether there are files at *path*."""
-        return dataset_exists(path)
-
     def __init__(self, corpus: Corpus | str, *unused: object) -> None:
         self.corpus: Any = IndexedCorpus(corpus) if isinstance(corpus, str) else corpus
         super().__init__(self.corpus.tokens, self.corpus.sizes)
@@ -49,6 +44,11 @@ class IndexedDataset(ListDataset):
 
     def __len__(self) -> int:
         return len(self.corpus.sizes)
+
+    @staticmethod
+    def exists(path: str) -> bool:
+        """Return whether there are files at *path*."""
+        return dataset_exists(path)
 
 
 def load_indexed_dataset(

@@ -17,31 +17,19 @@ from fairseq.models.base import BaseFairseqModel
 
 _TRANSLATION = "encoders with decoders, and translation, are not implemented"
 _EXPERTS = "mixtures of experts are not implemented"
+_MODELS = """
+    FairseqEncoderDecoderModel FairseqMultiModel TransformerModel TransformerModelBase LSTMModel BARTModel FConvModel
+"""
+_PAIRS = "LanguagePairDataset BacktranslationDataset TransformEosDataset RoundRobinZipDatasets"
+_SEARCHES = """
+    DiverseBeamSearch DiverseSiblingsSearch LengthConstrainedBeamSearch PrefixConstrainedBeamSearch
+    LexicallyConstrainedBeamSearch SequenceGeneratorWithAlignment
+"""
 _INERT: dict[str, tuple[type, str]] = {  # name: base, reason
-    **dict.fromkeys(
-        (
-            *("FairseqEncoderDecoderModel", "FairseqMultiModel", "TransformerModel", "TransformerModelBase"),
-            *("LSTMModel", "BARTModel", "FConvModel"),
-        ),
-        (BaseFairseqModel, _TRANSLATION),
-    ),
-    **dict.fromkeys(
-        ("LanguagePairDataset", "BacktranslationDataset", "TransformEosDataset", "RoundRobinZipDatasets"),
-        (FairseqDataset, _TRANSLATION),
-    ),
+    **dict.fromkeys(_MODELS.split(), (BaseFairseqModel, _TRANSLATION)),
+    **dict.fromkeys(_PAIRS.split(), (FairseqDataset, _TRANSLATION)),
     **dict.fromkeys(("CompositeEncoder", "FConvEncoder", "FConvDecoder"), (nn.Module, _TRANSLATION)),
-    **dict.fromkeys(
-        (
-            *(
-                "DiverseBeamSearch",
-                "DiverseSiblingsSearch",
-                "LengthConstrainedBeamSearch",
-                "PrefixConstrainedBeamSearch",
-            ),
-            *("LexicallyConstrainedBeamSearch", "SequenceGeneratorWithAlignment"),
-        ),
-        (nn.Module, "not implemented; use beam search or sampling"),
-    ),
+    **dict.fromkeys(_SEARCHES.split(), (nn.Module, "not implemented; use beam search or sampling")),
     "IndexedRawTextDataset": (FairseqDataset, "raw text is not read in training; use fairseq-preprocess"),
     "BaseLayer": (nn.Module, _EXPERTS),
     "MoECriterion": (FairseqCriterion, _EXPERTS),

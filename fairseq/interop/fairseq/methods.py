@@ -33,7 +33,7 @@ from fairseq.interop.fairseq.generator import SequenceGenerator
 from fairseq.interop.fairseq.iterators import EpochBatchIterator
 from fairseq.interop.fairseq.language_modeling import __init__, eval_lm_dataloader, setup_dictionary  # noqa: F401
 from fairseq.interop.fairseq.namespaces import namespace_of
-from fairseq.interop.fairseq.transformer import build_embedding  # noqa: F401
+from fairseq.interop.fairseq.transformer import build_embedding  # noqa: F401 - a method
 from fairseq.interop.fairseq.utils import tokenize_line
 from fairseq.interop.fairseq.views import plain
 from fairseq.models.bert import EncoderModel

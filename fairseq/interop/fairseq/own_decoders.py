@@ -20,7 +20,8 @@ class AnyDecoder:
 
     def __init__(self, decoder: Any, *rest: Any, **options: Any) -> None:
         if isinstance(decoder, Decoder):
-            super().__init__(decoder, *rest, **options)  # type: ignore[call-arg]
+            parent: Any = super()
+            parent.__init__(decoder, *rest, **options)
             return
         model: Any = self
         kind: Any = type(self)
