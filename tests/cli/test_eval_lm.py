@@ -16,19 +16,16 @@ import pytest
 import runs
 import torch
 import warm
+from evaluations import evaluate, make_data
 from mistakes import user_error
 
 from fairseq import checkpoint
-from fairseq.config import options
-from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
+from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.errors import UserError
-from fairseq.evaluation import report
-from fairseq.evaluation.scorer import Scores
 from fairseq.system import provenance
 from fairseq.system.files import ARCHIVE
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import eval_lm
-from fairseq_cli.eval_lm import get_eval_lm_parser
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 BASELINE = runs.GOLDEN / "baseline.pt"
@@ -43,13 +40,6 @@ MODES = {
 }
 
 
-def evaluate(*flags, data=runs.DATA):
-    """Run the command in this process; returns its figures. A list holds words that are not to be
-    split."""
-    words = [word for flag in flags for word in (flag if isinstance(flag, list) else str(flag).split())]
-    return eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), [str(data), *words]))
-
-
 def scores(tmp_path, *flags, data=runs.DATA):
     """The tokens and log-probabilities that the command saves."""
     file = tmp_path / "scores.npz"
@@ -62,19 +52,6 @@ def close(lprobs, expected):
     """Equal but for the rounding of float32: these random models are less well-behaved than trained
     ones."""
     np.testing.assert_allclose(lprobs, expected, rtol=2e-6, atol=1e-5)
-
-
-def make_data(folder, symbols, lines):
-    """A data-bin folder with a test split of the given lines of words."""
-    folder.mkdir()
-    dictionary = Dictionary()
-    for symbol in symbols:
-        dictionary.add_symbol(symbol)
-    dictionary.save(folder / "dict.txt")
-    ids = [dictionary.encode(line) for line in lines]
-    with IndexedWriter(folder / "test", token_dtype(len(dictionary))) as writer:
-        writer.add(np.concatenate(ids), np.array([len(line) for line in ids]))
-    return folder
 
 
 # --- the original's numbers
@@ -204,55 +181,6 @@ def test_ensemble_averages_probabilities(tmp_path):
     single = [scores(tmp_path, flags, ["--path", str(path)])[1].astype(np.float64) for path in paths]
     together = scores(tmp_path, flags, ["--path", ":".join(map(str, paths))])[1]
     assert np.abs(together - np.log(np.mean(np.exp(single), axis=0))).max() < 5e-6
-
-
-def test_models_of_an_ensemble_begin_rows_alike(tmp_path):
-    state = checkpoint.load(BASELINE)
-    state["args"]["add_bos_token"] = True
-    checkpoint.save(tmp_path / "other.pt", state)
-    with user_error(f"{tmp_path}/other.pt: has --add-bos-token True, unlike .*baseline.pt"):
-        evaluate(["--path", f"{BASELINE}:{tmp_path}/other.pt"])
-
-
-def test_outputs_are_different_files_and_stdin_is_read_once(tmp_path):
-    flags = ["--path", str(BASELINE), "--text", str(runs.GOLDEN / "text" / "test.txt")]
-    same = tmp_path / "out"
-    with user_error("--score-documents .*/out: is the same file as --sample"):
-        evaluate(flags, ["--score-documents", str(same), "--sample", str(same)])
-    assert not same.exists()
-    with user_error("--text -: cannot be read for --baseline, too"):
-        evaluate(["--path", str(BASELINE), "--text", "-", "--by-frequency", "--baseline", str(SHORTFORMER)])
-
-
-def test_parts_of_an_evaluation_share_a_folder(tmp_path):
-    parts = [
-        evaluate(["--path", str(BASELINE), "--results-path", str(tmp_path)], f"--num-shards 2 --shard-id {n}")
-        for n in (0, 1)
-    ]
-    whole = evaluate(["--path", str(BASELINE)])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["results.0-of-2.json", "results.1-of-2.json"]
-    mean = sum(part["tokens"] * part["loss_base2"] for part in parts) / whole["tokens"]
-    assert mean == pytest.approx(whole["loss_base2"], rel=1e-5)
-    with user_error("--num-shards 5000: there are only .* blocks, so that part 4999 has none"):
-        evaluate(["--path", str(BASELINE)], "--num-shards 5000 --shard-id 4999")
-
-
-def test_tokens_that_are_left_out_are_counted(tmp_path, capsys):
-    data = make_data(tmp_path / "data", ["a"], ["a " * 40, "a a"])
-    settings = {"tokens_per_sample": 16, "max_target_positions": 16}
-    naive.checkpoint(tmp_path / "checkpoint.pt", len(Dictionary.load(data / "dict.txt")), **settings)
-    figures = evaluate(["--path", str(tmp_path / "checkpoint.pt")], "--sample-break-mode eos", data=data)
-    assert figures["left_out_tokens"] == 41 and figures["tokens"] == 3
-    assert "Left out: 41 tokens" in capsys.readouterr().out
-
-
-def test_a_text_of_unknown_words_says_so():
-    dictionary = Dictionary()
-    unknown = np.full(2, dictionary.unk(), np.int32)
-    words = report.join_words(Scores(unknown, np.zeros(2, np.float32), np.array([0, 2])), dictionary)
-    figures = report.metrics(words, seconds=1.0)
-    assert figures["unknown_share"] == 1 and "perplexity_without_unknown" not in figures
-    assert "Unknown: 100 % of the tokens" in report.summary({**figures, "peak_rss_mb": 1.0})
 
 
 def test_model_overrides_change_the_model(tmp_path):

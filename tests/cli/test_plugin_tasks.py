@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import runs
 import torch
+from user_folders import user_folder
 
 from fairseq.config import options
 from fairseq.errors import UserError
@@ -116,11 +117,8 @@ class OwnBatches(LanguageModelingTask):
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
-    folder = tmp_path_factory.mktemp("home") / "my_tasks"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(PLUGIN)
-    yield ["--user-dir", folder]
-    del sys.modules["my_tasks"]
+    with user_folder(tmp_path_factory.mktemp("home"), "my_tasks", PLUGIN) as flags:
+        yield flags
 
 
 def train(folder: Path, plugin: list[Any], task: str, *flags: Any) -> list[dict[str, Any]]:

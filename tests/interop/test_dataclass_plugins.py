@@ -3,13 +3,13 @@ other settings."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import runs
+from user_folders import user_folder
 
 from fairseq.errors import UserError
 
@@ -219,11 +219,8 @@ FLAGS = """--cpu --train-subset valid --valid-subset test --max-tokens 64 --seed
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
-    folder = tmp_path_factory.mktemp("home") / "dataclass_parts"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(PLUGIN)
-    yield ["--user-dir", folder]
-    del sys.modules["dataclass_parts"]
+    with user_folder(tmp_path_factory.mktemp("home"), "dataclass_parts", PLUGIN) as flags:
+        yield flags
 
 
 def test_a_whole_set_of_dataclass_parts_trains(plugin: list[Any], tmp_path: Path) -> None:

@@ -3,7 +3,6 @@ fairseq's own models."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import runs
 import torch
 import torch.nn.functional as F
+from user_folders import user_folder
 
 from fairseq.config import options
 from fairseq.errors import UserError
@@ -120,11 +120,8 @@ FLAGS = """--cpu --train-subset valid --valid-subset test --max-tokens 64 --toke
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
-    folder = tmp_path_factory.mktemp("home") / "decoder_parts"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(PLUGIN)
-    yield ["--user-dir", folder]
-    del sys.modules["decoder_parts"]
+    with user_folder(tmp_path_factory.mktemp("home"), "decoder_parts", PLUGIN) as flags:
+        yield flags
 
 
 @pytest.mark.parametrize("model", ["own_transformer_lm", "own_transformer_lm --own-cutoff [200,600]", "own_lstm_lm"])

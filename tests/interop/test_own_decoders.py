@@ -3,7 +3,6 @@ one of their own."""
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import runs
 import torch
+from user_folders import user_folder
 
 from fairseq import checkpoint
 from fairseq.config.registry import ARCHITECTURES, MODELS
@@ -79,11 +79,8 @@ FLAGS = """--cpu --train-subset valid --valid-subset test --max-tokens 64 --toke
 
 @pytest.fixture(scope="module")
 def plugin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
-    folder = tmp_path_factory.mktemp("home") / "own_decoders"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(PLUGIN)
-    yield ["--user-dir", folder]
-    del sys.modules["own_decoders"]
+    with user_folder(tmp_path_factory.mktemp("home"), "own_decoders", PLUGIN) as flags:
+        yield flags
 
 
 @pytest.mark.parametrize("model", ["halved_lm", "same_lm"])

@@ -175,6 +175,8 @@ def test_encoders_split_text_and_join_it_again(tmp_path: Path) -> None:
         setting = "sentencepiece_model" if name == "sentencepiece" else "bpe_codes"
         bpe: Any = encoders.build_bpe(Namespace(bpe=name, **{setting: str(file)}))
         assert bpe.encode(text) == subwords.encode([text])[0] and bpe.decode(bpe.encode(text)) == text
+        if name == "sentencepiece":
+            assert encoders.SentencepieceBPE(Namespace(**{setting: str(file)})).encode(text) == bpe.encode(text)
     characters: Any = encoders.build_bpe(Namespace(bpe="characters"))
     assert characters.encode("an ox") == "a n ▁ o x" and characters.decode("a n ▁ o x") == "an ox"
     assert encoders.build_bpe(Namespace(bpe=None)) is None and encoders.build_tokenizer(Namespace()) is None
@@ -197,6 +199,9 @@ def test_gpt2s_subwords_are_numbers_of_files_in_the_data_folder(tmp_path: Path) 
     numbers = {symbol: 7 * index for index, symbol in enumerate([*BYTES, *map("".join, pairs)])}
     (tmp_path / "encoder.json").write_text(json.dumps(numbers))
     (tmp_path / "vocab.bpe").write_bytes(MERGES)
+    files = {"gpt2_encoder_json": str(tmp_path / "encoder.json"), "gpt2_vocab_bpe": str(tmp_path / "vocab.bpe")}
+    alone = encoders.GPT2BPE(Namespace(**files))
+    assert alone.decode(alone.encode("the lower")) == "the lower" and alone.encode("the").replace(" ", "").isdecimal()
     task: Any = setup_task(runs.arguments("--arch transformer_lm --tokens-per-sample 16 --max-tokens 64"))
     bpe = task.build_bpe(Namespace(bpe="gpt2", data=str(tmp_path)))
     symbols = bpe.encode(" the low <unk>").split()
