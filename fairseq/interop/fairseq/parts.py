@@ -80,8 +80,9 @@ def base_lm_architecture(args: object) -> None:
 
 def base_gpt3_architecture(args: Any) -> None:
     """Set on *args* what the architectures ``transformer_lm_gpt3_…`` share."""
-    sizes, usual = ("decoder_layers", "decoder_embed_dim", "decoder_attention_heads"), defaults(TransformerLMConfig)
-    vars(args).update({name: usual[name] for name in sizes if not hasattr(args, name)})
+    usual = defaults(TransformerLMConfig)
+    sizes = {name: usual[name] for name in ("decoder_layers", "decoder_embed_dim", "decoder_attention_heads")}
+    vars(args).update({**sizes, **vars(args)})
     ARCHITECTURES["transformer_lm_gpt3_small"].fill(args)
 
 
