@@ -105,6 +105,7 @@ def evaluation_parser(
         takes_unused=True,
     )
     parser.add_argument("data", metavar="DATA", help="data folder; without --path a model: a checkpoint or its folder")
+    parser.show_defaults({"sample_break_mode": "none", "distributed_world_size": 1, "nprocs_per_node": "all"})
     return parser
 
 

@@ -54,6 +54,7 @@ from fairseq_cli.shared import (
     existing_checkpoint,
     progress,
     read_text,
+    refuse_two_texts,
     results_folder,
     run_on_processes,
 )
@@ -87,10 +88,11 @@ def main(args: argparse.Namespace) -> dict[str, object]:
 
 def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     """Do the part of this process of *world*; see :func:`main`."""
-    cfg, common = typed(EvalLMConfig, args), typed(CommonConfig, args)
+    cfg, common, batches = typed(EvalLMConfig, args), typed(CommonConfig, args), typed(DataConfig, args)
+    refuse_two_texts(cfg.text, batches.gen_subset)
     data, paths = data_and_models(cfg, args.data)
     _prepare_files(cfg, paths)
-    evaluation = _Evaluation(cfg, common, typed(DataConfig, args), vars(args), world)
+    evaluation = _Evaluation(cfg, common, batches, vars(args), world)
     model = evaluation.load(data, paths)
     name, corpus, counts = evaluation.text(data, model)
     # Before anything is scored: a model or the counts may be missing.
@@ -339,9 +341,7 @@ def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[
         if cfg.results_path is not None:
             if "by_frequency" in results:
                 plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"], files.file)
-            # Parts of one evaluation may share the folder.
-            part = f".{cfg.shard_id}-of-{cfg.num_shards}" if cfg.num_shards > 1 else ""
-            path = Path(cfg.results_path) / f"results{part}.json"
+            path = Path(cfg.results_path) / f"results{cfg.part}.json"
             write_json(path, {**results, **about_run()}, create=files.file)
 
 

@@ -28,6 +28,7 @@ from fairseq_cli.shared import (
     data_and_models,
     progress,
     read_text,
+    refuse_two_texts,
     results_folder,
     run_on_processes,
 )
@@ -58,6 +59,7 @@ def main(args: argparse.Namespace) -> list[Passage]:
 def generate(args: argparse.Namespace, world: World) -> list[Passage]:
     """Do the part of this process of *world*; see :func:`main`."""
     cfg, common = typed(GenerateConfig, args), typed(CommonConfig, args)
+    refuse_two_texts(cfg.text, cfg.gen_subset)
     contexts = _contexts(cfg)
     data, paths = data_and_models(cfg, args.data)
     writer = Writer.load(cfg, common, paths, data, vars(args), world.device)
@@ -96,25 +98,27 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
                     "seconds": seconds,
                     "tokens_per_second": len(complete) * cfg.max_new_tokens / seconds,
                 }
-                passages.write_results(Path(cfg.results_path), complete, about)
+                passages.write_results(Path(cfg.results_path), complete, about, cfg.part)
     return complete
 
 
 def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Corpus, world: World) -> None:
     """Print fairseq's lines for every line of *corpus*;
     ``--results-path`` gets them as ``generate-NAME.txt``."""
+    numbers = _numbers(cfg, world, len(corpus.sizes), "lines")
     with contextlib.ExitStack() as files:
         write = None
         if cfg.results_path is not None and world.is_first:
             files.enter_context(results_folder(cfg.results_path))
-            write = files.enter_context(_lines_of(Path(cfg.results_path) / f"generate-{Path(name).name}.txt"))
+            path = Path(cfg.results_path) / f"generate-{Path(name).name}{cfg.part}.txt"
+            write = files.enter_context(_lines_of(path))
 
         def texts_of(number: int) -> list[str]:
             start, size = corpus.offsets[number], corpus.sizes[number]
             tokens = corpus.tokens[start : start + size - 1].tolist()  # without </s>
             return list(lines_of(writer, cfg, number, tokens, target=True))
 
-        local = ((number, texts_of(number)) for number in _numbers(cfg, world, len(corpus.sizes)))
+        local = ((number, texts_of(number)) for number in numbers)
         for _, texts in _of_all(local, world):
             for text in texts:
                 print(text, flush=True)
@@ -152,9 +156,19 @@ def _lines_of(path: Path) -> Iterator[Callable[[str], None]]:
             file.close()
 
 
-def _numbers(cfg: GenerateConfig, world: World, count: int) -> range:
-    """The contexts or lines of this process, of *count*."""
-    return range(cfg.shard_id * world.size + world.rank, count, cfg.num_shards * world.size)
+def _numbers(cfg: GenerateConfig, world: World, count: int, what: str) -> range:
+    """The contexts or lines of this process, of *count*; *what* they are is for the message.
+
+    Raises:
+        UserError: the part of ``--shard-id`` has none.
+    """
+    first = cfg.shard_id * world.size
+    if first >= count:
+        raise UserError(
+            f"--shard-id {cfg.shard_id}: no {what} are left for this part of --num-shards {cfg.num_shards}; "
+            f"there are {count}, so give fewer parts"
+        )
+    return range(first + world.rank, count, cfg.num_shards * world.size)
 
 
 def _of_all(local: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[Any, Any]]:
@@ -174,7 +188,7 @@ def _continue(
     length, new = cfg.context_tokens, cfg.max_new_tokens
     prompts = [tokens[start : start + length].tolist() for start in starts]
     samples = cfg.num_samples // len(starts)
-    numbers = _numbers(cfg, world, len(starts))
+    numbers = _numbers(cfg, world, len(starts), "contexts")
     show = progress(common, "tokens", world.is_first)
     texts = _of_all(writer.continue_all(prompts, samples, show, numbers), world)
     # Contexts are of equal length and so complete in order.

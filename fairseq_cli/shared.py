@@ -16,10 +16,7 @@ from fairseq import distributed
 from fairseq.checkpoint.manager import find_checkpoint, is_model
 from fairseq.config import fields
 from fairseq.config.command_settings import ModelPathConfig, TextFormatConfig
-from fairseq.config.settings import (
-    CommonConfig,
-    DistributedConfig,
-)
+from fairseq.config.settings import CommonConfig, DistributedConfig, StreamConfig
 from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.logging.progress import Progress, no_progress, progress_bar
@@ -142,6 +139,12 @@ def progress(common: CommonConfig, name: str, is_shown: bool = True) -> Progress
                     bar.log(pace, eta=seconds_left)
 
     return show
+
+
+def refuse_two_texts(text: str | None, split: str) -> None:
+    """Raise UserError if both ``--text`` and another *split* than the default were asked for."""
+    if text is not None and split != StreamConfig.gen_subset:
+        raise UserError(f"--gen-subset {split}: has no effect with --text; give one of them")
 
 
 def read_text(

@@ -36,6 +36,12 @@ class ShardConfig(ModelPathConfig):
     num_shards: int = flag(1, "parts that a split is divided into", low=1)
     shard_id: int = flag(0, "number of the part to evaluate, from 0", low=0)
 
+    @property
+    def part(self) -> str:
+        """What the names of a part's files have before their ending:
+        parts of one evaluation may share a folder."""
+        return f".{self.shard_id}-of-{self.num_shards}" if self.num_shards > 1 else ""
+
     def check(self) -> None:
         """Raise SettingError if there is no such part."""
         super().check()

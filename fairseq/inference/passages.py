@@ -93,19 +93,21 @@ def title(passage: Passage, count: int, split: str) -> str:
     return f"{passage.number} of {count}: tokens {passage.start}–{last} of {split}, continuation {passage.sample}"
 
 
-def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str, object]) -> None:
+def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str, object], part: str = "") -> None:
     """Write ``generate.json`` and ``generate.html`` to *folder* atomically.
 
     Args:
+        part: what the names have before their ending, if these are passages of a part.
         about: settings of the run: ``checkpoints``, ``data``, ``split``, ``settings`` and more.
 
     Raises:
         UserError: a file cannot be written.
     """
     about = {**about, **about_run()}
-    with atomic_folder(folder, ("generate.html", "generate.json"), "`results_path`") as temporary:
-        pages.write(temporary / "generate.html", as_page(passages, about))
-        write_json(temporary / "generate.json", {**about, "samples": [asdict(passage) for passage in passages]})
+    page, data = f"generate{part}.html", f"generate{part}.json"
+    with atomic_folder(folder, (page, data), "`results_path`") as temporary:
+        pages.write(temporary / page, as_page(passages, about))
+        write_json(temporary / data, {**about, "samples": [asdict(passage) for passage in passages]})
 
 
 def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:

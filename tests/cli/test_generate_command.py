@@ -194,6 +194,7 @@ MISTAKES = {
     "--path {baseline} --max-new-tokens 0": r"--max-new-tokens 0: must be at least 1",
     "--path {baseline} --gen-subset nothing": r"nothing.idx: file not found",
     "--path {baseline} --results-path {file}": r"--results-path .*: cannot be written",
+    "--path {baseline} --text x --gen-subset valid": r"--gen-subset valid: has no effect with --text; give one",
     "--path {file}": r"file: .*checkpoint",
 }
 
@@ -227,6 +228,20 @@ def test_results_that_cannot_be_written_leave_nothing_behind(tmp_path):
     with pytest.raises(UserError, match=r"generate.html: cannot be written"):
         run("--cpu --max-new-tokens 2 --context-tokens 3 --path", BASELINE, "--results-path", tmp_path)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["generate.html"]
+
+
+def test_parts_write_files_of_their_own_and_one_without_contexts_none(tmp_path):
+    short = [SEED_FLAGS, "--max-new-tokens 2 --context-tokens 3 --path", BASELINE]
+    whole = run(short, "--num-samples 3")
+    for part in (0, 1):
+        run(short, f"--num-samples 3 --num-shards 2 --shard-id {part} --results-path", tmp_path)
+    stored = [json.loads((tmp_path / f"generate.{part}-of-2.json").read_text())["samples"] for part in (0, 1)]
+    texts = {sample["number"]: sample["continuation"]["text"] for samples in stored for sample in samples}
+    assert texts == {passage.number: passage.continuation.text for passage in whole}
+    for kind, flags in (("contexts", ["--num-samples 1"]), ("lines", ["--results-format fairseq"])):
+        with user_error(rf"--shard-id 4000: no {kind} are left .*--num-shards 5000; there are \d+, so give fewer"):
+            run(short[1:], flags, "--cpu --num-shards 5000 --shard-id 4000 --results-path", tmp_path / "new")
+        assert not (tmp_path / "new").exists()
 
 
 def test_commands_use_the_library_and_not_one_another():

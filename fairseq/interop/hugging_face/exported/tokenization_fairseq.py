@@ -122,9 +122,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
                 start = end.end()
         return result
 
-    def _encode_plus(  # type: ignore[override]
-        self, text: Any, text_pair: Any = None, **kwargs: Any
-    ) -> BatchEncoding[Any]:
+    def _encode_plus(self, text: Any, text_pair: Any = None, **kwargs: Any) -> BatchEncoding[Any]:
         if not kwargs.get("return_offsets_mapping"):
             return super()._encode_plus(text, text_pair, **kwargs)
         if not isinstance(text, str):
@@ -191,7 +189,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         ]
         return super().convert_ids_to_tokens(visible)
 
-    def _decode(self, token_ids: object, skip_special_tokens: bool = False, **kwargs: object) -> str:  # type: ignore[override]
+    def _decode(self, token_ids: object, skip_special_tokens: bool = False, **kwargs: object) -> str:
         # Up to transformers 4, special symbols inside of a text would be left out, and with them
         # the ends of lines.
         ids = [token_ids] if isinstance(token_ids, int) else token_ids
