@@ -67,7 +67,8 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
         name, corpus = cfg.gen_subset, writer.task.corpus(cfg.gen_subset)  # type: ignore[attr-defined]
     else:
         name = "stdin" if cfg.text == STDIN else cfg.text
-        corpus = read_text(cfg.text, cfg, data, writer.task.source_dictionary, world)
+        documents = cfg.finds_hypotheses  # which are written line by line
+        corpus = read_text(cfg.text, cfg, data, writer.task.source_dictionary, world, documents)
     if cfg.finds_hypotheses:
         _print_hypotheses(cfg, writer, name, corpus, world)
         return []

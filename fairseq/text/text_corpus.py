@@ -145,18 +145,25 @@ class TextReader:
         """Return the tokens of a text, ``-`` for stdin;
         UserError if it cannot be read or has no words.
 
-        With *documents* sizes are of documents, which are rows of JSON lines or else lines.
+        With *documents* sizes are of documents, which are rows of JSON lines or else lines. Where
+        line feeds are symbols, a row or else the whole text is one line.
         """
         lengths: list[int] = []  # lines of each document
+        whole: list[str] = []  # parts of a text that is one line
 
         def lines() -> Iterator[tuple[list[str], bool]]:
             for block in _blocks(path, form):
-                if form.field is None:
+                if form.field is not None:
+                    texts = documents_of(block, form)
+                    texts = [["\n".join(parts)] for parts in texts] if self.keeps_lines else texts
+                    lengths.extend(map(len, texts))
+                    yield [line for text in texts for line in text], False
+                elif self.keeps_lines and not documents:
+                    whole.extend(("\n".join(lines_of(block, form)), "" if block.unfinished else "\n"))
+                else:
                     yield lines_of(block, form), block.unfinished
-                    continue
-                texts = documents_of(block, form)
-                lengths.extend(map(len, texts))
-                yield [line for text in texts for line in text], False
+            if whole:
+                yield ["".join(whole).removesuffix("\n")], False
 
         corpus = self._corpus(lines())
         if len(corpus.tokens) == len(corpus.sizes):

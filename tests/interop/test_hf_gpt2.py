@@ -13,6 +13,9 @@ from subword_encodings import MERGES
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
+from fairseq.text import raw_text
+from fairseq.text.raw_text import TextFormat
+from fairseq.text.text_corpus import TextReader
 from fairseq.text.tokenizers.hf import GPT2
 from fairseq_cli import export_model, import_model
 from fairseq_cli.export_model import get_export_parser
@@ -79,6 +82,32 @@ def test_gpt2_reads_raw_text_and_is_exported_again(tmp_path: Path) -> None:
     assert again.decode(found) == "the low\nlot"
     fast = pytest.importorskip("transformers").PreTrainedTokenizerFast.from_pretrained(tmp_path / "again")
     assert fast("the low\nlot")["input_ids"] == found and fast.decode(found) == "the low\nlot"
+
+
+def test_gpt2_reads_the_line_feeds_of_a_file_as_transformers_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = LanguageModel.from_pretrained(imported(folder_of(tmp_path)[0], tmp_path / "in"))
+    text = "the low\n\n lower lot\nthe newest river\n"
+    path, rows = tmp_path / "text.txt", tmp_path / "text.jsonl"
+    path.write_text(text)
+    rows.write_text("".join(json.dumps({"text": row}) + "\n" for row in ("the low\nlot", "lot")))
+    for name in ("LONGEST_LINE", "BLOCK_BYTES"):
+        monkeypatch.setattr(raw_text, name, 10)
+
+    def shown(source: Path, form: TextFormat, documents: bool) -> tuple[str, list[int], int]:
+        corpus = TextReader.of(tmp_path / "in", model.dictionary).read(str(source), form, documents)
+        assert corpus.counts is not None
+        words = "".join(model.dictionary[token] for token in corpus.tokens)
+        return words.replace("Ġ", " ").replace(END, "|"), corpus.sizes.tolist(), corpus.counts.bytes
+
+    whole = "the lowĊĊ lower lotĊthe newest river|"
+    tokens = model.score(text.removesuffix("\n"))[0]
+    assert shown(path, TextFormat(), False) == (whole, [len(tokens)], len(text))
+    lines, sizes, size = shown(path, TextFormat(), True)  # each line is a document of its own
+    assert lines == whole.replace("Ċ", "|") and len(sizes) == 4 and size == len(text)
+    both, sizes, _ = shown(rows, TextFormat("text"), True)
+    assert both == "the lowĊlot|lot|" and len(sizes) == 2
 
 
 @pytest.mark.parametrize(
