@@ -149,7 +149,7 @@ class TextReader:
         line feeds are symbols, a row or else the whole text is one line.
         """
         lengths: list[int] = []  # lines of each document
-        whole: list[str] = []  # parts of a text that is one line
+        pieces: list[str] = []  # parts of a text that is one line
 
         def lines() -> Iterator[tuple[list[str], bool]]:
             for block in _blocks(path, form):
@@ -159,11 +159,11 @@ class TextReader:
                     lengths.extend(map(len, texts))
                     yield [line for text in texts for line in text], False
                 elif self.keeps_lines and not documents:
-                    whole.extend(("\n".join(lines_of(block, form)), "" if block.unfinished else "\n"))
+                    pieces.extend(("\n".join(lines_of(block, form)), "" if block.unfinished else "\n"))
                 else:
                     yield lines_of(block, form), block.unfinished
-            if whole:
-                yield ["".join(whole).removesuffix("\n")], False
+            if pieces:
+                yield ["".join(pieces).removesuffix("\n")], False
 
         corpus = self._corpus(lines())
         if len(corpus.tokens) == len(corpus.sizes):
