@@ -42,8 +42,9 @@ types: $(INSTALLED) ## mypy
 contracts: $(INSTALLED) ## import-linter: imports point down the layers only
 	@$(BIN)/lint-imports --no-cache --no-logo
 
-tests: $(INSTALLED) ## the test suite, two processes
-	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 --dist worksteal
+# One process more than CI has cores: tests that kill and start others often wait for them.
+tests: $(INSTALLED) ## the test suite, three processes
+	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal
 
 mutants: $(INSTALLED) ## make mutants PLACE=optim: changes of the code that no test notices (docs/testing.md)
 	@$(PIP_INSTALL) -e '.[mutation]'
