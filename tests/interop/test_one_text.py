@@ -60,7 +60,8 @@ class Scored:
         return -figures["loss"] * figures["ntokens"]
 
     def evaluated(self, *more: str) -> float:
-        argv = [str(self.data), "--path", str(self.checkpoint), "--gen-subset", "valid", "--cpu", *more]
+        split = [] if "--text" in more else ["--gen-subset", "valid"]
+        argv = [str(self.data), "--path", str(self.checkpoint), *split, "--cpu", *more]
         report = eval_lm.main(options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), argv))
         return float(-report["loss_base2"] * report["tokens"])
 

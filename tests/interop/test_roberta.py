@@ -187,6 +187,19 @@ def test_gpt2s_subwords_are_numbers_of_its_files(tmp_path: Path) -> None:
         RobertaModel.from_pretrained(str(tmp_path))
 
 
+def test_the_network_and_the_settings_are_called_as_fairseqs_are() -> None:
+    roberta: Any = loaded("roberta.pt", cpu=True)
+    rows = torch.arange(4, 12)[None]
+    logits, extra = roberta.model(rows, return_all_hiddens=True)
+    states = roberta.extract_features(rows, return_all_hiddens=True)
+    assert len(extra["inner_states"]) == len(states) == roberta.cfg.model.encoder_layers + 1
+    torch.testing.assert_close(torch.stack(extra["inner_states"]), torch.stack(states).transpose(1, 2))
+    lprobs = roberta.model.get_normalized_probs((logits, extra), log_probs=True)
+    assert lprobs.shape == (1, 8, len(roberta.task.source_dictionary))
+    torch.testing.assert_close(lprobs, logits.log_softmax(-1))
+    assert roberta.task.mask_idx == roberta.task.source_dictionary.index("<mask>")
+
+
 def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="models are not downloaded, give the folder"):
         RobertaModel.from_pretrained("roberta.large")
@@ -198,9 +211,9 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
         loaded("lm.pt")
     with pytest.raises(UserError, match="no such setting"):
         loaded("roberta.pt", nothing=1)
-    with pytest.raises(UserError, match="bpe anything: unknown; choose from bert, byte_bpe, "):
+    with pytest.raises(UserError, match="bpe anything: unknown; choose from characters, fastbpe, "):
         loaded("roberta.pt", bpe="anything")
-    with pytest.raises(UserError, match=r"bpe sentencepiece: no tokenizer next to .*; give None for text of tokens"):
+    with pytest.raises(UserError, match=r"bpe sentencepiece: needs its file; give it with bpe_codes"):
         loaded("roberta.pt", bpe="sentencepiece")
     with pytest.raises(UserError, match="tokenizer anything: unknown; choose from moses, nltk, space"):
         loaded("roberta.pt", tokenizer="anything")

@@ -36,7 +36,7 @@ class IndexedDataset(ListDataset):
 
     def __init__(self, corpus: Corpus | str, *unused: object) -> None:
         self.corpus: Any = IndexedCorpus(corpus) if isinstance(corpus, str) else corpus
-        super().__init__(self.corpus.tokens, self.corpus.sizes)
+        super().__init__(self.corpus.tokens, np.asarray(self.corpus.sizes))
 
     def __getitem__(self, index: int) -> Tensor:
         start, end = self.corpus.offsets[index : index + 2]

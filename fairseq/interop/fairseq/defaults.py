@@ -10,6 +10,18 @@ _SWITCHES = """
     no_seed_provided print_step retain_dropout retain_iter_history sacrebleu score_reference unnormalized
 """
 _WITHOUT_VALUE = "constraints decoding_format eos_token lm_path print_alignment replace_unk retain_dropout_modules"
+OF_SEARCHES: dict[str, object] = {  # of generation
+    **dict.fromkeys(_SWITCHES.split(), False),
+    **dict.fromkeys(_WITHOUT_VALUE.split()),
+    "diverse_beam_groups": -1,
+    "diverse_beam_strength": 0.5,
+    "diversity_rate": -1.0,
+    "iter_decode_eos_penalty": 0.0,
+    "iter_decode_max_iter": 10,
+    "iter_decode_with_beam": 1,
+    "lm_weight": 0.0,
+    "unkpen": 0,
+}
 MISSING: dict[str, object] = {  # settings that this package has are not here
     # common
     "aim_repo": None,
@@ -94,17 +106,7 @@ MISSING: dict[str, object] = {  # settings that this package has are not here
     "quant_noise_pq": 0.0,
     "quant_noise_pq_block_size": 8,
     "quant_noise_scalar": 0.0,
-    # generation
-    **dict.fromkeys(_SWITCHES.split(), False),
-    **dict.fromkeys(_WITHOUT_VALUE.split()),
-    "diverse_beam_groups": -1,
-    "diverse_beam_strength": 0.5,
-    "diversity_rate": -1.0,
-    "iter_decode_eos_penalty": 0.0,
-    "iter_decode_max_iter": 10,
-    "iter_decode_with_beam": 1,
-    "lm_weight": 0.0,
-    "unkpen": 0,
+    **OF_SEARCHES,
 }
 FORMER = {"max_sentences": "batch_size", "max_sentences_valid": "batch_size_valid"}  # names before fairseq 0.10
 

@@ -14,18 +14,26 @@ import torch
 from torch import Tensor
 
 from fairseq.config.command_settings import TextConfig
-from fairseq.config.registry import register_bpe, register_tokenizer  # noqa: F401 - names that plug-ins import
+from fairseq.config.registry import BPES, register_bpe, register_tokenizer  # noqa: F401 - names that plug-ins import
 from fairseq.data.folders import data_folders
 from fairseq.data.masking import word_parts, word_rule
 from fairseq.errors import UserError
 from fairseq.system.json_files import read_json
 from fairseq.system.opening import read_text
+from fairseq.text.tokenizers.base import Subwords
 from fairseq.text.tokenizers.hf import GPT2
 from fairseq.text.tokenizers.sentencepiece import WORD_BEGINS
+from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 from fairseq.text.tokenizers.tokenizer import Steps, chosen_subwords, chosen_words
 
 FILES = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
 FLAGS = "tokenizer moses-source-lang bpe bpe-codes sentencepiece-model gpt2-encoder-json gpt2-vocab-bpe"
+SETTINGS = (  # of words and subwords, in scripts
+    *(name.replace("-", "_") for name in FLAGS.split()),
+    *("moses_target_lang", "moses_no_escape", "moses_no_dash_splits", "bpe_merges", "bpe_vocab"),
+)
+FILE_OF = {"sentencepiece": "sentencepiece_model", "hf_byte_bpe": "bpe_merges"}  # instead of bpe_codes
+WITHOUT = ("bert", "byte_bpe", "bytes")  # subwords of fairseq that are not here
 
 
 @dataclass(frozen=True)
@@ -116,6 +124,30 @@ class SentencepieceBPE(GPT2BPE):
     kind = "sentencepiece"
 
 
+class MosesTokenizer:
+    """Words of the Moses tokenizer, whose special characters are ``&apos;`` and the like, unless
+    ``moses_no_escape`` is set."""
+
+    def __init__(self, args: object) -> None:
+        from sacremoses import MosesDetokenizer, MosesTokenizer
+
+        settings = vars(args)
+        language = settings.get("moses_source_lang") or "en"
+        chosen_words(TextConfig(tokenizer="moses", moses_source_lang=language))  # a language that there is
+        self._tokenizer = MosesTokenizer(lang=language)
+        self._detokenizer = MosesDetokenizer(lang=settings.get("moses_target_lang") or language)
+        self._options = {
+            "aggressive_dash_splits": not settings.get("moses_no_dash_splits"),
+            "escape": not settings.get("moses_no_escape"),
+        }
+
+    def encode(self, x: str) -> str:
+        return str(self._tokenizer.tokenize(x, return_str=True, **self._options))
+
+    def decode(self, x: str) -> str:
+        return str(self._detokenizer.detokenize(x.split()))
+
+
 class Characters:
     """Characters as symbols; ``▁`` stands for a space."""
 
@@ -138,14 +170,16 @@ def build_bpe(args: object) -> LineEncoder | Characters | None:
     """The subwords that ``args.bpe`` names, of fairseq's group of that name ``_name``, or the text
     *args* itself; None without it.
 
-    Their files are ``bpe_codes`` (of SentencePiece ``sentencepiece_model``, too); of ``gpt2``
-    ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default *encoder.json* and *vocab.bpe* in the
-    data folder.
+    Their files are ``bpe_codes`` (of SentencePiece ``sentencepiece_model``, of ``hf_byte_bpe``
+    ``bpe_merges``, too); of ``gpt2`` ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default
+    *encoder.json* and *vocab.bpe* in the data folder.
 
     Raises:
         UserError: there are no subwords of that name, or a file is missing or invalid.
     """
     kind, settings = _chosen(args, "bpe")
+    if kind is None:
+        return None
     if kind == "characters":
         return Characters()
     if kind == "gpt2":
@@ -155,23 +189,57 @@ def build_bpe(args: object) -> LineEncoder | Characters | None:
         if not isinstance(args, str):
             encoder.steps  # noqa: B018 - an invalid file is an error here, not at the first text
         return encoder
-    codes = settings.get("sentencepiece_model", settings.get("bpe_codes"))
-    subwords = chosen_subwords(TextConfig(bpe=kind, bpe_codes=codes if kind else None))
-    if kind and subwords is None:
+    subwords = subwords_of(kind, settings)
+    return LineEncoder(lambda: Steps(subwords=subwords))
+
+
+def subwords_of(kind: str, settings: Mapping[str, Any]) -> Subwords:
+    """The subwords *kind* of the file that *settings* name; see :func:`build_bpe`.
+
+    Raises:
+        UserError: there are none of that name, or the file is missing or invalid.
+    """
+    if kind in WITHOUT:
+        raise UserError(f"`bpe` {kind}: is not implemented; split the text before, and leave it out")
+    if kind not in (known := sorted({*BPES, "characters", "fastbpe", "gpt2", "hf_byte_bpe"})):
+        raise UserError(f"`bpe` {kind}: unknown; choose from {', '.join(known)}")
+    codes = settings.get(FILE_OF.get(kind, "bpe_codes"), settings.get("bpe_codes"))
+    if codes is None:
         raise UserError(f"`bpe` {kind}: needs its file; give it with `bpe_codes`")
-    return LineEncoder(lambda: Steps(subwords=subwords)) if subwords is not None else None
+    if kind == "fastbpe":
+        content = read_text(codes, "give the codes of fastBPE", "`bpe_codes`")
+        merges = SubwordNMT(_of_subword_nmt(content), f"`bpe_codes` {codes}")
+        merges.check()
+        return merges
+    subwords = chosen_subwords(TextConfig(bpe="hf" if kind == "hf_byte_bpe" else kind, bpe_codes=str(codes)))
+    assert subwords is not None, "it has its file"
+    return subwords
 
 
-def build_tokenizer(args: object) -> LineEncoder | None:
+def _of_subword_nmt(codes: bytes) -> bytes:
+    """Codes of fastBPE as subword-nmt's, which lack counts and begin with the version that marks
+    the ends of words in the same way."""
+    lines = codes.decode("utf-8", "surrogateescape").split("\n")
+    columns = [line.split(" ") for line in lines]
+    if columns[0][0] == "#version:" or not all(len(line) == 3 for line in columns if line != [""]):
+        return codes
+    pairs = [" ".join(line[:2]) for line in columns if line != [""]]
+    return "\n".join(["#version: 0.2", *pairs, ""]).encode("utf-8", "surrogateescape")
+
+
+def build_tokenizer(args: object) -> LineEncoder | MosesTokenizer | None:
     """The word tokenizer that ``args.tokenizer`` names, ``moses`` or ``space``; None without it.
 
     Raises:
         UserError: there is none of that name, or none of the language ``args.moses_source_lang``.
     """
     kind, settings = _chosen(args, "tokenizer")
-    language = settings.get("moses_source_lang", "en")
-    words = chosen_words(TextConfig(tokenizer=kind, moses_source_lang=language)) if kind else None
-    return LineEncoder(lambda: Steps(words=words)) if words is not None else None
+    if kind is None:
+        return None
+    if kind == "moses":
+        return MosesTokenizer(argparse.Namespace(**settings))
+    words = chosen_words(TextConfig(tokenizer=kind))
+    return LineEncoder(lambda: Steps(words=words))
 
 
 def _chosen(args: object, name: str) -> tuple[str | None, dict[str, Any]]:

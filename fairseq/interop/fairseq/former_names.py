@@ -87,9 +87,10 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "parts": "optim.amp_optimizer optim.fused_adam logging.progress_bar progress_bar",
     "resampling": "data.resampling_dataset",
     "roberta": """
-        models.roberta models.roberta.hub_interface models.roberta.model models.roberta.model_camembert
+        models.roberta models.roberta.model models.roberta.model_camembert
         models.roberta.model_gottbert models.roberta.model_xlmr
     """,
+    "roberta_hub": "models.roberta.hub_interface",
     "transformer": """
         models.transformer models.transformer.transformer_decoder models.transformer.transformer_encoder
         models.transformer.transformer_base
@@ -189,7 +190,11 @@ _NAMES: dict[str, dict[str, str]] = {
             PrefixConstrainedBeamSearch LexicallyConstrainedBeamSearch SequenceGeneratorWithAlignment
         """,
     },
-    "interop.fairseq.roberta": {"parts": _ROBERTA, "layers": "TransformerSentenceEncoder"},
+    "interop.fairseq.roberta": {
+        "parts": _ROBERTA,
+        "layers": "TransformerSentenceEncoder",
+        "roberta_hub": "RobertaHubInterface",
+    },
     "interop.fairseq.transformer": {"inert": "TransformerModel TransformerModelBase CharacterTokenEmbedder"},
     "models": {
         "parts": """

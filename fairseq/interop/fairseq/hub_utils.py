@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +14,89 @@ from torch import Tensor, nn
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.inference.loading import load_language_models
+from fairseq.interop.fairseq import encoders
+from fairseq.interop.fairseq.checkpoint_utils import OF_COMMANDS
+from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
+from fairseq.interop.fairseq.defaults import OF_SEARCHES
 from fairseq.interop.fairseq.namespaces import namespace_of
+from fairseq.interop.fairseq.utils import resolve_max_positions
+from fairseq.interop.fairseq.views import logits_model, plain
 from fairseq.system.lookup import exists, is_file, is_folder
+from fairseq.system.plugins import import_user_module
 
-SPLITTERS = {  # settings of fairseq's hub: their values
-    "tokenizer": "moses nltk space",
-    "bpe": "bert byte_bpe bytes characters fastbpe gpt2 hf_byte_bpe sentencepiece subword_nmt",
+FILES = {  # in a model's folder: the setting that names each
+    "code": "bpe_codes",
+    "bpecodes": "bpe_codes",
+    "sentencepiece.bpe.model": "sentencepiece_model",
+    "merges.txt": "bpe_merges",
+    "vocab.json": "bpe_vocab",
 }
+GENERATION = (  # settings that a model's folder may be loaded with, and the generator reads
+    *("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "temperature", "no_repeat_ngram_size", "seed"),
+    *("sampling", "sampling_topk", "sampling_topp", "score_reference"),
+)
 
 
 class GeneratorHubInterface(nn.Module):
-    """A language model under the method names of fairseq's hub; *lm* is the first model in this
-    package's interface."""
+    """A language model under the names of fairseq's hub; *lm* is the first model in this package's
+    interface.
 
-    def __init__(self, args: argparse.Namespace, task: Any, models: list[Any]) -> None:
+    *cfg* are settings, flat or in groups; ``tokenizer`` and ``bpe`` say how text is split.
+    """
+
+    def __init__(self, cfg: Any, task: Any, models: Sequence[Any]) -> None:
         super().__init__()
-        self.args, self.cfg, self.task, self.models = args, args, task, nn.ModuleList(models)
-        self.lm = LanguageModel(models[0], task.source_dictionary, task.cfg.tokens_per_sample, task.cfg.add_bos_token)
+        self.cfg: Any = convert_namespace_to_omegaconf(cfg)
+        self.args, self.task = self.cfg, task
+        self.models = nn.ModuleList(logits_model(plain(model)) for model in models)
+        self.src_dict, self.tgt_dict = task.source_dictionary, task.target_dictionary
+        self.tokenizer, self.bpe = encoders.build_tokenizer(self.cfg.tokenizer), encoders.build_bpe(self.cfg.bpe)
+        self.align_dict = None  # of translations
+        limits: list[Any] = [model.max_positions() for model in list[Any](self.models)]
+        self.max_positions = resolve_max_positions(task.max_positions(), *limits)
+        self.generation: dict[str, Any] = {}  # settings of every search, unless a call has others
+        self.lm = LanguageModel(plain(models[0]), self.src_dict, task.cfg.tokens_per_sample, task.cfg.add_bos_token)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def tokenize(self, sentence: str) -> str:
+        """The words of *sentence*, separated by blanks."""
+        return sentence if self.tokenizer is None else self.tokenizer.encode(sentence)
+
+    def detokenize(self, sentence: str) -> str:
+        return sentence if self.tokenizer is None else self.tokenizer.decode(sentence)
+
+    def apply_bpe(self, sentence: str) -> str:
+        """The subwords of the words *sentence*."""
+        return sentence if self.bpe is None else self.bpe.encode(sentence)
+
+    def remove_bpe(self, sentence: str) -> str:
+        return sentence if self.bpe is None else self.bpe.decode(sentence)
+
+    def binarize(self, sentence: str) -> Tensor:
+        """The ids of symbols separated by blanks, and an end: int64 [T]."""
+        return torch.from_numpy(self.src_dict.encode(sentence)).long()
+
+    def string(self, tokens: Tensor) -> str:
+        """The symbols of ids [T]."""
+        return str(self.tgt_dict.string(tokens))
 
     def encode(self, sentence: str) -> Tensor:
-        """The ids of a tokenised line, its end included: int64 [T]."""
-        return torch.from_numpy(self.task.source_dictionary.encode(sentence)).long()
-
-    binarize = encode
+        """The ids of a line of text, its end included: int64 [T]."""
+        return self.binarize(self.apply_bpe(self.tokenize(sentence)))
 
     def decode(self, tokens: Tensor) -> str:
-        return self.task.source_dictionary.string(tokens)
+        """The text of ids [T]."""
+        return self.detokenize(self.remove_bpe(self.string(tokens)))
 
-    def score(self, sentences: str | list[str], replace_newline_with_eos: bool = False) -> Any:
+    def score(self, sentences: str | list[str], replace_newline_with_eos: bool = False, **settings: object) -> Any:
         """``{"tokens", "positional_scores", "score"}`` of a text, or a list of them:
         log-probabilities, their mean.
 
-        As in fairseq, ``</s>`` is scored between lines only, never at the end, and a model trained
-        with ``<s>`` reads it in place of the ``</s>`` before a text. With
+        As in fairseq, ``</s>`` is scored between lines only, never at the end, a model trained with
+        ``<s>`` reads it in place of the ``</s>`` before a text, and *settings* have no effect. With
         *replace_newline_with_eos* line feeds are ``</s>``.
 
         Raises:
@@ -54,87 +104,128 @@ class GeneratorHubInterface(nn.Module):
         """
         if not isinstance(sentences, str):
             return [self.score(sentence, replace_newline_with_eos) for sentence in sentences]
-        dictionary = self.task.source_dictionary
         lines = sentences.splitlines() if replace_newline_with_eos else [sentences]
-        encoded = torch.cat([self.encode(line) for line in lines] or [torch.empty(0, dtype=torch.long)])
-        words = (encoded != dictionary.eos()).nonzero()
+        return self._scored(torch.cat([self.encode(line) for line in lines] or [torch.empty(0, dtype=torch.long)]))
+
+    def sample(self, sentences: str | list[str], beam: int = 1, verbose: bool = False, **settings: Any) -> Any:
+        """The best text of :meth:`generate` that begins with each of *sentences*."""
+        if isinstance(sentences, str):
+            return self.sample([sentences], beam, verbose, **settings)[0]
+        lines = [self.encode(sentence) for sentence in sentences]
+        return [self.decode(best["tokens"]) for best, *_ in self.generate(lines, beam, verbose, **settings)]
+
+    def translate(self, sentences: str | list[str], beam: int = 5, verbose: bool = False, **settings: Any) -> Any:
+        """:meth:`sample` with a wider beam."""
+        return self.sample(sentences, beam, verbose, **settings)
+
+    def generate(
+        self,
+        tokenized_sentences: Any,
+        beam: int = 5,
+        verbose: bool = False,
+        skip_invalid_size_inputs: bool = False,
+        inference_step_args: Mapping[str, Any] | None = None,
+        prefix_allowed_tokens_fn: Callable[..., object] | None = None,
+        **settings: Any,
+    ) -> Any:
+        """The hypotheses of a line of tokens [T], or of each of several lines, that begin with it.
+
+        Args:
+            verbose: print lines and hypotheses.
+            inference_step_args: further arguments of the task's ``inference_step``.
+            settings: others of fairseq's generation, such as ``max_len_b``, ``lenpen`` and
+                ``sampling``; with ``score_reference`` lines are scored. Unknown ones have no
+                effect, as in fairseq.
+
+        Raises:
+            UserError: a setting that changes the result is not implemented.
+        """
+        if torch.is_tensor(tokenized_sentences) and tokenized_sentences.dim() == 1:
+            arguments = (beam, verbose, skip_invalid_size_inputs, inference_step_args, prefix_allowed_tokens_fn)
+            return self.generate([tokenized_sentences], *arguments, **settings)[0]
+        settings = {**self.generation, "beam": beam, **settings}
+        check_generation({**settings, "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn})
+        if settings.get("score_reference"):
+            results = [[self._scored(line)] for line in tokenized_sentences]
+        else:
+            results = self._searched(tokenized_sentences, settings, dict(inference_step_args or {}))
+        if verbose:
+            for line, hypotheses in zip(tokenized_sentences, results, strict=True):
+                print(f"S\t{self.string(line)}")
+                for each in hypotheses:
+                    scores = " ".join(f"{score:.4f}" for score in each["positional_scores"].tolist())
+                    print(f"H\t{float(each['score'])}\t{self.decode(each['tokens'])}\nP\t{scores}")
+        return results
+
+    def _searched(self, lines: Sequence[Tensor], settings: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+        seed = {"seed": settings["seed"]} if settings.get("seed") is not None else {}
+        cfg = argparse.Namespace(**settings)
+        generator = self.task.build_generator(self.models, cfg, extra_gen_cls_kwargs=seed)
+        samples = ({"net_input": {"src_tokens": line[None]}} for line in lines)
+        return [self.task.inference_step(generator, self.models, sample, **options)[0] for sample in samples]
+
+    def _scored(self, encoded: Tensor) -> dict[str, Any]:
+        words = (encoded != self.src_dict.eos()).nonzero()
         if not len(words):
-            raise ValueError(f"score: {sentences!r} has no symbol to score")
+            raise ValueError("score: a text has no symbol to score")
         tokens = encoded[int(words[0]) : int(words[-1]) + 1]
-        start = dictionary.begin() if self.lm.add_bos_token else dictionary.eos()
+        start = self.src_dict.begin() if self.lm.add_bos_token else self.src_dict.eos()
         # The start is read and not scored: as many log-probabilities as tokens.
         row = torch.cat([tokens.new_tensor([start]), tokens])[None]
         lprobs = -self.lm.score_tokens(row, self.lm.tokens_per_sample, self.lm.model.memory_length)[0]
-        return {"tokens": tokens, "positional_scores": lprobs, "score": lprobs.mean()}
+        return {"tokens": tokens, "positional_scores": lprobs, "score": lprobs.mean(), "attention": None}
 
-    def sample(
-        self,
-        sentences: str | list[str],
-        beam: int = 1,
-        sampling: bool = False,
-        sampling_topk: int = -1,
-        sampling_topp: float = -1.0,
-        temperature: float = 1.0,
-        max_len_b: int = 200,
-        seed: int | None = None,
-    ) -> Any:
-        """Each text and a continuation of up to *max_len_b* tokens; without *sampling* the most
-        probable one.
 
-        With *beam* the search ends texts at ``</s>``, as :meth:`generate` does.
-        """
-        if not isinstance(sentences, str):
-            arguments = (beam, sampling, sampling_topk, sampling_topp, temperature, max_len_b, seed)
-            return [self.sample(sentence, *arguments) for sentence in sentences]
-        if beam > 1 and not sampling:
-            return self.decode(self.generate(self.encode(sentences), beam=beam, max_len_b=max_len_b)[0]["tokens"])
-        top_k = max(sampling_topk, 0) if sampling else 1
-        top_p = sampling_topp if sampling and sampling_topp > 0 else 1.0
-        return self.lm.sample(sentences, max_len_b, temperature, top_k, top_p, seed)
-
-    def generate(self, tokenized_sentences: Any, beam: int = 5, **settings: Any) -> Any:
-        """The hypotheses of a line of tokens [T], or of each of a list of lines, that begin with
-        it.
-
-        *settings* are others of fairseq's generation, such as ``max_len_b``, ``lenpen``,
-        ``sampling``.
-        """
-        if torch.is_tensor(tokenized_sentences):
-            return self.generate([tokenized_sentences], beam, **settings)[0]
-        generator = self.task.build_generator(self.models, argparse.Namespace(beam=beam, **settings))
-        samples = ({"net_input": {"src_tokens": line[None]}} for line in tokenized_sentences)
-        return [self.task.inference_step(generator, self.models, sample)[0] for sample in samples]
+def check_generation(settings: Mapping[str, Any]) -> None:
+    """Raise UserError if one of fairseq's settings of generation is set that nothing here reads."""
+    without = {**OF_SEARCHES, "prefix_allowed_tokens_fn": None}
+    for name in without.keys() & settings.keys() - set(GENERATION):
+        if settings[name] != without[name]:
+            raise UserError(f"`{name}`: is not implemented; leave it out")
 
 
 def from_pretrained(
-    model_name_or_path: str, checkpoint_file: str = "model.pt", data_name_or_path: str = ".", **settings: object
+    model_name_or_path: str,
+    checkpoint_file: str = "model.pt",
+    data_name_or_path: str = ".",
+    user_dir: str | None = None,
+    **settings: Any,
 ) -> GeneratorHubInterface:
     """The language model in the folder *model_name_or_path*; names of several checkpoints are
     joined by colons.
 
     The folder with ``dict.txt`` is inside the model's or anywhere. *settings* change the
-    checkpoint's; ``tokenizer`` and ``bpe`` come with the data.
+    checkpoint's, or a search's. Text is split by ``tokenizer`` and ``bpe`` if they are
+    given; their files may be in the model's folder. *user_dir* is imported first.
 
     Raises:
-        UserError: the model or its dictionary is missing, or a setting does not exist or has an
-            unknown value.
+        UserError: the model, its dictionary or a file is missing, or a setting does not exist or
+            has an unknown value.
     """
-    check_splitters(settings)
+    if user_dir is not None:
+        import_user_module(user_dir)
     paths, data = located(model_name_or_path, checkpoint_file, data_name_or_path)
-    overrides = {name: value for name, value in settings.items() if name not in ("tokenizer", "bpe", "bpe_codes")}
+    splitting = {**files_of(model_name_or_path), **chosen(settings, encoders.SETTINGS)}
+    check_generation(settings)
+    generation = chosen(settings, {*GENERATION, *OF_SEARCHES} - {"seed"})
+    of_command = chosen(settings, OF_COMMANDS)
+    overrides = {k: v for k, v in settings.items() if k not in splitting | generation | of_command}
     models, task, used = load_language_models(paths, data, overrides)
-    return GeneratorHubInterface(namespace_of(used), task, models)
+    folder = data.parent if is_file(data) else data
+    cfg = argparse.Namespace(**{**vars(namespace_of(used)), **generation, **splitting, "data": str(folder)})
+    hub = GeneratorHubInterface(cfg, task, models)
+    hub.generation.update(generation)
+    return hub
 
 
-def check_splitters(settings: Mapping[str, object]) -> None:
-    """Check that tokenizer and subwords in *settings* are names of fairseq's.
+def chosen(settings: Mapping[str, Any], names: Any) -> dict[str, Any]:
+    """Those of *settings* that are among *names*."""
+    return {name: value for name, value in settings.items() if name in names}
 
-    Raises:
-        UserError: one is not.
-    """
-    for name, known in SPLITTERS.items():
-        if settings.get(name) not in (None, *known.split()):
-            raise UserError(f"`{name}` {settings[name]}: unknown; choose from {', '.join(known.split())}")
+
+def files_of(folder: str) -> dict[str, str]:
+    """The settings of files of words and subwords that the model's *folder* has."""
+    return {setting: str(path) for name, setting in FILES.items() if is_file(path := Path(folder) / name)}
 
 
 def located(model_name_or_path: str, checkpoint_file: str, data_name_or_path: str) -> tuple[list[Path], Path]:

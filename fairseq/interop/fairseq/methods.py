@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,17 +22,16 @@ from fairseq.config.shared import Part
 from fairseq.criterions.fairseq_criterion import Loss
 from fairseq.data.dataset import Dataset, Sample
 from fairseq.data.folders import data_folders
-from fairseq.data.glue import Layout
 from fairseq.errors import UserError
 from fairseq.inference.engine import Reader
-from fairseq.interop.fairseq import datasets, encoders, hooks, hub_utils
+from fairseq.interop.fairseq import datasets, encoders, hooks, hub_utils, roberta_hub
 from fairseq.interop.fairseq.block_datasets import collate
 from fairseq.interop.fairseq.criterions import log_aggregated, log_figures
 from fairseq.interop.fairseq.data_utils import batch_by_size, filter_by_size, numpy_seed
 from fairseq.interop.fairseq.generator import SequenceGenerator
 from fairseq.interop.fairseq.iterators import EpochBatchIterator
 from fairseq.interop.fairseq.language_modeling import __init__, eval_lm_dataloader, setup_dictionary  # noqa: F401
-from fairseq.interop.fairseq.namespaces import namespace_of
+from fairseq.interop.fairseq.roberta import RobertaModel
 from fairseq.interop.fairseq.transformer import build_embedding  # noqa: F401 - a method
 from fairseq.interop.fairseq.utils import tokenize_line
 from fairseq.interop.fairseq.views import plain
@@ -409,39 +408,17 @@ def build_tokenizer(self: object, args: object) -> Any:
     return encoders.build_tokenizer(args)
 
 
-def from_pretrained(cls: object, *args: Any, **options: Any) -> Any:
-    """The model in a folder: see :func:`hub_utils.from_pretrained`."""
-    return hub_utils.from_pretrained(*args, **options)
+def from_pretrained(cls: type, *args: Any, **options: Any) -> Any:
+    """The model in a folder: see :func:`hub_utils.from_pretrained`, and for encoders
+    :func:`roberta_hub.from_pretrained`."""
+    load = roberta_hub if issubclass(cls, RobertaModel) else hub_utils
+    return load.from_pretrained(*args, **options)
 
 
 def add_args(cls: type[Part], parser: ArgumentParser) -> None:
     """Add the flags of the dataclass of settings that *cls* has."""
     if cls.config_class is not None:
         add_flags(parser, cls.config_class)
-
-
-def default_args(self: FairseqTask) -> Namespace:
-    """The flat namespace of a task's settings."""
-    return namespace_of(self.settings)
-
-
-default_cfg = default_args
-
-
-def default_datasets(self: object) -> dict[str, object]:
-    """The datasets that ``load_dataset`` stores, by split."""
-    return vars(self).setdefault("datasets", {})
-
-
-def default_layout(self: FairseqTask) -> Layout:
-    """The classes or scores of a plug-in's task of sentences, for the criterion; AttributeError if
-    it is none."""
-    settings = self.settings.flat
-    if "num_classes" not in settings:
-        raise AttributeError(f"{type(self).__name__} has no classes")
-    if settings.get("regression_target"):
-        return Layout((), labels=(), metrics=("pearson", "spearman"), scores=max(1, settings["num_classes"]))
-    return Layout((), labels=tuple(map(str, range(settings["num_classes"]))))
 
 
 def load_dictionary(cls: object, filename: str) -> Dictionary:

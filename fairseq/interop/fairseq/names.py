@@ -25,6 +25,7 @@ METHODS = (  # module, class, names of functions in the module `methods`
     ("fairseq.criterions.fairseq_criterion", "FairseqCriterion", "add_args"),
     ("fairseq.data.masking", "MaskedBlocks", _ITEMS),
     ("fairseq.data.token_blocks", "TokenBlocks", _ITEMS),
+    ("fairseq.interop.fairseq.roberta", "RobertaModel", "from_pretrained"),
     ("fairseq.models.base", "BaseFairseqModel", "add_args"),
     ("fairseq.models.base", "FairseqLanguageModel", "from_pretrained"),
     ("fairseq.models.bert", "EncoderModel", "register_classification_head"),
@@ -48,7 +49,11 @@ METHODS = (  # module, class, names of functions in the module `methods`
     ),
 )
 OF_CLASSES = ("add_args", "build_embedding", "from_pretrained", "load_dictionary", "setup_dictionary")
-ATTRIBUTES = (("fairseq.tasks.fairseq_task", "FairseqTask", "args cfg datasets layout"),)
+ATTRIBUTES = (
+    ("fairseq.tasks.fairseq_task", "FairseqTask", "args cfg datasets layout"),
+    ("fairseq.tasks.language_modeling", "LanguageModelingTask", "output_dictionary targets"),
+    ("fairseq.tasks.masked_lm", "MaskedLMTask", "mask_idx"),
+)
 
 FROM_CHECKPOINT = {  # module: a task whose `build_model` fairseq calls with a further argument
     "fairseq.tasks.fairseq_task": "FairseqTask",
@@ -142,7 +147,7 @@ def _from_checkpoint(method: Callable[..., object]) -> Callable[..., object]:
 
 
 class _Attribute:
-    """An attribute of objects that have not set it: ``default_NAME`` of the module `methods`."""
+    """An attribute of objects that have not set it, by the function in the module `attributes`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -150,7 +155,7 @@ class _Attribute:
     def __get__(self, instance: object, owner: type) -> Any:
         if instance is None:
             raise AttributeError(f"type object {owner.__name__!r} has no attribute {self.name!r}")
-        return getattr(importlib.import_module(home_of("methods")), f"default_{self.name}")(instance)
+        return getattr(importlib.import_module(home_of("attributes")), self.name)(instance)
 
 
 class FormerNames(MetaPathFinder, Loader):

@@ -9,10 +9,19 @@ from typing import Any
 from fairseq.config.settings import Settings
 
 
+class NamespaceOfArchitecture(argparse.Namespace):
+    """Settings that have the name of the architecture as ``_name``, too, unless it is set."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_name" and "arch" in vars(self):
+            return self.arch
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
 def namespace_of(settings: Settings) -> argparse.Namespace:
     """Return the namespace of *settings*; attributes that are set on it are in
     ``settings.flat``."""
-    args = argparse.Namespace()
+    args = NamespaceOfArchitecture()
     args.__dict__ = settings.flat
     return args
 

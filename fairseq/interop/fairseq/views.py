@@ -60,7 +60,8 @@ class LogitsModel(View):
     """A model that returns logits where this package's returns hidden states.
 
     Hidden states of an adaptive softmax stay as they are, as in fairseq.
-    ``masked_tokens``, bool [B, T], selects the tokens whose logits are returned: [N, V].
+    ``masked_tokens``, bool [B, T], selects the tokens whose logits are returned: [N, V]. With
+    ``return_all_hiddens`` the dict of an encoder has ``inner_states``, [T, B, C] each.
     """
 
     __slots__ = ()
@@ -71,14 +72,23 @@ class LogitsModel(View):
         """The decoder, as plug-ins call it."""
         return view(LogitsDecoder, self.plain.decoder)
 
-    def forward(self, src_tokens: Tensor, masked_tokens: Tensor | None = None, **inputs: object) -> Any:
-        inputs = {name: value for name, value in inputs.items() if name not in ("src_lengths", "return_all_hiddens")}
+    def forward(
+        self,
+        src_tokens: Tensor,
+        masked_tokens: Tensor | None = None,
+        return_all_hiddens: bool = False,
+        **inputs: object,
+    ) -> Any:
+        inputs = {name: value for name, value in inputs.items() if name != "src_lengths"}
         if hasattr(self.plain, "decoder") and inputs.keys() & {"features_only", "incremental_state"}:
             return self.decoder(src_tokens, **inputs)
         # What is left are arguments that models of this package take.
         output, *rest = self.plain(src_tokens, **inputs)
         if not inputs.get("features_only"):
             output = _logits(self.plain.output_layer, output)
+        if return_all_hiddens and hasattr(self.plain, "encoder"):
+            states = self.plain.encoder.sentence_encoder.states(src_tokens)
+            rest = [{**rest[0], "inner_states": [state.transpose(0, 1) for state in states]}]
         return output if masked_tokens is None else output[masked_tokens], *rest
 
     def get_normalized_probs(self, net_output: object, log_probs: bool, sample: object = None) -> Tensor:

@@ -1,0 +1,112 @@
+"""Models that scripts load as from fairseq's hub: their text, settings and networks."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import preprocessing
+import pytest
+import runs
+import torch
+from exports import BASE
+from fairseq.hub_utils import GeneratorHubInterface
+from subword_encodings import TEXT, encodings
+
+from fairseq import checkpoint_utils
+from fairseq.errors import UserError
+from fairseq.models.transformer_lm import TransformerLanguageModel
+
+MODEL = f"--arch transformer_lm {BASE.replace('--tokens-per-sample 8', '--tokens-per-sample 32')} --max-tokens 512"
+MODEL += " --criterion cross_entropy --cpu"
+Load = Callable[..., GeneratorHubInterface]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """The function that loads a random model of words; its folder has codes of fastBPE."""
+    text = preprocessing.text_file(tmp_path, TEXT, "train.txt")
+    codes = tmp_path / "codes.txt"
+    codes.write_bytes(encodings()["subword_nmt"].content)
+    preprocessing.run(tmp_path / "data-bin", trainpref=text, validpref=text, bpe="subword_nmt", bpe_codes=str(codes))
+    (tmp_path / "model").mkdir()
+    runs.saved(tmp_path / "model" / "model.pt", MODEL, data=tmp_path / "data-bin")
+    version, *pairs = codes.read_text().splitlines()
+    assert version == "#version: 0.2"
+    (tmp_path / "model" / "bpecodes").write_text("".join(f"{pair} {9 - n}\n" for n, pair in enumerate(pairs)))
+
+    def loaded(**settings: Any) -> GeneratorHubInterface:
+        lm: GeneratorHubInterface = TransformerLanguageModel.from_pretrained(
+            str(tmp_path / "model"), data_name_or_path=str(tmp_path / "data-bin"), **settings
+        )
+        return lm
+
+    return loaded
+
+
+def test_text_is_split_by_the_encoders_that_are_named(load: Load) -> None:
+    lm, subwords = load(tokenizer="moses", bpe="fastbpe"), encodings()["subword_nmt"]
+    line = "the lower river"
+    assert lm.apply_bpe(line) == subwords.encode([line])[0] != line and lm.remove_bpe(lm.apply_bpe(line)) == line
+    assert lm.string(lm.encode(line)) == lm.apply_bpe(line) and lm.decode(lm.encode(line)) == line
+    assert lm.tokenize("isn't") == "isn &apos;t" and lm.detokenize("isn &apos;t") == "isn't"
+    assert load(tokenizer="moses", moses_no_escape=True).tokenize("isn't") == "isn 't"
+    assert load().encode(line).tolist() == load().src_dict.encode(line).tolist()
+    with pytest.raises(UserError, match="bpe bert: is not implemented"):
+        load(bpe="bert")
+    with pytest.raises(UserError, match="bpe subword_nmt: needs its file|bpecodes"):
+        load(bpe="sentencepiece")
+
+
+def test_models_and_settings_are_those_of_an_ensemble(load: Load, tmp_path: Path) -> None:
+    lm = load(tokenizer="moses", bpe="fastbpe")
+    [model], cfg, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(tmp_path / "model" / "model.pt")], {"data": str(tmp_path / "data-bin")}
+    )
+    rows = lm.encode("the low")[None]
+    hub: Any = lm.models[0]
+    torch.testing.assert_close(hub(rows)[0], model(rows)[0])
+    assert hub.decoder.extract_features(rows)[0].shape[-1] == lm.cfg.model.decoder_output_dim
+    assert lm.cfg.task.data == cfg.task.data and lm.cfg.tokenizer._name == "moses" and lm.args.tokens_per_sample == 32
+    again = GeneratorHubInterface(cfg, task, [model])
+    assert again.sample("the low", max_len_b=9) == load().sample("the low", max_len_b=9)
+    assert lm.max_positions == 32 and lm.tgt_dict is lm.task.target_dictionary and lm.device.type == "cpu"
+
+
+def test_settings_of_generation_hold_from_the_loading_on(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
+    lm = load(max_len_b=7, min_len=7, cpu=True)
+    [best, *_] = lm.generate(lm.encode("the low"), beam=2)
+    assert len(best["tokens"]) == 8
+    torch.testing.assert_close(
+        lm.generate(lm.encode("the low"), score_reference=True)[0]["positional_scores"],
+        lm.score("the low", shorten_method="truncate")["positional_scores"],
+    )
+    capsys.readouterr()
+    assert lm.translate(["the low"], verbose=True, max_len_b=9) == [lm.sample("the low", beam=5, max_len_b=9)]
+    assert [line[0] for line in capsys.readouterr().out.splitlines()] == ["S", *"HP" * 5]
+    torch.manual_seed(1)
+    drawn = [lm.sample("the", sampling=True) for _ in range(6)]
+    torch.manual_seed(1)
+    assert [lm.sample("the", sampling=True) for _ in range(6)] == drawn and len(set(drawn)) > 1
+    for settings in ({"prefix_allowed_tokens_fn": print}, {"diverse_beam_groups": 2}):
+        with pytest.raises(UserError, match=f"{next(iter(settings))}: is not implemented"):
+            lm.sample("the", **settings)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="unkpen: is not implemented"):
+        load(unkpen=1.0)
+    with pytest.raises(UserError, match="nothing: no such setting"):
+        load(nothing=1)
+
+
+def test_a_folder_of_plugins_is_imported_first(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: list[str] = []
+    monkeypatch.setattr("fairseq.interop.fairseq.hub_utils.import_user_module", folders.append)
+    load(user_dir=str(tmp_path))
+    assert folders == [str(tmp_path)]
+
+
+def test_flat_settings_are_put_into_groups(load: Load) -> None:
+    lm = load()
+    again = GeneratorHubInterface(Namespace(tokenizer="space", tokens_per_sample=32), lm.task, lm.models)
+    assert again.tokenize(" a  b ") == "a b" and again.cfg.task.tokens_per_sample == 32
