@@ -107,7 +107,7 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
     "zero-sharding": (("none",), "not implemented; use none"),
     "num-shards": (("1",), "a split is read whole; use 1"),
     "shard-id": (("0",), "a split is read whole; use 0"),
-    "checkpoint-suffix": (("",), "checkpoints are one file; leave it out"),
+    "checkpoint-suffix": (("",), "checkpoints are one file; give each run a `save_dir`"),
     "checkpoint-shard-count": (("1",), "checkpoints are one file; use 1"),
     "quantization-config-path": (("",), "not implemented; fairseq-eval-lm --int8 casts weights"),
     "output-dictionary-size": (("-1",), "output and input have one dictionary; use -1"),
