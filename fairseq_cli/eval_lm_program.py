@@ -303,7 +303,8 @@ class _Evaluation:
             counts = load_counts(folder / split)
             # A split that was made again by another program has other lines than its counts.
             return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
-        text = read_text(cfg.text, cfg, data, model.dictionary, self.world, cfg.score_documents is not None)
+        documents, lines_apart = cfg.score_documents is not None, self.flat.get("sample_break_mode", "none") != "none"
+        text = read_text(cfg.text, cfg, data, model.dictionary, self.world, documents, lines_apart)
         if text.counts is None:
             log_tokens(model.dictionary)
         return "stdin" if cfg.text == STDIN else cfg.text, text, text.counts

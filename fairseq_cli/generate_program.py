@@ -67,8 +67,9 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
         name, corpus = cfg.gen_subset, writer.task.corpus(cfg.gen_subset)  # type: ignore[attr-defined]
     else:
         name = "stdin" if cfg.text == STDIN else cfg.text
-        documents = cfg.finds_hypotheses  # which are written line by line
-        corpus = read_text(cfg.text, cfg, data, writer.task.source_dictionary, world, documents)
+        # Hypotheses are written line by line.
+        dictionary, lines_apart = writer.task.source_dictionary, cfg.finds_hypotheses
+        corpus = read_text(cfg.text, cfg, data, dictionary, world, lines_apart=lines_apart)
     if cfg.finds_hypotheses:
         _print_hypotheses(cfg, writer, name, corpus, world)
         return []

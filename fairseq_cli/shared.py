@@ -148,12 +148,19 @@ def refuse_two_texts(text: str | None, split: str) -> None:
 
 
 def read_text(
-    path: str, form: TextFormatConfig, data: str, dictionary: Dictionary, world: World, documents: bool = False
+    path: str,
+    form: TextFormatConfig,
+    data: str,
+    dictionary: Dictionary,
+    world: World,
+    documents: bool = False,
+    lines_apart: bool = False,
 ) -> TextCorpus:
     """Return the tokens of a file of text, encoded as *data* was;
     without a tokenizer the file holds tokens.
 
-    With *documents* sizes are of documents, rows of JSON lines or else lines.
+    With *documents* sizes are of documents, rows of JSON lines or else lines; see
+    :meth:`TextReader.read`.
 
     Raises:
         UserError: the file or the tokenizer cannot be used, or several processes would share stdin.
@@ -161,7 +168,7 @@ def read_text(
     if path == STDIN and world.size > 1:
         raise UserError(f"--text -: {world.size} processes cannot share stdin; save the text to a file")
     form_of_path = format_of(path, form.text_field, form.join_lines)
-    return TextReader.of(data, dictionary).read(path, form_of_path, documents)
+    return TextReader.of(data, dictionary).read(path, form_of_path, documents, lines_apart)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,8 @@ def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = 
             by the next one; white space around it is ignored.
 
     Raises:
-        UserError: *remove_bpe* is empty, or names SentencePiece, which is not supported.
+        UserError: *remove_bpe* is empty or at the end of no symbol, or names SentencePiece, which
+            is not supported.
     """
     lprobs = scores.lprobs.astype(np.float64)
     if remove_bpe is None:
@@ -68,7 +69,10 @@ def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = 
     mark = remove_bpe.strip()
     if mark in ("", "sentencepiece"):
         raise UserError(f"`remove_bpe` {remove_bpe!r}: expected a mark at the end of subwords, such as @@")
-    goes_on = np.array([symbol.endswith(mark) for symbol in dictionary.symbols])[scores.tokens]
+    marked = np.array([symbol.endswith(mark) for symbol in dictionary.symbols])
+    if not marked.any():
+        raise UserError(f"`remove_bpe` {remove_bpe!r}: no symbol of the dictionary ends with it; leave it out")
+    goes_on = marked[scores.tokens]
     begins = np.ones(len(scores), dtype=bool)
     begins[1:] = ~goes_on[:-1]
     first = np.flatnonzero(begins)

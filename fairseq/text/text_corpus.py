@@ -141,12 +141,13 @@ class TextReader:
         join = " ".join if self.tokenizer is None else self.tokenizer.decode
         return "\n".join(join(line) for line in lines)
 
-    def read(self, path: str, form: TextFormat, documents: bool = False) -> TextCorpus:
+    def read(self, path: str, form: TextFormat, documents: bool = False, lines_apart: bool = False) -> TextCorpus:
         """Return the tokens of a text, ``-`` for stdin;
         UserError if it cannot be read or has no words.
 
         With *documents* sizes are of documents, which are rows of JSON lines or else lines. Where
-        line feeds are symbols, a row or else the whole text is one line.
+        line feeds are symbols, a row or else the whole text is one line, unless with *lines_apart*
+        or *documents* each line is of its own.
         """
         lengths: list[int] = []  # lines of each document
         pieces: list[str] = []  # parts of a text that is one line
@@ -158,7 +159,7 @@ class TextReader:
                     texts = [["\n".join(parts)] for parts in texts] if self.keeps_lines else texts
                     lengths.extend(map(len, texts))
                     yield [line for text in texts for line in text], False
-                elif self.keeps_lines and not documents:
+                elif self.keeps_lines and not documents and not lines_apart:
                     pieces.extend(("\n".join(lines_of(block, form)), "" if block.unfinished else "\n"))
                 else:
                     yield lines_of(block, form), block.unfinished
@@ -166,7 +167,7 @@ class TextReader:
                 yield ["".join(pieces).removesuffix("\n")], False
 
         corpus = self._corpus(lines())
-        if len(corpus.tokens) == len(corpus.sizes):
+        if len(corpus.tokens) == len(corpus.sizes) or (corpus.counts is not None and not corpus.counts.words):
             raise no_words(path)
         if not documents or form.field is None:
             return corpus

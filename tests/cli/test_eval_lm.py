@@ -317,6 +317,7 @@ def mistake(monkeypatch, capsys):
         (BASELINE, "--gen-subset nothing", "data-bin/nothing.idx: file not found"),
         (BASELINE, "--model-overrides print(1)", "--model-overrides print(1): expected a dict"),
         (BASELINE, "--remove-bpe sentencepiece", "--remove-bpe 'sentencepiece': expected a mark"),
+        (BASELINE, "--remove-bpe wordpiece", "--remove-bpe 'wordpiece': no symbol of the dictionary ends with it"),
         (BASELINE, "--softmax-batch 0", "--softmax-batch 0: must be at least 1"),
         (BASELINE, "--results-path /dev/null/x", "--results-path /dev/null/x: cannot be written"),
         (BASELINE, "--save-token-scores /dev/null/x/y.npz", "--save-token-scores /dev/null/x: cannot be written"),

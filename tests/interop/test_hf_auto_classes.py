@@ -253,6 +253,7 @@ def test_the_automatic_classes_load_the_folder(folder: Path) -> None:
         folder, num_labels=3, trust_remote_code=True, output_loading_info=True
     )
     assert loading["missing_keys"] == {"score.weight"} and not loading["unexpected_keys"]
+    assert not classifier.accepts_loss_kwargs  # or a Trainer would not divide accumulated gradients
     rows, mask = ragged()
     scores = classifier(rows, attention_mask=mask).logits
     for row, last in enumerate((7, 4, 7, 7)):

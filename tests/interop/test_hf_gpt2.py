@@ -106,6 +106,11 @@ def test_gpt2_reads_the_line_feeds_of_a_file_as_transformers_does(
     assert shown(path, TextFormat(), False) == (whole, [len(tokens)], len(text))
     lines, sizes, size = shown(path, TextFormat(), True)  # each line is a document of its own
     assert lines == whole.replace("Ċ", "|") and len(sizes) == 4 and size == len(text)
+    corpus = TextReader.of(tmp_path / "in", model.dictionary).read(str(path), TextFormat(), lines_apart=True)
+    assert len(corpus.sizes) == 4
+    path.write_text("\n\n")
+    with pytest.raises(UserError, match="the text is empty"):
+        shown(path, TextFormat(), False)
     both, sizes, _ = shown(rows, TextFormat("text"), True)
     assert both == "the lowĊlot|lot|" and len(sizes) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,40 @@ def test_settings_of_generation_hold_from_the_loading_on(load: Load, capsys: pyt
         load(unkpen=1.0)
     with pytest.raises(UserError, match="nothing: no such setting"):
         load(nothing=1)
+
+
+def test_an_ensemble_scores_with_the_mean_probability_and_without_padding(load: Load, tmp_path: Path) -> None:
+    runs.saved(tmp_path / "model" / "two.pt", f"{MODEL} --seed 2", data=tmp_path / "data-bin")
+    both, line = load(checkpoint_file="model.pt:two.pt"), load().encode("the low the")
+    each = [load(checkpoint_file=name).score("the low the")["positional_scores"] for name in ("model.pt", "two.pt")]
+    assert not torch.allclose(*each)
+    expected = torch.stack(each).exp().mean(0).log()
+    torch.testing.assert_close(both.score("the low the")["positional_scores"], expected)
+    padded = torch.cat([line, torch.tensor([both.src_dict.pad()] * 2)])[None]
+    [[scored]] = both.generate(padded, score_reference=True)
+    torch.testing.assert_close(scored["positional_scores"], expected)
+    torch.testing.assert_close(both.generate(line, beam=1)[0]["positional_scores"][:3], expected)
+
+
+def test_settings_of_searches_may_change_later_and_must_be_possible(load: Load) -> None:
+    lm = load(seed=3, batch_size=4)
+    assert lm.cfg.common.seed == 3 and lm.cfg.dataset.batch_size == 4
+    lm.cfg.generation.max_len_b = 3
+    assert len(lm.generate(lm.encode("the"))[0]["tokens"]) <= 4
+    for settings, message in (({"beam": 0}, "beam 0: must be at least 1"), ({"max_len_b": -1}, "max_len_b -1: must")):
+        with pytest.raises(UserError, match=message):
+            lm.sample("the", **settings)
+
+
+def test_a_model_with_subwords_is_pickled_and_an_explicit_file_comes_first(load: Load, tmp_path: Path) -> None:
+    lm = load(bpe="fastbpe")
+    again = pickle.loads(pickle.dumps(lm))
+    assert again.sample("the low", max_len_b=9) == lm.sample("the low", max_len_b=9)
+    other = tmp_path / "other"
+    for codes, message in (("t h\n", "not two symbols and a count"), ("", "not two symbols|has no merges")):
+        other.write_text(codes)
+        with pytest.raises(UserError, match=f"other: .*({message})"):
+            load(bpe="fastbpe", bpe_codes=str(other))
 
 
 def test_a_folder_of_plugins_is_imported_first(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,7 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
         loaded("lm.pt")
     with pytest.raises(UserError, match="no such setting"):
         loaded("roberta.pt", nothing=1)
-    with pytest.raises(UserError, match="bpe anything: unknown; choose from characters, fastbpe, "):
+    with pytest.raises(UserError, match="bpe anything: unknown; choose from fastbpe, gpt2, "):
         loaded("roberta.pt", bpe="anything")
     with pytest.raises(UserError, match=r"bpe sentencepiece: needs its file; give it with bpe_codes"):
         loaded("roberta.pt", bpe="sentencepiece")

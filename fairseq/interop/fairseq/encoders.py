@@ -30,10 +30,10 @@ FILES = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
 FLAGS = "tokenizer moses-source-lang bpe bpe-codes sentencepiece-model gpt2-encoder-json gpt2-vocab-bpe"
 SETTINGS = (  # of words and subwords, in scripts
     *(name.replace("-", "_") for name in FLAGS.split()),
-    *("moses_target_lang", "moses_no_escape", "moses_no_dash_splits", "bpe_merges", "bpe_vocab"),
+    *("moses_target_lang", "moses_no_escape", "moses_no_dash_splits"),
 )
-FILE_OF = {"sentencepiece": "sentencepiece_model", "hf_byte_bpe": "bpe_merges"}  # instead of bpe_codes
-WITHOUT = ("bert", "byte_bpe", "bytes")  # subwords of fairseq that are not here
+FILE_OF = {"sentencepiece": "sentencepiece_model"}  # instead of bpe_codes
+WITHOUT = ("bert", "byte_bpe", "bytes", "hf_byte_bpe")  # subwords of fairseq that are not here
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,9 @@ def build_bpe(args: object) -> LineEncoder | Characters | None:
     """The subwords that ``args.bpe`` names, of fairseq's group of that name ``_name``, or the text
     *args* itself; None without it.
 
-    Their files are ``bpe_codes`` (of SentencePiece ``sentencepiece_model``, of ``hf_byte_bpe``
-    ``bpe_merges``, too); of ``gpt2`` ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default
-    *encoder.json* and *vocab.bpe* in the data folder.
+    Their files are ``bpe_codes`` (of SentencePiece ``sentencepiece_model``, too); of ``gpt2``
+    ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default *encoder.json* and *vocab.bpe* in the
+    data folder.
 
     Raises:
         UserError: there are no subwords of that name, or a file is missing or invalid.
@@ -185,12 +185,16 @@ def build_bpe(args: object) -> LineEncoder | Characters | None:
     if kind == "gpt2":
         folder = data_folders(settings.get("data", "."))[0]
         files = {name: Path(settings.get(name, folder / file)) for name, file in FILES.items()}
-        encoder = LineEncoder(lambda: Steps(subwords=Numbered.load(**files)))
+        encoder = LineEncoder(functools.partial(_numbered, files))
         if not isinstance(args, str):
             encoder.steps  # noqa: B018 - an invalid file is an error here, not at the first text
         return encoder
     subwords = subwords_of(kind, settings)
-    return LineEncoder(lambda: Steps(subwords=subwords))
+    return LineEncoder(functools.partial(Steps, subwords=subwords))
+
+
+def _numbered(files: Mapping[str, Path]) -> Steps:
+    return Steps(subwords=Numbered.load(**files))
 
 
 def subwords_of(kind: str, settings: Mapping[str, Any]) -> Subwords:
@@ -201,29 +205,31 @@ def subwords_of(kind: str, settings: Mapping[str, Any]) -> Subwords:
     """
     if kind in WITHOUT:
         raise UserError(f"`bpe` {kind}: is not implemented; split the text before, and leave it out")
-    if kind not in (known := sorted({*BPES, "characters", "fastbpe", "gpt2", "hf_byte_bpe"})):
+    if kind not in (known := sorted({*BPES, "fastbpe"})):
         raise UserError(f"`bpe` {kind}: unknown; choose from {', '.join(known)}")
     codes = settings.get(FILE_OF.get(kind, "bpe_codes"), settings.get("bpe_codes"))
     if codes is None:
         raise UserError(f"`bpe` {kind}: needs its file; give it with `bpe_codes`")
     if kind == "fastbpe":
         content = read_text(codes, "give the codes of fastBPE", "`bpe_codes`")
-        merges = SubwordNMT(_of_subword_nmt(content), f"`bpe_codes` {codes}")
+        source = f"`bpe_codes` {codes}"
+        merges = SubwordNMT(_of_subword_nmt(content, source), source)
         merges.check()
         return merges
-    subwords = chosen_subwords(TextConfig(bpe="hf" if kind == "hf_byte_bpe" else kind, bpe_codes=str(codes)))
+    subwords = chosen_subwords(TextConfig(bpe=kind, bpe_codes=str(codes)))
     assert subwords is not None, "it has its file"
     return subwords
 
 
-def _of_subword_nmt(codes: bytes) -> bytes:
+def _of_subword_nmt(codes: bytes, source: str) -> bytes:
     """Codes of fastBPE as subword-nmt's, which lack counts and begin with the version that marks
-    the ends of words in the same way."""
-    lines = codes.decode("utf-8", "surrogateescape").split("\n")
-    columns = [line.split(" ") for line in lines]
-    if columns[0][0] == "#version:" or not all(len(line) == 3 for line in columns if line != [""]):
+    the ends of words in the same way; codes that begin so are left as they are."""
+    if codes.startswith(b"#version:"):
         return codes
-    pairs = [" ".join(line[:2]) for line in columns if line != [""]]
+    columns = [line.split() for line in codes.decode("utf-8", "surrogateescape").split("\n") if line.strip()]
+    if any(len(line) != 3 for line in columns):
+        raise UserError(f"{source}: a line is not two symbols and a count; give codes of fastBPE")
+    pairs = [" ".join(line[:2]) for line in columns]
     return "\n".join(["#version: 0.2", *pairs, ""]).encode("utf-8", "surrogateescape")
 
 
@@ -238,8 +244,7 @@ def build_tokenizer(args: object) -> LineEncoder | MosesTokenizer | None:
         return None
     if kind == "moses":
         return MosesTokenizer(argparse.Namespace(**settings))
-    words = chosen_words(TextConfig(tokenizer=kind))
-    return LineEncoder(lambda: Steps(words=words))
+    return LineEncoder(functools.partial(Steps, words=chosen_words(TextConfig(tokenizer=kind))))
 
 
 def _chosen(args: object, name: str) -> tuple[str | None, dict[str, Any]]:

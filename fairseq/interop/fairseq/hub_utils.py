@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fairseq.config import fields
+from fairseq.config.command_settings import GenerationConfig
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.inference.loading import load_language_models
@@ -28,13 +31,12 @@ FILES = {  # in a model's folder: the setting that names each
     "code": "bpe_codes",
     "bpecodes": "bpe_codes",
     "sentencepiece.bpe.model": "sentencepiece_model",
-    "merges.txt": "bpe_merges",
-    "vocab.json": "bpe_vocab",
 }
 GENERATION = (  # settings that a model's folder may be loaded with, and the generator reads
-    *("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "temperature", "no_repeat_ngram_size", "seed"),
+    *(NUMBERS := ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "temperature", "no_repeat_ngram_size")),
     *("sampling", "sampling_topk", "sampling_topp", "score_reference"),
 )
+OF_GENERATION = {*GENERATION, *OF_SEARCHES}
 
 
 class GeneratorHubInterface(nn.Module):
@@ -54,8 +56,11 @@ class GeneratorHubInterface(nn.Module):
         self.align_dict = None  # of translations
         limits: list[Any] = [model.max_positions() for model in list[Any](self.models)]
         self.max_positions = resolve_max_positions(task.max_positions(), *limits)
-        self.generation: dict[str, Any] = {}  # settings of every search, unless a call has others
-        self.lm = LanguageModel(plain(models[0]), self.src_dict, task.cfg.tokens_per_sample, task.cfg.add_bos_token)
+        self.lm = self._language_model(plain(models[0]))
+
+    def _language_model(self, model: Any) -> LanguageModel:
+        cfg = self.task.cfg
+        return LanguageModel(model, self.src_dict, cfg.tokens_per_sample, cfg.add_bos_token)
 
     @property
     def device(self) -> torch.device:
@@ -143,14 +148,15 @@ class GeneratorHubInterface(nn.Module):
         if torch.is_tensor(tokenized_sentences) and tokenized_sentences.dim() == 1:
             arguments = (beam, verbose, skip_invalid_size_inputs, inference_step_args, prefix_allowed_tokens_fn)
             return self.generate([tokenized_sentences], *arguments, **settings)[0]
-        settings = {**self.generation, "beam": beam, **settings}
+        settings = {**chosen(vars(self.cfg.generation), OF_GENERATION), "beam": beam, **settings}
+        lines = list(tokenized_sentences)
         check_generation({**settings, "prefix_allowed_tokens_fn": prefix_allowed_tokens_fn})
         if settings.get("score_reference"):
-            results = [[self._scored(line)] for line in tokenized_sentences]
+            results = [[self._scored(line)] for line in lines]
         else:
-            results = self._searched(tokenized_sentences, settings, dict(inference_step_args or {}))
+            results = self._searched(lines, settings, dict(inference_step_args or {}))
         if verbose:
-            for line, hypotheses in zip(tokenized_sentences, results, strict=True):
+            for line, hypotheses in zip(lines, results, strict=True):
                 print(f"S\t{self.string(line)}")
                 for each in hypotheses:
                     scores = " ".join(f"{score:.4f}" for score in each["positional_scores"].tolist())
@@ -165,6 +171,7 @@ class GeneratorHubInterface(nn.Module):
         return [self.task.inference_step(generator, self.models, sample, **options)[0] for sample in samples]
 
     def _scored(self, encoded: Tensor) -> dict[str, Any]:
+        encoded = encoded[encoded != self.src_dict.pad()]
         words = (encoded != self.src_dict.eos()).nonzero()
         if not len(words):
             raise ValueError("score: a text has no symbol to score")
@@ -172,12 +179,19 @@ class GeneratorHubInterface(nn.Module):
         start = self.src_dict.begin() if self.lm.add_bos_token else self.src_dict.eos()
         # The start is read and not scored: as many log-probabilities as tokens.
         row = torch.cat([tokens.new_tensor([start]), tokens])[None]
-        lprobs = -self.lm.score_tokens(row, self.lm.tokens_per_sample, self.lm.model.memory_length)[0]
+        each = [
+            -lm.score_tokens(row, lm.tokens_per_sample, lm.model.memory_length)[0]
+            for lm in (self._language_model(plain(model)) for model in self.models)
+        ]
+        # The mean of the probabilities, as in a search.
+        lprobs = torch.stack(each).logsumexp(0) - math.log(len(each))
         return {"tokens": tokens, "positional_scores": lprobs, "score": lprobs.mean(), "attention": None}
 
 
 def check_generation(settings: Mapping[str, Any]) -> None:
-    """Raise UserError if one of fairseq's settings of generation is set that nothing here reads."""
+    """Raise UserError if one of fairseq's settings of generation is set that nothing here reads, or
+    has an impossible value."""
+    fields.checked(GenerationConfig, chosen(settings, NUMBERS))
     without = {**OF_SEARCHES, "prefix_allowed_tokens_fn": None}
     for name in without.keys() & settings.keys() - set(GENERATION):
         if settings[name] != without[name]:
@@ -205,17 +219,17 @@ def from_pretrained(
     if user_dir is not None:
         import_user_module(user_dir)
     paths, data = located(model_name_or_path, checkpoint_file, data_name_or_path)
-    splitting = {**files_of(model_name_or_path), **chosen(settings, encoders.SETTINGS)}
+    splitting = splitting_of(model_name_or_path, settings)
     check_generation(settings)
-    generation = chosen(settings, {*GENERATION, *OF_SEARCHES} - {"seed"})
+    generation = chosen(settings, OF_GENERATION)
     of_command = chosen(settings, OF_COMMANDS)
     overrides = {k: v for k, v in settings.items() if k not in splitting | generation | of_command}
     models, task, used = load_language_models(paths, data, overrides)
     folder = data.parent if is_file(data) else data
-    cfg = argparse.Namespace(**{**vars(namespace_of(used)), **generation, **splitting, "data": str(folder)})
-    hub = GeneratorHubInterface(cfg, task, models)
-    hub.generation.update(generation)
-    return hub
+    cfg = argparse.Namespace(
+        **{**vars(namespace_of(used)), **of_command, **generation, **splitting, "data": str(folder)}
+    )
+    return GeneratorHubInterface(cfg, task, models)
 
 
 def chosen(settings: Mapping[str, Any], names: Any) -> dict[str, Any]:
@@ -223,8 +237,14 @@ def chosen(settings: Mapping[str, Any], names: Any) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in names}
 
 
-def files_of(folder: str) -> dict[str, str]:
-    """The settings of files of words and subwords that the model's *folder* has."""
+def splitting_of(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """How text is split: by *settings*, and with files in the model's *folder* unless they name
+    others."""
+    explicit = chosen(settings, encoders.SETTINGS)
+    return explicit if explicit.keys() & set(FILES.values()) else {**_files_of(folder), **explicit}
+
+
+def _files_of(folder: str) -> dict[str, str]:
     return {setting: str(path) for name, setting in FILES.items() if is_file(path := Path(folder) / name)}
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from fairseq.inference.loading import load_models
 from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
 from fairseq.interop.fairseq.decoders import FairseqEncoderModel
 from fairseq.interop.fairseq.encoders import FILES, SETTINGS, LineEncoder, Numbered, subwords_of
-from fairseq.interop.fairseq.hub_utils import OF_COMMANDS, chosen, files_of, located
+from fairseq.interop.fairseq.hub_utils import OF_COMMANDS, located, splitting_of
 from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.interop.fairseq.roberta import RobertaModel
 from fairseq.interop.fairseq.utils import model_eval
@@ -30,7 +32,7 @@ from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 
 IGNORED = ("load_checkpoint_heads",)  # arguments of fairseq's without meaning here
-WORDS = (None, "moses", "nltk", "space")  # fairseq takes them, and encoders do not use them
+WORDS = (None, "", "moses", "nltk", "space")  # accepted, without effect
 HEAD_OUTPUT = re.compile(rf"{re.escape(HEADS)}(\w+)\.out_proj\.weight")
 
 
@@ -42,7 +44,7 @@ class RobertaHubInterface(nn.Module):
         super().__init__()
         self.cfg: Any = convert_namespace_to_omegaconf(cfg)
         self.args, self.task, self.model = self.cfg, task, logits_model(plain(model))
-        self.bpe = LineEncoder(lambda: tokenizer) if tokenizer is not None else None
+        self.bpe = LineEncoder(functools.partial(copy.copy, tokenizer)) if tokenizer is not None else None
         self._tokenizer, self._ids = tokenizer, TextReader(task.source_dictionary, tokenizer)
 
     @property
@@ -196,9 +198,8 @@ def from_pretrained(
     if tokenizer is None and bpe == "gpt2" and (known_files or all(is_file(file) for file in files.values())):
         tokenizer = Tokenizer(subwords=Numbered.load(**files))
     if tokenizer is None:
-        if bpe not in (None, "gpt2"):
-            files_of_bpe = {**files_of(model_name_or_path), **chosen(settings, SETTINGS)}
-            tokenizer = Tokenizer(subwords=subwords_of(bpe, files_of_bpe))
+        if bpe not in (None, "", "gpt2"):
+            tokenizer = Tokenizer(subwords=subwords_of(bpe, splitting_of(model_name_or_path, settings)))
         else:
             log_tokens(dictionary)
     roberta = RobertaHubInterface(namespace_of(used), task, model, tokenizer)

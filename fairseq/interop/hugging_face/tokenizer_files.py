@@ -122,6 +122,9 @@ def fast_tokenizer(
     special = _special(dictionary, token_types is not None)
     model["vocab"] = {**ids, **special}
     ours = {word: _added(word, index) for word, index in special.items()}
+    if token_types is not None and dictionary.mask() >= 0:
+        # The blank before a masked word is part of the word.
+        ours[dictionary[dictionary.mask()]]["lstrip"] = True
     values["added_tokens"] = [*({**token, "id": ids[word]} for word, token in added.items() if word not in ours)]
     values["added_tokens"] += ours.values()
     values["post_processor"] = _rows(dictionary, token_types, separator)

@@ -348,6 +348,9 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
 class FairseqForSequenceClassification(FairseqPreTrainedModel):
     """A classifier of texts: a linear map of the hidden state of the last token."""
 
+    # The loss is a mean over each batch: with gradient accumulation, the caller divides it.
+    accepts_loss_kwargs = False
+
     def __init__(self, config: FairseqConfig) -> None:
         super().__init__(config)
         projection = getattr(self.decoder, "project_out_dim", None)
