@@ -124,8 +124,8 @@ class Runs:
 
 
 def clock(runs: Runs, chosen: Sequence[Row], size: Size, seconds: float) -> None:
-    """Append the CPU time of an update of each of the *chosen* rows to clock.jsonl, in turns for
-    about *seconds*."""
+    """Measure the CPU time per update of the *chosen* rows, in turns for about *seconds*; append it
+    to clock.jsonl."""
     short, begin = replace(size, updates=48, validations=12), time.perf_counter()
     while True:
         for row in chosen:

@@ -95,7 +95,9 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     evaluation = _Evaluation(cfg, common, batches, vars(args), world)
     model = evaluation.load(data, paths)
     name, corpus, counts = evaluation.text(data, model)
-    # Before anything is scored: a model or the counts may be missing.
+    # Before anything is scored: a model, the counts or a mark may be missing.
+    if cfg.remove_bpe is not None:
+        report.continued(model.dictionary, cfg.remove_bpe)
     baseline = evaluation.baseline(cfg.baseline, data) if cfg.baseline is not None else None
     in_training = word_counts(cfg.word_counts, data, model.dictionary) if cfg.by_frequency else {}
     # Loading is no part of the speed.

@@ -38,7 +38,7 @@ class ShardConfig(ModelPathConfig):
 
     @property
     def part(self) -> str:
-        """What the names of a part's files have before their ending:
+        """Suffix of a part's file names, before the extension:
         parts of one evaluation may share a folder."""
         return f".{self.shard_id}-of-{self.num_shards}" if self.num_shards > 1 else ""
 

@@ -52,6 +52,21 @@ class Words:
         return "".join(piece.removesuffix(self.mark or "") for piece in pieces[:-1]) + pieces[-1]
 
 
+def continued(dictionary: Dictionary, remove_bpe: str) -> np.ndarray:
+    """Which symbols of *dictionary* end with the mark *remove_bpe*: bool [V].
+
+    Raises:
+        UserError: none does, or the mark is empty or names SentencePiece, which is not supported.
+    """
+    mark = remove_bpe.strip()
+    if mark in ("", "sentencepiece"):
+        raise UserError(f"`remove_bpe` {remove_bpe!r}: expected a mark at the end of subwords, such as @@")
+    marked = np.array([symbol.endswith(mark) for symbol in dictionary.symbols])
+    if not marked.any():
+        raise UserError(f"`remove_bpe` {remove_bpe!r}: no symbol of the dictionary ends with it; leave it out")
+    return marked
+
+
 def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = None) -> Words:
     """The words of *scores*: its tokens, or with *remove_bpe* its joined subwords.
 
@@ -60,24 +75,17 @@ def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = 
             by the next one; white space around it is ignored.
 
     Raises:
-        UserError: *remove_bpe* is empty or at the end of no symbol, or names SentencePiece, which
-            is not supported.
+        UserError: see :func:`continued`.
     """
     lprobs = scores.lprobs.astype(np.float64)
     if remove_bpe is None:
         return Words(scores, dictionary, np.arange(len(scores)), lprobs, scores.lines)
-    mark = remove_bpe.strip()
-    if mark in ("", "sentencepiece"):
-        raise UserError(f"`remove_bpe` {remove_bpe!r}: expected a mark at the end of subwords, such as @@")
-    marked = np.array([symbol.endswith(mark) for symbol in dictionary.symbols])
-    if not marked.any():
-        raise UserError(f"`remove_bpe` {remove_bpe!r}: no symbol of the dictionary ends with it; leave it out")
-    goes_on = marked[scores.tokens]
+    goes_on = continued(dictionary, remove_bpe)[scores.tokens]
     begins = np.ones(len(scores), dtype=bool)
     begins[1:] = ~goes_on[:-1]
     first = np.flatnonzero(begins)
     lines = np.concatenate([[0], np.cumsum(begins)])[scores.lines]
-    return Words(scores, dictionary, first, np.add.reduceat(lprobs, first), lines, mark)
+    return Words(scores, dictionary, first, np.add.reduceat(lprobs, first), lines, remove_bpe.strip())
 
 
 def metrics(words: Words, seconds: float) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str,
     """Write ``generate.json`` and ``generate.html`` to *folder* atomically.
 
     Args:
-        part: what the names have before their ending, if these are passages of a part.
+        part: suffix of the file names, before the extension, if these are passages of a part.
         about: settings of the run: ``checkpoints``, ``data``, ``split``, ``settings`` and more.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,21 +90,27 @@ get_encoder = Encoder
 
 
 class LineEncoder:
-    """Words or subwords of a line of text, separated by blanks, and back; *make* gives the steps at
-    first use."""
+    """Words or subwords of a line of text, separated by blanks, and back."""
 
-    def __init__(self, make: Callable[[], Steps]) -> None:
-        self._make = make
-
-    @functools.cached_property
-    def steps(self) -> Steps:
-        return self._make()
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
 
     def encode(self, x: str) -> str:
         return self.steps.encode(x)
 
     def decode(self, x: str) -> str:
         return self.steps.decode(x.split())
+
+
+class NumberedLines(LineEncoder):
+    """GPT-2's subwords as numbers; their *files* are read at first use."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        self._files = files
+
+    @functools.cached_property
+    def steps(self) -> Steps:  # type: ignore[override]
+        return Steps(subwords=Numbered.load(**self._files))
 
 
 class GPT2BPE(LineEncoder):
@@ -115,7 +121,7 @@ class GPT2BPE(LineEncoder):
     def __init__(self, args: object) -> None:
         steps = build_bpe(argparse.Namespace(**{**vars(args), "bpe": self.kind}))
         assert isinstance(steps, LineEncoder)
-        super().__init__(lambda: steps.steps)
+        super().__init__(steps.steps)
 
 
 class SentencepieceBPE(GPT2BPE):
@@ -185,16 +191,11 @@ def build_bpe(args: object) -> LineEncoder | Characters | None:
     if kind == "gpt2":
         folder = data_folders(settings.get("data", "."))[0]
         files = {name: Path(settings.get(name, folder / file)) for name, file in FILES.items()}
-        encoder = LineEncoder(functools.partial(_numbered, files))
+        encoder = NumberedLines(files)
         if not isinstance(args, str):
             encoder.steps  # noqa: B018 - an invalid file is an error here, not at the first text
         return encoder
-    subwords = subwords_of(kind, settings)
-    return LineEncoder(functools.partial(Steps, subwords=subwords))
-
-
-def _numbered(files: Mapping[str, Path]) -> Steps:
-    return Steps(subwords=Numbered.load(**files))
+    return LineEncoder(Steps(subwords=subwords_of(kind, settings)))
 
 
 def subwords_of(kind: str, settings: Mapping[str, Any]) -> Subwords:
@@ -244,7 +245,7 @@ def build_tokenizer(args: object) -> LineEncoder | MosesTokenizer | None:
         return None
     if kind == "moses":
         return MosesTokenizer(argparse.Namespace(**settings))
-    return LineEncoder(functools.partial(Steps, words=chosen_words(TextConfig(tokenizer=kind))))
+    return LineEncoder(Steps(words=chosen_words(TextConfig(tokenizer=kind))))
 
 
 def _chosen(args: object, name: str) -> tuple[str | None, dict[str, Any]]:

@@ -27,15 +27,13 @@ from fairseq.interop.fairseq.views import logits_model, plain
 from fairseq.system.lookup import exists, is_file, is_folder
 from fairseq.system.plugins import import_user_module
 
-FILES = {  # in a model's folder: the setting that names each
+CODES = {  # files in a model's folder, and the settings that name them
     "code": "bpe_codes",
     "bpecodes": "bpe_codes",
     "sentencepiece.bpe.model": "sentencepiece_model",
 }
-GENERATION = (  # settings that a model's folder may be loaded with, and the generator reads
-    *(NUMBERS := ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "temperature", "no_repeat_ngram_size")),
-    *("sampling", "sampling_topk", "sampling_topp", "score_reference"),
-)
+NUMBERS = ("beam", "lenpen", "max_len_a", "max_len_b", "min_len", "temperature", "no_repeat_ngram_size")
+GENERATION = (*NUMBERS, "sampling", "sampling_topk", "sampling_topp", "score_reference")  # what searches read
 OF_GENERATION = {*GENERATION, *OF_SEARCHES}
 
 
@@ -233,7 +231,7 @@ def from_pretrained(
 
 
 def chosen(settings: Mapping[str, Any], names: Any) -> dict[str, Any]:
-    """Those of *settings* that are among *names*."""
+    """The entries of *settings* whose names are in *names*."""
     return {name: value for name, value in settings.items() if name in names}
 
 
@@ -241,11 +239,11 @@ def splitting_of(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """How text is split: by *settings*, and with files in the model's *folder* unless they name
     others."""
     explicit = chosen(settings, encoders.SETTINGS)
-    return explicit if explicit.keys() & set(FILES.values()) else {**_files_of(folder), **explicit}
+    return explicit if explicit.keys() & set(CODES.values()) else {**_files_of(folder), **explicit}
 
 
 def _files_of(folder: str) -> dict[str, str]:
-    return {setting: str(path) for name, setting in FILES.items() if is_file(path := Path(folder) / name)}
+    return {setting: str(path) for name, setting in CODES.items() if is_file(path := Path(folder) / name)}
 
 
 def located(model_name_or_path: str, checkpoint_file: str, data_name_or_path: str) -> tuple[list[Path], Path]:

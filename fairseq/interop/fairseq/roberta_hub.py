@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -44,7 +42,7 @@ class RobertaHubInterface(nn.Module):
         super().__init__()
         self.cfg: Any = convert_namespace_to_omegaconf(cfg)
         self.args, self.task, self.model = self.cfg, task, logits_model(plain(model))
-        self.bpe = LineEncoder(functools.partial(copy.copy, tokenizer)) if tokenizer is not None else None
+        self.bpe = LineEncoder(tokenizer) if tokenizer is not None else None
         self._tokenizer, self._ids = tokenizer, TextReader(task.source_dictionary, tokenizer)
 
     @property
