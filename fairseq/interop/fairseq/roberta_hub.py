@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from fairseq.interop.fairseq.roberta import RobertaModel
 from fairseq.interop.fairseq.utils import model_eval
 from fairseq.interop.fairseq.views import logits_model, plain
 from fairseq.models.sentence import HEADS, ClassificationHead
-from fairseq.system.lookup import is_file
 from fairseq.system.plugins import import_user_module
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.text_corpus import TextReader, log_tokens
@@ -192,7 +192,7 @@ def from_pretrained(
     # before `bpe`.
     tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
     is_given = settings.keys() & FILES.keys()
-    if tokenizer is None and bpe == "gpt2" and (is_given or all(is_file(file) for file in files.values())):
+    if tokenizer is None and bpe == "gpt2" and (is_given or all(os.path.isfile(file) for file in files.values())):
         tokenizer = Tokenizer(subwords=Numbered.load(**files))
     if tokenizer is None:
         if bpe not in (None, "", "gpt2"):
