@@ -30,6 +30,7 @@ from fairseq.checkpoint.integrity import (
     check_tensors,
 )
 from fairseq.checkpoint.standins import SAFE_GLOBALS
+from fairseq.config.settings import without_paths
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError, first_of, read_failure
 from fairseq.system.files import ARCHIVE, atomic_file
@@ -108,7 +109,8 @@ def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     # Before the upgrade, which relies on the types.
     schema.check(state, path)
     check_finite(model, path)
-    return former_layouts.upgrade(state)
+    upgraded: dict[str, Any] = former_layouts.upgrade(state)
+    return {**upgraded, "args": without_paths(upgraded["args"], path)}
 
 
 def read(path: str | Path, map_location: object = "cpu", rows: tuple[int, int] | None = None) -> Any:

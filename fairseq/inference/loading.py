@@ -169,7 +169,8 @@ def _arguments(
     if flags.get("task") == DEFAULT_TASK and ("mask_prob" in stored or not model.predicts_next_token):
         # The default of most commands, which is for language models.
         flags = {name: value for name, value in flags.items() if name != "task"}
-    args = {"task": DEFAULT_TASK, **args, **flags}
+    # A classifier's dictionary may be next to its checkpoint.
+    args = {"task": DEFAULT_TASK, "finetune_from_model": path, **args, **flags}
     if "tokens_per_sample" in args:
         args["max_target_positions"] = _positions(path, stored, args)
     if "seed" not in flags and not _is_seed(args.get("seed", 1)):
