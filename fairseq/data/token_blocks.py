@@ -12,7 +12,7 @@ import torch
 
 from fairseq.config.shared import BREAK_MODES
 from fairseq.data.block_starts import Piece, boundaries
-from fairseq.data.dataset import Sample
+from fairseq.data.dataset import Examples, Sample
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus, JoinedCorpus
 from fairseq.errors import SettingError, nearest
 
@@ -52,7 +52,7 @@ class ShuffledLines:
         return positions + self._shifts[np.searchsorted(self._ends, positions, side="right")]
 
 
-class TokenBlocks:
+class TokenBlocks(Examples):
     """Blocks of a corpus: block i scores ``tokens[starts[i] : starts[i] + sizes[i]]``.
 
     Their sizes are in memory, 4 bytes a block; the corpus's lines are read in pieces and not kept.
