@@ -17,6 +17,7 @@ import torch
 
 from fairseq.data import position
 from fairseq.data.dataset import Dataset, Sample
+from fairseq.data.position import Layout
 from fairseq.data.samplers import Sampler
 from fairseq.errors import UserError
 from fairseq.modules import devices
@@ -181,8 +182,8 @@ class EpochIterator:
         """Go to the position of *state*; a position at or behind the epoch's end is the start of
         the next epoch.
 
-        A run without ``read``, such as fairseq's, continues in NumPy's order
-        (:meth:`Sampler.in_numpy_order`).
+        The order stays that of the run that saved the state: of version 1.0, or of fairseq, which
+        stores no ``read`` (:meth:`Sampler.continuing`).
 
         Args:
             state: of :meth:`state_dict`, or fairseq's ``train_iterator``.
@@ -200,15 +201,15 @@ class EpochIterator:
                 f"`restore_file`: epoch {epoch!r}, batch {iterations!r} is not a position in the data; "
                 "give `reset_dataloader` to start at the first batch"
             )
-        order = (state.get("read") or {}).get("order")
-        if order is not None or saved is not None:
-            self._turns.in_numpy_order(order in (None, position.NUMPY))
+        read = state.get("read")
+        if read is not None or saved is not None:
+            self._turns.continuing(position.layout_of(read) if read else position.FAIRSEQ)
         self.epoch, self.read = max(1, epoch), 0
         if iterations == 0:
             return True
         layout = self.sampler.layout
         # Only in the middle of an epoch: at its start any layout fits.
-        here = position.find(layout, iterations, state.get("read"), saved)
+        here = position.find(layout, iterations, read, saved)
         self.read = here.read
         if here.read >= layout.units:
             self.epoch, self.read = self.epoch + 1, 0
@@ -262,8 +263,8 @@ class Turns:
     def __init__(self, openers: Sequence[Callable[[], Turn]]) -> None:
         self._openers = openers
         self._current: tuple[int, Turn] | None = None
-        self._next: tuple[int, Future[Turn | None]] | None = None
-        self._numpy = False
+        self._next: tuple[int, ThreadPoolExecutor, Future[Turn | None]] | None = None
+        self._saved: Layout | None = None
         self.known: dict[int, int] = {}  # batches an epoch, of the datasets that were opened
 
     @classmethod
@@ -303,31 +304,36 @@ class Turns:
         number = epoch % len(self._openers)
         if len(self._openers) > 1 and (self._next is None or self._next[0] != number):
             executor = ThreadPoolExecutor(1, thread_name_prefix="next data folder")
-            self._next = number, executor.submit(_try_to_open, self._openers[number])
-            executor.shutdown(wait=False)  # the thread ends once the data are open
+            self._next = number, executor, executor.submit(_try_to_open, self._openers[number])
 
     def close(self) -> None:
         """Wait for what is being opened and drop it; the openers may refer to a model."""
         self._take(-1)
 
-    def in_numpy_order(self, numpy: bool = True) -> None:
-        """Read all of them in NumPy's order, or not."""
-        # Opened again if it was: its sampler is in the other order.
-        if numpy is not self._numpy:
+    def continuing(self, saved: Layout) -> None:
+        """Read all of them in the order of a run that stored *saved*."""
+        # What is open is in another order, unless this process stored it.
+        if self._current is None or self._current[1][1].layout != saved:
             self._current, self.known = None, {}
-        self._numpy = numpy
+        self._saved = saved
 
     def _take(self, number: int) -> Turn | None:
         """What was opened in the background, if it is *number*;
         None if that failed: the caller tries again."""
         if self._next is None:
             return None
-        (opening, future), self._next = self._next, None
-        turn = future.result()
-        return turn if opening == number else None
+        (opening, executor, future), self._next = self._next, None
+        executor.shutdown()
+        return future.result() if opening == number else None
 
     def _ordered(self, turn: Turn) -> Turn:
-        return (turn[0], turn[1].in_numpy_order()) if self._numpy else turn
+        if self._saved is None:
+            return turn
+        dataset, sampler = turn
+        # Few datasets have an order of their own.
+        if hasattr(dataset, "continuing"):
+            dataset = dataset.continuing(self._saved)
+        return dataset, sampler.continuing(self._saved)
 
 
 def _try_to_open(opener: Callable[[], Turn]) -> Turn | None:
