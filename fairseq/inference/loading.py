@@ -98,7 +98,7 @@ def _load(
     flags, extensions = dict(settings), [EXTENSIONS[name] for name in EXTENSIONS]
     models, task, first = [], None, None
     for number, path in enumerate(map(str, map(find_checkpoint, paths))):
-        state = checkpoint.load(path) if states is None else states[number]
+        state = checkpoint.load(path, only="model") if states is None else states[number]
         args = _arguments(path, state["args"], overrides, flags)
         args, parameters = finished(args, state["model"])
         args = {**args, "task": overrides.get("task", args["task"]), "data": str(data)}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import runs
 
-from fairseq.checkpoint import parts
+from fairseq.checkpoint import sharded
 from fairseq.checkpoint.manager import CheckpointManager, find_checkpoint, is_model
 from fairseq.config.settings import CheckpointConfig
 from fairseq.data.folders import load_dictionary
@@ -33,7 +33,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "entries": entries,
     "checkpoint": find_checkpoint,
     "model": is_model,
-    "sharded": parts.is_folder,
+    "sharded": sharded.is_folder,
     "save_dir": lambda path: CheckpointManager(CheckpointConfig(save_dir=str(path))),
     "data": load_dictionary,
     "hub": LanguageModel.from_pretrained,

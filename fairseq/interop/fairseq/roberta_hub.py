@@ -175,7 +175,7 @@ def from_pretrained(
     [path, *others], data = located(model_name_or_path, checkpoint_file, data_name_or_path)
     if others:
         raise UserError(f"`checkpoint_file` {checkpoint_file}: several checkpoints; give one, an encoder")
-    state = checkpoint.load(path)
+    state = checkpoint.load(path, only="model")
     trained = {name: file for name in FILES if (file := state["args"].get(name)) and is_file(file)}
     files = {name: Path({**trained, **settings}.get(name, path.parent / file)) for name, file in FILES.items()}
     overrides = {k: v for k, v in settings.items() if k not in (*IGNORED, *SETTINGS, *OF_COMMANDS - {"seed"})}
