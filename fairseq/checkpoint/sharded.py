@@ -26,7 +26,6 @@ import torch.distributed as dist
 from fairseq.distributed.tensor_part import TensorPart, rows_of
 from fairseq.errors import UserError
 from fairseq.system.files import FULL
-from fairseq.system.lookup import is_file
 
 PLAIN = "plain.pt"
 PARTS = "parts"
@@ -48,7 +47,7 @@ _DATA_CLASSES = {
 
 def is_folder(path: str | Path) -> bool:
     """Return whether *path* is a checkpoint of sharded training."""
-    return is_file(Path(path) / PLAIN)
+    return (Path(path) / PLAIN).is_file()
 
 
 def split(state: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, TensorPart]]:

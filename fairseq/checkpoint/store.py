@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fairseq.checkpoint import former_layouts, sharded
 from fairseq.checkpoint.standins import SAFE_GLOBALS
+from fairseq.config.settings import without_paths
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError, first_of, read_failure
 from fairseq.system.files import atomic_file
@@ -100,7 +101,8 @@ def load(path: str | Path, rows: tuple[int, int] | None = None, only: str | None
     if not any(isinstance(state.get(key), Mapping) for key in ("args", "cfg")):
         raise UserError(f"{path}: not a checkpoint (it holds no 'args'); give a file that training saved")
     with _as_user_error(path):
-        return former_layouts.upgrade(state)
+        upgraded: dict[str, Any] = former_layouts.upgrade(state)
+        return {**upgraded, "args": without_paths(upgraded["args"], path)}
 
 
 def read(path: str | Path, rows: tuple[int, int] | None = None, only: str | None = None) -> Any:
