@@ -70,7 +70,7 @@ def test_sentencepiece_gives_the_librarys_pieces(made: dict[str, Subwords]) -> N
 
 
 def test_sentencepiece_learns_every_letter_of_long_paragraphs_without_spaces() -> None:
-    """In text without spaces a paragraph is one word, which the library skips if it is long, or has its own mark."""
+    """Such a paragraph is one word; the library skips it if it is long or has its own mark."""
     pytest.importorskip("sentencepiece")
     draw = random.Random(1)
     letters = [chr(0x4E00 + number) for number in range(300)]

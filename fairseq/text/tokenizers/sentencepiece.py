@@ -34,7 +34,7 @@ class SentencePiece(Subwords):
             with open(path, "w", encoding="utf-8") as file:
                 # A table of counts: the text was counted already, and is not read once more.
                 for word in sorted(counts):
-                    # The library skips a whole word with this letter: in text without spaces, a paragraph.
+                    # The library skips words that hold it: without spaces, paragraphs.
                     file.writelines(f"{part}\t{counts[word]}\n" for part in word.split(RESERVED) if part)
             try:
                 # One thread and sorted words: the model does not depend on the machine.
