@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,6 @@ from fairseq.inference.loading import load_language_models, load_models
 from fairseq.inference.text import never_written
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules import devices
-from fairseq.system.lookup import exists
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextReader, log_tokens
@@ -425,13 +425,13 @@ def load_model(
 def _paths(checkpoint: str | Path, data: str | Path | None) -> tuple[list[Path], str | Path]:
     """Paths of the checkpoint, and of the data or the dictionary in its folder."""
     path = find_checkpoint(Path(checkpoint))
-    if not exists(path):
+    if not os.path.exists(path):
         raise UserError(f"{path}: file not found; check the path")
     if data is None:
         data = path.parent / DICTIONARY
-        if not exists(data):
+        if not os.path.exists(data):
             raise UserError(f"{data}: file not found; give the data folder or its dict.txt as data")
-    if not exists(data):
+    if not os.path.exists(data):
         raise UserError(f"{data}: folder or file not found; give a data-bin folder or its dict.txt")
     return [path], data
 

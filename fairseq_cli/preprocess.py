@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import sys
 import tempfile
@@ -25,7 +26,6 @@ from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.system.files import atomic_folder
 from fairseq.system.limits import check_processes
-from fairseq.system.lookup import exists, is_file
 from fairseq.system.opening import read_named
 from fairseq.system.terminal import printable
 from fairseq.text.counting import count_words
@@ -167,12 +167,12 @@ class _Log:
 
 def _former_log(folder: Path) -> bytes:
     """The log of earlier runs in *folder*, which fairseq adds to, too."""
-    return read_named(folder / LOG, "remove it", "--destdir") if exists(folder / LOG) else b""
+    return read_named(folder / LOG, "remove it", "--destdir") if os.path.exists(folder / LOG) else b""
 
 
 def _check_former(config: PreprocessConfig, splits: Mapping[str, str]) -> None:
-    """Raise UserError if ``--destdir`` has a split of another text than this run's, on which a model
-    may have been trained.
+    """Raise UserError if ``--destdir`` has a split of another text than this run's: a model may
+    have been trained on it.
 
     The same text is preprocessed again without a question, also with other settings.
     """
@@ -185,7 +185,7 @@ def _check_former(config: PreprocessConfig, splits: Mapping[str, str]) -> None:
             with contextlib.suppress(ValueError, TypeError):
                 former |= json.loads(line.removeprefix(TEXTS))
     for name, path in _sources(config, splits).items():
-        if exists(folder / f"{name}.idx") and former.get(name) != path:
+        if os.path.exists(folder / f"{name}.idx") and former.get(name) != path:
             there = former.get(name, "an unknown text")
             raise UserError(
                 f"--destdir {folder}: its {name} split is of {there}, not of {path}; give another --destdir, or "
@@ -197,7 +197,7 @@ def _sources(config: PreprocessConfig, splits: Mapping[str, str]) -> dict[str, s
     """The text of each split that is written; a part that is held out is of the training text."""
     if config.dict_only:
         return {}
-    return {**splits, **{name: splits["train"] for name in _shares(config)}}
+    return {**splits, **dict.fromkeys(_shares(config), splits.get("train", ""))}
 
 
 def _hints(config: PreprocessConfig, path: str | None) -> Iterator[str]:
@@ -222,7 +222,7 @@ def _check_other_splits(config: PreprocessConfig, dictionary: Dictionary, splits
     folder = Path(config.destdir)
     others = sorted({path.stem for path in folder.glob("*.idx")} - set([] if config.dict_only else splits))
     # The former ids would silently mean other words: a later run would train on noise.
-    if others and is_file(folder / "dict.txt") and Dictionary.load(folder / "dict.txt") != dictionary:
+    if others and os.path.isfile(folder / "dict.txt") and Dictionary.load(folder / "dict.txt") != dictionary:
         raise UserError(
             f"--destdir {folder}: {', '.join(others)} in it use another dictionary; "
             f"give all texts, --srcdict {folder}/dict.txt or another folder"

@@ -33,7 +33,6 @@ from fairseq.checkpoint.standins import SAFE_GLOBALS
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError, first_of, read_failure
 from fairseq.system.files import ARCHIVE, atomic_file
-from fairseq.system.lookup import exists
 from fairseq.system.opening import open_regular
 
 _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose module)")
@@ -148,7 +147,9 @@ def _read_file(file: BinaryIO, path: str | Path, map_location: Any) -> Any:
         with torch.serialization.safe_globals(list(SAFE_GLOBALS)), warnings.catch_warnings():
             # What torch warns of is reported below.
             warnings.simplefilter("ignore")
-            state = torch.load(name if exists(name) else str(path), map_location, weights_only=True, mmap=is_archive)
+            state = torch.load(
+                name if os.path.exists(name) else str(path), map_location, weights_only=True, mmap=is_archive
+            )
     # Damaged and hostile files fail in every way there is.
     except Exception as error:
         raise UserError(f"{path}: {_fault(error)}") from None

@@ -17,7 +17,6 @@ from fairseq.errors import UserError
 from fairseq.logging.progress import json_line, short
 from fairseq.system.files import atomic_file, make_folder, prepare_folder
 from fairseq.system.json_files import parse_json
-from fairseq.system.lookup import is_file, is_folder
 from fairseq.system.opening import is_special, open_special
 from fairseq.system.terminal import FileFormatter
 
@@ -139,10 +138,10 @@ def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[W
     wandb = _import_wandb()
     file = folder / "wandb_id.txt"
     # A run from the beginning in a former folder is a new one there, too.
-    known = file.read_text().strip() if after and is_file(file) else None
+    known = file.read_text().strip() if after and os.path.isfile(file) else None
     name = os.environ.get("WANDB_NAME", folder.name)
     run = wandb.init(project=project, name=name, id=known, resume="allow")
-    if is_folder(folder):
+    if os.path.isdir(folder):
         with atomic_file(file) as new:
             new.write(f"{run.id}\n".encode())
 
@@ -252,7 +251,7 @@ def log_file(path: str | None) -> Iterator[None]:
     with _writing(f"`log_file` {path}", "file"):
         make_folder(os.path.dirname(path))
         # A checkpoint or corpus with lines behind it is a damaged one.
-        if is_file(path) and b"\0" in _beginning(path):
+        if os.path.isfile(path) and b"\0" in _beginning(path):
             raise UserError(f"`log_file` {path}: is not a text, and is not added to; choose another file")
         handler = _FileHandler(path, encoding="utf-8", errors="backslashreplace")  # names need not be UTF-8
     handler.setFormatter(FileFormatter())

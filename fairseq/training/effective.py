@@ -13,7 +13,6 @@ from fairseq.config.settings import TrainingSettings
 from fairseq.config.settings_file import OUTPUTS, for_another_run, read_yaml
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file
-from fairseq.system.lookup import is_file
 from fairseq.system.terminal import printable
 from fairseq.tasks.dictionary_digest import check_save_dir, dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -53,7 +52,7 @@ def check_outputs(settings: TrainingSettings) -> None:
     tags = ("train_inner", "train", *settings.data.valid_subset.split(","))
     used = {
         # An empty file holds no lines of another run.
-        "metrics_file": bool(metrics) and is_file(metrics) and os.path.getsize(metrics) > 0,
+        "metrics_file": bool(metrics) and os.path.isfile(metrics) and os.path.getsize(metrics) > 0,
         "tensorboard_logdir": bool(board) and any(any(Path(board, tag.strip()).glob(EVENTS)) for tag in tags),
     }
     for name in [name for name, is_used in used.items() if is_used]:

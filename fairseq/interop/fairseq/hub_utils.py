@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from fairseq.interop.fairseq.defaults import OF_SEARCHES
 from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.interop.fairseq.utils import resolve_max_positions
 from fairseq.interop.fairseq.views import logits_model, plain
-from fairseq.system.lookup import exists, is_file, is_folder
 from fairseq.system.plugins import import_user_module
 
 CODES = {  # files in a model's folder, and the settings that name them
@@ -223,7 +223,7 @@ def from_pretrained(
     of_command = chosen(settings, OF_COMMANDS)
     overrides = {k: v for k, v in settings.items() if k not in splitting | generation | of_command}
     models, task, used = load_language_models(paths, data, overrides)
-    folder = data.parent if is_file(data) else data
+    folder = data.parent if os.path.isfile(data) else data
     cfg = argparse.Namespace(
         **{**vars(namespace_of(used)), **of_command, **generation, **splitting, "data": str(folder)}
     )
@@ -243,7 +243,7 @@ def splitting_of(folder: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _files_of(folder: str) -> dict[str, str]:
-    return {setting: str(path) for name, setting in CODES.items() if is_file(path := Path(folder) / name)}
+    return {setting: str(path) for name, setting in CODES.items() if os.path.isfile(path := Path(folder) / name)}
 
 
 def located(model_name_or_path: str, checkpoint_file: str, data_name_or_path: str) -> tuple[list[Path], Path]:
@@ -253,11 +253,11 @@ def located(model_name_or_path: str, checkpoint_file: str, data_name_or_path: st
         UserError: there is no folder *model_name_or_path*.
     """
     folder = Path(model_name_or_path)
-    if not is_folder(folder):
+    if not os.path.isdir(folder):
         raise UserError(f"{folder}: folder not found; models are not downloaded, give the folder of a checkpoint")
     data = folder / data_name_or_path
     # fairseq takes the name relative to the model's folder first, and as any path otherwise.
-    data = data if exists(data) else Path(data_name_or_path)
-    if is_file(data / "dict.txt"):
+    data = data if os.path.exists(data) else Path(data_name_or_path)
+    if os.path.isfile(data / "dict.txt"):
         data = data / "dict.txt"
     return [folder / name for name in checkpoint_file.split(":")], data

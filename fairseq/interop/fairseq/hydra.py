@@ -17,7 +17,6 @@ from typing import Any
 
 from fairseq.config.settings_file import load_yaml
 from fairseq.errors import UserError
-from fairseq.system.lookup import is_file
 
 Tree = dict[str, Any]
 
@@ -129,7 +128,7 @@ def _of_option(folder: Path, group: str, option: object) -> Tree:
     # is enough.
     if group not in PARTS and group not in OTHERS:
         return {group: load_yaml(path, f"{group}={option}")}
-    return {group: {"_name": name, **(load_yaml(path, f"{group}={option}") if is_file(path) else {})}}
+    return {group: {"_name": name, **(load_yaml(path, f"{group}={option}") if os.path.isfile(path) else {})}}
 
 
 def _merge(tree: Tree, other: Mapping[str, object]) -> None:

@@ -4,6 +4,7 @@ one output."""
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from fairseq.logging.figures import SIZE, Figure, ratio
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.system.files import atomic_file
-from fairseq.system.lookup import is_file, is_folder
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.settings import SentenceRankingTaskConfig
 from fairseq.text.dictionary import Dictionary
@@ -111,7 +111,7 @@ class SentenceRankingTask(FairseqTask):
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> CollatedDataset:
         data, cfg = Path(folder or data_folders(self.settings.data_path)[0]), self.cfg
         context: Any = None
-        if is_folder(data / "input0"):
+        if os.path.isdir(data / "input0"):
             context = datasets.PrependTokenDataset(self._lines(data / "input0", split), cfg.separator_token)
         sample: dict[str, object] = {"id": datasets.IdDataset(), "nsentences": datasets.NumSamplesDataset()}
         limit, sizes = getattr(self.settings.model, "max_positions", None), []
@@ -127,7 +127,7 @@ class SentenceRankingTask(FairseqTask):
             sizes.append(np.asarray(row.sizes))
         sample["ntokens"] = datasets.NumelDataset(row, reduce=True)
         labels = data / "label" / f"{split}.label"
-        if training or is_file(labels):
+        if training or os.path.isfile(labels):
             sample["target"] = datasets.RawLabelDataset(self._labels(labels, len(row)))
         return CollatedDataset(datasets.NestedDictionaryDataset(sample, [np.max(sizes, 0)]))
 
