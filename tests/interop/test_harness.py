@@ -32,7 +32,12 @@ from fairseq_cli.harness import get_harness_parser
 
 SMALL = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 --decoder-attention-heads 4"
 SMALL += " --criterion adaptive_loss --max-tokens 64 --cpu --tokens-per-sample 8"
-ARCHS = {"baseline": f"--arch transformer_lm_tiny {SMALL}", "shortformer": f"--arch shortformer_tiny {SMALL}"}
+ARCHS = {
+    "baseline": f"--arch transformer_lm_tiny {SMALL}",
+    "shortformer": f"--arch shortformer_tiny {SMALL}",
+    "transformer_xl": "--arch transformer_xl --n-layer 2 --d-model 32 --d-inner 48 --n-head 4 --cutoffs 100,400 "
+    "--div-val 2 --mem-len 6 --max-tokens 64 --cpu --tokens-per-sample 8",
+}
 
 
 def saved(name: str, folder: Path) -> Path:
@@ -93,6 +98,8 @@ def test_log_likelihoods_are_those_of_the_tokens_one_by_one(requests: Requests) 
     model = requests.model
     pairs = [(words(model, *before), " " * bool(before and after) + words(model, *after)) for before, after in PAIRS]
     found = requests.log_likelihoods([*pairs, (words(model, 5) + "\n", words(model, 6))])
+    # A context of several segments by itself: the first segment has no token to score.
+    assert requests.log_likelihoods(pairs[2:3]) == [(pytest.approx(found[2][0], abs=1e-4), found[2][1])]
     for (before, after), (lprob, greedy) in zip([*PAIRS, ([5], [2, 6])], found, strict=True):
         start = before or [2]  # only what has no context follows `</s>`
         want, best = naive(model.model, [*start, *after], len(start), requests.segment)
@@ -126,11 +133,10 @@ def test_unknown_words_are_reported_as_a_share(requests: Requests, caplog: pytes
     assert "vocabulary is closed" in caplog.text and "25 % of 4 tokens are read as <unk>" in caplog.text
 
 
-def test_a_text_scores_as_in_eval_lm(requests: Requests, tmp_path: Path) -> None:
+def test_a_text_scores_as_in_eval_lm(requests: Requests, tmp_path: Path, request: Any) -> None:
     lines = [words(requests.model, *range(start, start + 7)) for start in (5, 30, 60)]
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
-    name = "shortformer" if requests.model.model.memory_length else "baseline"
-    path = saved(name, tmp_path / "model")
+    path = saved(request.node.callspec.params["requests"], tmp_path / "model")
     argv = [str(path.parent), "--path", str(path), "--text", str(tmp_path / "text.txt"), "--batch-size", "1", "--cpu"]
     report = eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), argv))
     [total] = Requests(LanguageModel.from_pretrained(path)).rolling(["\n".join(lines) + "\n"])
