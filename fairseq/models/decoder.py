@@ -98,7 +98,7 @@ class Decoder(nn.Module):
         # and its changing offsets would make graph after graph.
         uncompiled = cache is not None and tokens == 1
         for i, layer in enumerate(self.layers):
-            x = self._layer_input(i, x)
+            x = self._layer_input(i, x, src_tokens)
             old = memory[i] if memory is not None else None
             x, new = (layer.forward if uncompiled else layer)(
                 x,
@@ -152,8 +152,8 @@ class Decoder(nn.Module):
         """The keys that each query reads."""
         return CAUSAL
 
-    def _layer_input(self, number: int, x: Tensor) -> Tensor:
-        """The input of layer *number* where the layer before it gave *x* [B, T, C]."""
+    def _layer_input(self, number: int, x: Tensor, src_tokens: Tensor) -> Tensor:
+        """The input of layer *number*, from what the layer before it gave for *src_tokens*: *x* [B, T, C]."""
         return x
 
     def _skips_layer(self) -> bool:
