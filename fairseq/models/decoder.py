@@ -153,7 +153,8 @@ class Decoder(nn.Module):
         return CAUSAL
 
     def _layer_input(self, number: int, x: Tensor, src_tokens: Tensor) -> Tensor:
-        """The input of layer *number*, from what the layer before it gave for *src_tokens*: *x* [B, T, C]."""
+        """The input of layer *number*, where the layer before it gave *x* [B, T, C] for
+        *src_tokens*."""
         return x
 
     def _skips_layer(self) -> bool:
