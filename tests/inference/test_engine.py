@@ -316,8 +316,12 @@ def test_rows_may_leave_and_part(load):
         reader.read(tokens[:, :3], cache)
         cache.keep_rows(3)
         first = reader.read(tokens[:3, 3:4], cache)
-        cache.select_rows(torch.tensor([2, 0, 0, 1, 2]))
-        results.append((first, reader.read(tokens[[2, 0, 0, 1, 2], 4:5], cache)))
+        room = cache.layers[0].keys.data_ptr()
+        cache.select_rows(torch.tensor([1, 2, 0]))
+        second = reader.read(tokens[[1, 2, 0], 4:5], cache)
+        assert cache.layers[0].keys.data_ptr() == room, "as many rows stay in their memory"
+        cache.select_rows(torch.tensor([1, 2, 2, 0, 1]))
+        results.append((first, second, reader.read(tokens[[2, 0, 0, 1, 2], 5:6], cache)))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
