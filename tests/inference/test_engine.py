@@ -4,11 +4,13 @@ words."""
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import os
 import re
 import resource
 import subprocess
+import weakref
 from pathlib import Path
 
 import naive
@@ -396,6 +398,17 @@ def test_weights_are_cast_once_and_the_model_stays_as_it_was(load):
     assert {dtype for name, dtype in dtypes.items() if "norm" not in name} == {torch.bfloat16}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert copy.output_layer.tail[0][2].weight is copy.decoder.embed_tokens.weights_for_band(1)[0]
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_weights_that_were_cast_do_not_keep_the_original(load, int8):
+    model = copy.deepcopy(load("tied bands"))
+    original = weakref.ref(model.decoder.layers[0].fc1.weight)
+    reader = Reader(model, torch.bfloat16, int8=int8)
+    del model
+    gc.collect()
+    assert original() is None
+    reader.read(torch.tensor([[4]]), reader.new_cache(1))
 
 
 @pytest.mark.parametrize("machine", [[], *([["-mno-avx512f"]] if HAS_AVX512 else [])])
