@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairseq.config.shared import ModelConfig
 from fairseq.models.base import FairseqLanguageModel
-from fairseq.modules.attention import CAUSAL, Causal
+from fairseq.modules.attention import Causal
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import Infuse
@@ -149,8 +149,9 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     def _visible(self, memory_length: int) -> Causal:
-        """The keys that each query reads."""
-        return CAUSAL
+        """The keys that each query reads; a new value for each forward pass, whose layers share
+        masks."""
+        return Causal(made={})
 
     def _layer_input(self, number: int, x: Tensor, src_tokens: Tensor) -> Tensor:
         """The input of layer *number*, where the layer before it gave *x* [B, T, C] for

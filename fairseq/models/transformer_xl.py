@@ -119,7 +119,7 @@ class TransformerXLDecoder(Decoder):
         return RelativePositions(table, self.attention_biases.r_w_bias, self.attention_biases.r_r_bias)
 
     def _visible(self, memory_length: int) -> Causal:
-        return Causal(memory_length if self.cfg.same_length else None)
+        return Causal(memory_length if self.cfg.same_length else None, {})
 
     def _layer_input(self, number: int, x: Tensor, src_tokens: Tensor) -> Tensor:
         if self.cfg.position_encoding != "learned":
