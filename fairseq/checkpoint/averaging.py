@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from torch import Tensor
 from fairseq.checkpoint.manager import AMONG_BEST, EPOCH, UPDATE, numbered
 from fairseq.checkpoint.store import load
 from fairseq.errors import UserError
-from fairseq.system.lookup import is_folder
 
 PATTERNS = {"epoch": EPOCH, "update": UPDATE, "best": AMONG_BEST}
 OF_ONE = "give checkpoints of one run"
@@ -34,7 +34,7 @@ def newest(
         maximizes: returns whether the largest figure
             is the best in the run that saved a checkpoint.
     """
-    checkpoints = numbered(Path(folder), PATTERNS[kind]) if is_folder(folder) else []
+    checkpoints = numbered(Path(folder), PATTERNS[kind]) if os.path.isdir(folder) else []
     fitting = [path for number, path in checkpoints if upper_bound is None or number <= upper_bound]
     if len(fitting) < count:
         raise UserError(f"`inputs` {folder}: {len(fitting)} {kind} checkpoints found, {count} are to be averaged")
@@ -48,7 +48,7 @@ def newest(
 
 def maximizes_metric(path: Path) -> bool:
     """Return whether the run that saved the checkpoint at *path* looked for the largest figure."""
-    return bool(load(path)["args"].get("maximize_best_checkpoint_metric"))
+    return bool(load(path, only="model")["args"].get("maximize_best_checkpoint_metric"))
 
 
 def average(
@@ -74,7 +74,7 @@ def average(
     sums: dict[str, Tensor] = {}
     most = -1
     for path in paths:
-        state = load(path)
+        state = load(path, only="model")
         first = first or state
         # Equal shapes do not tell two dictionaries of one size apart.
         if (dictionary := digest(state, path)) is not None:

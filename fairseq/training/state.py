@@ -105,7 +105,7 @@ class TrainingState:
         self.names = ParameterNames(self.model, self.criterion, full)
         self.scaler: LossScaler | None = None
         if self.precision.needs_scaling:
-            self.scaler = LossScaler(settings.common, cfg.update_freq, world.size)
+            self.scaler = LossScaler(settings.common, world.size)
         self.average = weight_average(cfg, self._trained())
         self.splitter = BatchSplitter(
             cfg.oom_retry, model, world.size == 1 or settings.distributed.reduces_after_backward
@@ -193,6 +193,8 @@ class TrainingState:
             for meter in self.meters.values():
                 meter.reset()
         self.lr_scheduler.step_begin_epoch(self.batches.epoch)
+        if self.scaler is not None:
+            self.scaler.begin_epoch(self.frequency)
         self.clock = Clock(self.meters)
 
     def end_epoch(self) -> None:

@@ -4,6 +4,7 @@ of its last message, and the commands that follow."""
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import signal
 import sys
@@ -13,7 +14,6 @@ from pathlib import Path
 from fairseq.checkpoint.manager import BEST, LAST
 from fairseq.config.settings import CheckpointConfig, TrainingSettings
 from fairseq.data.folders import data_folders
-from fairseq.system.lookup import exists, is_file
 from fairseq.system.terminal import duration
 from fairseq.training.state import TrainingState
 
@@ -64,14 +64,14 @@ def evaluation(settings: TrainingSettings, command: str, argv: Sequence[str]) ->
     *command* is the module of :mod:`fairseq_cli` that evaluates checkpoints of the task.
     """
     folder, data = Path(settings.checkpoint.save_dir), settings.data
-    if settings.checkpoint.no_save or not any(exists(folder / name) for name in (BEST, LAST)):
+    if settings.checkpoint.no_save or not any(os.path.exists(folder / name) for name in (BEST, LAST)):
         return None
     words = [*_program(argv[0], command), settings.data_path, "--path", str(folder)]
     split = data.valid_subset.split(",")[0].strip()
     if command == "eval_lm":
         # A folder without a test split: what there is to evaluate is the validation split.
         first = data_folders(settings.data_path)[0]
-        words += [] if exists(first / f"{data.gen_subset}.idx") else ["--gen-subset", split]
+        words += [] if os.path.exists(first / f"{data.gen_subset}.idx") else ["--gen-subset", split]
     elif split != "valid":
         words += ["--valid-subset", split]
     if settings.common.user_dir is not None:
@@ -113,6 +113,6 @@ def _program(program: str, command: str) -> list[str]:
     path = Path(program)
     if path.parent.name == "fairseq_cli":
         return ["python", "-m", f"fairseq_cli.{command}"]
-    if path.suffix == ".py" and is_file(path.parent / f"{command}.py"):
+    if path.suffix == ".py" and os.path.isfile(path.parent / f"{command}.py"):
         return ["python", str(path.parent / f"{command}.py")]
     return [f"fairseq-{command.replace('_', '-')}"]
