@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
+from fairseq.config.fields import shortened
 from fairseq.config.parser import Parser, title_of
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, TASKS, chosen_part, extensions_of, is_outside
 from fairseq.config.settings import DEFAULT_BATCH_SIZE, DataConfig, RateConfig
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
-from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
+from fairseq.errors import SettingError, UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
 from fairseq.system import deferred
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.files import removing_empty_folders
@@ -310,19 +311,44 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dic
 
 def _from_file(parser: Parser, path: str) -> dict[str, object]:
     """The settings in the --config file at *path*, by the names that parsing gives them."""
-    known = {action.dest: action.dest for action in parser._actions}
+    known = {action.dest: action for action in parser._actions if action.dest != argparse.SUPPRESS}
     for action in parser._actions:
         names = action.option_strings
         # A file says `name: false`, never `no_name: true`.
         if isinstance(action, argparse.BooleanOptionalAction):
             names = names[:1]
-        known.update((name.lstrip("-").replace("-", "_"), action.dest) for name in names)
+        known.update((name.lstrip("-").replace("-", "_"), action) for name in names)
     settings = {}
     for name, value in read_yaml(path).items():
         if name not in known:
-            raise UserError(f"--config {path}: {name}: no such setting; {nearest(name, known)}")
-        settings[known[name]] = value
+            close = nearest(name, known)
+            advice = close if close.startswith("did") else "see --help-all"
+            raise UserError(f"--config {path}: {name}: no such setting; {advice}")
+        try:
+            settings[known[name].dest] = _converted(known[name], value)
+        except (UserError, ValueError, TypeError, argparse.ArgumentTypeError) as error:
+            reason = error.args[0] if isinstance(error, UserError) else f"{name}: {shortened(value)}: {error}"
+            raise UserError(f"--config {path}: {reason}") from None
     return settings
+
+
+def _converted(action: argparse.Action, value: Any) -> Any:
+    """*value*, a text, a list or dict of texts, or None, as the flag of *action* would read it."""
+    if value is None:
+        return None
+    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+        if not isinstance(value, str) or value.lower() not in fields.SWITCHES:
+            raise SettingError(f"`{action.dest}`: expected true or false, got {shortened(value)}")
+        return fields.SWITCHES[value.lower()]
+    convert: Any = action.type if callable(action.type) else str
+    is_several = isinstance(value, list) and action.nargs not in (None, "?")
+    if isinstance(value, list) and not is_several:
+        value = ",".join(map(str, value))  # as on a command line
+    converted = [convert(item) for item in value] if is_several else convert(value)
+    for item in converted if is_several else [converted]:
+        if action.choices is not None and item not in action.choices:
+            raise SettingError(f"`{action.dest}` {item}: choose from {', '.join(map(str, action.choices))}")
+    return converted
 
 
 def _fill(

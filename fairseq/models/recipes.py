@@ -199,6 +199,10 @@ def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
 def _fitting(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     """*recipe* without what belongs to another optimizer or schedule than the *given* one."""
     fitting = dict(recipe)
+    rates = given.get("lr", ())
+    if len(rates.split(",") if isinstance(rates, str) else rates) > 1:
+        given = {"lr_scheduler": "fixed", **given}  # the schedule that follows a list
+        fitting["lr_scheduler"] = "fixed"
     shared = {*fields.defaults(RateConfig), "max_lr", "warmup_updates", "warmup_ratio"}
     for choice, registry in (("optimizer", OPTIMIZERS), ("lr_scheduler", LR_SCHEDULERS)):
         if recipe and str(given.get(choice, recipe[choice])) != recipe[choice]:

@@ -183,7 +183,7 @@ def test_null_is_the_default_and_not_an_empty_value() -> None:
         (["model.=1"], "model.=1: expected group.name=value"),
         (["~model.typo"], "~model.typo: is not set; leave it out"),
         (["hydra.run=5"], "hydra.run: expected hydra.run.dir=DIR, found 5"),
-        (["hydra.rnu.dir=5"], "hydra: found {'rnu': {'dir': 5}}; its sections are run, sweep, job"),
+        (["hydra.rnu.dir=5"], "hydra: found {'rnu': {'dir': '5'}}; its sections are run, sweep, job"),
     ],
 )
 def test_what_cannot_be_translated_is_one_line(overrides: list[str], message: str) -> None:

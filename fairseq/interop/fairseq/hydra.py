@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq.config.settings_file import load_yaml
+from fairseq.config.settings_file import NULLS, load_yaml, parse_yaml
 from fairseq.errors import UserError
 
 Tree = dict[str, Any]
@@ -32,7 +32,6 @@ OUTPUTS = ("save_dir", "tensorboard_logdir", "log_file")  # relative to the fold
 OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w@-]+(?:[./][\w@-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
 REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 MISSING = "???"
-NULLS = ("null", "Null", "NULL", "~")  # of YAML
 LONGEST = 1 << 12  # characters of a value
 
 
@@ -58,7 +57,13 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
         _merge(tree, _of_option(folder, group, chosen.get(group, option)))
     # After the options of the defaults: what the primary file says itself overrides them, as in
     # Hydra since 1.1.
-    _merge(tree, {name: {"_name": value} if isinstance(value, str) else value for name, value in content.items()})
+    _merge(
+        tree,
+        {
+            name: {"_name": value} if isinstance(value, str) and name not in GROUPS else value
+            for name, value in content.items()
+        },
+    )
     tree.pop("_name", None)  # of a file that fairseq composed
     for group in chosen.keys() - listed.keys():
         _merge(tree, _of_option(folder, group, chosen[group]))
@@ -98,11 +103,11 @@ def _override(text: str) -> tuple[str, str, object]:
     if value[:1] in "'\"" and value[-1:] == value[:1] and len(value) > 1:
         return match["sign"] or "", match["key"], value[1:-1]
     try:
-        parsed = yaml.safe_load(value) if value[:1] != "(" else value
+        parsed = parse_yaml(value) if value[:1] != "(" else value
     except yaml.YAMLError:
         raise UserError(f"{text[:100]}: the value is not valid YAML; quote it") from None
     # An empty text, or a comment, is null to YAML, which would choose the default silently.
-    if parsed is None and value.strip() not in NULLS and match["sign"] != "~":
+    if parsed is None and value.strip() not in NULLS[1:] and match["sign"] != "~":
         raise UserError(f"{text[:100]}: an empty value; give one, or leave {match['key'][:80]} out for the default")
     return match["sign"] or "", match["key"], parsed
 
@@ -191,7 +196,9 @@ def _by_name(tree: Tree) -> dict[str, str]:
     keys: dict[str, str] = {}
     for group, values in tree.items():
         # A composed file has all of `ema`, with values that mean nothing while it is off.
-        if group in UNREAD or (group == "ema" and isinstance(values, dict) and not values.get("store_ema")):
+        if group in UNREAD or (
+            group == "ema" and isinstance(values, dict) and _joined(values.get("store_ema")) != "true"
+        ):
             continue
         if group not in (*PARTS, *GROUPS, *OTHERS):
             raise UserError(f"{group}: no such group of settings; one of {', '.join([*PARTS, *GROUPS])}")
@@ -259,4 +266,5 @@ def _referent(reference: str, tree: Tree) -> Any:
 def _joined(value: object) -> str:
     if isinstance(value, list):
         return ",".join(map(_joined, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value)
+    return text.lower() if text in ("True", "False", "TRUE", "FALSE") else text
