@@ -18,7 +18,7 @@ from subword_encodings import COUNTS, MERGES, TEXT, encodings
 
 from fairseq.errors import UserError
 from fairseq.text.tokenizers import BPES, Subwords, hf
-from fairseq.text.tokenizers.base import Vocabulary
+from fairseq.text.tokenizers.base import Vocabulary, spelled
 from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.rules import BYTES
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
@@ -93,8 +93,19 @@ def test_symbols_with_white_space_are_written_without_and_come_back() -> None:
     line = vocabulary.line([0, 2, 1, 3, 4])
     assert line == "a <0x20> b<0x20>c <0xA0>x <unk>"
     assert vocabulary.plain(line.split()) == ["a", " ", "b c", "\xa0x", "<unk>"]
-    with pytest.raises(UserError, match="file: two symbols are written '<0x20>'"):
-        Vocabulary({0: " ", 1: "<0x20>"}, None, "file")
+    with pytest.raises(UserError, match="file: has another symbol <unk> than the unknown one"):
+        Vocabulary({0: "[UNK]", 1: "<unk>"}, 0, "file")
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["<0x20>", " ", "_", "\r", "<0x0D>", "a"]), max_size=3).map("".join), unique=True)
+)
+def test_different_symbols_are_written_differently_and_without_white_space(symbols: list[str]) -> None:
+    written = spelled(dict(enumerate(symbols)))
+    assert len(set(written.values())) == len(symbols)
+    for index, symbol in enumerate(symbols):
+        assert written[index].split() == [written[index]]
+        assert written[index] == symbol or symbol.split() != [symbol]
 
 
 DAMAGED = {

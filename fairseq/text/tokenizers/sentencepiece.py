@@ -23,6 +23,19 @@ class SentencePiece(Subwords):
     """Pieces of a SentencePiece model; ``▁`` stands for a space."""
 
     rule: ClassVar[WordRule] = BeginMarks(WORD_BEGINS)
+    reads_lines: ClassVar[bool] = True
+
+    @property
+    def pieces(self) -> list[str]:
+        """The pieces in the order of their ids."""
+        with self.library():  # a piece need not be UTF-8
+            return [self._model.id_to_piece(index) for index in range(len(self._model))]
+
+    @property
+    def begin(self) -> int | None:
+        """The id of the symbol for the beginning of a text; None if there is none."""
+        index: int = self._model.bos_id()
+        return index if index >= 0 else None
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], size: int) -> bytes:
@@ -73,9 +86,8 @@ class SentencePiece(Subwords):
 
     @functools.cached_property
     def _vocabulary(self) -> Vocabulary:
-        with self.library():  # a piece need not be UTF-8
-            pieces = {index: self._model.id_to_piece(index) for index in range(len(self._model))}
-            return Vocabulary(pieces, self._model.unk_id(), self.source)
+        pieces = dict(enumerate(self.pieces))
+        return Vocabulary(pieces, self._model.unk_id(), self.source)
 
     @functools.cached_property
     def _model(self) -> Any:
