@@ -126,6 +126,12 @@ class EpochIterator:
         self.epoch += 1
         self.read = 0
 
+    def data_checksum(self) -> str | None:
+        """Return one checksum of the files of the epoch, whatever folder they are in; None where
+        the dataset has none."""
+        checksums: Mapping[str, int] = getattr(self.dataset, "checksums", dict)()
+        return f"{zlib.crc32(repr(sorted(checksums.items())).encode()):08x}" if checksums else None
+
     def facts(self) -> dict[str, Any]:
         """What must be equal on all processes, by name: the files' checksums, the layout, the
         position, the batch."""
@@ -198,7 +204,7 @@ class EpochIterator:
         epoch, iterations = state.get("epoch"), state.get("iterations_in_epoch", 0)
         if not isinstance(epoch, int) or not isinstance(iterations, int) or epoch < 0 or iterations < 0:
             raise UserError(
-                f"`restore_file`: epoch {epoch!r}, batch {iterations!r} is not a position in the data; "
+                f"checkpoint: epoch {epoch!r}, batch {iterations!r} is not a position in the data; "
                 "give `reset_dataloader` to start at the first batch"
             )
         read = state.get("read")

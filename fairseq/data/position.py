@@ -178,24 +178,24 @@ def _remark(ours: Layout, theirs: Layout, read: int) -> str:
 
 def _elsewhere(ours: Layout, order: str, cut: int, read: str) -> UserError:
     """The error for a position that *ours* does not have."""
-    where = f"the checkpoint is in the middle of an epoch ({read} read)"
+    where = f"in the middle of an epoch ({read} read)"
     if order != ours.order:
         return UserError(
-            f"`restore_file`: {where}, of data in the order of {order}; these settings read {ours.order}; "
+            f"checkpoint: {where}, of data in the order of {order}; these settings read {ours.order}; "
             f"keep those it was trained with, {RESET}"
         )
     if ours.order == STREAMS and cut != ours.cut:
         rows = f"{cut} rows" if cut else "another number of rows"
         return UserError(
-            f"`batch_size`, `max_tokens`: {where} by {rows} on all processes together, and {ours.cut} rows read other "
-            f"parts of the text; keep rows × processes, {RESET}"
+            f"`batch_size`, `max_tokens`: the checkpoint is {where} by {rows} on all processes together, and "
+            f"{ours.cut} rows read other parts of the text; keep rows × processes, {RESET}"
         )
     if cut != ours.cut:
         return UserError(
-            f"`max_tokens`, `batch_size`, `required_batch_size_multiple`: {where}, and its batches were cut otherwise; "
-            f"keep its settings (on fewer processes raise `update_freq`), {RESET}"
+            f"`max_tokens`, `batch_size`, `required_batch_size_multiple`: the checkpoint is {where}, and its batches "
+            f"were cut otherwise; keep its settings (on fewer processes raise `update_freq`), {RESET}"
         )
     return UserError(
-        f"`restore_file`: {where}, and this run's has {ours.units} {_NAMES[ours.order]}; "
+        f"checkpoint: {where}, and this run's has {ours.units} {_NAMES[ours.order]}; "
         f"keep the data and settings it was trained with, {RESET}"
     )

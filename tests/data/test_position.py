@@ -174,7 +174,7 @@ def test_blocks_of_another_size_go_on_after_the_same_share(caplog: pytest.LogCap
     [
         (
             lambda data: streams(data, 3, 0, 1),
-            "--restore-file: .* in the order of batches; these settings read streams",
+            "checkpoint: .* in the order of batches; these settings read streams",
         ),
         (lambda data: shuffled(data, 4, 0, 1, **CUT), "--max-tokens, --batch-size, .* cut otherwise"),
         (lambda data: shuffled(dataset(50), 3, 0, 1, **CUT), "cut otherwise"),
