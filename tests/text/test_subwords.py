@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import random
 import re
 import sys
 from collections import Counter
@@ -66,6 +67,22 @@ def test_sentencepiece_gives_the_librarys_pieces(made: dict[str, Subwords]) -> N
     library = pytest.importorskip("sentencepiece")
     model = library.SentencePieceProcessor(model_proto=made["sentencepiece"].content)
     assert made["sentencepiece"].encode([TEXT]) == [" ".join(model.encode(TEXT, out_type=str))]
+
+
+def test_sentencepiece_learns_every_letter_of_long_paragraphs_without_spaces() -> None:
+    """Such a paragraph is one word; the library skips it if it is long or has its own mark."""
+    pytest.importorskip("sentencepiece")
+    draw = random.Random(1)
+    letters = [chr(0x4E00 + number) for number in range(300)]
+    short = ["".join(draw.choices(letters[:150], k=200)) for _ in range(60)]
+    long = ["".join(draw.choices(letters[:250], k=2000)) for _ in range(20)]
+    marked = ["".join(letters[250:275]) + "▅" + "".join(letters[275:])]
+    assert len(long[0].encode()) > 4192, "the library's bound"
+    for paragraphs in (long, short + long + marked):
+        learned = SentencePiece(SentencePiece.learn(Counter(paragraphs), 320 if marked[0] in paragraphs else 260))
+        symbols = " ".join(learned.encode(paragraphs)).split()
+        # Its own mark alone is no piece.
+        assert symbols.count("<unk>") == sum(paragraph.count("▅") for paragraph in paragraphs)
 
 
 @settings(deadline=None, max_examples=60)
