@@ -27,6 +27,8 @@ from fairseq.errors import SettingError, UserError, with_flags
 C = TypeVar("C")
 TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
+SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
 # Of any setting: sums and products of a few stay within 64 bits.
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 3.4e38  # of float32, in which optimizers and losses compute
@@ -242,7 +244,8 @@ def coerce(field: dataclasses.Field[Any], hint: object, value: object, flags: bo
             return None
         raise SettingError(f"{name}: a value is needed")
     if kind is bool:
-        # YAML files and old checkpoints have 0 and 1 for switches.
+        # Files and old checkpoints have several texts and numbers for switches.
+        value = SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
         if not isinstance(value, bool | int):
             raise SettingError(f"{name}: expected true or false, got {value!r}")
         return bool(value)
