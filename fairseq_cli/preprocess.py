@@ -49,21 +49,17 @@ TEXTS = "texts: "  # begins the line of the log with the text of each split, as 
 class PreprocessConfig(TextConfig):
     """Preprocessing: settings of ``fairseq-preprocess``."""
 
-    learn_bpe: int | None = flag(
-        None, "merges or symbols of `bpe` (without it hf) to learn from the training text", low=1, high=10**6
-    )
+    learn_bpe: int | None = flag(None, "merges or symbols of `bpe` (or of hf) to learn", low=1, high=10**6)
 
     only_source: bool = flag(False, "text in one language; always on")
     source_lang: str | None = flag(None, "suffix of the text files: FILE.SRC", aliases=("-s",), metavar="SRC")
     trainpref: str | None = flag(
-        None, "training text; additional files become train1, …", several=True, metavar="FILE[,FILE…]"
+        None, "files, folders of training text: train, train1, …", several=True, metavar="FILE"
     )
     validpref: str | None = flag(
-        None, "validation text; additional files become valid1, …", several=True, metavar="FILE[,FILE…]"
+        None, "files, folders of validation text: valid, valid1, …", several=True, metavar="FILE"
     )
-    testpref: str | None = flag(
-        None, "test text; additional files become test1, …", several=True, metavar="FILE[,FILE…]"
-    )
+    testpref: str | None = flag(None, "files, folders of test text: test, test1, …", several=True, metavar="FILE")
     valid_fraction: float | None = flag(None, "share of the training text held out for validation", above=0, below=1)
     test_fraction: float | None = flag(None, "share of the training text held out as test split", above=0, below=1)
     destdir: str = flag("data-bin", "output folder", aliases=("--out",), metavar="DIR")
@@ -72,7 +68,7 @@ class PreprocessConfig(TextConfig):
     srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
     nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
     thresholdsrc: int = flag(0, "minimum count of a word in the dictionary", low=-1)
-    padding_factor: int = flag(8, "pad the dictionary to a multiple of this size (0: no padding)", low=0, high=65536)
+    padding_factor: int = flag(8, "pad dictionary to multiples of this (0: no)", low=0, high=65536)
     dict_only: bool = flag(False, "write only the dictionary")
     dataset_impl: str = flag("mmap", "data format; only mmap is supported", choices=("mmap",))
     notes: bool = flag(False, "write the positions of rare words, for models with notes")
@@ -265,7 +261,7 @@ def _remove_former(folder: Path, dictionary: Dictionary, splits: Iterable[str]) 
 
 def _splits(config: PreprocessConfig) -> dict[str, str]:
     """The text file of each split: train, train1, …, valid, …, test, …"""
-    splits = {}
+    splits: dict[str, str] = {}
     for name in ("train", "valid", "test"):
         given = getattr(config, f"{name}pref")
         paths: list[str] = []
@@ -303,8 +299,8 @@ def _held_out(
     texts = [path for name, path in splits.items() if name.startswith("train")]
     forms = {format_of(path, config.text_field, config.join_lines) for path in texts}
     if len(forms) > 1:
-        names = ", ".join(f"--{name}-fraction" for name in shares)
-        raise UserError(f"{names}: some texts have rows and others lines; give texts of one kind")
+        flags = ", ".join(f"--{name}-fraction" for name in shares)
+        raise UserError(f"{flags}: some texts have rows and others lines; give texts of one kind")
     parts = split_text(texts, forms.pop(), shares, folder)
     names = {name: f"{config.trainpref}, {part.place}" for name, part in parts.items()}
     for name in parts:
