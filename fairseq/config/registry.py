@@ -43,8 +43,6 @@ FORMER = {
     "linear": "polynomial_decay",
     "constant": "fixed",
     "adamw": "adam",
-    "gpt2": "gpt2_small",
-    "llama": "llama_demo",
 }
 _copied_modules: set[str] = set()
 
