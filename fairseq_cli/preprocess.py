@@ -53,13 +53,9 @@ class PreprocessConfig(TextConfig):
 
     only_source: bool = flag(False, "text in one language; always on")
     source_lang: str | None = flag(None, "suffix of the text files: FILE.SRC", aliases=("-s",), metavar="SRC")
-    trainpref: str | None = flag(
-        None, "files, folders of training text: train, train1, …", several=True, metavar="FILE"
-    )
-    validpref: str | None = flag(
-        None, "files, folders of validation text: valid, valid1, …", several=True, metavar="FILE"
-    )
-    testpref: str | None = flag(None, "files, folders of test text: test, test1, …", several=True, metavar="FILE")
+    trainpref: str | None = flag(None, "training texts or folders: train, train1, …", several=True, metavar="FILE")
+    validpref: str | None = flag(None, "validation texts or folders: valid, valid1, …", several=True, metavar="FILE")
+    testpref: str | None = flag(None, "test texts or folders: test, test1, …", several=True, metavar="FILE")
     valid_fraction: float | None = flag(None, "share of the training text held out for validation", above=0, below=1)
     test_fraction: float | None = flag(None, "share of the training text held out as test split", above=0, below=1)
     destdir: str = flag("data-bin", "output folder", aliases=("--out",), metavar="DIR")
