@@ -16,7 +16,7 @@ from fairseq.text.tokenizers.base import EXTRA, Span, Subwords, Vocabulary, impo
 from fairseq.text.tokenizers.rules import BeginMarks, WordRule
 
 WORD_BEGINS = "▁"
-LONGEST = 1 << 30  # bytes; the library skips longer words, by default those over 4,192 bytes
+LONGEST_SENTENCE = 1 << 30  # bytes; the library skips longer words, by default those over 4,192 bytes
 RESERVED = "▅"  # never a piece: the library writes it for unknown letters
 
 
@@ -53,7 +53,7 @@ class SentencePiece(Subwords):
                 # One thread and sorted words: the model does not depend on the machine.
                 library.SentencePieceTrainer.train(
                     input=path, input_format="tsv", model_writer=model, vocab_size=size, num_threads=1,
-                    character_coverage=1.0, minloglevel=2, max_sentence_length=LONGEST,
+                    character_coverage=1.0, minloglevel=2, max_sentence_length=LONGEST_SENTENCE,
                 )  # fmt: skip
             except (RuntimeError, OSError) as error:
                 reason = " ".join(str(error).split())[-200:]
