@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, set_up
-from fairseq.config.settings import DataConfig, Settings, typed_settings
+from fairseq.config.settings import DataConfig, Settings, TrainingSettings, typed_settings
 from fairseq.config.shared import Part
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, build_criterion, subset_figures
 from fairseq.data.dataset import Dataset
@@ -228,6 +229,11 @@ class FairseqTask(FairseqMethods, Part):
         """
         data = self.settings.data
         batching = _batching(data, self.settings.common.seed, training, rank, world_size)
+        chunks = 1
+        if training and isinstance(self.settings, TrainingSettings):
+            optimization = self.settings.optimization
+            batching = dataclasses.replace(batching, accumulated=max(optimization.update_freq))
+            chunks = optimization.batch_chunk
 
         def prepare(sample: Sample, epoch: int) -> Sample:
             return criterion.prepare(model, self.prepare(sample, epoch, model=model, training=training))
@@ -236,6 +242,7 @@ class FairseqTask(FairseqMethods, Part):
             self._turns(split, model, training, batching),
             prepare=prepare,
             # On a CPU, a thread that prepares batches takes time from the computation.
+            chunks=chunks,
             prefetch=data.num_workers if devices.is_accelerator(torch.device(device)) else 0,
             device=device,
         )

@@ -25,6 +25,7 @@ from fairseq.data.dataset import Sample
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator, Turns
 from fairseq.data.iterators import EpochBatchIterator, IteratorSampler
+from fairseq.data.position import FAIRSEQ
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.dataclass import defaults
 from fairseq.distributed import World
@@ -110,7 +111,7 @@ class Protocol(FairseqTask):
         batches = super().iterator(split, model, criterion, training=training, **options)
         if training and is_of_fairseq(model, criterion):
             # The order of fairseq's iterator: losses of its models and criterions can be repeated.
-            batches._turns.in_numpy_order()
+            batches._turns.continuing(FAIRSEQ)
         batches.__class__ = type("Batches", (_Batches,), {"task": self, "model": model, "is_training": training})
         return batches
 
