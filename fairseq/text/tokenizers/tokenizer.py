@@ -23,7 +23,7 @@ from fairseq.system.opening import read_named, read_text
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.base import UNKNOWN, Span, Subwords, Value, WordTokenizer, composed
 from fairseq.text.tokenizers.moses import Moses
-from fairseq.text.tokenizers.rules import SubwordMarks, WordRule, readable
+from fairseq.text.tokenizers.rules import BeginMarks, SubwordMarks, WordRule, readable
 
 TOKENIZATION = "tokenization.json"
 ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
@@ -271,6 +271,24 @@ def chosen_subwords(config: TextConfig) -> Subwords | None:
     subwords = kind(content, source)
     subwords.check()
     return subwords
+
+
+def chosen_rule(mark: str, dictionary: Dictionary) -> SubwordMarks | BeginMarks:
+    """Return the rule of ``--remove-bpe`` for symbols of data without a tokenizer: a *mark* at the
+    end of subwords, or ``sentencepiece``; UserError if no symbol of *dictionary* has the mark."""
+    if mark == "sentencepiece":
+        rule: SubwordMarks | BeginMarks = BeginMarks()
+        marked = any(symbol.startswith(rule.mark) for symbol in dictionary.symbols)
+    else:
+        rule = SubwordMarks(mark.strip())
+        marked = rule.mark != "" and any(symbol.endswith(rule.mark) for symbol in dictionary.symbols)
+    if not marked:
+        where = "begins" if mark == "sentencepiece" else "ends"
+        raise UserError(
+            f"`remove_bpe` {mark!r}: no symbol of the dictionary {where} with {rule.mark or 'it'}; give the mark of "
+            "its subwords, such as @@, or sentencepiece, or leave it out"
+        )
+    return rule
 
 
 def readable_symbols(dictionary: Dictionary) -> list[str]:
