@@ -23,12 +23,13 @@ from fairseq.system.opening import read_named, read_text
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.base import UNKNOWN, Span, Subwords, Value, WordTokenizer, composed
 from fairseq.text.tokenizers.moses import Moses
-from fairseq.text.tokenizers.rules import BeginMarks, SubwordMarks, WordRule, readable
+from fairseq.text.tokenizers.rules import SPACE, BeginMarks, SubwordMarks, WordRule, readable
 
 TOKENIZATION = "tokenization.json"
 ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
 VERSION = 1
 MASK = "<mask>"
+LETTER = "\ua66e"  # of one manuscript: no subword joins it to its neighbours
 AGAIN = "run fairseq-preprocess again"
 
 
@@ -71,6 +72,15 @@ class Steps(Value):
             spans += [span.moved(start) for span in self._spans(part)]
             start += len(part) + len(UNKNOWN)
         return spans
+
+    def spans_after(self, text: str) -> list[Span]:
+        """Return the symbols of *text* that stands behind another symbol of its line, such as a
+        mask: without the space that SentencePiece puts before a text."""
+        spans = self.spans(text)
+        if not spans or text[:1].isspace() or not spans[0].symbol.startswith((BeginMarks.mark, SPACE)):
+            return spans
+        behind = [span for span in self.spans(LETTER + text) if span.end > len(LETTER)]
+        return [Span(symbol, max(0, start - len(LETTER)), end - len(LETTER)) for symbol, start, end in behind]
 
     def decode(self, symbols: Iterable[str]) -> str:
         """Return the text of the symbols of one line."""
