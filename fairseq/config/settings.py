@@ -62,6 +62,7 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     metrics_file: str = flag("", "JSON Lines file of metrics (default: metrics.jsonl in `save_dir`)", metavar="FILE")
     log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE")
     wandb_project: str | None = flag(None, "project of Weights & Biases (needs the package wandb)", metavar="NAME")
+    trackio_project: str | None = flag(None, "project of trackio (needs the package trackio)", metavar="NAME")
     user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR")
 
 
@@ -190,7 +191,6 @@ class OptimizationConfig(MeanConfig, RateConfig):
         None, "validate and save an exponential moving average of weights, e.g. 0.999", low=0, below=1, metavar="DECAY"
     )
     skip_nonfinite: int = flag(0, "maximum updates to skip for an infinite or NaN loss or gradient", low=0)
-    oom_retry: bool = flag(False, "split and repeat batches that exceed memory (not with memory models)")
     update_freq: list[int] = flag([1], "batches accumulated per update, or one number for each epoch", low=1)
     stages: str | None = flag(
         None,

@@ -44,7 +44,7 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
     if world.rank > 0:
         torch.manual_seed(settings.common.seed + world.rank)
     state = TrainingState(settings, task, model, criterion, world, stage)
-    state.inferred = inferred
+    state.found = inferred
 
     def iterator(split: str, training: bool) -> EpochIterator:
         return task.iterator(

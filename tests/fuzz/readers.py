@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from fairseq.training.callbacks import callbacks_of
 
 from fairseq import checkpoint
 from fairseq.config import options
@@ -32,7 +33,6 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import format_of, lines_of, read_blocks
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.training.build import build_state
-from fairseq.training.callbacks import callbacks_of
 from fairseq.training.loop import train_stage
 from fairseq.training.resume import restore, restoring
 from fairseq_cli.common import get_training_parser

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import runs
 import torch
+from fairseq.training.callbacks import profiler
 
 from fairseq.errors import UserError
 from fairseq.training import loop
-from fairseq.training.callbacks import profiler
 from fairseq.training.state import TrainingState
 from fairseq_cli import train as command
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import runs
 import torch
+from fairseq.training.due import Due
+from fairseq.training.random_states import gather_random_states, restore_random_states
 from mistakes import logged, user_error
 from ranks import in_threads
 from small_runs import a_run
@@ -20,8 +22,6 @@ from fairseq.models.loading import stored_settings
 from fairseq.text.dictionary import Dictionary
 from fairseq.training import resume
 from fairseq.training import state as state_module
-from fairseq.training.due import Due
-from fairseq.training.random_states import gather_random_states, restore_random_states
 from fairseq.training.state import TrainingState
 from fairseq.training.update import update
 
