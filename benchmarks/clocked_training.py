@@ -19,7 +19,7 @@ from typing import Any
 
 from fairseq.config import options
 from fairseq.training import loop
-from fairseq.training.state import TrainingState
+from fairseq.training.state import Requests, TrainingState
 from fairseq_cli import train
 from fairseq_cli.common import get_training_parser
 
@@ -40,7 +40,7 @@ class Recorder:
         """Record the updates and validations of every run of this process: one for each stage."""
         update, evaluate = loop.update, loop.evaluate
 
-        def clocked_update(state: TrainingState, samples: Any, ask: Any) -> bool:
+        def clocked_update(state: TrainingState, samples: Any, ask: Any = Requests) -> bool:
             if self.begin is None:
                 self.begin = self.clock()
             return update(state, samples, ask)

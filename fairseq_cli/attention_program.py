@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import re
 from pathlib import Path
 
@@ -25,7 +26,6 @@ from fairseq.modules.precision import Precision
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
 from fairseq.system.json_files import write_json
-from fairseq.system.lookup import exists
 from fairseq.system.provenance import about_run
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.text_corpus import TextCorpus
@@ -166,7 +166,9 @@ def _write(folder: Path, maps: AttentionMaps, heads: list[Head], results: dict[s
         "Predicted tokens": ", ".join(f"{at.target} ({at.position:,})" for at in maps.at_positions),
         **pages.run_facts(results),
     }
-    pictures = [pages.picture(folder / name, caption) for name, caption in PICTURES.items() if exists(folder / name)]
+    pictures = [
+        pages.picture(folder / name, caption) for name, caption in PICTURES.items() if os.path.exists(folder / name)
+    ]
     body = [pages.section("Mean distance by layer", pages.table(_table(maps))), pages.section("Plots", *pictures)]
     pages.write(folder / "attention.html", pages.page("Attention", facts, "\n".join(body)))
     write_json(folder / "results.json", results)

@@ -7,6 +7,7 @@ import argparse
 import functools
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,6 @@ from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system.files import ARCHIVE, atomic_files, prepare_file
 from fairseq.system.json_files import write_json
-from fairseq.system.lookup import is_file
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import printable
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -318,7 +318,7 @@ class _Evaluation:
         and the tokenizer next to it, if there are any.
         """
         checkpoint = find_checkpoint(path)
-        if self.cfg.text is not None and is_file(checkpoint.parent / DICTIONARY):
+        if self.cfg.text is not None and os.path.isfile(checkpoint.parent / DICTIONARY):
             data = str(checkpoint.parent)
         model = self.load(data, [str(checkpoint)])
         return str(checkpoint), model, self.text(data, model)[1]

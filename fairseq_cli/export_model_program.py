@@ -4,6 +4,7 @@ fairseq."""
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,6 @@ from fairseq.models.electra import ElectraModel
 from fairseq.models.encoder import TransformerEncoder
 from fairseq.models.encoder_settings import BertConfig
 from fairseq.system.files import ARCHIVE, atomic_folder, prepare_file, remove_leftovers
-from fairseq.system.lookup import entries, exists, is_folder
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
@@ -46,7 +46,7 @@ def main(args: argparse.Namespace) -> None:
         return
     # Of an export that was killed, which may be repeated.
     remove_leftovers(out)
-    if exists(out) and (not is_folder(out) or entries(out)):
+    if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
         raise UserError(f"--out {out}: is a file or not empty; give a new folder")
     path = find_checkpoint(args.source)
     state = checkpoint.load(path)
@@ -163,8 +163,8 @@ def _write_fairseq(source: str, data: str | None, out: Path) -> None:
     path = find_checkpoint(source)
     loaded = checkpoint.load(path)
     dictionary = Path(data) if data is not None else path.parent
-    dictionary = dictionary / DICTIONARY if is_folder(dictionary) else dictionary
-    if data is not None or exists(dictionary):
+    dictionary = dictionary / DICTIONARY if os.path.isdir(dictionary) else dictionary
+    if data is not None or os.path.exists(dictionary):
         # Without `--data` a missing `dict.txt` is no error: fairseq gets the data's dictionary from
         # its own command line.
         check_dictionary(loaded, path, Dictionary.load(dictionary))

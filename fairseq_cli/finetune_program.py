@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ from fairseq.modules import devices
 from fairseq.modules.precision import Precision
 from fairseq.system.files import atomic_file, prepare_folder
 from fairseq.system.json_files import finite, read_json, write_json
-from fairseq.system.lookup import exists, is_file
 from fairseq.system.opening import open_regular
 from fairseq.system.provenance import about_run
 from fairseq.tasks.dictionary_digest import check_dictionary
@@ -114,7 +114,7 @@ def _completed(cfg: SentencePredictionTaskConfig, data: str, path: str) -> Sente
     as its data."""
     folder = data_folders(data)[0]
     cfg = cfg.completed(folder)
-    if cfg.data_bin is None and not exists(folder / DICTIONARY):
+    if cfg.data_bin is None and not os.path.exists(folder / DICTIONARY):
         return dataclasses.replace(cfg, data_bin=folder_beside(path))
     return cfg
 
@@ -246,7 +246,7 @@ class Sweep:
 def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: list[str]) -> dict[str, float] | None:
     """The metrics of a complete run in *folder* with the same *flags*,
     of the same *inputs*, with its predictions."""
-    if not exists(folder / RESULT):
+    if not os.path.exists(folder / RESULT):
         return None
     result = read_json(folder / RESULT, "remove it to train again", largest=1 << 20)
     known = {"flags": flags, "inputs": inputs}
@@ -269,13 +269,13 @@ def _digests(data: str, path: str, task: SentencePredictionTask) -> dict[str, st
     dictionary = Path(task.dictionary.path or data)
     codes = [Path(task.cfg.bpe_codes)] if task.cfg.bpe_codes else []
     files = [*texts, weights, dictionary, dictionary.parent / TOKENIZATION, *codes]
-    return {str(path): _digest(path) for path in files if is_file(path)}
+    return {str(path): _digest(path) for path in files if os.path.isfile(path)}
 
 
 def _predictions(folder: Path, splits: list[str]) -> dict[str, str]:
     """A digest of the predictions of each of *splits*; empty where there are none."""
     files = [folder / f"predictions.{split}.tsv" for split in splits]
-    return {path.name: _digest(path) if is_file(path) else "" for path in files}
+    return {path.name: _digest(path) if os.path.isfile(path) else "" for path in files}
 
 
 def _digest(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from fairseq.evaluation.pairs import accuracies, accuracy_table, read_pairs
 from fairseq.hub import LanguageModel, load_scorer
 from fairseq.interop.harness import harness_model, require_harness, task_data
 from fairseq.system.json_files import write_json
-from fairseq.system.lookup import is_folder
 from fairseq.system.provenance import about_run
 from fairseq_cli.harness import HarnessConfig
 from fairseq_cli.shared import results_folder
@@ -42,7 +42,7 @@ def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
     names = [name for name in (cfg.tasks or "").split(",") if name]
     if not names:
         raise UserError("--tasks: name one task or several, separated by commas")
-    if cfg.include_path is not None and not is_folder(cfg.include_path):
+    if cfg.include_path is not None and not os.path.isdir(cfg.include_path):
         raise UserError(f"--include-path {cfg.include_path}: folder not found; give one with task files")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     device = "cpu" if cfg.cpu else "auto"

@@ -4,6 +4,7 @@ read."""
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,6 @@ from fairseq.interop.pickles import pickled_module
 from fairseq.interop.pickles.named_tensors import cut
 from fairseq.interop.transformer_xl import conversion
 from fairseq.system.files import atomic_folder, remove_leftovers
-from fairseq.system.lookup import entries, exists, is_folder
 from fairseq.system.opening import read_named
 from fairseq.tasks import dictionary_digest
 from fairseq.text.dictionary import Dictionary, placeholder
@@ -81,7 +81,7 @@ def main(args: argparse.Namespace) -> None:
             load_models([folder / CHECKPOINT], folder / DICTIONARY)
         except UserError as error:
             # The user knows the settings by the file that they come from.
-            origin = source / model_folder.CONFIG if is_folder(source) else source
+            origin = source / model_folder.CONFIG if os.path.isdir(source) else source
             raise type(error)(error.args[0].replace(str(folder / CHECKPOINT), str(origin))) from None
     kind = "its own words" if imported.words is not None else "placeholder words"
     # Tied parameters share their memory and count once.
@@ -103,7 +103,7 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
         raise UserError("--config: not used for a Hugging Face folder, which has a config.json; leave it out")
     kind: Any = "transfo-xl"
     if source_format == "hf":
-        if not is_folder(source):
+        if not os.path.isdir(source):
             raise UserError(f"{source}: folder not found; give one with config.json and model.safetensors")
         kind = model_folder.read_json(source / model_folder.CONFIG).get("model_type")
     if kind == "transfo-xl":
@@ -115,7 +115,7 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
         return _exported(source)
     if kind in [*causal.FAMILIES]:
         # Of a decoder that `fairseq-export` wrote as a class of transformers.
-        if exists(source / DICTIONARY):
+        if os.path.exists(source / DICTIONARY):
             dictionary = _dictionary_of(source)
             decoder, tokenizer = causal.read(source, dictionary.pad()), find_tokenizer(source, dictionary.symbols)
             arguments = decoder.parameters, decoder.args, len(dictionary), dictionary.symbols
@@ -166,7 +166,7 @@ def _tokenizer(source: Path) -> Tokenizer | None:
     # Merges alone are read as GPT-2's, whose rules of what is merged other models change.
     for name, kind in ((model_folder.TOKENIZER, HuggingFace), ("merges.txt", GPT2)):
         path = source / name
-        if exists(path):
+        if os.path.exists(path):
             subwords = kind(read_named(path, "check its permissions"), str(path))
             subwords.check()
             return Tokenizer(subwords=subwords)
@@ -181,14 +181,14 @@ def _filled(words: list[str] | None, size: int) -> list[str] | None:
 
 def _check(source: Path, out: Path) -> None:
     """Reject invalid paths before any work is done."""
-    if not exists(source):
+    if not os.path.exists(source):
         raise UserError(f"{source}: file or folder not found; check the path")
-    if exists(out) and not is_folder(out):
+    if os.path.exists(out) and not os.path.isdir(out):
         raise UserError(f"--out {out}: is not a folder; give a new folder")
     # Of an import that was killed, which may be repeated.
     remove_leftovers(out)
     # An earlier import may be replaced; a folder with other files is probably a mistake.
-    there = [path.name for path in (entries(out) if exists(out) else ()) if path.name not in FILES]
+    there = [path.name for path in (sorted(out.iterdir()) if os.path.exists(out) else ()) if path.name not in FILES]
     if there:
         raise UserError(f"--out {out}: contains other files ({there[0]}); give a new folder")
 

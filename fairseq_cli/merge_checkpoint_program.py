@@ -11,14 +11,13 @@ from fairseq.checkpoint import parts
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.errors import UserError
 from fairseq.system.files import ARCHIVE, prepare_file
-from fairseq.system.lookup import exists
 
 
 def main(args: argparse.Namespace) -> None:
     """Write the checkpoint in the folder ``args.source``
     to the file ``args.target``; all of it is verified."""
     source = find_checkpoint(args.source)
-    if not exists(source):
+    if not os.path.exists(source):
         raise UserError(f"{args.source}: file not found; check the path")
     if not parts.is_folder(source):
         raise UserError(f"{args.source}: not a checkpoint of --ddp-backend fully_sharded, which is a folder")

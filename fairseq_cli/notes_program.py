@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 
 from fairseq import checkpoint
 from fairseq.analysis import plots
@@ -19,7 +20,6 @@ from fairseq.notes.words import NoteWords
 from fairseq.system import pages
 from fairseq.system.files import atomic_folder
 from fairseq.system.json_files import write_json
-from fairseq.system.lookup import is_folder
 from fairseq.system.provenance import about_run
 from fairseq_cli.notes import NotesConfig
 from fairseq_cli.shared import results_folder
@@ -63,7 +63,7 @@ def _study(path: str, data: str | None) -> NoteStudy:
     state = checkpoint.load(path)
     # The first folder of several has the dictionary and the notes.
     folder = data or str(state["args"].get("data", "")).split(":")[0]
-    if not folder or not is_folder(folder):
+    if not folder or not os.path.isdir(folder):
         raise UserError(f"DATA {folder}: folder not found; give the data folder that {path} was trained with")
     models, task, _ = load_models([path], folder, settings={"keep_notes": True}, states=[state])
     return NoteStudy(models[0], NoteWords.load(folder), task.source_dictionary, path)

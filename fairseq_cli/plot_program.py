@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from fairseq.errors import UserError
 from fairseq.evaluation.report import table
 from fairseq.logging.recorders import METRICS_FILE
 from fairseq.system.files import prepare_file
-from fairseq.system.lookup import is_folder
 from fairseq_cli.plot import PlotConfig
 
 
@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> list[dict[str, Any]]:
         and the position at which it reaches ``--reach``.
     """
     cfg = fields.typed(PlotConfig, args)
-    folders = [run for run in args.runs if is_folder(run)]
+    folders = [run for run in args.runs if os.path.isdir(run)]
     runs = [_run(run) for run in args.runs]
     picture = _picture(cfg, runs, folders)
     splits = [split.strip() for split in cfg.split.split(",") if split.strip()]
@@ -56,9 +56,9 @@ def _run(text: str) -> tuple[str, list[str]]:
     """Name and files of a run: NAME=FILE,FILE or FILE;
     a folder stands for the metrics that a run wrote there."""
     name, _, paths = text.rpartition("=")
-    if is_folder(paths):
+    if os.path.isdir(paths):
         return name or Path(paths).absolute().name, [str(Path(paths) / METRICS_FILE)]
-    return name, [str(Path(path) / METRICS_FILE) if is_folder(path) else path for path in paths.split(",")]
+    return name, [str(Path(path) / METRICS_FILE) if os.path.isdir(path) else path for path in paths.split(",")]
 
 
 def _picture(cfg: PlotConfig, runs: list[tuple[str, list[str]]], folders: list[str]) -> Path | None:

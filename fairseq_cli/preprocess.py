@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 import tempfile
@@ -23,7 +24,6 @@ from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.system.files import atomic_folder
 from fairseq.system.limits import check_processes
-from fairseq.system.lookup import exists, is_file
 from fairseq.system.opening import read_named
 from fairseq.system.terminal import printable
 from fairseq.text.counting import count_words
@@ -162,7 +162,7 @@ class _Log:
 
 def _former_log(folder: Path) -> bytes:
     """The log of earlier runs in *folder*, which fairseq adds to, too."""
-    return read_named(folder / LOG, "remove it", "--destdir") if exists(folder / LOG) else b""
+    return read_named(folder / LOG, "remove it", "--destdir") if os.path.exists(folder / LOG) else b""
 
 
 def _hints(config: PreprocessConfig, path: str | None) -> Iterator[str]:
@@ -187,7 +187,7 @@ def _check_other_splits(config: PreprocessConfig, dictionary: Dictionary, splits
     folder = Path(config.destdir)
     others = sorted({path.stem for path in folder.glob("*.idx")} - set([] if config.dict_only else splits))
     # The former ids would silently mean other words: a later run would train on noise.
-    if others and is_file(folder / "dict.txt") and Dictionary.load(folder / "dict.txt") != dictionary:
+    if others and os.path.isfile(folder / "dict.txt") and Dictionary.load(folder / "dict.txt") != dictionary:
         raise UserError(
             f"--destdir {folder}: {', '.join(others)} in it use another dictionary; "
             f"give all texts, --srcdict {folder}/dict.txt or another folder"

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,7 +22,6 @@ from fairseq.distributed import Job, World
 from fairseq.errors import UserError
 from fairseq.logging.progress import Progress, no_progress, progress_bar
 from fairseq.system.files import prepare_folder, removing_empty_folders
-from fairseq.system.lookup import exists
 from fairseq.system.terminal import log_to_stderr
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, format_of
@@ -35,7 +35,7 @@ def existing_checkpoint(path: str) -> str:
         UserError: there is none, which is seen here before other models are measured.
     """
     checkpoint = find_checkpoint(path)
-    if not exists(checkpoint):
+    if not os.path.exists(checkpoint):
         raise UserError(f"{checkpoint}: file not found; check the path")
     return str(checkpoint)
 
@@ -52,11 +52,11 @@ def data_and_models(cfg: ModelPathConfig, data: str) -> tuple[str, list[str]]:
             model without the split to read.
     """
     # A path with a colon that is there is one checkpoint, as with DATA.
-    names = [cfg.path] if cfg.path and exists(cfg.path) else (cfg.path or "").split(":")
+    names = [cfg.path] if cfg.path and os.path.exists(cfg.path) else (cfg.path or "").split(":")
     if paths := [path for path in names if path]:
         return data, [existing_checkpoint(path) for path in paths]
     source = Path(data)
-    if not exists(source):
+    if not os.path.exists(source):
         raise UserError(f"DATA: {source}: file or folder not found; give a model or a data folder")
     if not is_model(source):
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ from torch import Tensor
 from fairseq.checkpoint.manager import AMONG_BEST, EPOCH, UPDATE, numbered
 from fairseq.checkpoint.store import load
 from fairseq.errors import UserError
-from fairseq.system.lookup import is_folder
 
 PATTERNS = {"epoch": EPOCH, "update": UPDATE, "best": AMONG_BEST}
 OF_ONE = "give checkpoints of one run"
@@ -34,7 +34,7 @@ def newest(
         maximizes: returns whether the largest figure
             is the best in the run that saved a checkpoint.
     """
-    checkpoints = numbered(Path(folder), PATTERNS[kind]) if is_folder(folder) else []
+    checkpoints = numbered(Path(folder), PATTERNS[kind]) if os.path.isdir(folder) else []
     fitting = [path for number, path in checkpoints if upper_bound is None or number <= upper_bound]
     if len(fitting) < count:
         raise UserError(f"`inputs` {folder}: {len(fitting)} {kind} checkpoints found, {count} are to be averaged")

@@ -21,7 +21,6 @@ from fairseq.config.settings import CheckpointConfig
 from fairseq.distributed.tensor_part import MANIFEST
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, link_or_copy, make_folder, new_folder, point_to, remove_leftovers
-from fairseq.system.lookup import entries, exists, is_file, is_folder
 from fairseq.system.opening import read_named
 from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
@@ -45,12 +44,12 @@ def find_checkpoint(path: str | Path) -> Path:
     """Return the checkpoint at *path*, or the best or else the last one in the folder *path*;
     UserError without one."""
     path = Path(path)
-    if not is_folder(path) or parts.is_folder(path):
+    if not os.path.isdir(path) or parts.is_folder(path):
         return path
     for name in NAMES:
-        if exists(path / name):
+        if os.path.exists(path / name):
             return path / name
-    if exists(path / "config.json"):
+    if os.path.exists(path / "config.json"):
         raise UserError(f"{path}: a model of transformers; fairseq-import makes a checkpoint of it")
     raise UserError(f"{path}: no checkpoint in this folder; expected {', '.join(NAMES)}")
 
@@ -58,7 +57,7 @@ def find_checkpoint(path: str | Path) -> Path:
 def numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[float, Path]]:
     """The checkpoints of *folder* whose names match *pattern*,
     after the number in their names, the highest first."""
-    names = [(match, path) for path in entries(folder) if (match := pattern.fullmatch(path.name))]
+    names = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
     return sorted(((float(match[1]), path) for match, path in names), reverse=True)
 
 
@@ -66,9 +65,9 @@ def is_model(path: str | Path) -> bool:
     """Return whether *path* is a checkpoint,
     or a folder with one that :func:`find_checkpoint` finds."""
     path = Path(path)
-    if is_folder(path):
-        return parts.is_folder(path) or any(exists(path / name) for name in NAMES)
-    return path.suffix == ".pt" and is_file(path)
+    if os.path.isdir(path):
+        return parts.is_folder(path) or any(os.path.exists(path / name) for name in NAMES)
+    return path.suffix == ".pt" and os.path.isfile(path)
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class CheckpointManager:
         self.folder = Path(config.save_dir)
         if config.no_save:
             return
-        self._is_new = not exists(self.folder)
+        self._is_new = not os.path.exists(self.folder)
         try:
             make_folder(self.folder)
             remove_leftovers(self.folder)
@@ -138,7 +137,7 @@ class CheckpointManager:
         """
         first, *others = paths
         for path in paths:
-            if is_folder(path) and not path.is_symlink():
+            if os.path.isdir(path) and not path.is_symlink():
                 raise UserError(f"{path}: cannot be written (Is a directory); remove it or choose another `save_dir`")
         save(first, state)
         for path in others:
@@ -157,7 +156,7 @@ class CheckpointManager:
         name = f"checkpoint_{epoch}_{updates}"
         numbers = itertools.count(2)
         folder = self.folder / f"{name}.parts"
-        while exists(folder):  # of a run that went on from an earlier update
+        while os.path.exists(folder):  # of a run that went on from an earlier update
             folder = self.folder / f"{name}-{next(numbers)}.parts"
         with new_folder(folder) as temporary:
             yield temporary
@@ -189,7 +188,7 @@ class CheckpointManager:
             contents[TOKENIZATION], _ = read_tokenization(tokenization)
         for name, content in contents.items():
             target = self.folder / name
-            if is_folder(target):
+            if os.path.isdir(target):
                 raise UserError(f"{target}: cannot be written (Is a directory); remove it or choose another `save_dir`")
             if content is None:
                 target.unlink(missing_ok=True)  # of another run
@@ -217,7 +216,7 @@ class CheckpointManager:
             flag, name = "`continue_once`", self.config.continue_once
         paths = (Path(name), self.folder / name)
         for path in paths:
-            if exists(path):
+            if os.path.exists(path):
                 return [find_checkpoint(path)]
         missing = f"{flag} {name}: file not found; also looked in {self.folder}"
         if os.path.lexists(last):
@@ -232,8 +231,8 @@ class CheckpointManager:
     def _others(self, last: Path) -> list[Path]:
         """The checkpoints of the folder that are not
         *last* under another name, the newest first."""
-        paths = [path for path in self.folder.glob("checkpoint*.pt") if exists(path)]
-        others = [path for path in paths if not (exists(last) and path.samefile(last))]
+        paths = [path for path in self.folder.glob("checkpoint*.pt") if os.path.exists(path)]
+        others = [path for path in paths if not (os.path.exists(last) and path.samefile(last))]
         return sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
     @contextlib.contextmanager
@@ -270,8 +269,8 @@ class CheckpointManager:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
         # Names are links to folders: one that no name leads to any more is an old checkpoint.
-        linked = {os.path.realpath(path) for path in entries(self.folder) if path.is_symlink()}
-        for path in entries(self.folder):
+        linked = {os.path.realpath(path) for path in self.folder.iterdir() if path.is_symlink()}
+        for path in sorted(self.folder.iterdir()):
             if FOLDER.fullmatch(path.name) and os.path.realpath(path) not in linked:
                 # First what makes it a checkpoint: a process that reads it looks for the newer one.
                 (path / MANIFEST).unlink(missing_ok=True)
@@ -280,7 +279,7 @@ class CheckpointManager:
     def set_best_aside(self, number: int | None = None) -> None:
         """Rename ``checkpoint_best.pt``, if there is one, after stage *number* (default: the next),
         which is over."""
-        if not self.config.no_save and exists(self.folder / BEST):
+        if not self.config.no_save and os.path.exists(self.folder / BEST):
             number = number or 1 + len(numbered(self.folder, BEST_OF_STAGE))
             os.replace(self.folder / BEST, self.folder / BEST.replace(".pt", f"{number}.pt"))
 

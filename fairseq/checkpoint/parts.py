@@ -34,7 +34,6 @@ from fairseq.distributed.tensor_part import MANIFEST, TensorPart, rows_of
 from fairseq.errors import UserError
 from fairseq.system.files import FULL
 from fairseq.system.json_files import parse_json
-from fairseq.system.lookup import is_file
 from fairseq.system.opening import open_regular, read_regular
 
 PLAIN = "plain.pt"
@@ -131,7 +130,7 @@ def _failure(folder: Path, failures: Mapping[int, Any]) -> BaseException:
 
 def is_folder(path: str | Path) -> bool:
     """Return whether *path* is a checkpoint of sharded training."""
-    return is_file(Path(path) / MANIFEST)
+    return os.path.isfile(Path(path) / MANIFEST)
 
 
 def join(folder: Path, plain: dict[str, object], rows: tuple[int, int] | None = None) -> dict[str, Any]:

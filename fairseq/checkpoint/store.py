@@ -30,10 +30,10 @@ from fairseq.checkpoint.integrity import (
     check_tensors,
 )
 from fairseq.checkpoint.standins import SAFE_GLOBALS
+from fairseq.config.settings import without_paths
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError, first_of, read_failure
 from fairseq.system.files import ARCHIVE, atomic_file
-from fairseq.system.lookup import exists
 from fairseq.system.opening import open_regular
 
 _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose module)")
@@ -109,7 +109,8 @@ def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | No
     # Before the upgrade, which relies on the types.
     schema.check(state, path)
     check_finite(model, path)
-    return former_layouts.upgrade(state)
+    upgraded: dict[str, Any] = former_layouts.upgrade(state)
+    return {**upgraded, "args": without_paths(upgraded["args"], path)}
 
 
 def read(path: str | Path, map_location: object = "cpu", rows: tuple[int, int] | None = None) -> Any:
@@ -148,7 +149,9 @@ def _read_file(file: BinaryIO, path: str | Path, map_location: Any) -> Any:
         with torch.serialization.safe_globals(list(SAFE_GLOBALS)), warnings.catch_warnings():
             # What torch warns of is reported below.
             warnings.simplefilter("ignore")
-            state = torch.load(name if exists(name) else str(path), map_location, weights_only=True, mmap=is_archive)
+            state = torch.load(
+                name if os.path.exists(name) else str(path), map_location, weights_only=True, mmap=is_archive
+            )
     # Damaged and hostile files fail in every way there is.
     except Exception as error:
         raise UserError(f"{path}: {_fault(error)}") from None

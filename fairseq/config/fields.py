@@ -31,6 +31,8 @@ TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", s
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 3.4e38  # of float32, in which optimizers and losses compute
 
+UNSTORED: set[str] = set()
+"""Settings that name files and folders: checkpoints neither store nor set them."""
 _FIELDS: weakref.WeakKeyDictionary[type, list[tuple[dataclasses.Field[Any], Any]]] = weakref.WeakKeyDictionary()
 
 
@@ -41,6 +43,11 @@ class Config:
         SettingError: a value has another type than its field, or is not among its choices or within
             its bounds; or the settings contradict each other.
     """
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        declared = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
+        UNSTORED.update(name for name, field in declared.items() if not field.metadata.get("stored", True))
 
     def __post_init__(self) -> None:
         for field, hint in _fields(type(self)):
@@ -70,6 +77,7 @@ def flag(
     negative: bool = False,
     const: object = None,
     same_as: str | None = None,
+    stored: bool = True,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -86,6 +94,8 @@ def flag(
         negative: a bool that also has a ``--no-…`` form.
         const: the value where the flag is given without one.
         same_as: the setting whose value it has unless it is given.
+        stored: False for a path: it is neither written to checkpoints nor taken from them, where it
+            would be the path of somebody else's choice.
     """
     metadata = {
         "help": help,
@@ -97,6 +107,7 @@ def flag(
         "negative": negative,
         "const": const,
         "same_as": same_as,
+        "stored": stored,
     }
     # dataclasses reject a list as a default, which all configs would share.
     if isinstance(default, list):

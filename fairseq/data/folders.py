@@ -17,7 +17,6 @@ from pathlib import Path
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, reopen, token_count
 from fairseq.errors import UserError
 from fairseq.system.checksums import Verification
-from fairseq.system.lookup import exists, is_file, is_folder
 from fairseq.text.dictionary import Dictionary, read_dictionary
 from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
@@ -26,7 +25,7 @@ def data_folders(data: str | Path) -> list[Path]:
     """Return the folders of ``DATA`` or ``DATA1:DATA2:…``,
     one or more, for each epoch of training in turn."""
     names = os.fspath(data)
-    if exists(names):
+    if os.path.exists(names):
         return [Path(names)]
     return [Path(name) for name in names.split(":") if name] or [Path(names)]
 
@@ -40,11 +39,11 @@ def load_dictionary(data: str | Path) -> Dictionary:
     """
     folders = data_folders(data)
     for folder in folders:
-        if is_file(folder):
+        if os.path.isfile(folder):
             raise UserError(f"{folder}: is a file; give the folder that fairseq-preprocess wrote")
-        if is_folder(folder) and not exists(folder / "dict.txt"):
+        if os.path.isdir(folder) and not os.path.exists(folder / "dict.txt"):
             raise UserError(f"{folder}/dict.txt: file not found; give the folder that fairseq-preprocess wrote")
-        if not is_folder(folder):
+        if not os.path.isdir(folder):
             raise UserError(f"{folder}: folder not found; make it with fairseq-preprocess --destdir {folder}")
     first, *others = (folder / "dict.txt" for folder in folders)
     content = read_dictionary(first)
@@ -70,7 +69,7 @@ def corpus_prefixes(folder: str | Path, split: str, *, combine: bool) -> list[st
     if not combine:
         return [prefix]
     further = (f"{prefix}{number}" for number in itertools.count(1))
-    return [prefix, *itertools.takewhile(lambda path: exists(f"{path}.idx"), further)]
+    return [prefix, *itertools.takewhile(lambda path: os.path.exists(f"{path}.idx"), further)]
 
 
 def _splits(folder: str | Path) -> list[str]:
@@ -82,7 +81,7 @@ def check_split(folder: str | Path, split: str) -> None:
     """Raise UserError if a folder has no such split
     or its index is not one; the tokens are not read."""
     there = _splits(folder)
-    if there and not exists(Path(folder, f"{split}.idx")):
+    if there and not os.path.exists(Path(folder, f"{split}.idx")):
         raise UserError(f"{folder}/{split}.idx: file not found; the splits in this folder are {', '.join(there)}")
     token_count(os.path.join(folder, split))
 

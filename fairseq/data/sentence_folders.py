@@ -6,6 +6,7 @@ Scores are text instead: ``label/SPLIT.label``, a number a line.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from fairseq.data.folders import reopen_corpus
 from fairseq.data.glue import Label, Layout, label_of, read_lines
 from fairseq.errors import UserError
-from fairseq.system.lookup import exists, is_folder
 from fairseq.text.dictionary import Dictionary
 
 INPUTS = ("input0", "input1")
@@ -24,12 +24,12 @@ def input_folders(data: str | Path) -> list[Path]:
     """The folders of the first and the second sentences
     in *data*; empty if it has tables instead."""
     first, second = (Path(data) / name for name in INPUTS)
-    return [first, second] if is_folder(second) else [first] if is_folder(first) else []
+    return [first, second] if os.path.isdir(second) else [first] if os.path.isdir(first) else []
 
 
 def check_sentences(data: str | Path) -> None:
     """Raise UserError unless *data* is a folder that has tables, or folders of sentences."""
-    if not is_folder(data):
+    if not os.path.isdir(data):
         raise UserError(f"{data}: folder not found; check DATA")
     if not input_folders(data) and not any(Path(data).glob("*.tsv")):
         raise UserError(
@@ -72,7 +72,7 @@ def read_labels(data: str | Path, split: str, layout: Layout, rows: int, labelle
     """
     folder = Path(data) / "label"
     scores = folder / f"{split}.label"
-    if not labelled and not exists(scores if layout.is_regression else folder / f"{split}.idx"):
+    if not labelled and not os.path.exists(scores if layout.is_regression else folder / f"{split}.idx"):
         return [None] * rows
     if layout.is_regression:
         path, names = str(scores), read_lines(scores)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -98,10 +99,13 @@ class GradientReducer(DataParallel):
     def reduce(self) -> None:
         if self.world.size == 1 or self.overlapped:
             return
+        parameters = [parameter for _, parameter in self.parameters_by_name]
+        used = self.world.any([parameter.grad is not None for parameter in parameters])
         bucket: list[Tensor] = []
         size = 0
-        for _, parameter in self.parameters_by_name:
-            # Unused here, but maybe not on another process.
+        for parameter in itertools.compress(parameters, used):
+            # Used by another process only. What no process used stays None: decay and momentum
+            # would move it.
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             bucket.append(parameter.grad)

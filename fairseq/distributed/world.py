@@ -43,6 +43,15 @@ class World:
             dist.all_reduce(value)
         return value
 
+    def any(self, flags: Sequence[bool]) -> list[bool]:
+        """Return for each of *flags*, as many on every process, whether any process sets it."""
+        if self.size == 1:
+            return list(flags)
+        # Between the hosts: no device is waited for.
+        counts = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(counts, group=self._host_group)
+        return [count > 0 for count in counts.tolist()]
+
     def gather(self, value: T, everywhere: bool = False) -> list[T]:
         """Return the *value* (plain Python and CPU tensors) of every process in rank order on rank
         0, or *everywhere*; [] on the others."""

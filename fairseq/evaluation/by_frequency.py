@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,6 @@ from fairseq.data.masking import special_symbols, word_parts, word_rule
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.evaluation import report as reports
-from fairseq.system.lookup import is_file, is_folder
 from fairseq.system.opening import decoded, read_named
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.rules import ContinuationMarks, SubwordMarks
@@ -176,7 +176,7 @@ def word_counts(path: str | None, data: str | Path, dictionary: Dictionary) -> C
     *path*, or else in the training split of *data*."""
     if path is None:
         return training_counts(data, dictionary)
-    return training_counts(path, load_dictionary(path)) if is_folder(path) else read_counts(path)
+    return training_counts(path, load_dictionary(path)) if os.path.isdir(path) else read_counts(path)
 
 
 def training_counts(data: str | Path, dictionary: Dictionary) -> Counter[str]:
@@ -187,7 +187,7 @@ def training_counts(data: str | Path, dictionary: Dictionary) -> Counter[str]:
     """
     groups, counter = WordGroups(dictionary), Counter[str]()
     for folder in data_folders(data):
-        if not is_file(folder / "train.idx"):
+        if not os.path.isfile(folder / "train.idx"):
             raise UserError(f"`by_frequency`: {folder} has no training split to count; give `word_counts`")
         logger.info("counting the words of %s/train", folder)
         counter += groups.counts(reopen_corpus(folder, "train", dictionary, combine=True).tokens)

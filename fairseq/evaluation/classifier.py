@@ -4,6 +4,7 @@ of new text and of splits, and the table of several runs."""
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,6 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules import devices
 from fairseq.system.files import atomic_file
-from fairseq.system.lookup import is_file, is_folder
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 Text = str | tuple[str, str]
@@ -91,11 +91,11 @@ class SentenceClassifier:
         """
         path = find_checkpoint(checkpoint_path)
         folder = path.parent if data is None else Path(data)
-        dictionary = folder / DICTIONARY if is_folder(folder) else folder
+        dictionary = folder / DICTIONARY if os.path.isdir(folder) else folder
         state = checkpoint.load(path) if state is None else state
         if state["args"].get("task") != "sentence_prediction":
             raise UserError(f"{path}: not a fine-tuned classifier; give a checkpoint of fairseq-finetune")
-        if not is_file(dictionary):
+        if not os.path.isfile(dictionary):
             raise UserError(f"{dictionary}: file not found; give the data folder of pre-training with `data`")
         # The checkpoint names the folder on the machine it was trained on.
         [model], task, _ = load_models(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from pathlib import Path
 from fairseq.errors import UserError
 from fairseq.evaluation.report import table
 from fairseq.system.json_files import parse_json
-from fairseq.system.lookup import is_folder
 from fairseq.system.opening import read_text
 
 SENTENCES = ("sentence_good", "sentence_bad")
@@ -40,7 +40,7 @@ def read_pairs(path: str | Path, limit: int | None = None) -> list[Pair]:
     Raises:
         UserError: a file cannot be read, there are no pairs, or a line lacks a sentence.
     """
-    files = sorted(Path(path).glob("*.jsonl")) if is_folder(path) else [path]
+    files = sorted(Path(path).glob("*.jsonl")) if os.path.isdir(path) else [path]
     pairs: list[Pair] = []
     for file in files:
         lines = read_text(file, "give a file of JSON lines").splitlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import NEUTRAL, check_supported, finished, load_parameters
 from fairseq.system.limits import ModelLimit, limited_models
-from fairseq.system.lookup import is_file
 from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask, setup_task
 from fairseq.text.dictionary import Dictionary
@@ -109,7 +109,7 @@ def _load(
             raise UserError(f"{path}: has `add_bos_token` {begins}, unlike {paths[0]}; {advice}")
         if task is None:
             first = typed_settings(functools.reduce(lambda args, part: part.measured(args), extensions, args))
-            task = setup_task(first, Dictionary.load(data) if is_file(data) else None)
+            task = setup_task(first, Dictionary.load(data) if os.path.isfile(data) else None)
             if "tokens_per_sample" in args:
                 # Models that are averaged must read the same blocks.
                 flags["tokens_per_sample"] = args["tokens_per_sample"]
@@ -169,7 +169,8 @@ def _arguments(
     if flags.get("task") == DEFAULT_TASK and ("mask_prob" in stored or not model.predicts_next_token):
         # The default of most commands, which is for language models.
         flags = {name: value for name, value in flags.items() if name != "task"}
-    args = {"task": DEFAULT_TASK, **args, **flags}
+    # A classifier's dictionary may be next to its checkpoint.
+    args = {"task": DEFAULT_TASK, "finetune_from_model": path, **args, **flags}
     if "tokens_per_sample" in args:
         args["max_target_positions"] = _positions(path, stored, args)
     if "seed" not in flags and not _is_seed(args.get("seed", 1)):

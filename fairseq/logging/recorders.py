@@ -206,7 +206,7 @@ def log_file(path: str | None) -> Iterator[None]:
         # A checkpoint or corpus with lines behind it is a damaged one.
         if os.path.isfile(path) and b"\0" in _beginning(path, 1 << 12):
             raise UserError(f"`log_file` {path}: binary file, refusing to append; choose another file")
-        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace", delay=True)
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(FileFormatter())
     metrics, root = logging.getLogger(METRICS), logging.getLogger()
     metrics.propagate = False  # the progress bar shows them already

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq.checkpoint import describe_mismatch
 from fairseq.config import fields
+from fairseq.config.fields import UNSTORED
 from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.errors import UserError
@@ -243,12 +244,12 @@ def finished(
 
 def stored_settings(flat: Mapping[str, object], model: BaseFairseqModel) -> dict[str, object]:
     """The settings a checkpoint stores: the plain values of *flat*, as fairseq's, and what *model*
-    was built with."""
+    was built with; no paths."""
     cfg: Any = getattr(model, "cfg", None)
     # After the flat ones: a model may have completed its settings,
     # such as the length of a table of positions.
     built: dict[str, object] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
-    return {name: value for name, value in {**flat, **built}.items() if _is_plain(value)}
+    return {name: value for name, value in {**flat, **built}.items() if _is_plain(value) and name not in UNSTORED}
 
 
 def stored_parameters(model: BaseFairseqModel) -> dict[str, Tensor]:

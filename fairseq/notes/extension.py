@@ -3,6 +3,7 @@ models that read notes, and a task with them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +27,6 @@ from fairseq.notes.settings import NAME, CausalNoteConfig, NoteConfig, TNFMasked
 from fairseq.notes.spans import reopen_spans
 from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
-from fairseq.system.lookup import is_file
 from fairseq.tasks.carried import CarriedState
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.masked_lm import MaskedLMTask
@@ -192,7 +192,7 @@ class Notes:
             raise UserError("`notes`: cannot be used with `add_bos_token`; leave one of them out")
         self.task = task
         folder = data_folders(task.settings.data_path)[0]
-        self.words = None if is_file(folder) else NoteWords.load(folder)
+        self.words = None if os.path.isfile(folder) else NoteWords.load(folder)
         self.distances = False
 
     @staticmethod

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file
-from fairseq.system.lookup import exists
 from fairseq.system.opening import decoded, open_regular, read_errors, read_named
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ def record(written: Path, folder: Path) -> None:
     """Write ``checksums.txt`` for the files of *written*, which move to *folder*; those it has
     already are kept."""
     # A second run may add a split to a folder.
-    entries = _read(folder / NAME) if exists(folder / NAME) else {}
+    entries = _read(folder / NAME) if os.path.exists(folder / NAME) else {}
     for entry in sorted(os.scandir(written), key=lambda entry: entry.name):
         if entry.is_file():
             crc = 0
@@ -53,9 +52,9 @@ class Verification:
     def __init__(self, folder: str | Path, files: Iterable[str] = ()) -> None:
         listed = Path(folder) / NAME
         self.folder = folder
-        self._entries = _read(listed) if exists(listed) else {}
+        self._entries = _read(listed) if os.path.exists(listed) else {}
         self._done = 0
-        self._all = sum(os.path.getsize(path) for path in files if exists(path))
+        self._all = sum(os.path.getsize(path) for path in files if os.path.exists(path))
         self._logged = time.monotonic()
 
     def expected(self, path: str | Path) -> tuple[int, int] | None:

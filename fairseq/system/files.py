@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fairseq.errors import UserError
-from fairseq.system.lookup import exists, is_file, is_folder
 from fairseq.system.opening import is_special
 
 ARCHIVE = b"PK\x03\x04"  # how files of torch.save and numpy.savez begin
@@ -159,7 +158,7 @@ def atomic_folder(folder: str | Path, names: Sequence[str] | None = None, flag: 
         UserError: a system error, or one of *names* is a folder.
     """
     folder = Path(folder)
-    is_new = not exists(folder)
+    is_new = not os.path.exists(folder)
     with removing_empty_folders(), _system_errors(flag, folder):
         make_folder(folder)
         remove_leftovers(folder)
@@ -296,7 +295,7 @@ def prepare_file(
     Raises:
         UserError: it cannot be written, or is one of *inputs* or of another kind.
     """
-    if is_folder(path):
+    if os.path.isdir(path):
         raise UserError(f"{flag} {path}: cannot be written (Is a directory); choose another file")
     if os.path.islink(os.path.realpath(path)):
         raise UserError(f"{flag} {path}: cannot be written (a symbolic link to itself); choose another file")
@@ -306,7 +305,7 @@ def prepare_file(
             is_same = source is not None and os.path.realpath(path) == os.path.realpath(source)
             if source is not None and (is_same or os.path.samefile(path, source)):
                 raise UserError(f"{flag} {path}: is the same file as {name}; choose another file")
-    if begins and is_file(path) and os.path.getsize(path):
+    if begins and os.path.isfile(path) and os.path.getsize(path):
         with _system_errors(flag, path), open(path, "rb") as file:
             if file.read(len(begins)) != begins:
                 raise UserError(f"{flag} {path}: is a file of another kind, which is not replaced; choose another file")
@@ -435,13 +434,13 @@ def _move_files(source: Path, folder: Path, names: Sequence[str] | None, flag: s
     """Make the files *names* in *folder* what they are in *source*, the last one last."""
     moving = sorted(os.listdir(source)) if names is None else names
     for name in moving:
-        if is_folder(folder / name):
+        if os.path.isdir(folder / name):
             raise UserError(f"{flag} {folder / name}: cannot be written (Is a directory); remove it".lstrip())
     if names:
         # A kill between the moves leaves a folder without its last file: it is incomplete.
         (folder / names[-1]).unlink(missing_ok=True)
     for name in moving:
-        if exists(source / name):
+        if os.path.exists(source / name):
             os.replace(source / name, folder / name)
         else:
             (folder / name).unlink(missing_ok=True)

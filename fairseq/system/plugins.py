@@ -7,6 +7,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,6 @@ from types import ModuleType
 
 from fairseq.errors import UserError
 from fairseq.system import deferred
-from fairseq.system.lookup import is_file, is_folder
 
 
 def import_user_module(folder: str) -> None:
@@ -32,9 +32,9 @@ def import_user_module(folder: str) -> None:
             import fails; the message names the line of the plug-in that failed.
     """
     path = Path(folder).absolute()
-    if is_folder(path):
+    if os.path.isdir(path):
         name = path.name
-    elif is_file(path.with_suffix(".py")):
+    elif os.path.isfile(path.with_suffix(".py")):
         name = path.stem
     else:
         raise UserError(f"`user_dir` {folder}: folder not found; give the folder of a Python package")
@@ -43,7 +43,7 @@ def import_user_module(folder: str) -> None:
     known = sys.modules.get(name)
     if known is not None and not _comes_from(known, path):
         raise UserError(f"`user_dir` {folder}: a different package named {name} is already imported; rename the folder")
-    if is_folder(path) and not is_file(path / "__init__.py") and not list(_part_modules(path, PARTS)):
+    if os.path.isdir(path) and not os.path.isfile(path / "__init__.py") and not list(_part_modules(path, PARTS)):
         raise UserError(
             f"`user_dir` {folder}: no __init__.py in the folder, and no modules in {', '.join(PARTS)}; "
             "give the folder of a Python package"
@@ -76,8 +76,8 @@ def _copies() -> list[tuple[str, Path]]:
     for part in PARTS[:-1]:
         room = importlib.import_module(f"{package}.{part.replace('/', '.')}")
         for path in (path for folder in room.__path__ for path in sorted(Path(folder).glob("*"))):
-            file = path / "__init__.py" if is_folder(path) else path
-            if file.suffix == ".py" and is_file(file) and MARK in file.read_bytes():
+            file = path / "__init__.py" if os.path.isdir(path) else path
+            if file.suffix == ".py" and os.path.isfile(file) and MARK in file.read_bytes():
                 copies.append((f"{room.__name__}.{path.stem}", file))
     return copies
 
@@ -130,7 +130,7 @@ def _part_modules(path: Path, folders: Sequence[str]) -> Iterator[str]:
     """The modules in *folders* of the plug-in at *path*, by their names within it."""
     for folder in folders:
         for file in sorted((path / folder).glob("*")):
-            module = file.suffix == ".py" or is_file(file / "__init__.py")
+            module = file.suffix == ".py" or os.path.isfile(file / "__init__.py")
             if module and file.name[0] not in "._" and file.stem.isidentifier():
                 yield f"{folder}.{file.stem}".replace("/", ".")
 
@@ -139,8 +139,8 @@ def _has_no_code(path: Path) -> bool:
     """Whether the plug-in at *path* is a folder
     whose ``__init__.py`` is missing or has no statements."""
     file = path / "__init__.py"
-    if not is_folder(path) or not is_file(file):
-        return is_folder(path)
+    if not os.path.isdir(path) or not os.path.isfile(file):
+        return os.path.isdir(path)
     return all(isinstance(node, ast.Expr) for node in ast.parse(file.read_bytes()).body)
 
 
@@ -153,7 +153,7 @@ def _location(error: BaseException, path: Path) -> str:
     with contextlib.suppress(BaseException):
         text = str(error)
     reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    root = (path if is_folder(path) else path.with_suffix(".py")).resolve()
+    root = (path if os.path.isdir(path) else path.with_suffix(".py")).resolve()
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         # What was compiled from a string may have a name that no file can have.
         with contextlib.suppress(ValueError, OSError):

@@ -3,12 +3,12 @@ and its comparison with the dictionary of a run or a command."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.errors import UserError
-from fairseq.system.lookup import is_file
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 
@@ -37,7 +37,7 @@ def stored_digest(state: Mapping[str, object], path: str | Path) -> str | None:
         return str(state[KEY])
     # The first choice is the digest in the checkpoint: the file beside it may have been replaced.
     beside = Path(path).parent / DICTIONARY
-    return Dictionary.load(beside).digest() if is_file(beside) else None
+    return Dictionary.load(beside).digest() if os.path.isfile(beside) else None
 
 
 def check_dictionary(state: Mapping[str, object], path: str | Path, dictionary: Dictionary | None) -> None:
@@ -55,7 +55,7 @@ def check_save_dir(folder: str | Path, dictionary: Dictionary | None) -> None:
     another ``dict.txt``, which a run must not replace."""
     path = Path(folder) / DICTIONARY
     # Without checkpoints the file is what an earlier attempt left behind, and may be replaced.
-    if dictionary is None or not is_file(path) or not any(Path(folder).glob("checkpoint*.pt")):
+    if dictionary is None or not os.path.isfile(path) or not any(Path(folder).glob("checkpoint*.pt")):
         return
     beside = Dictionary.load(path)
     # The task may have added symbols, which are in no file.

@@ -29,7 +29,6 @@ from fairseq.data.sentences import SentenceRows
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
-from fairseq.system.lookup import exists, is_file, is_folder
 from fairseq.tasks.fairseq_task import FairseqTask, check_symbols
 from fairseq.tasks.settings import SentencePredictionTaskConfig
 from fairseq.text.dictionary import Dictionary
@@ -76,7 +75,7 @@ class SentencePredictionTask(FairseqTask):
         settings = typed_settings(args)
         cfg = fields.typed(SentencePredictionTaskConfig, settings.flat)
         data = data_folders(settings.data_path)[0]
-        if not is_file(data):
+        if not os.path.isfile(data):
             known = cfg.completed(data)
             settings = settings.changed(labels=known.labels, sentence_pairs=known.sentence_pairs)
         inputs = input_folders(data)
@@ -86,16 +85,16 @@ class SentencePredictionTask(FairseqTask):
         if not folder:
             # DATA if it has a dictionary, else the folder of the checkpoint that weights come from,
             # if that has one.
-            has_one = any(exists(Path(each) / DICTIONARY) for each in data_folders(settings.data_path))
+            has_one = any(os.path.exists(Path(each) / DICTIONARY) for each in data_folders(settings.data_path))
             beside = None if has_one else folder_beside(settings.flat.get("finetune_from_model"))
             folder = beside or settings.data_path
-        if is_folder(folder) and not exists(os.path.join(folder, DICTIONARY)):
+        if os.path.isdir(folder) and not os.path.exists(os.path.join(folder, DICTIONARY)):
             if folder == settings.data_path:
                 check_sentences(folder)
             raise UserError(
                 f"`data_bin` {os.path.join(folder, DICTIONARY)}: file not found; give the data folder of pre-training"
             )
-        dictionary = Dictionary.load(folder) if is_file(folder) else load_dictionary(folder)
+        dictionary = Dictionary.load(folder) if os.path.isfile(folder) else load_dictionary(folder)
         return cls(settings, dictionary, _tokenizer(dictionary, cfg.bpe_codes))
 
     @property
@@ -189,7 +188,7 @@ def folder_beside(checkpoint: str | Path | None) -> str | None:
     if not checkpoint:
         return None
     folder = find_checkpoint(checkpoint).parent
-    return str(folder) if is_file(folder / DICTIONARY) else None
+    return str(folder) if os.path.isfile(folder / DICTIONARY) else None
 
 
 def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
-from fairseq.system.lookup import is_folder
 from fairseq.system.opening import BOM, open_input, open_regular, read_errors
 from fairseq.text.text_tables import is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
@@ -346,7 +345,7 @@ def _paragraphs(lines: list[str]) -> list[str]:
 def check_raw(path: str) -> int:
     """Return the size on disk of a text; UserError
     if it cannot be read, is no regular file, or is empty."""
-    if is_folder(path):
+    if os.path.isdir(path):
         return sum(map(check_raw, table_files(path)))
     try:
         with open_regular(path) as file:

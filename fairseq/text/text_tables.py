@@ -8,13 +8,13 @@ an optional dependency, is imported on demand.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairseq.errors import UserError, read_failure
 from fairseq.system.json_files import parse_json
-from fairseq.system.lookup import is_file, is_folder
 from fairseq.system.opening import open_regular, read_named
 from fairseq.text.tokenizers.base import import_package
 
@@ -28,7 +28,7 @@ BUFFER = 1 << 20  # bytes of a column of a Parquet file that are read at once
 
 def is_table(path: str) -> bool:
     """Return whether *path* is a table: by its name, or a folder."""
-    return path.endswith(SUFFIXES) or is_folder(path)
+    return path.endswith(SUFFIXES) or os.path.isdir(path)
 
 
 def table_files(path: str) -> list[str]:
@@ -39,12 +39,12 @@ def table_files(path: str) -> list[str]:
             or of chosen rows.
     """
     folder = Path(path)
-    if not is_folder(folder):
+    if not os.path.isdir(folder):
         return [path]
-    if is_file(folder / SPLITS):
+    if os.path.isfile(folder / SPLITS):
         splits = ", ".join(sorted(file.parent.name for file in folder.glob(f"*/{STATE}")))
         raise UserError(f"{path}: has several splits ({splits}); give the folder of one of them")
-    if not is_file(folder / STATE):
+    if not os.path.isfile(folder / STATE):
         raise UserError(f"{path}: is a folder; give a text file, or a folder that save_to_disk of datasets wrote")
     content = read_named(folder / STATE, "save the dataset again")
     try:

@@ -20,7 +20,6 @@ from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.json_files import parse_json
-from fairseq.system.lookup import exists
 from fairseq.system.opening import read_named
 from fairseq.system.terminal import byte_bar
 from fairseq.system.workers import Workers
@@ -182,7 +181,7 @@ def load_counts(prefix: str | Path) -> RawCounts | None:
     """Return the size of a split's raw text, None if it
     was not recorded; UserError if the file is damaged."""
     path = f"{prefix}.raw.json"
-    if not exists(path):
+    if not os.path.exists(path):
         return None
     checksums.check(path)
     content = read_named(path, "run fairseq-preprocess again")

@@ -25,17 +25,23 @@ class LossScaler:
     """Dynamic loss scaling: halved on overflow,
     doubled after ``window`` updates in a row without one.
 
-    Without ``--fp16-scale-window`` the window is 2^14 batches,
-    *update_freq* an update on each of the *processes*.
+    Without ``--fp16-scale-window`` the window is 2^14 batches, those of all *processes* together:
+    :meth:`begin_epoch` says how many an update reads.
     """
 
-    def __init__(self, common: CommonConfig, update_freq: Sequence[int], processes: int) -> None:
+    def __init__(self, common: CommonConfig, processes: int) -> None:
         self.scale = common.fp16_init_scale
-        self.window = common.fp16_scale_window or max(1, 2**14 // processes // update_freq[0])
+        self.processes = processes
+        self.fixed_window = common.fp16_scale_window
+        self.begin_epoch(1)
         self.tolerance = common.fp16_scale_tolerance
         self.lowest = common.min_loss_scale
         self.threshold = common.threshold_loss_scale
         self.updates = self.last_rescale = self.overflows = self.last_overflow = self.overflows_in_a_row = 0
+
+    def begin_epoch(self, update_freq: int) -> None:
+        """Set the window for an epoch whose updates read *update_freq* batches on each process."""
+        self.window = self.fixed_window or max(1, 2**14 // self.processes // update_freq)
 
     def update(self, overflow: bool) -> None:
         """Record one update; an overflow is logged."""

@@ -203,8 +203,11 @@ class Run:
                 # that the finding names, it can be repeated.
                 self.save_for_inspection(error.finding)
                 raise
-            self.profiler.finish(state.num_updates)
-            self.saver.wait()
+            else:
+                self.profiler.finish(state.num_updates)
+                self.saver.wait()
+            finally:
+                self.profiler.drop()
             for hook in self.hooks:
                 hook.on_end(state)
 

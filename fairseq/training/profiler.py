@@ -78,7 +78,7 @@ class Profiler:
     def finish(self, updates: int) -> None:
         """Write what was profiled up to *updates*, if anything was; it is the only profile of the
         run."""
-        profiled, self.profile, self.window = self.profile, None, None
+        profiled = self.profile
         if profiled is None:
             return
         profiled.stop()
@@ -91,5 +91,13 @@ class Profiler:
             profiled.export_chrome_trace(str(trace))
             operators.write_text(f"{head}\n{table}\n", encoding="utf-8")
             devices.write_allocations(self.device, str(memory))
+        self.profile = self.window = None
         devices.record_allocations(self.device, None)
         logger.info("profile of updates %d to %d: %s", self.first, updates, self.folder)
+
+    def drop(self) -> None:
+        """End a profile that an error cut short, without a result: torch has one at a time."""
+        if self.profile is not None:
+            self.profile.stop()
+            self.profile = self.window = None
+            devices.record_allocations(self.device, None)

@@ -112,7 +112,7 @@ class TrainingState:
         stage: Stage | None = None,
     ) -> None:
         self.settings, self.stage = settings, stage
-        self.cfg = cfg = settings.optimization
+        self.cfg = settings.optimization
         self.world = world = world or World()
         self.task = task
         self.graph = task.loss_graph(model, criterion)
@@ -129,9 +129,9 @@ class TrainingState:
         self.names = ParameterNames(self.model, self.criterion, full)
         self.scaler: LossScaler | None = None
         if self.precision.needs_scaling:
-            self.scaler = LossScaler(settings.common, cfg.update_freq, world.size)
-        self.average = weight_average(cfg, self._trained())
-        self.skipped = NonFiniteUpdates(cfg.skip_nonfinite)
+            self.scaler = LossScaler(settings.common, world.size)
+        self.average = weight_average(self.cfg, self._trained())
+        self.skipped = NonFiniteUpdates(self.cfg.skip_nonfinite)
         self.figures = task.figures(self.criterion)
         self.meters = {name: Meter(world.device) for name in ("train", "train_inner")}
         self._batches: EpochIterator | None = None
@@ -202,6 +202,8 @@ class TrainingState:
             for meter in self.meters.values():
                 meter.reset()
         self.lr_scheduler.step_begin_epoch(self.batches.epoch)
+        if self.scaler is not None:
+            self.scaler.begin_epoch(self.frequency)
 
     def end_epoch(self, epoch: int) -> None:
         """End *epoch* after its validation: a checkpoint then is at the start of the next."""
@@ -478,11 +480,9 @@ class TrainingState:
             self._measured = before
         else:
             # fairseq's checkpoints have the settings of the run alone.
-            former = {
-                **stored,
-                "valid_subset": str(stored.get("valid_subset", "valid")).split(",")[0],
-                **(before or {}),
-            }
+            given = {name: value for name, value in stored.items() if value is not None}
+            split = str(given.get("valid_subset", "valid")).split(",")[0]
+            former = {**given, "valid_subset": split, **(before or {})}
             changed = [name for name in sorted(now) if name in former and differ(now[name], former[name])]
             self.incomparable = ", ".join(f"`{n}` {shown(now[n])} (was {shown(former[n])})" for n in changed)
         if self.incomparable:

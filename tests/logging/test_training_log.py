@@ -212,11 +212,11 @@ def test_messages_do_not_end_up_in_the_line_of_a_bar() -> None:
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--max-update 2", "--max-update 2 is reached after 2 updates; raise it to train on"),
-        ("--max-epoch 1 --max-update 0", "--max-epoch 1 is reached after 42 updates; raise it to train on"),
-        ("--stop-time-hours 1e-9", "--stop-time-hours 1e-09 is reached after 2 updates; raise it to train on"),
-        ("--stages 8:1,16:2", "the end of --stages 8:1,16:2 is reached after 2 updates; raise it to train on"),
-        ("--patience 1", "--patience 1 is reached after 2 updates; raise it to train on"),
+        ("--max-update 2", "--max-update 2 is reached after 2 updates; change it to train on"),
+        ("--max-epoch 1 --max-update 0", "--max-epoch 1 is reached after 42 updates; change it to train on"),
+        ("--stop-time-hours 1e-9", "--stop-time-hours 1e-09 is reached after 2 updates; change it to train on"),
+        ("--stages 8:1,16:2", "the end of --stages 8:1,16:2 is reached after 2 updates; change it to train on"),
+        ("--patience 1", "--patience 1 is reached after 2 updates; change it to train on"),
     ],
     ids=["updates", "epochs", "time", "stages", "patience"],
 )

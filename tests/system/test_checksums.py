@@ -120,7 +120,7 @@ def test_data_that_change_during_a_run_end_it_in_one_line(tmp_path, monkeypatch,
     data = shutil.copytree(runs.DATA, tmp_path / "data")
     step = loop.update
 
-    def spoil(state, samples):
+    def spoil(state, samples, ask):
         path = data / f"{split}.bin"
         if state.num_updates == 2 and change == "truncate":
             os.truncate(path, 8)

@@ -16,7 +16,7 @@ from fairseq.training.gradients import LossScaler
 def a_scaler(flags: str = "", world: World | None = None) -> LossScaler:
     """The scaler of a run with *flags*."""
     settings = training_settings(runs.arguments(runs.BASELINE, "--fp16", flags))
-    return LossScaler(settings.common, settings.optimization.update_freq, (world or World()).size)
+    return LossScaler(settings.common, (world or World()).size)
 
 
 def scales(scaler: LossScaler, history: Sequence[bool]) -> list[float]:
@@ -71,9 +71,10 @@ def test_a_tolerated_overflow_starts_the_window_anew():
     assert scales(a_scaler(flags), [False] * 3 + [True] + [False] * 5) == [128] * 8 + [256], "1 / 4 is tolerated"
 
 
-@pytest.mark.parametrize("flags, processes, window", [("", 1, 2**14), ("--update-freq 4", 2, 2**11)])
-def test_the_window_is_16384_batches_by_default(flags, processes, window):
-    scaler = a_scaler(flags, World(0, processes))
+@pytest.mark.parametrize("frequency, processes, window", [(1, 1, 2**14), (4, 2, 2**11)])
+def test_the_window_is_16384_batches_by_default(frequency: int, processes: int, window: int) -> None:
+    scaler = a_scaler("", World(0, processes))
+    scaler.begin_epoch(frequency)
     assert scales(scaler, [False] * window)[-2:] == [128, 256]
 
 

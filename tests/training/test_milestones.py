@@ -68,13 +68,13 @@ def test_it_is_that_of_a_run_stopped_there_and_another_run_goes_on_from_it(
     runs.train(tmp_path / "stopped", *FLAGS, f"300:3,1K --max-update {stop}", data=data)
     name = f"checkpoint_words_{words}.pt"
     for file in (name, "checkpoint_last.pt"):
-        assert runs.difference(runs.content(tmp_path / "stopped" / file), runs.content(whole / name)) == ""
+        assert runs.difference(runs.content(tmp_path / "stopped" / file), runs.content(whole / name)) is None
 
     runs.train(tmp_path / "next", *FLAGS, "300:3,1K --max-epoch 2 --restore-file", whole / name, data=data)
     assert saved(tmp_path / "next") == {key: value for key, value in saved(whole).items() if value > stop}
     for file in (tmp_path / "next").glob("checkpoint_*.pt"):
         if file.name != "checkpoint_best.pt":
-            assert runs.difference(runs.content(file), runs.content(whole / file.name)) == ""
+            assert runs.difference(runs.content(file), runs.content(whole / file.name)) is None
 
 
 def test_a_run_of_more_epochs_goes_on_from_the_last_one(whole: Path, data: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_run_of_more_epochs_goes_on_from_the_last_one(whole: Path, data: Path,
     assert list(saved(tmp_path / "next")) == [5000, 6000]
     for name in ("checkpoint_words_5000.pt", "checkpoint_words_6000.pt", "checkpoint_last.pt"):
         ours, uninterrupted = (runs.content(tmp_path / folder / name) for folder in ("next", "three"))
-        assert runs.difference(ours, uninterrupted) == ""
+        assert runs.difference(ours, uninterrupted) is None
 
 
 # Updates of two batches, each a step of 20 rows in the first stage and 10 in the second. Both have
@@ -115,12 +115,12 @@ def test_in_a_stage_too_it_is_that_of_a_run_stopped_there_and_another_run_goes_o
     ours, stopped = (runs.content(folder / file) for folder in (staged, tmp_path / "stopped"))
     for state in (ours, stopped):
         del state["extra_state"]["stage"]["max_update"]  # the setting that stops it
-    assert runs.difference(ours, stopped) == ""
+    assert runs.difference(ours, stopped) is None
 
     runs.train(tmp_path / "next", *STAGED, "16:3,32:8 --restore-file", staged / file, data=data)
     assert saved(tmp_path / "next") == {key: value for key, value in saved(staged).items() if key > words}
     last = (runs.content(folder / "checkpoint_last.pt") for folder in (staged, tmp_path / "next"))
-    assert runs.difference(*last) == ""
+    assert runs.difference(*last) is None
 
 
 def test_two_processes_save_after_the_words_of_both(whole: Path, data: Path, tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def examples_of(tmp_path, update):
     step = loop.update
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            loop, "update", lambda state, samples: (seen.append(samples[0]["id"].tolist()), step(state, samples))[1]
+            loop, "update", lambda state, samples, ask: seen.append(samples[0]["id"].tolist()) or step(state, samples)
         )
         runs.train(tmp_path / "look", FLAGS, "--no-save")
     return seen[update - 1]

@@ -7,18 +7,17 @@ import contextlib
 from typing import Any
 
 import pytest
-import runs
 import torch
 from mistakes import user_error
-from small_trainers import SGD, TINY, a_trainer, batches, naive_gradients, norm, weights
+from small_trainers import SGD, a_trainer, batches, naive_gradients, norm, weights
 
-from fairseq.config.settings import CheckpointConfig, training_settings
+from fairseq.config.settings import CheckpointConfig
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.training import parallel
 from fairseq.training import state as state_module
 from fairseq.training import update as update_module
-from fairseq.training.gradients import LossScaler, gradient_factor
+from fairseq.training.gradients import gradient_factor
 from fairseq.training.nonfinite import NonFinite
 from fairseq.training.state import Requests
 from fairseq.training.update import update
@@ -203,20 +202,28 @@ def test_an_overflow_lowers_the_scale_and_no_update_is_skipped_for_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "size", "window"),
+    ("flags", "size", "windows"),
     [
-        ("", 1, 16384),
-        ("", 4, 4096),
-        ("--update-freq 3", 1, 5461),
-        ("--update-freq 8,1", 2, 1024),
-        ("--fp16-scale-window 7", 4, 7),
-        ("", 10**6, 1),
+        ("", 1, [16384]),
+        ("", 4, [4096]),
+        ("--update-freq 3", 1, [5461]),
+        ("--update-freq 8,1", 2, [1024, 8192, 8192]),
+        ("--fp16-scale-window 7 --update-freq 2,1", 4, [7, 7]),
+        ("", 10**6, [1]),
     ],
 )
-def test_the_window_of_the_loss_scale_counts_batches(flags: str, size: int, window: int) -> None:
-    settings = training_settings(runs.arguments(TINY, "--fp16 --fp16-init-scale 4", flags))
-    scaler = LossScaler(settings.common, settings.optimization.update_freq, size)
-    assert (scaler.window, scaler.scale) == (window, 4.0) and isinstance(scaler.window, int)
+def test_the_window_of_the_loss_scale_counts_the_batches_of_each_epoch(
+    flags: str, size: int, windows: list[int]
+) -> None:
+    trainer = a_trainer("--fp16 --fp16-init-scale 4", flags)
+    trainer.batches = trainer.task.iterator("valid", trainer.model, trainer.criterion, training=True)
+    assert trainer.scaler is not None
+    trainer.scaler.processes = size
+    found = []
+    for trainer.batches.epoch in range(1, len(windows) + 1):
+        trainer.begin_epoch()
+        found.append(trainer.scaler.window)
+    assert (found, trainer.scaler.scale) == (windows, 4.0)
 
 
 def test_the_loss_scaler_has_the_settings_of_its_flags() -> None:

@@ -21,7 +21,6 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.data_utils import collate_tokens
 from fairseq.interop.fairseq.datasets import BaseWrapperDataset, FairseqDataset, ListDataset
-from fairseq.system.lookup import is_file
 from fairseq.text.dictionary import Dictionary
 
 # So many numbers to a row that tokens of different rows have different random numbers.
@@ -60,7 +59,7 @@ def load_indexed_dataset(
         UserError: files are damaged, or were made with another dictionary.
     """
     folder, split = os.path.split(path)
-    if not is_file(f"{path}.idx"):
+    if not os.path.isfile(f"{path}.idx"):
         return None
     # `reopen_corpus` compares ids with the number of words; without a dictionary none is too large.
     words: Any = range(LARGEST_INT) if dictionary is None else dictionary
@@ -71,12 +70,12 @@ def make_dataset(
     path: str, impl: str = "mmap", fix_lua_indexing: bool = False, dictionary: object = None
 ) -> IndexedDataset | None:
     """The lines of the files at *path*; None if there are none."""
-    return IndexedDataset(path) if is_file(f"{path}.idx") else None
+    return IndexedDataset(path) if os.path.isfile(f"{path}.idx") else None
 
 
 def dataset_exists(path: str, impl: str = "mmap") -> bool:
     """Return whether there are files at *path*."""
-    return all(is_file(f"{path}.{kind}") for kind in ("idx", "bin"))
+    return all(os.path.isfile(f"{path}.{kind}") for kind in ("idx", "bin"))
 
 
 def get_available_dataset_impl() -> list[str]:

@@ -26,7 +26,6 @@ from fairseq.interop.fairseq.namespaces import namespace_of
 from fairseq.interop.fairseq.omegaconf import DictConfig
 from fairseq.interop.fairseq.views import logits_model
 from fairseq.models.base import BaseFairseqModel
-from fairseq.system.lookup import entries
 from fairseq.tasks.fairseq_task import FairseqTask
 
 # Scripts override the settings of a checkpoint by all flags that a command line gives.
@@ -99,7 +98,7 @@ def prune_state_dict(state_dict: dict[str, Any], model_cfg: object) -> dict[str,
 def checkpoint_paths(path: str, pattern: str = r"checkpoint(\d+)\.pt") -> list[str]:
     """The checkpoints in the folder *path* whose names match *pattern*, the highest number
     first."""
-    matches = [(match, file) for file in entries(Path(path)) if (match := re.fullmatch(pattern, file.name))]
+    matches = [(match, file) for file in sorted(Path(path).iterdir()) if (match := re.fullmatch(pattern, file.name))]
     numbered = [(float(match[1]) if match.groups() else 0.0, str(file)) for match, file in matches]
     return [file for _, file in sorted(numbered, reverse=True)]
 

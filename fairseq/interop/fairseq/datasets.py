@@ -350,9 +350,15 @@ class ConcatDataset(FairseqDataset):
     def sizes(self) -> np.ndarray:
         return np.array([self.size(index) for index in range(len(self))])
 
+    def ordered_indices(self) -> np.ndarray:
+        """The numbers of the examples by size; of pairs by the first, then the second."""
+        sizes = self.sizes
+        return np.argsort(sizes) if sizes.ndim == 1 else np.lexsort(sizes.T[::-1])
+
     def set_epoch(self, epoch: int) -> None:
         for dataset in self.datasets:
-            dataset.set_epoch(epoch)
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(epoch)
 
 
 class ConcatSentencesDataset(FairseqDataset):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from fairseq.interop.fairseq.roberta import RobertaModel
 from fairseq.interop.fairseq.utils import model_eval
 from fairseq.interop.fairseq.views import logits_model, plain
 from fairseq.models.sentence import HEADS, ClassificationHead
-from fairseq.system.lookup import is_file
 from fairseq.system.plugins import import_user_module
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.text_corpus import TextReader, log_tokens
@@ -160,7 +160,7 @@ def from_pretrained(
 
     The folder of the dictionary, or of fine-tuning, is inside the model's or anywhere. Without
     a tokenizer next to the dictionary *bpe* splits text: ``gpt2`` are numbers in files,
-    ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default the checkpoint's, or *encoder.json*
+    ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default *encoder.json*
     and *vocab.bpe* in the folder; others are in the folder or at ``bpe_codes``. Other
     *settings* change the checkpoint's. *user_dir* is imported first.
 
@@ -176,8 +176,7 @@ def from_pretrained(
     if others:
         raise UserError(f"`checkpoint_file` {checkpoint_file}: several checkpoints; give one, an encoder")
     state = checkpoint.load(path)
-    trained = {name: file for name in FILES if (file := state["args"].get(name)) and is_file(file)}
-    files = {name: Path({**trained, **settings}.get(name, path.parent / file)) for name, file in FILES.items()}
+    files = {name: Path(settings.get(name, path.parent / file)) for name, file in FILES.items()}
     overrides = {k: v for k, v in settings.items() if k not in (*IGNORED, *SETTINGS, *OF_COMMANDS - {"seed"})}
     heads = {match[1]: len(value) for name, value in state["model"].items() if (match := HEAD_OUTPUT.match(name))}
     stored, name = state["args"], "classification_head_name"
@@ -192,8 +191,8 @@ def from_pretrained(
     # A tokenizer next to the dictionary is the one that the data were made with, and comes
     # before `bpe`.
     tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
-    known_files = (settings | trained).keys() & FILES.keys()
-    if tokenizer is None and bpe == "gpt2" and (known_files or all(is_file(file) for file in files.values())):
+    is_given = settings.keys() & FILES.keys()
+    if tokenizer is None and bpe == "gpt2" and (is_given or all(os.path.isfile(file) for file in files.values())):
         tokenizer = Tokenizer(subwords=Numbered.load(**files))
     if tokenizer is None:
         if bpe not in (None, "", "gpt2"):

@@ -25,7 +25,6 @@ from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
 from fairseq.interop.hugging_face.sources import sources
 from fairseq.interop.hugging_face.tokenizer_files import json_text, tokenizer_files
 from fairseq.models.base import BaseFairseqModel
-from fairseq.system.lookup import entries
 from fairseq.system.terminal import printable
 from fairseq.system.version import __version__
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -136,7 +135,7 @@ def revisions(folder: Path) -> dict[str, Path]:
     The names are the BabyLM challenge's, ``chck_1M`` after a million words; after as many tokens it
     is ``tokens_1M``.
     """
-    matches = [(match, path) for path in entries(folder) if (match := MILESTONE.fullmatch(path.name))]
+    matches = [(match, path) for path in sorted(folder.iterdir()) if (match := MILESTONE.fullmatch(path.name))]
     checkpoints = sorted((match[1], int(match[2]), path) for match, path in matches)
     return {f"{'chck' if unit == 'words' else unit}_{_short(amount)}": path for unit, amount, path in checkpoints}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from fairseq.errors import UserError, read_failure
 from fairseq.interop.pickles import inert, pickled_module
 from fairseq.interop.pickles.inert import Inert
 from fairseq.system import json_files
-from fairseq.system.lookup import exists
 from fairseq.system.opening import decoded, open_regular, read_named
 
 CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
@@ -28,7 +28,7 @@ def vocabulary(folder: Path, of_tokenizer: bool = False) -> list[str] | None:
     the vocabulary.
     """
     for path in (folder / name for name in ((TOKENIZER,) * of_tokenizer + VOCABULARIES)):
-        if exists(path):
+        if os.path.exists(path):
             if path.name == TOKENIZER:
                 return _tokenizer_words(read_json(path), path)
             if path.suffix == ".txt":
@@ -44,7 +44,7 @@ def begin_symbol(folder: Path) -> int | None:
     # Not what `config.json` names: there is a default in transformers' classes, also where no text
     # begins with it.
     path = folder / TOKENIZER
-    todo = [read_json(path).get("post_processor")] if exists(path) else []
+    todo = [read_json(path).get("post_processor")] if os.path.exists(path) else []
     for processor in todo:
         if not isinstance(processor, dict):
             continue
@@ -82,12 +82,12 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """
     # First, as in transformers: a folder with both formats has the same model twice, and
     # safetensors needs no interpreter.
-    if exists(folder / SAFE):
+    if os.path.exists(folder / SAFE):
         return _safetensors(folder / SAFE)
-    if exists(folder / INDEX):
+    if os.path.exists(folder / INDEX):
         return _sharded(folder)
-    if not exists(folder / PICKLE):
-        if exists(folder / f"{PICKLE}.index.json"):
+    if not os.path.exists(folder / PICKLE):
+        if os.path.exists(folder / f"{PICKLE}.index.json"):
             raise UserError(f"{folder}: the model is sharded ({PICKLE}.index.json); save it as {SAFE}")
         raise UserError(f"{folder / SAFE}: file not found; give a folder with {SAFE} or {PICKLE}")
     state, settings = pickled_module.read(folder / PICKLE)
@@ -104,7 +104,7 @@ def _sharded(folder: Path) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     for name in sorted(set(shards.values())):
         # Beside the index: its names must not lead to other folders.
-        if Path(name).name != name or not exists(folder / name):
+        if Path(name).name != name or not os.path.exists(folder / name):
             raise UserError(f"{folder / INDEX}: names {name[:80]!r}, which is not in its folder; give the whole folder")
         state |= {key: value for key, value in _safetensors(folder / name).items() if shards.get(key) == name}
     if missing := sorted(shards.keys() - state.keys()):

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fairseq.system.lookup import is_folder
 from fairseq.system.version import __version__
 
 ROOT = Path(__file__).parents[3]
@@ -179,7 +179,7 @@ def _module(name: str, text: str | None = None) -> Module:
     """The module called *name*; *text*: to be read instead of its file."""
     if text is None:
         path = ROOT / name.replace(".", "/")
-        text = (path / "__init__.py" if is_folder(path) else path.with_suffix(".py")).read_text(encoding="utf-8")
+        text = (path / "__init__.py" if os.path.isdir(path) else path.with_suffix(".py")).read_text(encoding="utf-8")
     tree, lines = ast.parse(text), text.splitlines()
     imports: dict[str, tuple[str, str | None]] = {}
     statements: list[Statement] = []

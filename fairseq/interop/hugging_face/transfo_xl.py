@@ -9,6 +9,7 @@ unless the caller passes an empty one. Here the memory begins empty, as in the o
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from fairseq.errors import UserError
 from fairseq.interop.hugging_face.model_folder import CONFIG, PICKLE, SAFE, read_json, read_tensors
 from fairseq.interop.pickles.named_tensors import check_tensors, cut
 from fairseq.interop.transformer_xl import conversion
-from fairseq.system.lookup import is_folder
 
 SEGMENT = 128  # tokens, the default
 EPSILON = 1e-5  # of layer norm
@@ -36,7 +36,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         UserError: a file is missing, the model is of another type, or tensors and configuration
             disagree.
     """
-    if not is_folder(folder):
+    if not os.path.isdir(folder):
         raise UserError(f"{folder}: folder not found; give one with {CONFIG} and {PICKLE} or {SAFE}")
     config = read_json(folder / CONFIG)
     kind = config.get("model_type")

@@ -3,6 +3,7 @@ or the module as their training code saves it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from fairseq.errors import UserError
 from fairseq.interop.pickles import inert
 from fairseq.interop.pickles.inert import Inert
 from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Stored
-from fairseq.system.lookup import exists, is_folder
 
 MODEL = "model.pt"  # in the folder of a training run
 ATTRIBUTES = {  # setting: (path of the submodule, attribute)
@@ -38,8 +38,8 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
         UserError: the file is missing, holds neither a module
             nor tensors by name, or is a fairseq checkpoint.
     """
-    if is_folder(path):
-        if not exists(path / MODEL):
+    if os.path.isdir(path):
+        if not os.path.exists(path / MODEL):
             raise UserError(f"{path / MODEL}: file not found; give a state dict or a saved module")
         path = path / MODEL
     loaded = inert.load(path)

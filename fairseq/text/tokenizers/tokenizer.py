@@ -19,7 +19,6 @@ from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
 from fairseq.system.json_files import parse_json
-from fairseq.system.lookup import is_folder
 from fairseq.system.opening import read_named, read_text
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.base import UNKNOWN, Span, Subwords, Value, WordTokenizer, composed
@@ -184,7 +183,7 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
 def find_tokenizer(data: str | Path, symbols: Sequence[str]) -> Tokenizer | None:
     """Return what :meth:`Tokenizer.load` reads beside the dictionary of *data*, a folder or a
     ``dict.txt``, or None."""
-    folder = Path(data) if is_folder(data) else Path(data).parent
+    folder = Path(data) if os.path.isdir(data) else Path(data).parent
     path = folder / TOKENIZATION
     # A link that leads nowhere is an error, not a missing tokenizer.
     return Tokenizer.load(path, symbols) if os.path.lexists(path) else None

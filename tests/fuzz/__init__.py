@@ -1,1 +1,0 @@
-"""Damaged and hostile files for every reader."""
