@@ -51,14 +51,18 @@ def read_failure(error: OSError) -> str:
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """The names in *known* closest to *name*, worded as the end of an error message."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
-    containing = [candidate for candidate in names if name.lower() in candidate.lower()]
     # A family, such as gpt3, is not a mistyped member of another one.
-    if len(name) > 1 and containing and not set(close) & set(containing):
-        close = containing[: 2 * count]
+    family = [candidate for candidate in names if len(name) > 1 and name.lower() in candidate.lower()]
+    close = difflib.get_close_matches(name, family or names, n=count, cutoff=0.5 if family else 0.6)
+    close = close or family[: 2 * count]
     if close:
         return "did you mean " + " or ".join(close) + "?"
     return "known: " + ", ".join(names)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 process``, ``2 processes``, ``3 updates``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
 
 
 def first_of(names: Sequence[str], count: int = 3) -> str:
@@ -69,7 +73,8 @@ def first_of(names: Sequence[str], count: int = 3) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether *error* is an out-of-memory error of the host or the device."""
     return isinstance(error, MemoryError) or any(
-        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+        words in str(error)
+        for words in ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")
     )
 
 
@@ -81,5 +86,5 @@ def out_of_memory_message(error: BaseException, doing: str = "") -> str:
     happened = f"out of {where} memory {doing}".rstrip()
     return (
         f"{happened}: lower `max_tokens` or `batch_size` (and raise `update_freq` to keep the same batch); in "
-        "evaluation lower `mem_len` or `softmax_batch`"
+        "evaluation lower `mem_len` or `softmax_batch`; or choose a smaller `arch`"
     )

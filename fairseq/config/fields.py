@@ -27,6 +27,8 @@ from fairseq.errors import SettingError, UserError, with_flags
 C = TypeVar("C")
 TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
+SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
 # Of any setting: sums and products of a few stay within 64 bits.
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 3.4e38  # of float32, in which optimizers and losses compute
@@ -78,6 +80,7 @@ def flag(
     const: object = None,
     same_as: str | None = None,
     stored: bool = True,
+    several: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -96,6 +99,7 @@ def flag(
         same_as: the setting whose value it has unless it is given.
         stored: False for a path: it is neither written to checkpoints nor taken from them, where it
             would be the path of somebody else's choice.
+        several: several words, as a shell makes of ``*.txt``, are one value with commas.
     """
     metadata = {
         "help": help,
@@ -108,6 +112,7 @@ def flag(
         "const": const,
         "same_as": same_as,
         "stored": stored,
+        "several": several,
     }
     # dataclasses reject a list as a default, which all configs would share.
     if isinstance(default, list):
@@ -118,6 +123,11 @@ def flag(
 def flag_name(name: str) -> str:
     """``decoder_layers`` → ``--decoder-layers``."""
     return "--" + name.replace("_", "-")
+
+
+class _Joined(argparse.Action):
+    def __call__(self, parser: object, namespace: object, values: Any, option: object = None) -> None:
+        setattr(namespace, self.dest, ",".join(values))
 
 
 def add_flags(
@@ -149,6 +159,8 @@ def add_flags(
         else:
             options["type"] = functools.partial(coerce, field, hint, flags=True)
             options["metavar"] = field.metadata.get("metavar") or _metavar(field, kind, many)
+            if field.metadata.get("several"):
+                options.update(nargs="+", action=_Joined)
             if field.metadata.get("const") is not None:
                 options.update(nargs="?", const=field.metadata["const"])
         parser.add_argument(*[n for n in names if n not in known], **options)
@@ -232,7 +244,8 @@ def coerce(field: dataclasses.Field[Any], hint: object, value: object, flags: bo
             return None
         raise SettingError(f"{name}: a value is needed")
     if kind is bool:
-        # YAML files and old checkpoints have 0 and 1 for switches.
+        # Files and old checkpoints have several texts and numbers for switches.
+        value = SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
         if not isinstance(value, bool | int):
             raise SettingError(f"{name}: expected true or false, got {value!r}")
         return bool(value)

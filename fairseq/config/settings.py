@@ -329,6 +329,7 @@ class TrainingSettings(Settings):
     profiling: ProfileConfig
     optimizer: Any
     lr_scheduler: Any
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # where each setting comes from, by name
 
 
 def without_paths(args: Mapping[str, Any], source: object) -> dict[str, Any]:
@@ -376,6 +377,7 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
         profiling=fields.typed(ProfileConfig, flat),
         optimizer=_typed_part("optimizer", flat),
         lr_scheduler=_typed_part("lr_scheduler", flat),
+        origins=getattr(args, "origins", {}),
     )
     if 0 in settings.optimization.lr and not flat.get("max_lr"):
         raise UserError("--lr 0: must be greater than 0, unless --max-lr is given and --lr is the minimum")

@@ -110,7 +110,7 @@ def join(job: Job[V, R]) -> R:
     """Run *job* as the rank of torch's variables: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …"""
     cfg, rank, size = job.distributed, number("RANK"), number("WORLD_SIZE")
     if rank >= size:
-        raise UserError(f"RANK={rank}: WORLD_SIZE={size} processes are numbered from 0")
+        raise UserError(f"RANK={rank}: ranks of WORLD_SIZE={size} are numbered from 0")
     world = World(rank, size, device_of(job.common, number("LOCAL_RANK", rank)), cfg.distributed_timeout)
     if size == 1:
         return job.main(job.value, world)

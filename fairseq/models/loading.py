@@ -25,7 +25,6 @@ from fairseq.config.settings import Settings, typed_settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.transformer_layer import TransformerLayer
-from fairseq.system.limits import ModelLimit, limited_models
 
 logger = logging.getLogger(__name__)
 
@@ -64,13 +63,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     """The model of the architecture that *settings* choose, for *task*'s dictionary."""
     settings = typed_settings(settings)
-    # Before memory is allocated: a mistyped size should end
-    # in a message, not in the kernel's out-of-memory killer.
-    with limited_models(ModelLimit.of_machine()):
-        cls = task.model_class(settings.chosen.arch)
-        model = cls.build_model(cls.settings_of(settings), task)
-        for name, cfg in settings.extensions.items():
-            EXTENSIONS[name].extend_model(model, cfg, task)
+    cls = task.model_class(settings.chosen.arch)
+    model = cls.build_model(cls.settings_of(settings), task)
+    for name, cfg in settings.extensions.items():
+        EXTENSIONS[name].extend_model(model, cfg, task)
     return model
 
 

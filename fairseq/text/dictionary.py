@@ -86,6 +86,18 @@ class Dictionary:
         dictionary._assign_roles(roles)
         return dictionary
 
+    @classmethod
+    def of_special_first(cls, symbols: Sequence[str]) -> Dictionary:
+        """The dictionary of exactly *symbols*, of which the first are special as in
+        ``fairseq-preprocess``; UserError if they are not."""
+        dictionary = cls()
+        if list(symbols[: dictionary.nspecial]) != dictionary.symbols:
+            raise UserError(f"symbols {' '.join(symbols[:4])[:80]}: expected {' '.join(dictionary.symbols)} first")
+        for word in symbols[dictionary.nspecial :]:
+            dictionary.add_symbol(word, 0)
+        dictionary.mask_index = dictionary.indices.get(MASK_SYMBOL, NONE)
+        return dictionary
+
     def _assign_roles(self, roles: Mapping[str, str]) -> None:
         """Find the ids of the special symbols among those that are listed."""
         self.bos_index, self.pad_index, self.eos_index, self.unk_index = (

@@ -26,6 +26,7 @@ from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import Interruption, Job, World
 from fairseq.errors import UserError, nearest
 from fairseq.logging.recorders import check_recorders, log_file
+from fairseq.models.recipes import summary
 from fairseq.system.terminal import closed_pipes, log_to_stderr
 from fairseq.training import effective, resume, stages
 from fairseq.training.agreement import check_agreement
@@ -99,6 +100,7 @@ def train(
         # so that no other run changes the folder meanwhile.
         if manager is not None:
             check_recorders(settings.common)
+            logger.info("%s", summary(settings))
         planned = stages.plan(settings)
         origin = resume.choose(settings, world, manager)
         settings = resume.at_version(settings, (origin.state or {}).get("args") or {})

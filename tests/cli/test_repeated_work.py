@@ -56,7 +56,7 @@ def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="source: file not found"):
         merge_checkpoint_program.main(args)
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "manifest.json").write_text("{}")
+    (tmp_path / "folder" / "plain.pt").write_text("{}")
     args.source, args.target = str(tmp_path / "folder"), str(tmp_path / "target")
     with pytest.raises(UserError, match="target: cannot be written .a symbolic link to itself"):
         merge_checkpoint_program.main(args)

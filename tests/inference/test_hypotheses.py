@@ -27,6 +27,7 @@ from fairseq.inference.hypotheses import Hypothesis, Search, hypotheses
 from fairseq.inference.loading import load_models
 from fairseq.inference.text import detokenizer_of
 from fairseq.interop.fairseq.generation_lines import lines_of
+from fairseq.modules.memory import KeyValueCache
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import generate, interactive
 from fairseq_cli.generate import get_generation_parser
@@ -78,6 +79,11 @@ def test_no_ngram_is_repeated_and_lengths_are_kept(pair: tuple[Any, Any]) -> Non
         pairs = list(itertools.pairwise(hypothesis.tokens[3:]))
         assert len(pairs) == len(set(pairs))
         assert 12 <= len(hypothesis.tokens) - 1 <= 14 and hypothesis.tokens[-1] == EOS
+
+
+def test_one_text_is_continued_without_a_copy_of_its_cache(pair: tuple[Any, Any], monkeypatch: Any) -> None:
+    monkeypatch.delattr(KeyValueCache, "select_rows")
+    assert len(find(pair, [7], beam=1, max_len=8)) == 1
 
 
 def test_sampled_texts_are_as_many_as_the_beam_and_have_their_own_scores(pair: tuple[Any, Any]) -> None:

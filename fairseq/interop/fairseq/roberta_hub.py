@@ -175,7 +175,7 @@ def from_pretrained(
     [path, *others], data = located(model_name_or_path, checkpoint_file, data_name_or_path)
     if others:
         raise UserError(f"`checkpoint_file` {checkpoint_file}: several checkpoints; give one, an encoder")
-    state = checkpoint.load(path)
+    state = checkpoint.load(path, only="model")
     files = {name: Path(settings.get(name, path.parent / file)) for name, file in FILES.items()}
     overrides = {k: v for k, v in settings.items() if k not in (*IGNORED, *SETTINGS, *OF_COMMANDS - {"seed"})}
     heads = {match[1]: len(value) for name, value in state["model"].items() if (match := HEAD_OUTPUT.match(name))}
