@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from fairseq.criterions.fairseq_criterion import Sample
+from fairseq.data.iterator import chunks_of
 from fairseq.errors import UserError, is_out_of_memory, out_of_memory_message
 from fairseq.logging.figures import SIZE, NamedSums
 from fairseq.tasks.carried import Carried
@@ -39,14 +40,16 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
     world, scale = state.world, state.scaler.scale if state.scaler is not None else 1.0
     state.graph.train()
     state.graph.update_num = state.num_updates
+    # A batch may be read in chunks of its rows, which are batches that share its memory.
+    batches = [chunk for sample in samples for chunk in chunks_of(sample, state.cfg.batch_chunk)]
 
     # Forward and backward, a batch at a time. The state that steps carry begins as last committed
     # and goes from batch to batch as a value; gradients add up.
     carried, sums, host_size = state.task.carried, None, 0
     try:
-        for number, sample in enumerate(samples):
+        for number, sample in enumerate(batches):
             # With DDP, only the last backward pass reduces gradients over ranks.
-            with state.reducer.accumulate(last=number == len(samples) - 1):
+            with state.reducer.accumulate(last=number == len(batches) - 1):
                 with state.precision.autocast(world.device):
                     # targets: what the gradient is divided by, a number on the host.
                     (loss, targets, log), carried = state.task.step(state.reducer.module, sample, carried, world.device)
@@ -57,7 +60,7 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        where = f"in update {state.num_updates + 1} on {_largest(samples)}"
+        where = f"in update {state.num_updates + 1} on {_largest(batches)}"
         raise UserError(out_of_memory_message(error, where)) from None
     assert sums is not None, "an update has at least one batch"
 
@@ -100,7 +103,7 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
         for meter in state.meters.values():
             meter.add(sums, gnorm=gnorm, clip=clipped)
     else:
-        _skip(state, samples, carried, sums)
+        _skip(state, batches, carried, sums)
     state.optimizer.zero_grad()
     return bool(finite)
 
