@@ -23,7 +23,7 @@ from fairseq.config import fields
 from fairseq.config.fields import typed
 from fairseq.config.registry import is_outside
 from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig
-from fairseq.data.folders import data_folders, reopen_corpus
+from fairseq.data.folders import data_folders, open_corpus
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -302,7 +302,7 @@ class _Evaluation:
         cfg, split = self.cfg, self.batches.gen_subset
         if cfg.text is None:
             folder = data_folders(data)[0]
-            corpus = reopen_corpus(folder, split, model.dictionary)
+            corpus = open_corpus(folder, split, model.dictionary)
             counts = load_counts(folder / split)
             # A split that was made again by another program has other lines than its counts.
             return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
