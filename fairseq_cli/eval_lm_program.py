@@ -48,6 +48,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, RawCounts
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
+from fairseq.text.tokenizers.tokenizer import chosen_rule
 from fairseq_cli.eval_lm import EvalLMConfig
 from fairseq_cli.shared import (
     data_and_models,
@@ -97,7 +98,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     name, corpus, counts = evaluation.text(data, model)
     # Before anything is scored: a model, the counts or a mark may be missing.
     if cfg.remove_bpe is not None:
-        report.continued(model.dictionary, cfg.remove_bpe)
+        chosen_rule(cfg.remove_bpe, model.dictionary)
     baseline = evaluation.baseline(cfg.baseline, data) if cfg.baseline is not None else None
     in_training = word_counts(cfg.word_counts, data, model.dictionary) if cfg.by_frequency else {}
     # Loading is no part of the speed.
