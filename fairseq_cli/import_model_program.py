@@ -107,18 +107,18 @@ def _read(
             raise UserError(f"{source}: is a state dict without the model's settings; give --config FILE.json")
         config = model_folder.read_json(Path(config_file)) if config_file is not None else {}
         model, settings = conversion.convert(state, {**(embedded or {}), **config}, str(source))
-        words = pickled_module.read_vocabulary(Path(vocabulary)) if vocabulary is not None else None
+        listed = pickled_module.read_vocabulary(Path(vocabulary)) if vocabulary is not None else None
         size = _vocabulary_size(model)
-        if words is not None and len(words) != size:
-            raise UserError(f"--vocab {vocabulary}: has {len(words)} words, but the model {size}; give the model's own")
-        if words is not None and not {*NAMES_XL["eos"]} & {*words}:
+        if listed is not None and len(listed) != size:
+            raise UserError(f"--vocab {vocabulary}: has {len(listed)} words, but the model {size}; give the model's own")
+        if listed is not None and not {*NAMES_XL["eos"]} & {*listed}:
             names = ", ".join(NAMES_XL["eos"])
             print(
-                f"note: {vocabulary}: has no symbol for the end of a line ({names}): {words[0]} stands for it; write a "
+                f"note: {vocabulary}: has no symbol for the end of a line ({names}): {listed[0]} stands for it; write a "
                 "text as one line",
                 file=sys.stderr,
             )
-        return Imported(model, settings, size, words, {}, NAMES_XL)
+        return Imported(model, settings, size, listed, {}, NAMES_XL)
     if vocabulary is not None:
         raise UserError("--vocab: not used for a Hugging Face folder, which has its own; leave it out")
     if config_file is not None:
