@@ -34,7 +34,6 @@ from fairseq.distributed.tensor_part import MANIFEST, TensorPart, rows_of
 from fairseq.errors import UserError
 from fairseq.system.files import FULL
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import open_regular, read_regular
 
 PLAIN = "plain.pt"
 PARTS = "parts"
@@ -154,7 +153,7 @@ def join(folder: Path, plain: dict[str, object], rows: tuple[int, int] | None = 
 def _joined(folder: Path, plain: dict[str, Any], rows: tuple[int, int] | None) -> dict[str, object]:
     if (folder / MANIFEST).stat().st_size > _LARGEST_MANIFEST:
         raise ValueError(f"{MANIFEST} is too large")
-    text = read_regular(folder / MANIFEST)
+    text = (folder / MANIFEST).read_bytes()
     if plain.pop("manifest") != zlib.crc32(text):
         raise ValueError(f"{MANIFEST} does not belong to {PLAIN}")
     stored = parse_json(text)["tensors"]
@@ -224,7 +223,7 @@ class Chunk:
         """Return the rows; raise ValueError if the entry
         is invalid, UserError if the archive is damaged."""
         path = folder / self.checked_file
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             if not 0 <= self.start <= self.start + self.length <= path.stat().st_size:
                 raise ValueError(f"{self.file} is truncated")
             file.seek(self.start)

@@ -33,7 +33,6 @@ from fairseq.checkpoint.standins import SAFE_GLOBALS
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError, first_of, read_failure
 from fairseq.system.files import ARCHIVE, atomic_file
-from fairseq.system.opening import open_regular
 
 _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose module)")
 
@@ -192,7 +191,7 @@ def _type(value: Tensor | TensorPart) -> torch.dtype:
 
 def _opened(path: str | Path) -> BinaryIO:
     try:
-        return open_regular(path)
+        return open(path, "rb")
     except FileNotFoundError:
         raise UserError(f"{path}: file not found; check the path") from None
     except IsADirectoryError:

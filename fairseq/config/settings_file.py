@@ -9,7 +9,6 @@ from typing import Any
 
 from fairseq.config.fields import shortened
 from fairseq.errors import UserError, read_failure
-from fairseq.system.opening import open_regular
 
 LARGEST = 1 << 16  # bytes of a file; PyYAML reads some 100 kB a second
 DEPTH = 20
@@ -36,7 +35,7 @@ def load_yaml(path: str | Path, flag: str) -> dict[str, object]:
     import yaml
 
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             # One byte more tells a larger file, without reading it.
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:

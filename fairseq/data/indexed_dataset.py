@@ -21,7 +21,7 @@ from fairseq.errors import UserError
 from fairseq.system.checksums import Checksum, Verification
 from fairseq.system.files import atomic_file
 from fairseq.system.lazy_array import JoinedArray
-from fairseq.system.opening import open_regular, read_errors
+from fairseq.system.opening import read_errors
 from fairseq.system.stored_array import StoredArray
 from fairseq.text.dictionary import Dictionary
 
@@ -203,7 +203,7 @@ def _file_size(path: str) -> int:
 
 def _read_header(path: str) -> tuple[np.dtype, int]:
     """(type of the tokens, number of lines), once the file has the right length for them."""
-    with read_errors(path, MISSING), open_regular(path) as file:
+    with read_errors(path, MISSING), open(path, "rb") as file:
         size, header = os.fstat(file.fileno()).st_size, file.read(_HEADER.size)
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
         raise UserError(f"{path}: not a corpus index in the mmap format; preprocess the text again")

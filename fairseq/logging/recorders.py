@@ -17,7 +17,6 @@ from fairseq.errors import UserError
 from fairseq.logging.progress import json_line, short
 from fairseq.system.files import atomic_file, make_folder, prepare_folder
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import is_special, open_special
 from fairseq.system.terminal import FileFormatter
 
 LONGEST_ENTRY = 1 << 20  # bytes
@@ -37,9 +36,7 @@ def check_recorders(common: CommonConfig) -> None:
     for cannot be opened: before the run writes anything."""
     if common.tensorboard_logdir:
         _check_tensorboard(common.tensorboard_logdir)
-    # A device or pipe is left alone: the reader of a pipe
-    # would take its closing for the end of the run.
-    if common.metrics_file and not is_special(common.metrics_file):
+    if common.metrics_file:
         is_new = not os.path.lexists(common.metrics_file)
         # Opened, not only looked at: the system has more reasons than can be listed here.
         _open_lines(common.metrics_file).close()
@@ -101,10 +98,8 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
     is_new, is_written = not os.path.lexists(path), False
     file = _open_lines(path)
     with _writing(setting, "file"):
-        # A device has no lines to keep.
-        if not is_special(path):
-            file.seek(0)
-            file.truncate(_end_of_step(path, file, after))
+        file.seek(0)
+        file.truncate(_end_of_step(path, file, after))
 
     def write(values: Mapping[str, object], tag: str, step: int) -> None:
         nonlocal is_written
@@ -196,7 +191,7 @@ def _quiet_threads(library: str) -> Iterator[None]:
 def _open_lines(path: str) -> BinaryIO:
     with _writing(f"`metrics_file` {path}", "file"):
         make_folder(os.path.dirname(path))
-        return open_special(path) if is_special(path) else open(path, "a+b")
+        return open(path, "a+b")
 
 
 def _import_wandb() -> ModuleType:

@@ -22,7 +22,7 @@ from fairseq.notes.words import AGAIN, NOTES, NoteWords, WordMarker
 from fairseq.system.checksums import Checksum, Verification
 from fairseq.system.files import atomic_file
 from fairseq.system.lazy_array import JoinedArray, LazyArray
-from fairseq.system.opening import open_regular, read_errors
+from fairseq.system.opening import read_errors
 from fairseq.system.stored_array import StoredArray, stamp
 from fairseq.system.workers import Workers
 from fairseq.text.counting import over
@@ -277,5 +277,5 @@ def _examine(numbers: StoredArray, bits: StoredArray, verification: Verification
 
 def _begin(path: str) -> tuple[bytes, int]:
     """The first bytes of a file, as many as a header has, and its size."""
-    with read_errors(path, "run fairseq-preprocess --notes"), open_regular(path) as file:
+    with read_errors(path, "run fairseq-preprocess --notes"), open(path, "rb") as file:
         return file.read(_HEADER.size), os.fstat(file.fileno()).st_size

@@ -19,7 +19,6 @@ import numpy as np
 from fairseq.errors import UserError
 from fairseq.system.checksums import Checksum
 from fairseq.system.lazy_array import LazyArray
-from fairseq.system.opening import open_descriptor
 
 _WINDOW = 1 << 16  # elements read together where single ones are wanted
 _PIECE = 1 << 20
@@ -36,7 +35,7 @@ class _Descriptor:
     __slots__ = ("number",)
 
     def __init__(self, path: str) -> None:
-        self.number = open_descriptor(path)
+        self.number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     # `os.close` is bound early: at the interpreter's exit modules are gone.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:

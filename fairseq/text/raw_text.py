@@ -3,7 +3,6 @@ hard-wrapped paragraphs, JSON lines or tables, in bounded blocks."""
 
 from __future__ import annotations
 
-import errno
 import io
 import itertools
 import json
@@ -14,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from fairseq.errors import UserError, read_failure
+from fairseq.errors import UserError
 from fairseq.system.json_files import parse_json
-from fairseq.system.opening import BOM, open_input, open_regular, read_errors
+from fairseq.system.opening import BOM, read_errors
 from fairseq.text.text_tables import is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
 
@@ -91,7 +90,7 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], object] = l
     if is_table(path):
         yield from _table_blocks(path, form.field or "text", report)
         return
-    with read_errors(path, "give a text file"), open_input(path) as raw:
+    with read_errors(path, "give a text file"), open(path, "rb") as raw:
         before = 0
         for block in blocks_of(path, _decompressed(raw, path), form):
             yield block
@@ -347,16 +346,11 @@ def check_raw(path: str) -> int:
     if it cannot be read, is no regular file, or is empty."""
     if os.path.isdir(path):
         return sum(map(check_raw, table_files(path)))
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        # What `open_regular` raises for a pipe or a device.
-        if error.errno == errno.EINVAL:
-            raise UserError(
-                f"{path}: not a regular file; the text is read more than once, so save it to a file first"
-            ) from None
-        raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
+    with read_errors(path, "give a text file"):
+        size = os.stat(path).st_size
+    # As `<(command)` of a shell.
+    if not os.path.isfile(path):
+        raise UserError(f"{path}: not a regular file; the text is read more than once, so save it to a file first")
     if size == 0:
         raise no_words(path)
     return size
