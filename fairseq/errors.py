@@ -69,7 +69,8 @@ def first_of(names: Sequence[str], count: int = 3) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether *error* is an out-of-memory error of the host or the device."""
     return isinstance(error, MemoryError) or any(
-        words in str(error) for words in ("out of memory", "can't allocate memory", "not enough memory")
+        words in str(error)
+        for words in ("out of memory", "can't allocate memory", "not enough memory", "size calculation overflowed")
     )
 
 
@@ -81,5 +82,5 @@ def out_of_memory_message(error: BaseException, doing: str = "") -> str:
     happened = f"out of {where} memory {doing}".rstrip()
     return (
         f"{happened}: lower `max_tokens` or `batch_size` (and raise `update_freq` to keep the same batch), or train "
-        "with `oom_retry`; in evaluation lower `mem_len` or `softmax_batch`"
+        "with `oom_retry`; in evaluation lower `mem_len` or `softmax_batch`; or choose a smaller `arch`"
     )

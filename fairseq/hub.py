@@ -71,13 +71,17 @@ class LanguageModel:
         self.tokens_per_sample = tokens_per_sample
         self.never_sampled = never_written(dictionary)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # The reader holds locks and compiled kernels, and is made again when it is needed.
+        return {**vars(self), "_reader": None}
+
     @classmethod
     def from_pretrained(
         cls,
         checkpoint: str | Path,
         data: str | Path | None = None,
         *,
-        device: torch.device | str = "cpu",
+        device: torch.device | str = "auto",
         overrides: Mapping[str, object] | None = None,
     ) -> LanguageModel:
         """Load a checkpoint of this project or of fairseq.
@@ -87,7 +91,8 @@ class LanguageModel:
                 ``checkpoint.pt`` or ``checkpoint_last.pt``.
             data: a ``fairseq-preprocess`` folder, or a ``dict.txt``;
                 None: the ``dict.txt`` next to the checkpoint.
-            device: where the model runs; ``auto``: on a GPU if there is one.
+            device: where the model runs; ``auto``, the default of every command, is a GPU if
+                there is one.
             overrides: settings of the checkpoint to change, e.g. ``{"tokens_per_sample": 256}``.
 
         Raises:
@@ -309,7 +314,7 @@ class MaskedLanguageModel:
 
     @classmethod
     def from_pretrained(
-        cls, checkpoint: str | Path, data: str | Path | None = None, *, device: torch.device | str = "cpu"
+        cls, checkpoint: str | Path, data: str | Path | None = None, *, device: torch.device | str = "auto"
     ) -> MaskedLanguageModel:
         """Load a checkpoint; arguments and errors as in :meth:`LanguageModel.from_pretrained`."""
         model, task = load_model(checkpoint, data, device=device)
@@ -383,7 +388,7 @@ class MaskedLanguageModel:
 
 
 def load_scorer(
-    checkpoint: str | Path, data: str | Path | None = None, *, device: torch.device | str = "cpu"
+    checkpoint: str | Path, data: str | Path | None = None, *, device: torch.device | str = "auto"
 ) -> LanguageModel | MaskedLanguageModel:
     """Load a decoder or an encoder for ``score``; see :meth:`LanguageModel.from_pretrained`."""
     model, task = load_model(checkpoint, data, device=device)
@@ -400,7 +405,7 @@ def load_model(
     checkpoint: str | Path,
     data: str | Path | None = None,
     *,
-    device: torch.device | str = "cpu",
+    device: torch.device | str = "auto",
     overrides: Mapping[str, object] | None = None,
     state: Mapping[str, object] | None = None,
 ) -> tuple[BaseFairseqModel, FairseqTask]:

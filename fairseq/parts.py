@@ -30,7 +30,7 @@ from fairseq.models.architectures.transformer_lm import TRANSFORMER_LM
 from fairseq.models.architectures.transformer_xl import TRANSFORMER_XL
 from fairseq.models.encoder_settings import BertConfig, ElectraConfig
 from fairseq.models.lstm_lm_settings import LSTMLMConfig
-from fairseq.models.recipes import OBJECTIVES, RECIPES
+from fairseq.models.recipes import OBJECTIVES, OF_MODELS
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.notes.settings import (
@@ -73,7 +73,7 @@ declare_model("bert", "fairseq.models.bert:BertModel", BertConfig, BERT)
 declare_model("electra", "fairseq.models.electra:ElectraModel", ElectraConfig, ELECTRA)
 declare_model("tnf_bert", "fairseq.notes.tnf:TNFBert", TNFBertConfig, TNF_BERT)
 declare_model("tnf_electra", "fairseq.notes.tnf:TNFElectra", TNFElectraConfig, TNF_ELECTRA)
-RECIPES.update(TNF_RECIPES)
+OF_MODELS.update(TNF_RECIPES)
 OBJECTIVES.update(TNF_OBJECTIVES)
 
 EXTENSIONS.declare("notes", "fairseq.notes.extension:Notes", CausalNoteConfig)

@@ -59,7 +59,7 @@ from fairseq_cli.shared import (
     run_on_processes,
 )
 
-SAMPLE_TOKENS, SAMPLE_TOP_K, SAMPLE_SEED = 100, 40, 1  # fairseq-interactive has flags for them
+SAMPLE_TOKENS, SAMPLE_SEED = 100, 1  # fairseq-interactive has flags for them
 
 PICTURE = "by-frequency.png"
 ROWS = 32  # of an encoder, read at once
@@ -349,7 +349,7 @@ def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[
 def _sample(scorer: Scorer, reader: TextReader) -> str:
     """Return a text that the models write from the start of a paragraph."""
     eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
-    decoding = Decoding(SAMPLE_TOKENS, top_k=SAMPLE_TOP_K)
+    decoding = Decoding(SAMPLE_TOKENS)
     tokens = list(stream(scorer.readers, [eos], decoding, generator=generator_of(SAMPLE_SEED), forbidden=forbidden))
     return reader.text(tokens)
 

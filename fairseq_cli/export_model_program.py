@@ -49,7 +49,7 @@ def main(args: argparse.Namespace) -> None:
     if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
         raise UserError(f"--out {out}: is a file or not empty; give a new folder")
     path = find_checkpoint(args.source)
-    state = checkpoint.load(path)
+    state = checkpoint.load(path, only="model")
     revisions = export.revisions(path.parent) if args.revisions else {}
     if args.revisions and not revisions:
         raise UserError(f"--revisions: {path.parent} has no checkpoint_words_….pt; train with --save-interval-words")
@@ -57,7 +57,8 @@ def main(args: argparse.Namespace) -> None:
         written = _export(args, path, state, Export(args.source, folder, args.data, args.results))
         for name, revision in revisions.items():
             (folder / name).mkdir()
-            _export(args, revision, checkpoint.load(revision), Export(str(revision), folder / name, args.data))
+            state = checkpoint.load(revision, only="model")
+            _export(args, revision, state, Export(str(revision), folder / name, args.data))
     print(f"Wrote {out}: {written}")
     if revisions:
         print(f"Wrote {len(revisions)} revisions, as subfolders: {', '.join(revisions)}")

@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from fairseq import checkpoint, distributed
-from fairseq.checkpoint import parts
+from fairseq.checkpoint import sharded
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields, options
 from fairseq.config.fields import typed
@@ -66,7 +66,7 @@ def main(args: argparse.Namespace) -> dict[str, object]:
     # All checks up to the task: what can be wrong is found before the first of many runs begins.
     _check_runs(cfg)
     task_cfg = _completed(typed(SentencePredictionTaskConfig, args), args.data, cfg.path)
-    state = checkpoint.load(find_checkpoint(cfg.path))
+    state = checkpoint.load(find_checkpoint(cfg.path), only="model")
     arch = str(state["args"].get("arch"))
     if arch not in ARCHITECTURES:
         raise UserError(f"--path {cfg.path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
@@ -263,8 +263,7 @@ def _digests(data: str, path: str, task: SentencePredictionTask) -> dict[str, st
     patterns = ("*.tsv", "input?/*", "label/*")
     texts = [file for folder in data_folders(data) for pattern in patterns for file in sorted(folder.glob(pattern))]
     weights = find_checkpoint(path)
-    # The manifest has a checksum of every part, so that large parts need not be read.
-    weights = weights / parts.MANIFEST if parts.is_folder(weights) else weights
+    weights = weights / sharded.PLAIN if sharded.is_folder(weights) else weights
     dictionary = Path(task.dictionary.path or data)
     codes = [Path(task.cfg.bpe_codes)] if task.cfg.bpe_codes else []
     files = [*texts, weights, dictionary, dictionary.parent / TOKENIZATION, *codes]

@@ -33,6 +33,9 @@ def get_import_parser() -> Parser:
         metavar="FILE.json",
         help="the authors' model settings; required for a state dict",
     )
+    parser.add_argument(
+        "--no-tokenizer", action="store_true", help="leave the tokenizer out: text is split at white space"
+    )
     return parser
 
 

@@ -24,9 +24,11 @@ from fairseq.interop.transformer_xl import conversion
 from fairseq.system.files import atomic_folder, remove_leftovers
 from fairseq.system.opening import read_named
 from fairseq.tasks import dictionary_digest
-from fairseq.text.dictionary import Dictionary, placeholder
-from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
+from fairseq.text.dictionary import FILLER, Dictionary, placeholder
+from fairseq.text.tokenizers import TOKENIZATION, Subwords, Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.base import spelled
 from fairseq.text.tokenizers.hf import GPT2, HuggingFace
+from fairseq.text.tokenizers.sentencepiece import SentencePiece
 
 CHECKPOINT = "checkpoint.pt"
 FILES = (DICTIONARY, TOKENIZATION, CHECKPOINT)
@@ -38,6 +40,8 @@ NAMES = {  # names of special symbols in vocabularies
     "mask": ("<mask>", "[MASK]"),
 }
 NAMES_CAUSAL = {"unk": NAMES["unk"][:2]}
+OF_PIECES = ("llama", "mistral")  # types of models whose ids are those of a SentencePiece model
+UNREAD = (".model", ".tiktoken", "tekken.json")  # names, or their ends, of other tokenizers
 LAYERS = ("n_layer", "encoder_layers", "decoder_layers")  # settings
 # Transformer-XL's vocabularies have no `[SEP]` or `[CLS]`: there, these would be words of the text.
 NAMES_XL = {"eos": NAMES["eos"][:3], "unk": NAMES["unk"][:2], "pad": NAMES["pad"][:1]}
@@ -50,7 +54,8 @@ class Imported:
     model: dict[str, Tensor]  # parameters by name
     settings: dict[str, Any]  # ``args`` of the checkpoint
     size: int  # number of words of the model
-    words: Sequence[str] | None  # in the order of their ids; None: the source has none
+    # In the order of their ids, None for an id that no text has; None: the source has no words.
+    words: Sequence[str | None] | None
     ids: Mapping[str, int]  # special symbols by role that the source names by their ids
     names: Mapping[str, Sequence[str]]  # the names of special symbols, by role
     tokenizer: Tokenizer | None = None  # text to words and back; None: the source has none
@@ -61,7 +66,7 @@ def main(args: argparse.Namespace) -> None:
     """Write the model of ``args.source`` to the folder ``args.out``."""
     source, out = Path(args.source), Path(args.out)
     _check(source, out)
-    imported = _read(source, args.source_format, args.config_file)
+    imported = _read(source, args.source_format, args.config_file, args.no_tokenizer)
     dictionary = imported.dictionary or _dictionary(imported, source)
     state: dict[str, Any] = {
         "args": imported.settings,
@@ -84,6 +89,7 @@ def main(args: argparse.Namespace) -> None:
             origin = source / model_folder.CONFIG if os.path.isdir(source) else source
             raise type(error)(error.args[0].replace(str(folder / CHECKPOINT), str(origin))) from None
     kind = "its own words" if imported.words is not None else "placeholder words"
+    kind += ", and a tokenizer" if imported.tokenizer is not None else "; text is split at white space"
     # Tied parameters share their memory and count once.
     parameters = sum({value.data_ptr(): value.numel() for value in imported.model.values()}.values())
     layers = next(imported.settings[name] for name in LAYERS if name in imported.settings)
@@ -91,7 +97,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"Wrote {out / CHECKPOINT} and {out / DICTIONARY} ({kind})")
 
 
-def _read(source: Path, source_format: str, config_file: str | None) -> Imported:
+def _read(source: Path, source_format: str, config_file: str | None, without_tokenizer: bool) -> Imported:
     if source_format == "transformer-xl":
         state, embedded = pickled_module.read(source)
         if embedded is None and config_file is None:
@@ -120,9 +126,13 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
             decoder, tokenizer = causal.read(source, dictionary.pad()), find_tokenizer(source, dictionary.symbols)
             arguments = decoder.parameters, decoder.args, len(dictionary), dictionary.symbols
             return Imported(*arguments, {}, {}, tokenizer, dictionary)
-        decoder, begin = causal.read(source), model_folder.begin_symbol(source)
+        decoder, tokenizer = causal.read(source), None if without_tokenizer else _tokenizer(source, str(kind))
         size = decoder.parameters[EMBEDDINGS].size(0)
-        words, tokenizer = _filled(model_folder.vocabulary(source, of_tokenizer=True), size), _tokenizer(source)
+        found, begin = model_folder.vocabulary(source, of_tokenizer=True), model_folder.begin_symbol(source)
+        if tokenizer is not None and isinstance(tokenizer.subwords, SentencePiece):
+            adds_begin = model_folder.tokenizer_setting(source, "add_bos_token") is not False
+            found, begin = tokenizer.subwords.pieces, tokenizer.subwords.begin if adds_begin else None
+        words = _filled(found, size)
         # Texts begin with the symbol that ends a line here, in Llama with one of their own, which
         # takes this role.
         ids = decoder.ids if begin is None else {**decoder.ids, "eos": begin}
@@ -130,13 +140,26 @@ def _read(source: Path, source_format: str, config_file: str | None) -> Imported
     if kind not in [*encoders.FAMILIES]:
         known = ", ".join((*encoders.FAMILIES, *causal.FAMILIES, "transfo-xl", decoders.MODEL_TYPE))
         raise UserError(f"{source / model_folder.CONFIG}: model_type is {cut(kind)}; known: {known}")
+    return _encoder(source, str(kind), without_tokenizer)
+
+
+def _encoder(source: Path, kind: str, without_tokenizer: bool) -> Imported:
     model, settings, ids = encoders.read(source)
     size = model["encoder.sentence_encoder.embed_tokens.weight"].size(0)
     words = _filled(model_folder.vocabulary(source), size)
-    # Of an encoder that `fairseq-export` wrote:
-    # its tokenizer need not be one that transformers reads.
-    tokenizer = find_tokenizer(source, words or []) or _tokenizer(source)
-    return Imported(model, settings, size, words, ids, NAMES, tokenizer)
+    tokenizer: Tokenizer | None = None
+    dictionary: Dictionary | None = None
+    if not without_tokenizer:
+        listed = [word or "" for word in words or []]
+        # Of an encoder that `fairseq-export` wrote, whose tokenizer need not be one that
+        # transformers reads. Its lines end in `</s>`, as in its corpus, unless it came from
+        # elsewhere itself.
+        if not os.path.exists(source / model_folder.TOKENIZER):
+            tokenizer = find_tokenizer(source, listed)
+        if tokenizer is not None and model_folder.tokenizer_setting(source, "keeps_lines") is False:
+            dictionary = Dictionary.of_special_first(listed)
+        tokenizer = tokenizer or _tokenizer(source, kind)
+    return Imported(model, settings, size, words, ids, NAMES, tokenizer, dictionary)
 
 
 def _exported(source: Path) -> Imported:
@@ -160,23 +183,32 @@ def _dictionary_of(source: Path) -> Dictionary:
     return dictionary
 
 
-def _tokenizer(source: Path) -> Tokenizer | None:
-    """The tokenizer of a Hugging Face folder: byte-level
-    encoding from its merges, or its ``tokenizer.json``."""
+def _tokenizer(source: Path, kind: str) -> Tokenizer | None:
+    """The tokenizer of a Hugging Face folder with a model of this *kind*, None if there is none;
+    UserError if it is in a file that is not read."""
     # Merges alone are read as GPT-2's, whose rules of what is merged other models change.
-    for name, kind in ((model_folder.TOKENIZER, HuggingFace), ("merges.txt", GPT2)):
+    readers: dict[str, type[Subwords]] = {model_folder.TOKENIZER: HuggingFace, "merges.txt": GPT2}
+    # In other families the ids of the model are not those of the pieces.
+    if kind in OF_PIECES:
+        readers["tokenizer.model"] = SentencePiece
+    for name, reader in readers.items():
         path = source / name
         if os.path.exists(path):
-            subwords = kind(read_named(path, "check its permissions"), str(path))
+            subwords = reader(read_named(path, "check its permissions"), str(path))
             subwords.check()
             return Tokenizer(subwords=subwords)
+    for path in sorted(source.iterdir()):
+        if path.suffix in UNREAD or path.name in UNREAD:
+            raise UserError(
+                f"{path}: a tokenizer that is not read; save it as {model_folder.TOKENIZER} with transformers, or give "
+                "--no-tokenizer"
+            )
     return None
 
 
-def _filled(words: list[str] | None, size: int) -> list[str] | None:
-    """*words* padded to *size* with empty words:
-    embedding tables are often longer than vocabularies."""
-    return words if words is None else words + [""] * (size - len(words))
+def _filled(words: Sequence[str] | None, size: int) -> list[str | None] | None:
+    """*words* padded to *size*: embedding tables are often longer than vocabularies."""
+    return words if words is None else [*words, *[None] * (size - len(words))]
 
 
 def _check(source: Path, out: Path) -> None:
@@ -199,15 +231,14 @@ def _vocabulary_size(model: dict[str, Tensor]) -> int:
 
 
 def _dictionary(imported: Imported, source: Path) -> Dictionary:
-    """The dictionary with the ids of the source; ``token0``, ``token1``, … replace words that
-    cannot occur in text.
+    """The dictionary with the ids of the source, whose words are written as its tokenizer's symbols
+    are; ``token0``, ``token1``, … if it has no words.
 
     The padding of an encoder is the id in its configuration. Other special symbols are words with
     the usual names, else the ids of the configuration; the end of a line defaults to id 0.
     """
-    words, size = imported.words, imported.size
-    if words is None:
-        words = [""] * size
+    size = imported.size
+    words = [placeholder(index) for index in range(size)] if imported.words is None else imported.words
     if len(words) != size:
         raise UserError(f"{source}: has {len(words)} words, but its model {size}; use the model's vocabulary")
     for role, index in imported.ids.items():
@@ -215,27 +246,13 @@ def _dictionary(imported: Imported, source: Path) -> Dictionary:
             raise UserError(
                 f"{source}: {role}_token_id is {cut(index)}, but there are {size} words; correct config.json"
             )
-    symbols_in_use = set(words)
-    symbols: list[str] = []
-    duplicates: set[str] = set()
-    for index, word in enumerate(words):
-        if not _is_word(word) or word in duplicates:
-            word = placeholder(index)
-            # A true word may look like a placeholder.
-            while word in symbols_in_use:
-                word += "_"
-        duplicates.add(word)
-        symbols.append(word)
+    # Of equal words, a text has the first.
+    firsts = {word: index for index, word in reversed([*enumerate(words)]) if word is not None}
+    table = spelled({index: word for word, index in firsts.items()})
+    symbols = [table.get(index) or f"{FILLER}{index:04d}" for index in range(size)]
     roles = {role: symbols[index] for role, index in imported.ids.items()}
     # Reversed: of several names that there are, the first one counts.
-    names_by_role = {
-        role: name for role, names in imported.names.items() for name in reversed(names) if name in duplicates
-    }
+    names_by_role = {role: name for role, names in imported.names.items() for name in reversed(names) if name in firsts}
     roles |= {role: name for role, name in names_by_role.items() if not (role == "pad" and "pad" in roles)}
     roles.setdefault("eos", symbols[0])
     return Dictionary.of_listed(symbols, roles)
-
-
-def _is_word(word: str) -> bool:
-    """Return whether splitting text at white space can give *word*."""
-    return word.split() == [word] and not any("\ud800" <= letter <= "\udfff" for letter in word)

@@ -4,7 +4,6 @@ batches."""
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import io
 import itertools
 import json
@@ -27,7 +26,6 @@ from fairseq_cli.shared import data_and_models, progress
 
 logger = logging.getLogger(__name__)
 
-TOP_K = 40  # candidates for a token in a session, unless flags say
 LARGEST_INPUT = LONGEST_ROW  # bytes of prompts, which are encoded together
 
 
@@ -39,10 +37,6 @@ def main(args: argparse.Namespace) -> None:
     """
     cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
     is_session = cfg.input == STDIN and sys.stdin.isatty()
-    if is_session and not (cfg.sampling or cfg.finds_hypotheses or cfg.json or cfg.beam > 1):
-        # Greedy text of a small model repeats itself.
-        # A pipe's output stays what it is without flags.
-        cfg = dataclasses.replace(cfg, sampling=True, sampling_topk=cfg.sampling_topk or TOP_K)
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
     data, paths = data_and_models(cfg, args.data)
@@ -59,11 +53,11 @@ def main(args: argparse.Namespace) -> None:
 def _banner(cfg: InteractiveConfig, writer: Writer, paths: list[str]) -> str:
     """What a session begins with: the model, how it chooses tokens, and how to end."""
     arch = writer.task.settings.chosen.arch
-    if cfg.sampling:
+    if cfg.samples:
         candidates = f"the {cfg.sampling_topk} most probable tokens" if cfg.sampling_topk else "all tokens"
         choice = f"Samples from {candidates}, temperature {cfg.temperature:g}"
     else:
-        choice = f"Beam of {cfg.beam}" if cfg.beam > 1 else "The most probable tokens"
+        choice = f"Beam of {cfg.beam}" if (cfg.beam or 1) > 1 else "The most probable tokens"
     return (
         f"{printable(':'.join(paths))}: {arch}\n{choice}, up to {cfg.max_new_tokens} tokens.\n"
         "Type the beginning of a text and Enter. Ctrl-D ends; --help lists the flags."

@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> dict[str, object]:
 def _study(path: str, data: str | None) -> NoteStudy:
     """The notes of the checkpoint at *path*, with the words
     of *data* or of the folder that it was trained on."""
-    state = checkpoint.load(path)
+    state = checkpoint.load(path, only="model")
     # The first folder of several has the dictionary and the notes.
     folder = data or str(state["args"].get("data", "")).split(":")[0]
     if not folder or not os.path.isdir(folder):

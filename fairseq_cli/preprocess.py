@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import os
 import re
 import sys
@@ -38,6 +40,7 @@ from fairseq.text.tokenizers.tokenizer import chosen_subwords, chosen_words
 from fairseq_cli import command
 
 LOG = "preprocess.log"
+TEXTS = "texts: "  # begins the line of the log with the text of each split, as JSON
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,7 @@ class PreprocessConfig(TextConfig):
     valid_fraction: float | None = flag(None, "share of the training text held out for validation", above=0, below=1)
     test_fraction: float | None = flag(None, "share of the training text held out as test split", above=0, below=1)
     destdir: str = flag("data-bin", "output folder", aliases=("--out",), metavar="DIR")
+    overwrite: bool = flag(False, "replace splits of other texts in the output folder")
     workers: int = flag(1, "number of processes", low=1)
     srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
     nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
@@ -100,6 +104,7 @@ def main(args: argparse.Namespace) -> None:
     config = typed(PreprocessConfig, args)
     splits = _splits(config)
     _check(config, splits)
+    texts_line = TEXTS + json.dumps(_sources(config, splits))
     for hint in _hints(config, next(iter(splits.values()), None)):
         print(f"note: {printable(hint)}", file=sys.stderr)
     say = _Log(config.source_lang)
@@ -142,7 +147,7 @@ def main(args: argparse.Namespace) -> None:
         checksums.record(folder, Path(config.destdir))
         end = f"Wrote preprocessed data to {config.destdir}"
         settings = ", ".join(f"{name}={shown(value)}" for name, value in sorted(vars(config).items()))
-        log = "\n".join([f"settings: {settings}", *say.lines, end, ""])
+        log = "\n".join([f"settings: {settings}", texts_line, *say.lines, end, ""])
         # Names of files, which need not be UTF-8, are written as they are.
         (folder / LOG).write_bytes(former + log.encode(errors="surrogateescape"))
     if tokenizer is None:
@@ -166,6 +171,36 @@ class _Log:
 def _former_log(folder: Path) -> bytes:
     """The log of earlier runs in *folder*, which fairseq adds to, too."""
     return read_named(folder / LOG, "remove it", "--destdir") if os.path.exists(folder / LOG) else b""
+
+
+def _check_former(config: PreprocessConfig, splits: Mapping[str, str]) -> None:
+    """Raise UserError if ``--destdir`` has a split of another text than this run's: a model may
+    have been trained on it.
+
+    The same text is preprocessed again without a question, also with other settings.
+    """
+    folder = Path(config.destdir)
+    if config.overwrite:
+        return
+    former: dict[str, str] = {}
+    for line in _former_log(folder).decode(errors="surrogateescape").splitlines():
+        if line.startswith(TEXTS):
+            with contextlib.suppress(ValueError, TypeError):
+                former |= json.loads(line.removeprefix(TEXTS))
+    for name, path in _sources(config, splits).items():
+        if os.path.exists(folder / f"{name}.idx") and former.get(name) != path:
+            there = former.get(name, "an unknown text")
+            raise UserError(
+                f"--destdir {folder}: its {name} split is of {there}, not of {path}; give another --destdir, or "
+                "--overwrite to replace it"
+            )
+
+
+def _sources(config: PreprocessConfig, splits: Mapping[str, str]) -> dict[str, str]:
+    """The text of each split that is written; a part that is held out is of the training text."""
+    if config.dict_only:
+        return {}
+    return {**splits, **dict.fromkeys(_shares(config), splits.get("train", ""))}
 
 
 def _hints(config: PreprocessConfig, path: str | None) -> Iterator[str]:
@@ -284,6 +319,7 @@ def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
         raise UserError("--trainpref, --validpref, --testpref: give at least one text")
     for path in splits.values():
         check_raw(path)
+    _check_former(config, splits)
 
 
 def _check_notes(config: PreprocessConfig) -> None:

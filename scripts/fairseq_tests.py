@@ -46,7 +46,8 @@ REASONS = {  # of what does not pass, by a pattern in its name and error
     "networks, data sets and layers that are not implemented": "character-embeddings|fconv_lm|lightconv_lm|scale-fc"
     "|spectral-norm|multi_corpus|RelPositionalEncoding",
     "fairseq's own code for float16, timeouts, EMA and asynchronous writing": "fp16_optimizer|TimeoutWrapper"
-    "|persistent_save_async|load_ema_from_checkpoint",
+    "|persistent_save_async|load_ema_from_checkpoint|models.ema",
+    "binarizers and data sets that draw their examples anew": "binarizer|file_chunker|resampling",
     "tasks for fairseq's benchmarks": "dummy",
 }
 

@@ -49,15 +49,52 @@ def random_model(kind: str, settings: dict[str, Any]) -> Any:
     return model
 
 
+def special(index: int, content: str, **flags: bool) -> dict[str, Any]:
+    """An entry of the added symbols of a ``tokenizer.json``."""
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": content, **plain, "special": True, **flags}
+
+
+def byte_pieces() -> dict[str, Any]:
+    """A ``tokenizer.json`` with the structure of Llama 2's and Mistral's: pieces with a mark for
+    spaces, pieces of bytes, pieces that are white space, and ``<s>`` before a text."""
+    symbols = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    symbols += [*"▁theca.d\r\xa0\u3000", "▁▁", "th", "▁t", "▁th", "▁the", "at", "▁c", "▁cat"]
+    merges = ["▁ ▁", "t h", "▁ t", "▁t h", "▁th e", "a t", "▁ c", "▁c at"]
+    marks = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+    spaces = {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}
+    ends = [{"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]
+    begin = {"SpecialToken": {"id": "<s>", "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    return {
+        "version": "1.0",
+        "added_tokens": [special(index, symbol) for index, symbol in enumerate(symbols[:3])],
+        "normalizer": {"type": "Sequence", "normalizers": marks},
+        "pre_tokenizer": None,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [begin, first],
+            "pair": [begin, first, begin, second],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        },
+        "decoder": {"type": "Sequence", "decoders": [spaces, *ends]},
+        "model": {
+            "type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True,
+            "vocab": {symbol: index for index, symbol in enumerate(symbols)}, "merges": merges,
+        },
+    }  # fmt: skip
+
+
 def folder_of(tmp_path: Path, kind: str, settings: dict[str, Any], **saving: Any) -> tuple[Path, Any]:
     """A folder that transformers wrote, with a byte-level tokenizer, and its model."""
     model, folder = random_model(kind, settings), tmp_path / "theirs"
     model.save_pretrained(folder, **saving)
     lines = [["the cat sat on the mat, the other cat sat there", "lower lowest 12 123"] * 9]
     values = json.loads(HuggingFace.learn_lines(lines, 300))
-    symbols = values["model"]["vocab"]
-    # As Pythia's and Qwen's, which have added symbols after those of the vocabulary.
-    end = {"id": len(symbols), "content": "<|end|>", "single_word": False, "lstrip": False, "rstrip": False}
-    values["added_tokens"] = [{**end, "normalized": False, "special": True}]
+    first = len(values["model"]["vocab"])
+    # As Pythia's and Qwen's, which have added symbols after those of the vocabulary; Pythia's are
+    # spaces, too.
+    spaces = [special(first + n, " " * (n + 1), normalized=True, special=False) for n in range(1, 5)]
+    values["added_tokens"] = [special(first, "<|end|>"), *spaces]
     (folder / "tokenizer.json").write_text(json.dumps(values))
     return folder, model

@@ -48,7 +48,7 @@ def newest(
 
 def maximizes_metric(path: Path) -> bool:
     """Return whether the run that saved the checkpoint at *path* looked for the largest figure."""
-    return bool(load(path)["args"].get("maximize_best_checkpoint_metric"))
+    return bool(load(path, only="model")["args"].get("maximize_best_checkpoint_metric"))
 
 
 def average(
@@ -74,7 +74,7 @@ def average(
     sums: dict[str, Tensor] = {}
     most = -1
     for path in paths:
-        state = load(path)
+        state = load(path, only="model")
         first = first or state
         # Equal shapes do not tell two dictionaries of one size apart.
         if (dictionary := digest(state, path)) is not None:

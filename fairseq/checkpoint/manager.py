@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fairseq.checkpoint import parts
+from fairseq.checkpoint import sharded
 from fairseq.checkpoint.store import save
 from fairseq.config.settings import CheckpointConfig
-from fairseq.distributed.tensor_part import MANIFEST
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, atomic_folder, link_or_copy, make_folder, point_to, remove_leftovers
 from fairseq.system.opening import read_named
@@ -44,7 +43,7 @@ def find_checkpoint(path: str | Path) -> Path:
     """Return the checkpoint at *path*, or the best or else the last one in the folder *path*;
     UserError without one."""
     path = Path(path)
-    if not os.path.isdir(path) or parts.is_folder(path):
+    if not os.path.isdir(path) or sharded.is_folder(path):
         return path
     for name in NAMES:
         if os.path.exists(path / name):
@@ -66,7 +65,7 @@ def is_model(path: str | Path) -> bool:
     or a folder with one that :func:`find_checkpoint` finds."""
     path = Path(path)
     if os.path.isdir(path):
-        return parts.is_folder(path) or any(os.path.exists(path / name) for name in NAMES)
+        return sharded.is_folder(path) or any(os.path.exists(path / name) for name in NAMES)
     return path.suffix == ".pt" and os.path.isfile(path)
 
 
@@ -107,6 +106,9 @@ class CheckpointManager:
         config, epoch, updates = self.config, point.epoch, point.updates
         if point.before_validation:
             return [] if config.no_last_checkpoints else [LAST]
+        # A checkpoint that was saved before its validation gives the name of the one that was due.
+        if point.milestone and not MILESTONE.fullmatch(point.milestone):
+            raise UserError(f"checkpoint: {point.milestone:.80} is no name of a milestone; use another checkpoint")
         # In fairseq's order: the first is written, the others are links to it.
         chosen = {
             f"checkpoint{epoch}.pt": point.end_of_epoch
@@ -272,8 +274,6 @@ class CheckpointManager:
         linked = {os.path.realpath(path) for path in self.folder.iterdir() if path.is_symlink()}
         for path in sorted(self.folder.iterdir()):
             if FOLDER.fullmatch(path.name) and os.path.realpath(path) not in linked:
-                # First what makes it a checkpoint: a process that reads it looks for the newer one.
-                (path / MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(path, ignore_errors=True)
 
     def set_best_aside(self, number: int | None = None) -> None:

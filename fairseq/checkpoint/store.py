@@ -4,36 +4,31 @@ The layout is fairseq 0.x's with plain values, the optimizer's state by paramete
 that a run needs to go on exactly is inside: model, optimizer, schedule, loss scale, random states,
 carried state, position in the data, the log's sums, the best metrics, and a digest of the
 dictionary. A file is written under another name in the same folder, flushed to the disk, and
-renamed; it is loaded with ``weights_only=True`` and an allow-list.
+renamed; it is mapped into memory with ``weights_only=True`` and an allow-list, so that a command
+reads what it uses. Checksums are compared where a run goes on from a file: :func:`verify`.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import warnings
-from collections.abc import Mapping
+import zipfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fairseq.checkpoint import former_layouts, parts, schema
-from fairseq.checkpoint.bounds import check_bounded
-from fairseq.checkpoint.integrity import (
-    FLOATS,
-    check_archive,
-    check_finite,
-    check_older_format,
-    check_room,
-    check_tensors,
-)
+from fairseq.checkpoint import former_layouts, sharded
 from fairseq.checkpoint.standins import SAFE_GLOBALS
+from fairseq.config.settings import without_paths
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError, first_of, read_failure
-from fairseq.system.files import ARCHIVE, atomic_file
+from fairseq.system.files import atomic_file
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _REFUSED = re.compile(r"GLOBAL ([\w.<>\-]+)(?: was not an allowed global| whose module)")
 
 
@@ -41,14 +36,13 @@ def save(path: str | Path, state: Mapping[str, Any]) -> None:
     """Write *state* to *path*, atomically: at every instant
     the file is the old one or the new one, complete.
 
-    The room on the disk is checked before. Tensors on a device are copied to the host, the
+    Tensors on a device are copied to the host, the
     optimizer's one at a time while they are written.
 
     Raises:
         UserError: the folder is missing, the disk is too full,
             or the like; the old file is unchanged.
     """
-    check_room(path, state)
     # The optimizer's state is the largest part: torch.save copies its tensors one at a time.
     others = {key: value for key, value in state.items() if key != "last_optimizer_state"}
     with atomic_file(path) as file:
@@ -82,79 +76,93 @@ def copied(value: object, *, again: bool = True) -> Any:
     return copy(value)
 
 
-def load(path: str | Path, map_location: Any = "cpu", rows: tuple[int, int] | None = None) -> dict[str, Any]:
+def load(path: str | Path, rows: tuple[int, int] | None = None, only: str | None = None) -> dict[str, Any]:
     """Return the checkpoint at *path* in the current layout, whichever fairseq 0.x wrote it.
 
-    The parts in a folder that sharded training saved are put together; with *rows*, (i, n), part i
-    of n of each sharded tensor is read, as :class:`~fairseq.checkpoint.parts.TensorPart`.
+    Args:
+        rows: (i, n): of each tensor that sharded training saved in parts, read part i of n, as
+            :class:`~fairseq.distributed.tensor_part.TensorPart`; None: put them together.
+        only: the part of the state that is used, such as ``model``: what sharded training saved of
+            others is not read. Files are mapped, so that what is not used is not read anyway.
 
     Returns:
         ``args`` (a plain dict), ``model`` (parameters by name), ``optimizer_history``,
         ``last_optimizer_state``, ``extra_state``, and whatever else the file holds.
 
     Raises:
-        UserError: the file is missing, damaged, hostile, or not a checkpoint, or has weights that
-            are not finite.
+        UserError: the file is missing, cut off, not a checkpoint, or names what could run code.
     """
-    state = read(path, map_location, rows)
+    state = read(path, rows, only)
     model = state.get("model") if isinstance(state, dict) else None
     if not isinstance(model, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor | TensorPart) for name, value in model.items()
     ):
         raise UserError(f"{path}: not a checkpoint (it holds no 'model'); give a file that training saved")
-    if not any(isinstance(state.get(key), dict) or hasattr(state.get(key), "__dict__") for key in ("args", "cfg")):
+    if not any(isinstance(state.get(key), Mapping) for key in ("args", "cfg")):
         raise UserError(f"{path}: not a checkpoint (it holds no 'args'); give a file that training saved")
-    # Before the upgrade, which relies on the types.
-    schema.check(state, path)
-    check_finite(model, path)
-    return former_layouts.upgrade(state)
+    with _as_user_error(path):
+        upgraded: dict[str, Any] = former_layouts.upgrade(state)
+        return {**upgraded, "args": without_paths(upgraded["args"], path)}
 
 
-def read(path: str | Path, map_location: object = "cpu", rows: tuple[int, int] | None = None) -> Any:
+def read(path: str | Path, rows: tuple[int, int] | None = None, only: str | None = None) -> Any:
     """Return the tensors and plain data in a file
-    of ``torch.save``, of the zip format or the older one.
+    of ``torch.save``, of the zip format or the older one, or in a folder of sharded training.
 
-    Memory-mapped where the format allows it: nothing is copied until it is used. The zip format has
-    a checksum a tensor, which is verified.
+    The zip format is mapped into memory: nothing is read until it is used.
 
     Raises:
-        UserError: the file is missing, empty, truncated, names something that no checkpoint needs,
-            or has tensors that it does not hold.
+        UserError: the file is missing, empty,
+            truncated, or names something that no checkpoint needs.
     """
-    while parts.is_folder(path):
-        # Once: while it is read, training may give a link another target and remove this one.
-        folder = Path(os.path.realpath(path))
-        try:
-            return parts.join(folder, read(folder / parts.PLAIN), rows)
-        except UserError:
-            if parts.is_folder(folder):
-                raise
-            if os.path.realpath(path) == str(folder):
-                raise _removed(path) from None
-    with _opened(path) as file:
-        return _read_file(file, path, map_location)
-
-
-def _read_file(file: BinaryIO, path: str | Path, map_location: Any) -> Any:
-    """The content of an open *file*, called *path* in messages."""
-    check = check_archive if (is_archive := _is_archive(file, path)) else check_older_format
-    check(file, path, os.fstat(file.fileno()).st_size)
-    # What was checked is read, also where the name has been given to another file, or is not UTF-8.
-    name = f"/dev/fd/{file.fileno()}"
-    try:
+    with _as_user_error(path), warnings.catch_warnings():
+        # What torch warns of is reported as an error.
+        warnings.simplefilter("ignore")
+        if sharded.is_folder(path):
+            # Training may give a link another target meanwhile.
+            folder = Path(path).resolve()
+            return sharded.join(folder, read(folder / sharded.PLAIN), rows, only)
         # For this file only: what other code allows, or does not, stays as it is.
-        with torch.serialization.safe_globals(list(SAFE_GLOBALS)), warnings.catch_warnings():
-            # What torch warns of is reported below.
-            warnings.simplefilter("ignore")
-            state = torch.load(
-                name if os.path.exists(name) else str(path), map_location, weights_only=True, mmap=is_archive
-            )
-    # Damaged and hostile files fail in every way there is.
+        with torch.serialization.safe_globals(list(SAFE_GLOBALS)):
+            return torch.load(path, "cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+def verify(path: str | Path) -> None:
+    """Compare every tensor of the checkpoint at *path* with the checksum that the zip format has
+    for it; the older format has none.
+
+    Raises:
+        UserError: one differs, or the file cannot be read.
+    """
+    with _as_user_error(path):
+        if sharded.is_folder(path):
+            verify(Path(path) / sharded.PLAIN)
+            damaged = sharded.damaged_part(Path(path))
+        elif zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()
+        else:
+            return
+    if damaged is not None:
+        raise UserError(f"{path}: is damaged: {damaged} differs from its checksum; use another checkpoint")
+
+
+@contextlib.contextmanager
+def _as_user_error(path: str | Path) -> Iterator[None]:
+    """Turn whatever reading the checkpoint at *path* raises into a UserError: damaged and hostile
+    files fail in every way there is."""
+    try:
+        yield
+    except UserError:
+        raise
+    except FileNotFoundError:
+        raise UserError(f"{path}: file not found; check the path") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: is a folder; name a checkpoint file in it") from None
+    except PermissionError as error:
+        raise UserError(f"{path}: {read_failure(error)}; check the path and its permissions") from None
     except Exception as error:
-        raise UserError(f"{path}: {_fault(error)}") from None
-    check_bounded(state, path)
-    check_tensors(state, path)
-    return state
+        raise UserError(f"{path}: {_fault(path, error)}") from None
 
 
 def describe_mismatch(
@@ -189,39 +197,15 @@ def _type(value: Tensor | TensorPart) -> torch.dtype:
     return value.local.dtype if isinstance(value, TensorPart) else value.dtype
 
 
-def _opened(path: str | Path) -> BinaryIO:
-    try:
-        return open(path, "rb")
-    except FileNotFoundError:
-        raise UserError(f"{path}: file not found; check the path") from None
-    except IsADirectoryError:
-        raise UserError(f"{path}: is a folder; name a checkpoint file in it") from None
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; check the path and its permissions") from None
-
-
-def _is_archive(file: BinaryIO, path: str | Path) -> bool:
-    try:
-        magic = file.read(len(ARCHIVE))
-        file.seek(0)
-    except OSError as error:
-        raise UserError(f"{path}: {read_failure(error)}; check the path and its permissions") from None
-    if not magic:
-        raise UserError(f"{path}: is empty; use another checkpoint")
-    return magic == ARCHIVE
-
-
-def _removed(path: str | Path) -> UserError:
-    return UserError(f"{path}: was removed while it was read; use a checkpoint that training keeps")
-
-
-def _fault(error: Exception) -> str:
+def _fault(path: str | Path, error: Exception) -> str:
     refused = _REFUSED.search(str(error))
     if refused:
         return (
             f"rejected: the pickle contains {refused[1]}, which checkpoints do not need and which could run code; "
             "nothing was executed; use a checkpoint from a source you trust"
         )
+    if Path(path).is_file() and Path(path).stat().st_size == 0:
+        return "is empty; use another checkpoint"
     detail = str(error).rpartition("WeightsUnpickler error:")[2].partition("Check the documentation")[0]
     reason = " ".join(detail.split())[:120]
     return (

@@ -27,10 +27,14 @@ from fairseq.errors import SettingError, UserError, with_flags
 C = TypeVar("C")
 TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
+SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
 # Of any setting: sums and products of a few stay within 64 bits.
 LARGEST_INT = 2**31 - 1
 LARGEST_FLOAT = 3.4e38  # of float32, in which optimizers and losses compute
 
+UNSTORED: set[str] = set()
+"""Settings that name files and folders: checkpoints neither store nor set them."""
 _FIELDS: weakref.WeakKeyDictionary[type, list[tuple[dataclasses.Field[Any], Any]]] = weakref.WeakKeyDictionary()
 
 
@@ -41,6 +45,11 @@ class Config:
         SettingError: a value has another type than its field, or is not among its choices or within
             its bounds; or the settings contradict each other.
     """
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        declared = {name: value for name, value in vars(cls).items() if isinstance(value, dataclasses.Field)}
+        UNSTORED.update(name for name, field in declared.items() if not field.metadata.get("stored", True))
 
     def __post_init__(self) -> None:
         for field, hint in _fields(type(self)):
@@ -70,6 +79,7 @@ def flag(
     negative: bool = False,
     const: object = None,
     same_as: str | None = None,
+    stored: bool = True,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -86,6 +96,8 @@ def flag(
         negative: a bool that also has a ``--no-…`` form.
         const: the value where the flag is given without one.
         same_as: the setting whose value it has unless it is given.
+        stored: False for a path: it is neither written to checkpoints nor taken from them, where it
+            would be the path of somebody else's choice.
     """
     metadata = {
         "help": help,
@@ -97,6 +109,7 @@ def flag(
         "negative": negative,
         "const": const,
         "same_as": same_as,
+        "stored": stored,
     }
     # dataclasses reject a list as a default, which all configs would share.
     if isinstance(default, list):
@@ -221,7 +234,8 @@ def coerce(field: dataclasses.Field[Any], hint: object, value: object, flags: bo
             return None
         raise SettingError(f"{name}: a value is needed")
     if kind is bool:
-        # YAML files and old checkpoints have 0 and 1 for switches.
+        # Files and old checkpoints have several texts and numbers for switches.
+        value = SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
         if not isinstance(value, bool | int):
             raise SettingError(f"{name}: expected true or false, got {value!r}")
         return bool(value)

@@ -13,17 +13,18 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
+from fairseq.config.fields import shortened
 from fairseq.config.parser import Parser, title_of
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, TASKS, chosen_part, extensions_of, is_outside
 from fairseq.config.settings import DEFAULT_BATCH_SIZE, DataConfig, RateConfig
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
-from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
+from fairseq.errors import SettingError, UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
 from fairseq.system import deferred
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.files import FULL, removing_empty_folders
@@ -33,12 +34,18 @@ from fairseq.system.terminal import printable, write_line_by_line
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
 
 EXTENSION = "extension"  # in place of a choice
-# Settings of one thing. One that is given takes the place
-# of the others in --config and in a recipe.
+# Settings of one thing: one that is given takes the place of the others in --config.
 SAME = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
-# In a recipe alone: of those that are given,
-# the first that is reached ends training or fills a batch.
-SAME_IN_RECIPES = (*SAME, ("max_update", "max_epoch", "stages", "stop_time_hours"), ("batch_size", "max_tokens"))
+
+
+class Parsed(argparse.Namespace):
+    """Settings by name; :attr:`origins`, which is none of them, says where each comes from."""
+
+    __slots__ = ("origins",)
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)
+        self.origins: dict[str, str] = {}
 
 
 def parse_args_and_arch(
@@ -85,7 +92,6 @@ def parse_args_and_arch(
         fields.add_flags(parser, DataConfig)
     for choice, name, part in parts:
         defaults.update(_add_part_flags(parser, choice, name, part))
-    defaults.update(recommended)
     if "arch" in parser.choices and {"-h", "--help", "--help-all"} & set(argv):
         parser.show_defaults(ARCHITECTURES[arch].complete(recommended))
     if modify_parser is not None:
@@ -98,7 +104,7 @@ def parse_args_and_arch(
     optional = any(not action.option_strings and action.nargs == "?" for action in parser._actions)
     parse = parser.parse_known_intermixed_args if optional else parser.parse_known_args
     words = _switched(parser, argv)
-    args, unknown = parse(words)
+    args, unknown = parse(words, Parsed())
     if unread := [flag for flag in (word.partition("=")[0] for word in words) if flag in parser.unread]:
         print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
     if unknown and not parse_known:
@@ -232,7 +238,7 @@ def _choose(parser: Parser, chosen: dict[str, object]) -> list[tuple[str, str, o
     parts = []
     for name in parser.choices:
         part = str(chosen.get(name, CHOICES[name].default))
-        if name == "arch":
+        if name == "arch" and part not in ARCHITECTURES:  # a plug-in may have any name
             check_architecture(part)
         parser.chosen[name] = part
         # The task of an evaluation is the checkpoint's;
@@ -287,19 +293,44 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dic
 
 def _from_file(parser: Parser, path: str) -> dict[str, object]:
     """The settings in the --config file at *path*, by the names that parsing gives them."""
-    known = {action.dest: action.dest for action in parser._actions}
+    known = {action.dest: action for action in parser._actions if action.dest != argparse.SUPPRESS}
     for action in parser._actions:
         names = action.option_strings
         # A file says `name: false`, never `no_name: true`.
         if isinstance(action, argparse.BooleanOptionalAction):
             names = names[:1]
-        known.update((name.lstrip("-").replace("-", "_"), action.dest) for name in names)
+        known.update((name.lstrip("-").replace("-", "_"), action) for name in names)
     settings = {}
     for name, value in read_yaml(path).items():
         if name not in known:
-            raise UserError(f"--config {path}: {name}: no such setting; {nearest(name, known)}")
-        settings[known[name]] = value
+            close = nearest(name, known)
+            advice = close if close.startswith("did") else "see --help-all"
+            raise UserError(f"--config {path}: {name}: no such setting; {advice}")
+        try:
+            settings[known[name].dest] = _converted(known[name], value)
+        except (UserError, ValueError, TypeError, argparse.ArgumentTypeError) as error:
+            reason = error.args[0] if isinstance(error, UserError) else f"{name}: {shortened(value)}: {error}"
+            raise UserError(f"--config {path}: {reason}") from None
     return settings
+
+
+def _converted(action: argparse.Action, value: Any) -> Any:
+    """*value*, a text, a list or dict of texts, or None, as the flag of *action* would read it."""
+    if value is None:
+        return None
+    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+        if not isinstance(value, str) or value.lower() not in fields.SWITCHES:
+            raise SettingError(f"`{action.dest}`: expected true or false, got {shortened(value)}")
+        return fields.SWITCHES[value.lower()]
+    convert: Any = action.type if callable(action.type) else str
+    is_several = isinstance(value, list) and action.nargs not in (None, "?")
+    if isinstance(value, list) and not is_several:
+        value = ",".join(map(str, value))  # as on a command line
+    converted = [convert(item) for item in value] if is_several else convert(value)
+    for item in converted if is_several else [converted]:
+        if action.choices is not None and item not in action.choices:
+            raise SettingError(f"`{action.dest}` {item}: choose from {', '.join(map(str, action.choices))}")
+    return converted
 
 
 def _fill(
@@ -310,28 +341,43 @@ def _fill(
     left_open: Collection[str],
 ) -> None:
     """Complete *args*, but for the settings *left_open*: what is given, then --config,
-    a plug-in's *defaults*, the architecture, the dataclasses'."""
-    from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
-    if hasattr(args, "save_dir"):
-        from_file = for_another_run(from_file, args.save_dir)
+    a plug-in's *defaults*, the recipe, the architecture, the dataclasses' defaults."""
+
+    def fill(values: Mapping[str, object], origin: str, open: Collection[str] = left_open) -> None:
+        new = {name: value for name, value in values.items() if name not in args and name not in open}
+        vars(args).update(new)
+        args.origins |= dict.fromkeys(new, origin)
+
+    # A checkpoint stores the settings, not the file that they came from.
+    path = vars(args).pop("config", None)
+    args.origins |= dict.fromkeys(vars(args), "yours")
     for one, other in SAME:
         if hasattr(args, one) and hasattr(args, other):
             raise UserError(f"{fields.flag_name(one)} {fields.flag_name(other)}: choose one of the two")
-    for values, groups in ((from_file, SAME), (defaults, SAME_IN_RECIPES)):
-        replaced = {name for group in groups if any(hasattr(args, name) for name in group) for name in group}
-        for name, value in values.items():
-            if not hasattr(args, name) and name not in replaced:
-                setattr(args, name, value)
-    # A checkpoint stores the settings, not the file that they came from.
-    args.__dict__.pop("config", None)
-    vars(args).update({n: v for n, v in parser.chosen.items() if n in args or n not in left_open})
+    if path is not None:
+        from_file = _from_file(parser, path)
+        if hasattr(args, "save_dir"):
+            from_file = for_another_run(from_file, args.save_dir)
+        replaced = {name for group in SAME if any(hasattr(args, name) for name in group) for name in group}
+        fill({name: value for name, value in from_file.items() if name not in replaced}, str(path), ())
+    fill(defaults, "default")
+    dataclasses = [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]
+    known = {name for cls in dataclasses if cls is not None for name in fields.defaults(cls)} | set(CHOICES)
+    if parser.recommend is not None:
+        recipe = parser.recommend(parser.chosen["arch"], vars(args))
+        fill({name: value for name, value in recipe.items() if name in known}, f"recipe of {parser.chosen['arch']}")
+    fill(parser.chosen, "default")
     # Before the dataclasses' defaults, which fill what architectures leave open.
     if hasattr(args, "arch"):
-        ARCHITECTURES[args.arch].fill(args)
-    for settings in [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]:
-        if settings is not None:
-            values = fields.checked(settings, vars(args))
-            vars(args).update({n: v for n, v in values.items() if n in args or n not in left_open})
+        # A plug-in's function may replace what is given.
+        completed = ARCHITECTURES[args.arch].complete(vars(args))
+        args.origins |= {name: args.arch for name, value in completed.items() if vars(args).get(name, args) != value}
+        vars(args).update(completed)
+    for cls in dataclasses:
+        if cls is not None:
+            values = fields.checked(cls, vars(args))
+            vars(args).update({name: value for name, value in values.items() if name in args})
+            fill(values, "default")
     if "arch" in parser.choices and args.max_tokens is None and args.batch_size is None:
         args.batch_size = DEFAULT_BATCH_SIZE
     for name in ("fp16", "memory_efficient_fp16"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +21,9 @@ from fairseq.config.fields import Config, flag
 from fairseq.config.registry import CHOICES, EXTENSIONS, TASKS, chosen_part, extensions_of
 from fairseq.config.shared import KernelConfig, MeanConfig
 from fairseq.errors import SettingError, UserError
+from fairseq.system import deferred
+
+logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound="Settings")
 
@@ -58,11 +62,15 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     )
     log_interval: int = flag(100, "updates between log lines; the first come earlier", low=1)
     no_progress_bar: bool = flag(False, "log lines instead of a progress bar")
-    tensorboard_logdir: str = flag("", "folder for TensorBoard logs (needs the package tensorboard)", metavar="DIR")
-    metrics_file: str = flag("", "JSON Lines file of metrics (default: metrics.jsonl in `save_dir`)", metavar="FILE")
-    log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE")
+    tensorboard_logdir: str = flag(
+        "", "folder for TensorBoard logs (needs the package tensorboard)", metavar="DIR", stored=False
+    )
+    metrics_file: str = flag(
+        "", "JSON Lines file of metrics (default: metrics.jsonl in `save_dir`)", metavar="FILE", stored=False
+    )
+    log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE", stored=False)
     wandb_project: str | None = flag(None, "project of Weights & Biases (needs the package wandb)", metavar="NAME")
-    user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR")
+    user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR", stored=False)
 
 
 @dataclass(frozen=True)
@@ -203,15 +211,15 @@ class OptimizationConfig(MeanConfig, RateConfig):
 class CheckpointConfig(Config):
     """Checkpoints and validation: what is saved, when, and where a run resumes."""
 
-    save_dir: str = flag("checkpoints", "checkpoint folder", aliases=("--out",), metavar="DIR")
+    save_dir: str = flag("checkpoints", "checkpoint folder", aliases=("--out",), metavar="DIR", stored=False)
     restore_file: str = flag(
-        "checkpoint_last.pt", "checkpoint to resume from, in `save_dir` or elsewhere", metavar="FILE"
+        "checkpoint_last.pt", "checkpoint to resume from, in `save_dir` or elsewhere", metavar="FILE", stored=False
     )
     continue_once: str | None = flag(
-        None, "checkpoint to resume from while `save_dir` has no checkpoint_last.pt", metavar="FILE"
+        None, "checkpoint to resume from while `save_dir` has no checkpoint_last.pt", metavar="FILE", stored=False
     )
     finetune_from_model: str | None = flag(
-        None, "checkpoint, or its folder, to initialize weights from", metavar="FILE"
+        None, "checkpoint, or its folder, to initialize weights from", metavar="FILE", stored=False
     )
     reset_optimizer: bool = flag(False, "ignore the checkpoint's optimizer state")
     reset_lr_scheduler: bool = flag(False, "ignore the checkpoint's learning-rate schedule state")
@@ -321,6 +329,18 @@ class TrainingSettings(Settings):
     profiling: ProfileConfig
     optimizer: Any
     lr_scheduler: Any
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # where each setting comes from, by name
+
+
+def without_paths(args: Mapping[str, Any], source: object) -> dict[str, Any]:
+    """The settings *args* of the checkpoint *source* without files and folders: whoever made it
+    could name any of the user's. A warning names those that task and criterion would have read."""
+    deferred.declare_parts()  # whose dataclasses say which settings are paths
+    of_runs = fields.defaults(CommonConfig).keys() | fields.defaults(CheckpointConfig).keys()
+    if lost := [name for name in sorted(fields.UNSTORED & args.keys() - of_runs) if args[name]]:
+        text = ", ".join(f"`{name}` {fields.shortened(args[name])}" for name in lost)
+        logger.warning("%s: %s: paths in a checkpoint have no effect; give your own", source, text)
+    return {name: value for name, value in args.items() if name not in fields.UNSTORED}
 
 
 def typed_settings(args: argparse.Namespace | Mapping[str, Any] | Settings | Any) -> Settings:
@@ -357,6 +377,7 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
         profiling=fields.typed(ProfileConfig, flat),
         optimizer=_typed_part("optimizer", flat),
         lr_scheduler=_typed_part("lr_scheduler", flat),
+        origins=getattr(args, "origins", {}),
     )
     if 0 in settings.optimization.lr and not flat.get("max_lr"):
         raise UserError("--lr 0: must be greater than 0, unless --max-lr is given and --lr is the minimum")

@@ -132,21 +132,43 @@ _INSTEAD = {  # flag: (values that change nothing, what to do)
 }
 _LANGUAGE_MODELS = "transformer_lm, transformer_xl or lstm_lm"
 _TRANSLATION = """
-lstm_wiseman lstm_luong transformer_iwslt transformer_wmt transformer_vaswani transformer_align
-transformer_from_pretrained multilingual_ fconv lightconv bart mbart levenshtein nonautoregressive
-insertion_transformer cmlm_ latent_ iterative_ convtransformer
+bart bart_base bart_large cmlm_transformer cmlm_transformer_wmt_en_de fconv fconv_iwslt_de_en fconv_self_att
+fconv_self_att_wp fconv_wmt_en_de fconv_wmt_en_fr fconv_wmt_en_ro insertion_transformer
+iterative_nonautoregressive_transformer iterative_nonautoregressive_transformer_wmt_en_de
+levenshtein_transformer levenshtein_transformer_vaswani_wmt_en_de_big levenshtein_transformer_wmt_en_de
+levenshtein_transformer_wmt_en_de_big lightconv lightconv_iwslt_de_en lightconv_wmt_en_de
+lightconv_wmt_en_de_big lightconv_wmt_en_fr_big lightconv_wmt_zh_en_big lstm lstm_luong_wmt_en_de
+lstm_wiseman_iwslt_de_en mbart_base mbart_base_wmt20 mbart_large model_parallel_transformer
+multilingual_transformer multilingual_transformer_iwslt_de_en nacrf_transformer nonautoregressive_transformer
+nonautoregressive_transformer_wmt_en_de pipeline_parallel_transformer transformer transformer_align
+transformer_from_pretrained_xlm transformer_iwslt_de_en transformer_iwslt_de_en_pipeline_parallel
+transformer_tiny transformer_vaswani_wmt_en_de_big transformer_vaswani_wmt_en_fr_big transformer_wmt_en_de
+transformer_wmt_en_de_big transformer_wmt_en_de_big_align transformer_wmt_en_de_big_pipeline_parallel
+transformer_wmt_en_de_big_t2t
 """
-_FAMILIES = {  # beginning of an architecture: what is refused, and what to choose
-    "fconv_lm": ("convolutional language models", _LANGUAGE_MODELS),
-    "lightconv_lm": ("lightweight convolutions", _LANGUAGE_MODELS),
-    "hf_gpt2": ("Hugging Face's models inside fairseq", _LANGUAGE_MODELS),
-    "transformer_ulm": ("models of speech units", _LANGUAGE_MODELS),
-    "roberta_prenorm": ("encoders with pre-norm", "roberta_base"),
-    "roberta_enc_dec": ("encoders with decoders", "roberta_base"),
-    "xlm_roberta": ("names of XLM-R's sizes, which are RoBERTa's,", "roberta_base or roberta_large"),
-    **dict.fromkeys(_TRANSLATION.split(), ("models of translation", _LANGUAGE_MODELS)),
-    **dict.fromkeys(("wav2vec", "hubert", "data2vec", "s2t_"), ("models of speech", _LANGUAGE_MODELS)),
-}
+_SPEECH = """
+convtransformer convtransformer_espnet data2vec data2vec_audio data2vec_multi fastspeech2 hubert hubert_ctc
+s2spect_transformer s2spect_transformer_fisher s2t_berard s2t_conformer s2t_transformer s2t_transformer_l
+s2t_transformer_lp s2t_transformer_m s2t_transformer_mp s2t_transformer_s s2t_transformer_sp
+s2t_transformer_xs s2ut_conformer s2ut_transformer s2ut_transformer_fisher tacotron_2 tts_transformer wav2vec
+wav2vec2 wav2vec2_ctc wav2vec_ctc wav2vec_seq2seq xm_transformer
+"""
+_CONVOLUTIONAL = "fconv_lm fconv_lm_dauphin_gbw fconv_lm_dauphin_wikitext103 lightconv_lm lightconv_lm_gbw"
+_KINDS = (  # fairseq 0.12's architectures of a kind that is refused, and what to choose
+    (_CONVOLUTIONAL, "convolutional language models", _LANGUAGE_MODELS),
+    ("hf_gpt2 hf_gpt2_medium hf_gpt2_large hf_gpt2_xl", "Hugging Face's models inside fairseq", _LANGUAGE_MODELS),
+    ("transformer_ulm transformer_ulm_big transformer_ulm_tiny", "models of speech units", _LANGUAGE_MODELS),
+    ("roberta_prenorm xmod_large_prenorm", "encoders with pre-norm", "roberta_base"),
+    ("roberta_enc_dec", "encoders with decoders", "roberta_base"),
+    (
+        "xlm_roberta xlm_roberta_base xlm_roberta_large",
+        "names of XLM-R's sizes, which are RoBERTa's,",
+        "roberta_base or roberta_large",
+    ),
+    (_TRANSLATION, "models of translation", _LANGUAGE_MODELS),
+    (_SPEECH, "models of speech", _LANGUAGE_MODELS),
+)
+_REFUSED = {name: (kind, instead) for names, kind, instead in _KINDS for name in names.split()}
 
 
 class Unread(argparse.Action):
@@ -193,9 +215,9 @@ def add_unused_flags(parser: argparse.ArgumentParser) -> None:
 
 def check_architecture(name: str) -> None:
     """Raise UserError for an architecture of fairseq's whose kind of model is not implemented."""
-    for beginning, (kind, instead) in _FAMILIES.items():
-        if name.startswith(beginning):
-            raise UserError(f"--arch {name}: {kind} are not implemented; choose {instead}")
+    if name in _REFUSED:
+        kind, instead = _REFUSED[name]
+        raise UserError(f"--arch {name}: {kind} are not implemented; choose {instead}")
 
 
 def _add(parser: argparse.ArgumentParser, name: str, nargs: int | str | None, action: type[argparse.Action]) -> None:

@@ -109,11 +109,13 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
         rows, target = partition = self._partition(layer, sample, hidden.device)
         flat = hidden.flatten(0, -2)
         nll = layer.loss(flat, partition)
-        # In float32: differences of large sums follow.
-        states = (flat if rows is None else flat[rows]).float()  # (N, C)
-        weight = layer.weight.float()  # (V, C)
-        of_target = (states * weight[target]).sum()
-        of_all = states.sum(0) @ weight.sum(0)
+        # In float32, also under autocast, which would lower the product: differences of large sums
+        # follow.
+        with torch.autocast(hidden.device.type, enabled=False):
+            states = (flat if rows is None else flat[rows]).float()  # (N, C)
+            weight = layer.weight.float()  # (V, C)
+            of_target = (states * weight[target]).sum()
+            of_all = states.sum(0) @ weight.sum(0)
         # log-softmax = logit − log Z, and log Z cancels: ε · (mean of −log p over words − nll) = ε
         # · (h·w_y − mean of h·w_v).
         return nll + self.eps * (of_target - of_all / weight.size(0)), nll

@@ -39,4 +39,4 @@ class SentenceRankingCriterionConfig(Config):
     """Settings of the ranking loss."""
 
     ranking_head_name: str = flag(HEAD, "name of the head that scores a sentence", metavar="NAME")
-    save_predictions: str | None = flag(None, "file for the choices of validation", metavar="FILE")
+    save_predictions: str | None = flag(None, "file for the choices of validation", metavar="FILE", stored=False)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fairseq.data.dataset import Sample
+from fairseq.data.position import Layout
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import find_tokenizer
@@ -181,6 +182,9 @@ class MaskedBlocks:
 
     def at_epoch(self, epoch: int) -> MaskedBlocks:
         return self if self.fixed else dataclasses.replace(self, blocks=self.blocks.at_epoch(epoch), epoch=epoch)
+
+    def continuing(self, saved: Layout) -> MaskedBlocks:
+        return dataclasses.replace(self, blocks=self.blocks.continuing(saved))
 
     def select(self, keep: np.ndarray) -> MaskedBlocks:
         return dataclasses.replace(self, blocks=self.blocks.select(keep))

@@ -14,10 +14,12 @@ from fairseq.config.shared import BREAK_MODES
 from fairseq.data.block_starts import Piece, boundaries
 from fairseq.data.dataset import Sample
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus, JoinedCorpus
+from fairseq.data.position import SEQUENCE, Layout, order_generator
 from fairseq.errors import SettingError, nearest
 
 __all__ = ["Sample", "TokenBlocks"]
 
+_LINES = 1  # purpose of the order of lines: that of blocks, which has none, is another
 _PIECE = 1 << 20  # lines or blocks looked at together
 
 
@@ -29,14 +31,14 @@ class ShuffledLines:
 
     Args:
         sizes: int [lines], the tokens of each line.
-        seed: of the order, which follows from it and the number of lines alone.
+        generator: what draws the order.
     """
 
-    def __init__(self, sizes: np.ndarray, seed: int) -> None:
+    def __init__(self, sizes: np.ndarray, generator: np.random.RandomState) -> None:
         sizes = np.asarray(sizes)
         count = len(sizes)
         order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
-        np.random.RandomState(seed % 2**32).shuffle(order)
+        generator.shuffle(order)
         shuffled = sizes[order]
         self._ends = np.cumsum(shuffled, dtype=np.int64)
         starts = np.cumsum(sizes, dtype=np.int64)
@@ -106,6 +108,7 @@ class TokenBlocks:
         self.eos = eos
         self.bos = bos
         self._seed = shuffle_lines
+        self._rule = SEQUENCE
         self._lines: ShuffledLines | None = None
         self._set(_cut(corpus, block_size, break_mode or "none"))
         self.selection: np.ndarray | None = None
@@ -127,7 +130,13 @@ class TokenBlocks:
         if self._seed is None:
             return self
         blocks = copy.copy(self)
-        blocks._lines = ShuffledLines(self.corpus.sizes, self._seed + epoch)
+        blocks._lines = ShuffledLines(self.corpus.sizes, order_generator(self._rule, self._seed, epoch, _LINES))
+        return blocks
+
+    def continuing(self, saved: Layout) -> TokenBlocks:
+        """Return these blocks with their lines in the order of a run that stored *saved*."""
+        blocks = copy.copy(self)
+        blocks._rule = saved.rule
         return blocks
 
     def cut_long(self, longest: int) -> TokenBlocks:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-
-MANIFEST = "manifest.json"  # of a sharded checkpoint: its tensors, and where their parts lie
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,28 +17,32 @@ class TensorPart:
     first: int
     shape: torch.Size
 
-    @property
-    def size_of_whole(self) -> int:
-        """Bytes of the whole tensor."""
-        return self.shape.numel() * self.local.element_size()
-
     def copied(self, again: bool = True) -> TensorPart:
         """A copy in host memory; without *again* the same rows where they are there already."""
         return TensorPart(self.local.detach().to("cpu", copy=again), self.first, self.shape)
 
     def __create_write_items__(self, name: str, _: object) -> list[object]:
         """What PyTorch's planner writes of the tensor called *name*: these rows."""
-        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-        # There may be more processes than rows.
-        if not self.local.numel():
-            return []
-        # Parts are rows, so that offsets in other dimensions are 0.
+        properties = TensorProperties(dtype=self.local.dtype)
+        return [
+            WriteItem(
+                MetadataIndex(name, chunk.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk, properties, self.shape),
+            )
+            for chunk in self.chunks()
+        ]
+
+    def chunks(self) -> list[Any]:
+        """Return these rows as PyTorch's planners describe them: none, or one chunk."""
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+        # There may be more processes than rows. Offsets in other dimensions are 0.
         offsets = torch.Size([self.first, *[0] * (len(self.shape) - 1)])
-        chunk = ChunkStorageMetadata(offsets, self.local.size())
-        data = TensorWriteData(chunk, TensorProperties(dtype=self.local.dtype), self.shape)
-        return [WriteItem(MetadataIndex(name, offsets), WriteItemType.SHARD, tensor_data=data)]
+        return [ChunkStorageMetadata(offsets, self.local.size())] if self.local.numel() else []
 
 
 def rows_of(size: int, index: int, count: int) -> tuple[int, int]:

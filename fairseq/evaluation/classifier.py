@@ -92,7 +92,7 @@ class SentenceClassifier:
         path = find_checkpoint(checkpoint_path)
         folder = path.parent if data is None else Path(data)
         dictionary = folder / DICTIONARY if os.path.isdir(folder) else folder
-        state = checkpoint.load(path) if state is None else state
+        state = checkpoint.load(path, only="model") if state is None else state
         if state["args"].get("task") != "sentence_prediction":
             raise UserError(f"{path}: not a fine-tuned classifier; give a checkpoint of fairseq-finetune")
         if not os.path.isfile(dictionary):

@@ -149,7 +149,7 @@ def beam_search(predictor: Predictor, prompts: Sequence[Prompt], decoding: Decod
         lprobs = predictor.read(chunk, waiting * width)
         if width < beam:
             width = beam
-            predictor.select_rows(torch.arange(rows).repeat_interleave(beam))
+            predictor.select_rows([row for row in range(rows) for _ in range(beam)])
             lprobs = lprobs.repeat_interleave(beam, dim=0)
         following = [[prompt[position]] for prompt in prompts[:waiting] for _ in range(beam)]
         parents = list(range(waiting * beam))  # predictor row that each text continues
@@ -166,7 +166,7 @@ def beam_search(predictor: Predictor, prompts: Sequence[Prompt], decoding: Decod
         rows = remaining
         following = following[: rows * beam]
         if rows:
-            predictor.select_rows(torch.tensor(parents[: rows * beam]))
+            predictor.select_rows(parents[: rows * beam])
 
 
 def best_continuations(scores: Tensor, lprobs: Tensor, count: int) -> tuple[Tensor, list[list[tuple[int, int]]]]:

@@ -62,15 +62,21 @@ class Reader:
         kernels: bool = True,
         begin: int | None = None,
     ) -> None:
-        self.original, self.dtype, self.int8, self.kernels = model, dtype, int8, kernels
-        self.begin = begin
+        self.dtype, self.int8, self.kernels, self.begin = dtype, int8, kernels, begin
         self.module: BaseFairseqModel = inference_copy(model, dtype, int8) if dtype is not None or int8 else model
         self.model = language_model(self.module)
         self.device = next(model.parameters(), torch.empty(0)).device
+        if int8:
+            # From the original, which is not kept: values rounded twice would differ.
+            self.packed = self._packed_with(model)
 
     @functools.cached_property
     def packed(self) -> _Packed | None:
         """The model packed for the kernels; None if they do not support it."""
+        return self._packed_with(self.module)
+
+    def _packed_with(self, matrices: BaseFairseqModel) -> _Packed | None:
+        """The model packed for the kernels, with the matrices of *matrices*."""
         if not self.kernels or self.device.type != "cpu" or not _packable(self.module):
             return None
         compiled = decoding_kernels()
@@ -78,10 +84,8 @@ class Reader:
             return None
         # The packed weights serve later calls, too, which need not be in inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            # For int8 from the original: values rounded twice would differ from the module's.
-            source = self.original if self.int8 else self.module
-            assert isinstance(source, DecoderModel)
-            return _pack(compiled, source, self.module, self.int8)
+            assert isinstance(matrices, DecoderModel)
+            return _pack(compiled, matrices, self.module, self.int8)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which :attr:`model` is called."""

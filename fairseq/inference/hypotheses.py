@@ -88,7 +88,7 @@ def hypotheses(
             # Samples share the prefix, which is read once.
             if step == len(prefix) and search.sampling is not None:
                 texts, lprobs = texts * search.beam, lprobs.expand(search.beam, -1)
-                predictor.select_rows(torch.zeros(search.beam, dtype=torch.long))
+                predictor.select_rows([0] * search.beam)
             chosen = (
                 _sampled(lprobs, search.sampling, generator) if search.sampling else _best(lprobs, texts, search, eos)
             )
@@ -99,7 +99,7 @@ def hypotheses(
             if not live or len(ended) >= search.beam:
                 break
         texts = [texts[row].extended(token, lprobs[row]) for row, token in live]
-        predictor.select_rows(torch.tensor([row for row, _ in live]))
+        predictor.select_rows([row for row, _ in live])
         following = [[token] for _, token in live]
     return sorted(ended, key=lambda hypothesis: -hypothesis.score)
 

@@ -21,7 +21,6 @@ from fairseq.errors import UserError, nearest
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import NEUTRAL, check_supported, finished, load_parameters
-from fairseq.system.limits import ModelLimit, limited_models
 from fairseq.tasks.dictionary_digest import ADVICE, check_dictionary, dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask, setup_task
 from fairseq.text.dictionary import Dictionary
@@ -99,7 +98,7 @@ def _load(
     flags, extensions = dict(settings), [EXTENSIONS[name] for name in EXTENSIONS]
     models, task, first = [], None, None
     for number, path in enumerate(map(str, map(find_checkpoint, paths))):
-        state = checkpoint.load(path) if states is None else states[number]
+        state = checkpoint.load(path, only="model") if states is None else states[number]
         args = _arguments(path, state["args"], overrides, flags)
         args, parameters = finished(args, state["model"])
         args = {**args, "task": overrides.get("task", args["task"]), "data": str(data)}
@@ -116,9 +115,7 @@ def _load(
         _check_size(path, parameters, task.source_dictionary, data)
         check_dictionary(state, path, dictionary_of(task))
         model_settings = typed_settings(args)
-        # Checked while it is built: a few bytes of settings can describe a model of any size.
-        with limited_models(ModelLimit.of_checkpoint(parameters, path)):
-            model = task.build_model(model_settings)
+        model = task.build_model(model_settings)
         load_parameters(model, parameters, path)
         models.append(model.eval())
     if task is None or first is None:
@@ -169,7 +166,8 @@ def _arguments(
     if flags.get("task") == DEFAULT_TASK and ("mask_prob" in stored or not model.predicts_next_token):
         # The default of most commands, which is for language models.
         flags = {name: value for name, value in flags.items() if name != "task"}
-    args = {"task": DEFAULT_TASK, **args, **flags}
+    # A classifier's dictionary may be next to its checkpoint.
+    args = {"task": DEFAULT_TASK, "finetune_from_model": path, **args, **flags}
     if "tokens_per_sample" in args:
         args["max_target_positions"] = _positions(path, stored, args)
     if "seed" not in flags and not _is_seed(args.get("seed", 1)):

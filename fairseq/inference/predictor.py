@@ -53,6 +53,7 @@ class Predictor:
         self, models: Sequence[Model], rows: int, forbidden: Sequence[int] = (), longest: int | None = None
     ) -> None:
         self.rows = [Rows(reader_of(model), rows, longest) for model in models]
+        self.texts = rows
         self.device = self.rows[0].reader.device
         self.forbidden = list(forbidden)
         self._checked = False
@@ -100,13 +101,19 @@ class Predictor:
 
     def keep_rows(self, rows: int) -> None:
         """Drop all but the first *rows* texts."""
+        self.texts = rows
         for each in self.rows:
             each.keep_rows(rows)
 
-    def select_rows(self, index: Tensor) -> None:
-        """Make text *index[i]* the new text i: [new rows], on any device."""
+    def select_rows(self, index: Sequence[int]) -> None:
+        """Make text *index[i]* the new text i; texts may be repeated."""
+        # With one beam, and mostly with several, each text continues itself: nothing is copied.
+        if list(index) == list(range(self.texts)):
+            return
+        self.texts = len(index)
+        chosen = torch.tensor(index, device=self.device)
         for each in self.rows:
-            each.select_rows(index.to(self.device))
+            each.select_rows(chosen)
 
     def _hidden(self, tokens: Sequence[Sequence[int]], first: int) -> list[tuple[Rows, Tensor]]:
         """Last hidden states [rows − first, C] of each model."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fairseq.errors import UserError
 from fairseq.text.dictionary import FILLER, Dictionary
 from fairseq.text.symbols import BYTES
-from fairseq.text.text_corpus import log_tokens
+from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.moses import Moses
 
@@ -180,7 +180,7 @@ class LineStream(Stream):
         self._begin("")
 
     def split(self, text: str) -> Iterable[str]:
-        return self.tokenizer.encode(text).split()
+        return TextReader(self.dictionary, self.tokenizer).symbols([text])[0].split()
 
     def pause(self) -> str:
         return self._new(self._text())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -105,18 +105,15 @@ class NamedSums:
         return cls(names, vector, rows)
 
     def __add__(self, other: NamedSums) -> NamedSums:
-        """Sums of both; names that only one has count as 0 in the other."""
-        rows = {
-            name: torch.cat([part.rows[name] for part in (self, other) if name in part.rows])
-            for name in {**self.rows, **other.rows}
-        }
+        """Sums of both, without predictions, which :class:`Meter` keeps; names that only one has
+        count as 0 in the other."""
         if self.names == other.names:
-            return NamedSums(self.names, self.values + other.values, rows)
+            return NamedSums(self.names, self.values + other.values, {})
         names = (*self.names, *(name for name in other.names if name not in self.names))
         values = torch.zeros(len(names), dtype=torch.float64, device=self.values.device)
         for part in (self, other):
             values[[names.index(name) for name in part.names]] += part.values
-        return NamedSums(names, values, rows)
+        return NamedSums(names, values, {})
 
     def gathered(self, world: World) -> NamedSums:
         """These sums, with the sums of a log that needs
@@ -163,12 +160,16 @@ class Meter:
 
     def reset(self) -> None:
         self.totals = NamedSums(STANDARD, torch.zeros(len(STANDARD), dtype=torch.float64, device=self.device), {})
+        self.predictions: dict[str, list[Tensor]] = {}  # gathered ones, of each batch
         self.means: dict[str, Tensor] = {}
         self.updates = 0
 
     def add(self, sums: NamedSums, **means: Tensor) -> None:
         """Add one update's *sums*, and *means*: values that are averaged over updates."""
         self.totals = self.totals + sums
+        # Joined once, at the end: joined to those before, each batch would copy all of them.
+        for name, rows in sums.rows.items():
+            self.predictions.setdefault(name, []).append(rows)
         self.updates += 1
         for name, value in means.items():
             # In float64: over a long epoch a float32 sum would lose the digits of its last terms.
@@ -177,7 +178,9 @@ class Meter:
 
     def reduce(self, world: World) -> None:
         """Reduce the totals over ranks, each of which has added its own."""
-        self.totals = self.totals.reduced(world)
+        rows = {name: torch.cat(batches) for name, batches in self.predictions.items()}
+        self.totals = replace(self.totals, rows=rows).reduced(world)
+        self.predictions = {name: [everyone] for name, everyone in self.totals.rows.items()}
 
     def report(self, figures: Mapping[str, Figure]) -> dict[str, float]:
         """*figures*, ``wpb`` (tokens an update), ``bsz`` (rows an update) and the means;
@@ -187,7 +190,7 @@ class Meter:
         so that neither 0 nor a perplexity of 1 looks like a result.
         """
         totals: dict[str, Any] = dict(zip(self.totals.names, self.totals.values.tolist(), strict=True))
-        totals |= {name: rows.cpu() for name, rows in self.totals.rows.items()}
+        totals |= {name: torch.cat(batches).cpu() for name, batches in self.predictions.items()}
         updates = totals[UPDATES] = max(self.updates, 1)
         known = {name: figure for name, figure in figures_of(figures, totals).items() if figure.is_known(totals)}
         # What a criterion's own figure makes of no totals at all is not known, so it is not asked.

@@ -121,11 +121,14 @@ def json_lines(path: str, after: int = 0) -> Iterator[Write]:
 
 
 @contextlib.contextmanager
-def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[Write]:
+def weights_and_biases(
+    project: str, folder: Path, after: int = 0, settings: Mapping[str, object] | None = None
+) -> Iterator[Write]:
     """A run on Weights & Biases, with the name
     of its checkpoint *folder*, which its id is written to.
 
-    A resumed run, which has updates before it (*after*), goes on there, too.
+    A resumed run, which has updates before it (*after*), goes on there, too. The *settings* of the
+    run are its ``config``, by which runs can be compared there.
 
     Raises:
         UserError: wandb is not installed.
@@ -135,7 +138,8 @@ def weights_and_biases(project: str, folder: Path, after: int = 0) -> Iterator[W
     # A run from the beginning in a former folder is a new one there, too.
     known = file.read_text().strip() if after and os.path.isfile(file) else None
     name = os.environ.get("WANDB_NAME", folder.name)
-    run = wandb.init(project=project, name=name, id=known, resume="allow")
+    config = dict(settings or {})
+    run = wandb.init(project=project, name=name, id=known, resume="allow", config=config)
     if os.path.isdir(folder):
         with atomic_file(file) as new:
             new.write(f"{run.id}\n".encode())
@@ -275,13 +279,17 @@ def _beginning(path: str) -> bytes:
 
 @contextlib.contextmanager
 def recording(
-    common: CommonConfig | None, folder: str | Path = ".", after: int = 0, by_default: bool = False
+    common: CommonConfig | None,
+    folder: str | Path = ".",
+    after: int = 0,
+    by_default: bool = False,
+    settings: Mapping[str, object] | None = None,
 ) -> Iterator[Record]:
     """A function that writes to the recorders which flags ask for, inside a ``with`` statement.
 
     *folder* is the checkpoint folder, *after* the number of updates that a resumed run has behind
     it. With *by_default* metrics are written to :data:`METRICS_FILE` in that folder, where no flag
-    names a file.
+    names a file. *settings* are those of the run, for recorders that show them.
     """
     default = str(Path(folder) / METRICS_FILE) if common is not None and by_default else ""
     common, writes = common or CommonConfig(), list[Write]()
@@ -292,7 +300,8 @@ def recording(
         if metrics_file := common.metrics_file or default:
             writes.append(opened.enter_context(json_lines(metrics_file, after)))
         if common.wandb_project:
-            writes.append(opened.enter_context(weights_and_biases(common.wandb_project, Path(folder), after)))
+            run = weights_and_biases(common.wandb_project, Path(folder), after, settings)
+            writes.append(opened.enter_context(run))
         if common.log_file:
             writes.append(write_to_log_file)
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fairseq.config.shared import ModelConfig
 from fairseq.models.base import FairseqLanguageModel
-from fairseq.modules.attention import CAUSAL, Causal
+from fairseq.modules.attention import Causal
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import Infuse
@@ -98,7 +98,7 @@ class Decoder(nn.Module):
         # and its changing offsets would make graph after graph.
         uncompiled = cache is not None and tokens == 1
         for i, layer in enumerate(self.layers):
-            x = self._layer_input(i, x)
+            x = self._layer_input(i, x, src_tokens)
             old = memory[i] if memory is not None else None
             x, new = (layer.forward if uncompiled else layer)(
                 x,
@@ -149,11 +149,13 @@ class Decoder(nn.Module):
         raise NotImplementedError
 
     def _visible(self, memory_length: int) -> Causal:
-        """The keys that each query reads."""
-        return CAUSAL
+        """The keys that each query reads; a new value for each forward pass, whose layers share
+        masks."""
+        return Causal(made={})
 
-    def _layer_input(self, number: int, x: Tensor) -> Tensor:
-        """The input of layer *number* where the layer before it gave *x* [B, T, C]."""
+    def _layer_input(self, number: int, x: Tensor, src_tokens: Tensor) -> Tensor:
+        """The input of layer *number*, where the layer before it gave *x* [B, T, C] for
+        *src_tokens*."""
         return x
 
     def _skips_layer(self) -> bool:

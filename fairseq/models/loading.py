@@ -19,12 +19,12 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq.checkpoint import describe_mismatch
 from fairseq.config import fields
+from fairseq.config.fields import UNSTORED
 from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.transformer_layer import TransformerLayer
-from fairseq.system.limits import ModelLimit, limited_models
 
 logger = logging.getLogger(__name__)
 
@@ -63,13 +63,10 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 def build_model(settings: Settings, task: Any) -> BaseFairseqModel:
     """The model of the architecture that *settings* choose, for *task*'s dictionary."""
     settings = typed_settings(settings)
-    # Before memory is allocated: a mistyped size should end
-    # in a message, not in the kernel's out-of-memory killer.
-    with limited_models(ModelLimit.of_machine()):
-        cls = task.model_class(settings.chosen.arch)
-        model = cls.build_model(cls.settings_of(settings), task)
-        for name, cfg in settings.extensions.items():
-            EXTENSIONS[name].extend_model(model, cfg, task)
+    cls = task.model_class(settings.chosen.arch)
+    model = cls.build_model(cls.settings_of(settings), task)
+    for name, cfg in settings.extensions.items():
+        EXTENSIONS[name].extend_model(model, cfg, task)
     return model
 
 
@@ -243,12 +240,12 @@ def finished(
 
 def stored_settings(flat: Mapping[str, object], model: BaseFairseqModel) -> dict[str, object]:
     """The settings a checkpoint stores: the plain values of *flat*, as fairseq's, and what *model*
-    was built with."""
+    was built with; no paths."""
     cfg: Any = getattr(model, "cfg", None)
     # After the flat ones: a model may have completed its settings,
     # such as the length of a table of positions.
     built: dict[str, object] = dataclasses.asdict(cfg) if model.config_class is not None and cfg is not None else {}
-    return {name: value for name, value in {**flat, **built}.items() if _is_plain(value)}
+    return {name: value for name, value in {**flat, **built}.items() if _is_plain(value) and name not in UNSTORED}
 
 
 def stored_parameters(model: BaseFairseqModel) -> dict[str, Tensor]:

@@ -28,7 +28,10 @@ class RecurrentCache(KeyValueCache):
 
     states: list[State] = field(default_factory=list)
 
-    def select_rows(self, index: Tensor | slice) -> None:
+    def keep_rows(self, rows: int) -> None:
+        self.states = [(hidden[:rows], cell[:rows]) for hidden, cell in self.states]
+
+    def select_rows(self, index: Tensor) -> None:
         self.states = [(hidden[index], cell[index]) for hidden, cell in self.states]
 
     def clear(self) -> None:

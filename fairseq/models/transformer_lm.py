@@ -20,7 +20,7 @@ from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear, word_embedding
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
-from fairseq.modules.attention import CAUSAL, Causal, PositionInfusedAttention, RotaryAttention, SelfAttention
+from fairseq.modules.attention import Causal, PositionInfusedAttention, RotaryAttention, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.output_layer import LinearOutput
@@ -141,7 +141,7 @@ class TransformerDecoder(Decoder):
         return sinusoids(count, self.cfg.decoder_embed_dim, self._device(), self.first_position)
 
     def _visible(self, memory_length: int) -> Causal:
-        return CAUSAL if self.cfg.attention_window is None else Causal(self.cfg.attention_window)
+        return Causal(self.cfg.attention_window, {})
 
     def _skips_layer(self) -> bool:
         return skips_layer(self.cfg.decoder_layerdrop, self.training)

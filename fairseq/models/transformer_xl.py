@@ -39,13 +39,19 @@ PROJECTION_STD = 0.01  # the authors'
 
 
 class TransformerXLDecoder(Decoder):
-    """The decoder of a Transformer-XL, over V words."""
+    """The decoder of a Transformer-XL, over V words.
+
+    Args:
+        padding_idx: index of the symbol behind the ends of rows; -1: rows have none. Absolute and
+            learned positions count back from the end of a row.
+    """
 
     cfg: TransformerXLConfig
     embed_tokens: AdaptiveInput
 
-    def __init__(self, cfg: TransformerXLConfig, vocabulary: int) -> None:
+    def __init__(self, cfg: TransformerXLConfig, vocabulary: int, padding_idx: int = -1) -> None:
         super().__init__(cfg)
+        self.padding_idx = padding_idx
         self.embed_tokens = AdaptiveInput(
             vocabulary,
             None,
@@ -93,8 +99,7 @@ class TransformerXLDecoder(Decoder):
         if infuse is not None:
             x = infuse(x)
         if self.cfg.position_encoding == "absolute":
-            # Numbered back from the last token, as the authors do.
-            x = x + self._sinusoids(tokens.size(1)).to(x.dtype)
+            x = x + self._sinusoids(tokens.size(1)).flip(0)[self._tokens_behind(tokens)].to(x.dtype)
         return self._drop(x, self.cfg.dropout, self.training)
 
     def _first_memory(self, x: Tensor, length: int) -> Memory | None:
@@ -114,16 +119,21 @@ class TransformerXLDecoder(Decoder):
         return RelativePositions(table, self.attention_biases.r_w_bias, self.attention_biases.r_r_bias)
 
     def _visible(self, memory_length: int) -> Causal:
-        return Causal(memory_length if self.cfg.same_length else None)
+        return Causal(memory_length if self.cfg.same_length else None, {})
 
-    def _layer_input(self, number: int, x: Tensor) -> Tensor:
+    def _layer_input(self, number: int, x: Tensor, src_tokens: Tensor) -> Tensor:
         if self.cfg.position_encoding != "learned":
             return x
         # The table's last row belongs to the last token; a segment longer than the table repeats
         # its first row.
-        rows, device = self.layer_positions.size(1), self.layer_positions.device
-        index = torch.arange(rows - x.size(1), rows, device=device).clamp(min=0)
-        return x + self.layer_positions[number][index].to(x.dtype)  # (T, C)
+        index = (self.layer_positions.size(1) - 1 - self._tokens_behind(src_tokens)).clamp(min=0)
+        return x + self.layer_positions[number][index].to(x.dtype)  # (B, T, C)
+
+    def _tokens_behind(self, tokens: Tensor) -> Tensor:
+        """The number of tokens behind each of *tokens* in its row, by which the authors number
+        positions: [B, T]; padding at the end of a row does not count."""
+        is_text = (tokens.flip(1) != self.padding_idx).cumsum(1) > 0
+        return (is_text.cumsum(1) - 1).clamp(min=0).flip(1)
 
     def _output(self, x: Tensor) -> Tensor:
         return self._drop(x, self.cfg.dropout, self.training)
@@ -161,7 +171,7 @@ class TransformerXL(DecoderModel):
                     f"`mem_len` {cfg.mem_len}: with `position_encoding` {cfg.position_encoding} every distance has "
                     "learned parameters; give `max_relative_length`, beyond which distances count as the farthest"
                 )
-        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary)))
+        return cls(TransformerXLDecoder(cfg, len(task.source_dictionary), task.source_dictionary.pad()))
 
     def check_memory_length(self, length: int) -> None:
         if self.cfg.position_encoding not in BY_DISTANCE:

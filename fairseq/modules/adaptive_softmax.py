@@ -203,7 +203,7 @@ class BandedSoftmax(OutputLayer):
             for band, tail in enumerate(tails, start=1):
                 inside = tail.log_probs(h)
                 out[:, self.bounds[band] : self.bounds[band + 1]] = inside + head[:, words + band - 1, None]
-        return result.view(*hidden.shape[:-1], -1)
+        return result.view(*hidden.shape[:-1], self.bounds[-1])
 
 
 class AdaptiveSoftmax(BandedSoftmax):

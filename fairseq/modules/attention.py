@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from fairseq.modules.dropout import dropout, kernels, on_cpu
 from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache, Pieces, joined
-from fairseq.modules.positions import cached_tensor, rotated
+from fairseq.modules.positions import rotated
 
 _FEW = 8  # queries: without gradients the kernel, which arranges all keys, is for no fewer
 
@@ -41,9 +42,11 @@ class Causal(Visibility):
 
     Attributes:
         window: positions a query reads, its own included; None: all before it.
+        made: masks and biases so far, for the layers of one forward pass; None: none is kept.
     """
 
     window: int | None = None
+    made: dict[tuple[object, ...], Tensor] | None = field(default=None, compare=False, repr=False)
 
     def reach(self, queries: int, keys: int) -> int:
         """Number of the last keys that any of the queries reads."""
@@ -53,12 +56,20 @@ class Causal(Visibility):
         # Every step of generation comes here: where the one query reads all keys, no mask is built.
         if queries == 1 and self.reach(1, keys) == keys:
             return None
-        return _causal_mask(queries, keys, self.window, device)
+        return self._shared((queries, keys, device), lambda: _causal_mask(queries, keys, self.window, device))
 
     def bias(self, queries: int, keys: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor | None:
-        if queries == 1 and self.reach(1, keys) == keys:
-            return None
-        return _causal_bias(queries, keys, self.window, device, dtype)
+        mask = self.mask(queries, keys, device)
+        return None if mask is None else self._shared((queries, keys, device, dtype), lambda: _as_bias(mask, dtype))
+
+    def _shared(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
+        """What *make* returns for *key*, made once for all layers."""
+        # A compiled graph computes the tensor where it is read.
+        if self.made is None or torch.compiler.is_compiling():
+            return make()
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,16 +98,9 @@ class Bidirectional(Visibility):
 CAUSAL = Causal()
 
 
-# All layers of a step ask for one mask.
-@cached_tensor
 def _causal_mask(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)  # (T, S)
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
-
-
-@cached_tensor
-def _causal_bias(queries: int, keys: int, window: int | None, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return _as_bias(_causal_mask(queries, keys, window, device), dtype)
 
 
 def _as_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -80,9 +80,24 @@ class LayerCache:
         self.keys[:, :, :count] = keys
         self.values[:, :, :count] = self.values[:, :, first:length].clone()
 
-    def select_rows(self, index: Tensor | slice) -> None:
-        """Make row *index[i]* the new row i: [new rows]; rows may be repeated."""
-        self.keys, self.values = self.keys[index], self.values[index]
+    def keep_rows(self, rows: int) -> None:
+        """Drop all but the first *rows* rows."""
+        self.keys, self.values = self.keys[:rows], self.values[:rows]
+
+    def select_rows(self, index: Tensor, length: int) -> None:
+        """Make row *index[i]*, of which *length* positions are filled, the new row i: [new rows];
+        rows may be repeated."""
+        self.keys = _selected(self.keys, index, length)
+        self.values = _selected(self.values, index, length)
+
+
+def _selected(old: Tensor, index: Tensor, length: int) -> Tensor:
+    """The rows *index* of *old* [B, G, S, D], in the same memory if it has room; only the first
+    *length* positions are copied."""
+    rows, filled = len(index), old[index, :, :length]
+    new = old if rows == old.size(0) else old[:rows] if rows < old.size(0) else old.new_empty(rows, *old.shape[1:])
+    new[:, :, :length] = filled
+    return new
 
 
 @dataclass
@@ -139,13 +154,15 @@ class KeyValueCache:
     def keep_rows(self, rows: int) -> None:
         """Drop all but the first *rows* rows, as at the end of a corpus."""
         # While all rows stay, so do the tensors, to which kernels are bound.
-        if not self.layers or rows < self.layers[0].keys.size(0):
-            self.select_rows(slice(rows))
+        if self.layers and rows < self.layers[0].keys.size(0):
+            for layer in self.layers:
+                layer.keep_rows(rows)
+        self.before = None if self.before is None else self.before[:rows]
 
-    def select_rows(self, index: Tensor | slice) -> None:
+    def select_rows(self, index: Tensor) -> None:
         """Make row *index[i]* the new row i, as for beams: [new rows]."""
         for layer in self.layers:
-            layer.select_rows(index)
+            layer.select_rows(index, self.length)
         self.before = None if self.before is None else self.before[index]
 
     def clear(self) -> None:
@@ -172,9 +189,11 @@ class TokenCache(KeyValueCache):
         self.advance(tokens.size(1))
         return self.tokens
 
-    def select_rows(self, index: Tensor | slice) -> None:
-        if self.tokens is not None:
-            self.tokens = self.tokens[index]
+    def keep_rows(self, rows: int) -> None:
+        self.tokens = None if self.tokens is None else self.tokens[:rows]
+
+    def select_rows(self, index: Tensor) -> None:
+        self.tokens = None if self.tokens is None else self.tokens[index]
 
     def clear(self) -> None:
         super().clear()

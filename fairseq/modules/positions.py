@@ -3,11 +3,8 @@ rotations; and what stands before a position."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,40 +12,14 @@ from torch import Tensor, nn
 from fairseq.errors import UserError
 from fairseq.modules.dropout import kernels, on_cpu
 
-# Tables are made a little longer than asked for,
-# so that a row that grows by a token finds its table again.
-_TABLE_STEP = 256
-
-Function = TypeVar("Function", bound=Callable[..., Tensor])
+_MORE_ROWS = 256  # of a table of sinusoids
 
 
-def cached_tensor(function: Function) -> Function:
-    """Decorator that caches tensors, which callers must not modify, of as many calls as there are
-    lengths in training.
-
-    A compiled graph computes the tensor where it is read;
-    tracing a cache would tie it to what is in there.
-    """
-    # The lengths of segments and memory that alternate in training and validation.
-    remember = functools.lru_cache(maxsize=8)(function)
-
-    @functools.wraps(function)
-    def call(*args: object, **kwargs: object) -> Tensor:
-        if torch.compiler.is_compiling():
-            return function(*args, **kwargs)
-        with torch.inference_mode(False):  # a later caller may need gradients
-            return remember(*args, **kwargs)
-
-    return cast(Function, call)
-
-
-@cached_tensor
 def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Tensor:
     """Sinusoidal embeddings of the positions start … start + count − 1: [count, dim], float32.
 
     The first half of the channels holds sines, the second half cosines, with frequencies
-    exp(−i · ln 10000 / (dim/2 − 1)); an odd *dim* ends in a zero. A pure function: its results are
-    kept and shared, so they must not be changed.
+    exp(−i · ln 10000 / (dim/2 − 1)); an odd *dim* ends in a zero.
     """
     # fairseq's spacing: half − 1 steps from frequency 1 to 1/10000; a single frequency has no step.
     half = dim // 2
@@ -63,13 +34,12 @@ def sinusoids(count: int, dim: int, device: torch.device, start: int = 0) -> Ten
     return table
 
 
-@cached_tensor
 def distance_sinusoids(count: int, dim: int, device: torch.device, clamp: int | None = None) -> Tensor:
     """Transformer-XL's R for the distances count − 1, …, 0:
     [count, dim], float32 (Dai et al. 2019, §3.3).
 
     R_n = [sin(n f), cos(n f)] with f = 10000^(−2k/dim), k = 0 … dim/2 − 1; distances above *clamp*
-    count as *clamp*. A pure function: its results are kept and shared, so they must not be changed.
+    count as *clamp*.
     """
     distances = torch.arange(count - 1, -1, -1, dtype=torch.float32, device=device)
     if clamp is not None:
@@ -112,21 +82,16 @@ class Rotation:
 
     def table(self, count: int, device: torch.device) -> Tensor:
         """Cosines and sines of the positions 0 … count − 1: [count, 2, R/2], float32."""
-        return _rotations(self, -(-count // _TABLE_STEP) * _TABLE_STEP, device)[:count]
+        # In float64: the angle of position 2,000 has an error of 1e-4 in float32, and turning back
+        # must give the same key.
+        positions = torch.arange(count, dtype=torch.float64, device=device)
+        angles = positions[:, None] * self.frequencies(device)  # (count, R/2)
+        return torch.stack([angles.cos(), angles.sin()], dim=1).float()
 
 
 FEW_TURNS, MANY_TURNS = 1.0, 4.0
 """Frequencies of fewer turns are divided, and of more are not; between them lies a mixture (Llama
 3)."""
-
-
-@cached_tensor
-def _rotations(rotation: Rotation, count: int, device: torch.device) -> Tensor:
-    # In float64: the angle of position 2,000 has an error of 1e-4 in float32, and turning back must
-    # give the same key.
-    positions = torch.arange(count, dtype=torch.float64, device=device)
-    angles = positions[:, None] * rotation.frequencies(device)  # (count, R/2)
-    return torch.stack([angles.cos(), angles.sin()], dim=1).float()
 
 
 def rotated(x: Tensor, table: Tensor) -> Tensor:
@@ -157,12 +122,21 @@ class SinusoidalPositions(nn.Module):
         self.dim = dim
         self.start = padding_idx + 1
         self.register_buffer("_float_tensor", torch.zeros(1))
+        # Generation asks for one row at a time. No buffer: it stays float32 in a model of any type.
+        self._table = torch.empty(0, dim)
 
     def forward(self, count: int, offset: int = 0) -> Tensor:
         """Embeddings of *count* tokens of which the first
         is number *offset* of its row: [count, dim]."""
-        end = -(-(offset + count) // _TABLE_STEP) * _TABLE_STEP
-        return sinusoids(end, self.dim, self._float_tensor.device, self.start)[offset : offset + count]
+        end, device = offset + count, self._float_tensor.device
+        if torch.compiler.is_compiling():
+            return sinusoids(count, self.dim, device, self.start + offset)
+        table = self._table
+        if table.size(0) < end or table.device != device:
+            # A little longer than asked for: a row that grows by a token finds its table again.
+            with torch.inference_mode(False):
+                self._table = table = sinusoids(end + _MORE_ROWS, self.dim, device, self.start)
+        return table[offset:end]
 
 
 class LearnedPositions(nn.Embedding):

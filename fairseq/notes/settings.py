@@ -10,7 +10,7 @@ from fairseq.config.shared import LanguageModelingTaskConfig
 from fairseq.errors import SettingError
 from fairseq.models.architectures.bert import BERT, ELECTRA
 from fairseq.models.encoder_settings import BertConfig, ElectraConfig
-from fairseq.models.recipes import OBJECTIVES, RECIPES
+from fairseq.models.recipes import OBJECTIVES, TNF
 from fairseq.tasks.settings import MaskedLMTaskConfig
 
 NAME = "notes"
@@ -21,7 +21,7 @@ SIZES = ("bert", "bert_base", "bert_small", "bert_tiny", "electra", "electra_bas
 # Encoders with notes have the sizes, recipes and objectives of encoders without.
 TNF_BERT = {PREFIX + name: BERT[name] for name in SIZES if name in BERT}
 TNF_ELECTRA = {PREFIX + name: ELECTRA[name] for name in SIZES if name in ELECTRA}
-TNF_RECIPES = {PREFIX + name: RECIPES[name] for name in ("bert", "electra")}
+TNF_RECIPES = {PREFIX + name: TNF for name in ("bert", "electra")}
 TNF_OBJECTIVES = {PREFIX + name: (PREFIX + OBJECTIVES[name][0], OBJECTIVES[name][1]) for name in ("bert", "electra")}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, set_up
-from fairseq.config.settings import DataConfig, Settings, typed_settings
+from fairseq.config.settings import DataConfig, Settings, TrainingSettings, typed_settings
 from fairseq.config.shared import Part
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, build_criterion, subset_figures
 from fairseq.data.dataset import Dataset
@@ -228,6 +229,8 @@ class FairseqTask(Part):
         """
         data = self.settings.data
         batching = _batching(data, self.settings.common.seed, training, rank, world_size)
+        if isinstance(self.settings, TrainingSettings):
+            batching = dataclasses.replace(batching, accumulated=max(self.settings.optimization.update_freq))
 
         def prepare(sample: Sample, epoch: int) -> Sample:
             return criterion.prepare(model, self.prepare(sample, epoch, model=model, training=training))

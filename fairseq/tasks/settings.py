@@ -55,9 +55,11 @@ class SentencePredictionTaskConfig(Config):
         "truncate", "rows longer than `tokens_per_sample`: cut, or left as they are", choices=("none", "truncate")
     )
     data_bin: str | None = flag(
-        None, "data folder of pre-training (default: DATA, else next to the checkpoint)", metavar="DIR"
+        None, "data folder of pre-training (default: DATA, else next to the checkpoint)", metavar="DIR", stored=False
     )
-    bpe_codes: str | None = flag(None, "subword-nmt codes of pre-training after `tokenizer` moses", metavar="FILE")
+    bpe_codes: str | None = flag(
+        None, "subword-nmt codes of pre-training after `tokenizer` moses", metavar="FILE", stored=False
+    )
     tokens_per_sample: int = flag(512, "maximum tokens per row; longer rows are truncated", low=4)
     classification_head_name: str = flag(HEAD, "name of the classification head", metavar="NAME")
     pooler_dropout: float = flag(0.0, "dropout of the classification head", low=0, below=1)

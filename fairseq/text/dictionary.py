@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,18 @@ class Dictionary:
         dictionary.symbols, dictionary.count, dictionary.nspecial = list(symbols), [0] * len(symbols), 0
         dictionary.indices = {word: index for index, word in enumerate(symbols)}
         dictionary._assign_roles(roles)
+        return dictionary
+
+    @classmethod
+    def of_special_first(cls, symbols: Sequence[str]) -> Dictionary:
+        """The dictionary of exactly *symbols*, of which the first are special as in
+        ``fairseq-preprocess``; UserError if they are not."""
+        dictionary = cls()
+        if list(symbols[: dictionary.nspecial]) != dictionary.symbols:
+            raise UserError(f"symbols {' '.join(symbols[:4])[:80]}: expected {' '.join(dictionary.symbols)} first")
+        for word in symbols[dictionary.nspecial :]:
+            dictionary.add_symbol(word, 0)
+        dictionary.mask_index = dictionary.indices.get(MASK_SYMBOL, NONE)
         return dictionary
 
     def _assign_roles(self, roles: Mapping[str, str]) -> None:
@@ -318,19 +332,146 @@ class Dictionary:
             ids.append(self.eos_index)
         return np.array(ids, dtype=np.int32)
 
-    def string(self, ids: Iterable[Any], bpe_symbol: str | None = None) -> str:
-        """The words of *ids* (a list, array or tensor of one
-        dimension), without ``<s>``, ``<pad>`` and ``</s>``.
+    def string(
+        self,
+        tensor: Any,
+        bpe_symbol: str | None = None,
+        escape_unk: bool = False,
+        extra_symbols_to_ignore: Iterable[int] | None = None,
+        unk_string: str | None = None,
+        include_eos: bool = False,
+        separator: str = " ",
+    ) -> str:
+        """The words of ids, without ``<s>``, ``<pad>`` and ``</s>``.
 
         Args:
-            bpe_symbol: mark at the end of a subword that joins it to the next one, as ``"@@ "``.
+            tensor: ids [T], a list, array or tensor; each row of a tensor [B, T] becomes a line.
+            bpe_symbol: how subwords are joined, see :func:`post_process`; or a mark at the end of a
+                subword that joins it to the next one, such as ``"@@ "``.
+            escape_unk: the unknown symbol in brackets, which no text can be confused with.
+            extra_symbols_to_ignore: further ids that are left out.
+            unk_string: what stands for the unknown symbol.
+            include_eos: keep ``</s>``.
+            separator: between words.
+
+        Raises:
+            NotImplementedError: *bpe_symbol* is neither, nor does a symbol end with it.
         """
-        silent = {self.bos_index, self.pad_index, self.eos_index}
-        text = " ".join(self.symbols[index] for index in map(int, ids) if index not in silent)
-        if bpe_symbol is None:
-            return text
-        # The added blank lets the mark of the last subword match like the others.
-        return (text + " ").replace(bpe_symbol.rstrip() + " ", "").rstrip()
+        options = (bpe_symbol, escape_unk, extra_symbols_to_ignore, unk_string, include_eos, separator)
+        if getattr(tensor, "ndim", 1) == 2:
+            return "\n".join(self.string(row, *options) for row in tensor)
+        silent = {self.bos_index, self.pad_index, *(extra_symbols_to_ignore or ())}
+        if not include_eos:
+            silent.add(self.eos_index)
+        unknown = self.unk_string(escape_unk) if unk_string is None else unk_string
+        ids = (index for index in map(int, tensor) if index not in silent)
+        text = separator.join(unknown if index == self.unk_index else self.symbols[index] for index in ids)
+        mark = (bpe_symbol or "").strip()
+        if mark == "@@" or (mark and mark not in POST_PROCESS and any(word.endswith(mark) for word in self.symbols)):
+            # The added blank lets the mark of the last subword match like the others.
+            return (text + " ").replace(f"{mark} ", "").rstrip()
+        return post_process(text, bpe_symbol)
+
+    def unk_string(self, escape: bool = False) -> str:
+        """The unknown symbol, in brackets with *escape*."""
+        return f"<{self.unk_word}>" if escape else self.unk_word
+
+    def get_count(self, idx: int) -> int:
+        """How often the symbol *idx* was counted."""
+        return self.count[idx]
+
+    def encode_line(
+        self,
+        line: str,
+        line_tokenizer: Callable[[str], list[str]] = str.split,
+        add_if_not_exist: bool = True,
+        consumer: Callable[[str, int], object] | None = None,
+        append_eos: bool = True,
+        reverse_order: bool = False,
+    ) -> Any:
+        """The ids of the words of *line*, a tensor, int32 [T]. *consumer* is called with each word
+        and its id."""
+        import torch  # command lines are parsed with this module
+
+        words = line_tokenizer(line)[:: -1 if reverse_order else 1]
+        ids = [self.add_symbol(word) if add_if_not_exist else self.index(word) for word in words]
+        for word, index in zip(words, ids, strict=True):
+            if consumer is not None:
+                consumer(word, index)
+        return torch.tensor([*ids, self.eos()] if append_eos else ids, dtype=torch.int32)
+
+    def add_from_file(self, f: Any) -> None:
+        """Add the words of a ``dict.txt``, a path or an open file; one that ends in
+        ``#fairseq:overwrite`` gets a new id.
+
+        Raises:
+            UserError: it cannot be read, or is malformed; a word that is there already is a
+                RuntimeError, too.
+        """
+        is_path = isinstance(f, str | Path)
+        text = decoded(read_dictionary(f), f, "make the dictionary again") if is_path else f.read()
+        for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+            word = line.rpartition(" ")[0]
+            if word in self.indices and not line.rstrip().endswith(OVERWRITE):
+                raise DuplicateWord(
+                    f"line {number}: Duplicate word {word[:80]!r}; end the line with {OVERWRITE}, or remove it"
+                )
+            self._add_line(line, f"line {number}")
+
+    @staticmethod
+    def add_file_to_dictionary(
+        filename: str | Path, dict: Dictionary, tokenize: Callable[[str], list[str]], num_workers: int = 1
+    ) -> None:
+        """Count the words of the text *filename* into *dict*, and an end for each line, in this
+        process."""
+        counts: Counter[str] = Counter()
+        with open(filename, encoding="utf-8") as lines:
+            for line in lines:
+                counts.update([*tokenize(line), dict.eos_word])
+        dict.update(counts)
+
+    def dummy_sentence(self, length: int) -> Any:
+        """*length* random words, the last of them ``</s>``: a tensor, int64 [T]."""
+        import torch
+
+        # From the second word on, fairseq's own bound.
+        tokens = torch.randint(self.nspecial + 1, len(self), (length,))
+        tokens[-1] = self.eos()
+        return tokens
+
+
+class DuplicateWord(UserError, RuntimeError):
+    """A word that a dictionary has already."""
+
+
+POST_PROCESS = {  # subwords of fairseq: the mark that stands for a blank; blanks between them are dropped
+    "sentencepiece": "▁",
+    "wordpiece": "_",
+    "letter": "|",
+    "_EOW": "_EOW",
+}
+
+
+def post_process(sentence: str, symbol: str | None) -> str:
+    """*sentence*, symbols between blanks, as text.
+
+    *symbol* names the subwords: one of :data:`POST_PROCESS`, ``subword_nmt`` or its mark ``@@ ``,
+    ``silence``; None and ``none`` change nothing.
+
+    Raises:
+        NotImplementedError: *symbol* is another.
+    """
+    if symbol in POST_PROCESS:
+        return sentence.replace(" ", "").replace(POST_PROCESS[symbol], " ").strip()
+    if symbol == "silence":
+        return re.sub(" +", " ", sentence.replace("<SIL>", "")).strip()
+    if symbol in ("subword_nmt", "@@ ", "@@"):
+        return (sentence + " ").replace("@@" if symbol == "@@" else "@@ ", "").rstrip()
+    if symbol not in (None, "none"):
+        raise NotImplementedError(
+            f"post_process {symbol!r}: use {', '.join(POST_PROCESS)}, silence, subword_nmt, none or the mark '@@ '"
+        )
+    return sentence
 
 
 def read_dictionary(path: str | Path) -> bytes:

@@ -27,9 +27,8 @@ from fairseq.text.raw_text import (
     no_words,
     read_blocks,
 )
-from fairseq.text.tokenizers import Tokenizer, find_tokenizer
-from fairseq.text.tokenizers.hf import LibrarySubwords
-from fairseq.text.tokenizers.rules import LINE_END, LINE_FEED
+from fairseq.text.tokenizers import Subwords, Tokenizer, find_tokenizer
+from fairseq.text.tokenizers.rules import LINE_END
 
 logger = logging.getLogger(__name__)
 
@@ -79,8 +78,7 @@ class TextReader:
 
     def __call__(self, line: str) -> np.ndarray:
         """Return the ids of one line of text, without special symbols: int32 [tokens]."""
-        symbols = line if self.tokenizer is None else self.tokenizer.encode(line)
-        return self.dictionary.encode(symbols, append_eos=False)
+        return self.dictionary.encode(self.symbols([line])[0], append_eos=False)
 
     @classmethod
     def of(cls, data: str | Path, dictionary: Dictionary) -> TextReader:
@@ -93,23 +91,35 @@ class TextReader:
 
     @property
     def keeps_lines(self) -> bool:
-        """Whether line feeds are symbols inside of a text;
-        else they are ``</s>``, as at the end of every line.
+        """Whether a text is read with its line feeds; else they are ``</s>``, as at the end of
+        every line."""
+        return self._library is not None
 
-        So they are in a model from elsewhere whose byte-level vocabulary lists one, as GPT-2's. A
-        vocabulary that was made here has all bytes, too, but its corpora are lines: no model has
-        seen its symbol for a line feed.
+    @property
+    def _library(self) -> Subwords | None:
+        """The encoding that reads and writes a text as it is: that of a model from elsewhere.
+
+        It decides what a line feed is, a symbol as in GPT-2 and Llama or white space as in BERT,
+        and what ``<unk>`` is. An encoding that was made here may have symbols for line feeds, too,
+        but its corpora are lines: no model has seen them.
         """
-        subwords = self.tokenizer.subwords if self.tokenizer is not None else None
-        is_byte_level = isinstance(subwords, LibrarySubwords) and subwords.byte_level
-        return is_byte_level and self.dictionary.nspecial == 0 and LINE_FEED in self.dictionary
+        steps = self.tokenizer
+        if steps is None or steps.words is not None or steps.subwords is None or self.dictionary.nspecial:
+            return None
+        return steps.subwords if steps.subwords.reads_lines else None
+
+    def symbols(self, lines: Sequence[str]) -> Sequence[str]:
+        """Return the symbols of each of *lines*, separated by white space."""
+        if self._library is not None:
+            return self._library.encode(lines)
+        return lines if self.tokenizer is None else self.tokenizer.encode_lines(lines)
 
     def ids(self, text: str) -> list[int]:
         """Return the ids of *text*, with what stands between
         its lines, and without ``</s>`` at the end."""
         lines = [text] if self.keeps_lines else LINE_END.split(text)
         ids: list[int] = []
-        for number, line in enumerate(lines if self.tokenizer is None else self.tokenizer.encode_lines(lines)):
+        for number, line in enumerate(self.symbols(lines)):
             ids += [self.dictionary.eos()] * (number > 0) + self.dictionary.encode(line, append_eos=False).tolist()
         return ids
 
@@ -138,7 +148,8 @@ class TextReader:
                 lines.append([])
             else:
                 lines[-1].append(self.dictionary[token])
-        join = " ".join if self.tokenizer is None else self.tokenizer.decode
+        decoder = self._library or self.tokenizer
+        join = " ".join if decoder is None else decoder.decode
         return "\n".join(join(line) for line in lines)
 
     def read(self, path: str, form: TextFormat, documents: bool = False, lines_apart: bool = False) -> TextCorpus:
@@ -183,9 +194,7 @@ class TextReader:
         goes_on = False
         for lines, unfinished in blocks:
             counts += RawCounts.of(lines, unfinished)
-            for number, line in enumerate(
-                self.tokenizer.encode_lines(lines) if self.tokenizer is not None else lines, 1
-            ):
+            for number, line in enumerate(self.symbols(lines), 1):
                 begins += [] if goes_on else [len(parts)]
                 goes_on = unfinished and number == len(lines)
                 parts.append(self.dictionary.encode(line, append_eos=not goes_on))

@@ -4,7 +4,6 @@ and which validations it can be compared with."""
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -78,13 +77,12 @@ def fingerprint(settings: TrainingSettings, split: str, batches: EpochIterator) 
     Its *batches* may be of any number of processes, and of any size unless their number is limited.
     """
     common, data = settings.common, settings.data
-    checksums: Mapping[str, int] = getattr(batches.dataset, "checksums", dict)()  # not every dataset has them
     measured = {
         "best_checkpoint_metric": settings.checkpoint.best_checkpoint_metric,
         "maximize_best_checkpoint_metric": settings.checkpoint.maximize_best_checkpoint_metric,
         "valid_subset": split,
         # By content: a folder that was moved is the same.
-        "data": f"{zlib.crc32(repr(sorted(checksums.items())).encode()):08x}" if checksums else len(batches.dataset),
+        "data": batches.data_checksum() or len(batches.dataset),
         "max_valid_steps": data.max_valid_steps,
         "precision": "bf16" if common.bf16 else "fp16" if common.fp16 or common.memory_efficient_fp16 else "fp32",
     }

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fairseq.checkpoint import CheckpointManager
+from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.config.fields import shown
 from fairseq.config.settings import TrainingSettings
 from fairseq.config.settings_file import OUTPUTS, for_another_run, read_yaml
@@ -16,6 +17,7 @@ from fairseq.system.files import atomic_file
 from fairseq.system.terminal import printable
 from fairseq.tasks.dictionary_digest import check_save_dir, dictionary_of
 from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,9 @@ def record(settings: TrainingSettings, task: FairseqTask, manager: CheckpointMan
     if dictionary is not None and dictionary.path is not None:
         check_save_dir(manager.folder, dictionary)
         manager.keep_dictionary(dictionary.path)
+        # No checkpoint names the file of codes: the folder of the run has the tokenizer instead.
+        if getattr(settings.task, "bpe_codes", None) and not settings.checkpoint.no_save:
+            cast(Any, task).encode.tokenizer.save(manager.folder, Dictionary.load(manager.folder / DICTIONARY).symbols)
     # A screenful: in the log file and settings.yaml, not on a terminal.
     logger.info("settings: %s", describe(settings), extra={"only_in_files": True})
     if has_work and not settings.checkpoint.no_save:

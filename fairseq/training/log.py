@@ -23,8 +23,10 @@ class Reporter:
     """Shows metrics by progress bars, and writes them
     to the recorders; processes but the first do neither."""
 
-    def __init__(self, common: CommonConfig, saving: CheckpointConfig, world: World) -> None:
-        self.common = common
+    def __init__(
+        self, common: CommonConfig, saving: CheckpointConfig, world: World, flat: Mapping[str, object] | None = None
+    ) -> None:
+        self.common, self.flat = common, flat
         self.saving = saving
         self.is_first = world.is_first
         self._record: Record = lambda values, tag, step: None
@@ -34,7 +36,7 @@ class Reporter:
         """Open the recorders of a run that has made
         so many *updates*, inside the ``with`` block."""
         common, saving = self.common if self.is_first else None, self.saving
-        with recording(common, saving.save_dir, updates, not saving.no_save) as self._record:
+        with recording(common, saving.save_dir, updates, not saving.no_save, self.flat) as self._record:
             yield
 
     def record(self, values: Mapping[str, object] | None, tag: str, step: int) -> None:

@@ -21,6 +21,7 @@ from fairseq.data.folders import check_validation
 from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import Interruption, Job, World
 from fairseq.logging.recorders import check_recorders, log_file
+from fairseq.models.recipes import summary
 from fairseq.system.terminal import log_to_stderr
 from fairseq.training import resume, stages
 from fairseq.training.agreement import check_agreement
@@ -88,6 +89,7 @@ def train(
         if manager is not None:
             check_recorders(settings.common)
             check_outputs(settings)
+            logger.info("%s", summary(settings))
         planned = stages.plan(settings)
         origin = resume.choose(settings, world, manager)
         settings = resume.at_version(settings, (origin.state or {}).get("args") or {})

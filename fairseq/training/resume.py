@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,39 +75,34 @@ def choose(settings: TrainingSettings, world: World, manager: CheckpointManager 
     model, distributed = settings.checkpoint.finetune_from_model, settings.distributed
     rows = shard_of(distributed, world) if is_sharded(distributed, world) else None
     # Chosen by one process, so that all read the same file.
-    paths = world.share([str(path) for path in manager.restore_paths()] if manager is not None else [])
-    if paths:
-        return _newest_good(paths, rows, world)
+    chosen = world.share(_newest_good(manager.restore_paths()) if manager is not None else "")
+    if chosen:
+        return Origin("checkpoint", checkpoint.load(chosen, rows), chosen)
     if model:
         path = str(find_checkpoint(model))
-        return Origin("weights", checkpoint.load(path, rows=rows), path)
+        return Origin("weights", checkpoint.load(path, rows, only="model"), path)
     return Origin()
 
 
-def _newest_good(paths: list[str], rows: tuple[int, int] | None, world: World) -> Origin:
-    """The first of *paths* that every process can read;
-    of a sharded checkpoint each reads its *rows*.
-
-    A file may be damaged anywhere, and is read in full,
-    once: what was read is what the run goes on from.
-    """
-    failures: list[str] = []
+def _newest_good(paths: Sequence[Path]) -> str:
+    """The first of *paths* that can be read and agrees with its checksums, "" if there are none;
+    UserError, of the first one, if none is good."""
+    first: UserError | None = None
     for path in paths:
-        state: dict[str, Any] = {}
-        failure = None
         try:
-            state = checkpoint.load(path, rows=rows)
+            checkpoint.verify(path)
+            checkpoint.load(path, only="model")
         except UserError as error:
-            failure = error.args[0]
-        failed = [message for message in world.gather(failure, everywhere=True) if message]
-        if not failed:
-            if failures:
-                logger.warning("%s: restored instead of %s", path, Path(paths[0]).name)
-            return Origin("checkpoint", state, path)
-        failures += failed[:1]
-        if len(paths) > 1:
-            logger.error("%s", failed[0])
-    raise UserError(failures[0])
+            first = first or error
+            if len(paths) > 1:
+                logger.error("%s", error.args[0])
+        else:
+            if first is not None:
+                logger.warning("%s: restored instead of %s", path, paths[0].name)
+            return str(path)
+    if first is not None:
+        raise first
+    return ""
 
 
 def begin(state: TrainingState, origin: Origin) -> None:

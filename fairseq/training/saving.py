@@ -14,8 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from fairseq.checkpoint import CheckpointManager, parts
-from fairseq.checkpoint.integrity import check_room
+from fairseq.checkpoint import CheckpointManager, sharded
 from fairseq.checkpoint.manager import SavePoint
 from fairseq.checkpoint.store import copied
 from fairseq.config.settings import CheckpointConfig, DistributedConfig
@@ -110,12 +109,10 @@ class Saver:
     ) -> Callable[[], None] | None:
         """What is left to do, on this process, to write the parts
         of *state*; None if no checkpoint is due."""
-        plain, shards = parts.split(state)
+        plain, shards = sharded.split(state)
         open_folder = contextlib.ExitStack()
         folder = ""
         if self.manager is not None and paths:
-            # All processes write to one folder, so that one of them asks for the room of all.
-            check_room(paths[0], plain, sum(part.size_of_whole for part in shards.values()))
             folder = str(open_folder.enter_context(self.manager.saving_folder(paths, epoch, updates)))
         # Also where no checkpoint is due: only the first process knows that.
         folder = self.world.share(folder)
@@ -128,6 +125,6 @@ class Saver:
 
         def write() -> None:
             with open_folder:
-                parts.write(Path(folder), plain, shards, group)
+                sharded.write(Path(folder), plain, shards, group)
 
         return write

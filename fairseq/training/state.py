@@ -280,6 +280,7 @@ class TrainingState:
         """Settings of the batches that memory depends on."""
         return {
             "batches": len(self.batches),
+            "data": self.batches.data_checksum(),
             **self.task.batch_settings(),
             "memory_length": self.model.memory_length,
             "processes": self.world.size,
@@ -373,9 +374,21 @@ class TrainingState:
         """Go to the position of *state* in the data; return the rows whose memory fits."""
         length = self.task.batch_settings().get("tokens_per_sample")
         saved = SavedBy.of(state, length, self.stage.number if self.stage else None)
-        same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
+        signature = extra.get("batches") or {}
+        try:
+            same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
+        except UserError:
+            if self._is_of_other_data(signature):
+                raise UserError(
+                    f"{source}: the data have changed: it is in the middle of an epoch of other data than "
+                    f"{self.settings.data_path}; use those it was trained with, another `save_dir`, or "
+                    "`reset_dataloader` to begin with the new ones"
+                ) from None
+            raise
+        if self._is_of_other_data(signature):
+            logger.warning("%s: the data have changed: trained on others than %s", source, self.settings.data_path)
         self.restored_position = extra["train_iterator"]
-        signature, here = extra.get("batches") or {}, self.batches_signature()
+        here = self.batches_signature()
         names = ("tokens_per_sample", "memory_length", "shuffled_with")
         rows = self.batches.sampler.rows if same_rows else 0
         if any(signature.get(name) != here.get(name) for name in names):
@@ -383,6 +396,13 @@ class TrainingState:
         if not rows and self.model.memory_length and self.batches.iterations_in_epoch:
             logger.info("%s: memory dropped, because rows, segments or memory have another length", source)
         return rows
+
+    def _is_of_other_data(self, signature: Mapping[str, Any]) -> bool:
+        """Whether the data of the epoch are not those of a checkpoint with the *signature*."""
+        # At the end of an epoch it is of that epoch, and the next one may read another folder.
+        if signature.get("data") is None or (self.batches.changes_data and not self.batches.iterations_in_epoch):
+            return False
+        return bool(signature["data"] != self.batches.data_checksum())
 
     def _load_average(self, extra: Mapping[str, Any]) -> None:
         if "average" not in extra:

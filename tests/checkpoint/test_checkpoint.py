@@ -20,7 +20,7 @@ import torch
 import warm
 from states import a_state
 
-from fairseq.checkpoint import describe_mismatch, load, read, save
+from fairseq.checkpoint import load, save
 from fairseq.errors import UserError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -302,83 +302,5 @@ def test_files_that_are_no_checkpoints_are_user_errors(tmp_path):
     with pytest.raises(UserError, match="holds no 'args'"):
         load(path)
     torch.save({"model": {}, "args": {}, "extra_state": 5}, path)
-    with pytest.raises(UserError, match="'extra_state' is not a dict"):
+    with pytest.raises(UserError, match="cannot be read as a checkpoint"):
         load(path)
-
-
-def test_read_takes_any_tensors(tmp_path):
-    torch.save({"w": torch.arange(5)}, tmp_path / "weights.pt")
-    assert torch.equal(read(tmp_path / "weights.pt")["w"], torch.arange(5))
-
-
-# Older forms
-
-
-def test_fused_projections_are_cut_into_queries_keys_and_values(tmp_path):
-    weight, bias = torch.randn(6, 2), torch.randn(6)
-    prefix = "decoder.layers.3.self_attn."
-    model = {f"{prefix}in_proj_weight": weight, f"{prefix}in_proj_bias": bias, f"{prefix}out_proj.bias": bias[:2]}
-    torch.save({**a_state(), "model": model}, tmp_path / "c.pt")
-    found = load(tmp_path / "c.pt")["model"]
-    assert set(found) == {
-        f"{prefix}{part}" for part in ("out_proj.bias", *(f"{p}_proj.{k}" for p in "qkv" for k in ("weight", "bias")))
-    }
-    assert torch.equal(found[f"{prefix}k_proj.weight"], weight[2:4])
-    assert torch.equal(found[f"{prefix}v_proj.bias"], bias[4:6])
-
-
-def test_numbered_layer_norms_get_their_names(tmp_path):
-    model = {f"decoder.layers.0.layer_norms.{i}.weight": torch.full((2,), float(i)) for i in range(2)}
-    torch.save({**a_state(), "model": model}, tmp_path / "c.pt")
-    found = load(tmp_path / "c.pt")["model"]
-    assert found["decoder.layers.0.self_attn_layer_norm.weight"][0] == 0
-    assert found["decoder.layers.0.final_layer_norm.weight"][0] == 1
-
-
-def test_former_settings_keep_their_meaning(tmp_path):
-    former = argparse.Namespace(
-        relu_dropout=0.1, max_sentences=4, max_sentences_valid=2, lr=0.25, update_freq=2, no_tie_adaptive_proj=False
-    )
-    torch.save({**a_state(), "args": former}, tmp_path / "c.pt")
-    assert load(tmp_path / "c.pt")["args"] == {
-        "activation_dropout": 0.1,
-        "batch_size": 4,
-        "batch_size_valid": 2,
-        "lr": [0.25],
-        "update_freq": [2],
-        "no_decoder_final_norm": True,
-        "tie_adaptive_proj": True,
-    }
-    torch.save({**a_state(), "args": argparse.Namespace(decoder_final_norm=True)}, tmp_path / "c.pt")
-    assert load(tmp_path / "c.pt")["args"] == {"no_decoder_final_norm": False}
-
-
-def test_nested_settings_of_later_fairseq_are_flattened(tmp_path):
-    cfg = {
-        "_name": None,
-        "common": {"_name": None, "seed": 3, "fp16": True},
-        "model": argparse.Namespace(_name="transformer_lm_gpt", decoder_layers=2),
-        "task": {"_name": "language_modeling", "tokens_per_sample": 128},
-        "optimizer": {"_name": "adam", "adam_betas": "(0.9, 0.98)"},
-        "optimization": {"lr": [0.1], "stop_min_lr": 1e-9},
-        "bpe": None,
-    }
-    history = [{"optimizer_name": "FP16Optimizer", "num_updates": 3}]
-    torch.save({**a_state(), "args": None, "cfg": cfg, "optimizer_history": history}, tmp_path / "c.pt")
-    state = load(tmp_path / "c.pt")
-    assert "cfg" not in state
-    assert state["args"] == {
-        "seed": 3, "fp16": True, "arch": "transformer_lm_gpt", "decoder_layers": 2, "task": "language_modeling",
-        "tokens_per_sample": 128, "optimizer": "adam", "adam_betas": "(0.9, 0.98)", "lr": [0.1], "min_lr": 1e-9,
-    }  # fmt: skip
-    assert state["optimizer_history"][-1]["optimizer_name"] == "FairseqAdam"
-
-
-def test_a_mismatch_names_the_parameters_in_one_line():
-    stored = {"a": torch.zeros(2), "b": torch.zeros(3), **{f"x{i}": torch.zeros(1) for i in range(5)}}
-    wanted = {"a": torch.zeros(2), "b": torch.zeros(4, 2), "c": torch.zeros(1)}
-    assert describe_mismatch(wanted, wanted, "c.pt") is None
-    message = describe_mismatch(stored, wanted, "c.pt")
-    assert message.startswith("c.pt: ") and "\n" not in message
-    for part in ("1 missing (c)", "5 unexpected (x0, x1, x2, …)", "1 of another shape (b [3] for [4, 2])"):
-        assert part in message

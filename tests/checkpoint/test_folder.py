@@ -29,7 +29,7 @@ def names(folder: Path) -> set[str]:
 def sharded(folder: Path) -> Path:
     """A folder that is taken for a checkpoint of sharded training."""
     folder.mkdir()
-    (folder / "manifest.json").write_text("{}")
+    (folder / "plain.pt").write_text("{}")
     return folder
 
 
@@ -100,7 +100,7 @@ def test_a_file_replaces_links_to_sharded_checkpoints_which_go(tmp_path: Path) -
     keeper = manager(tmp_path)
     paths = [tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_best.pt"]
     with keeper.saving_folder(paths, epoch=1, updates=5) as folder:
-        (folder / "manifest.json").write_text("{}")
+        (folder / "plain.pt").write_text("{}")
     assert names(tmp_path) == {"checkpoint_1_5.parts", "checkpoint_last.pt", "checkpoint_best.pt"}
     assert all(os.readlink(path) == "checkpoint_1_5.parts" for path in paths)
     keeper.save(a_state(3.0), paths[:1])
@@ -158,7 +158,7 @@ def test_sharded_checkpoints_are_removed_with_the_last_name_that_is_kept(tmp_pat
     for updates in (5, 6):
         paths = [tmp_path / f"checkpoint_1_{updates}.pt", tmp_path / "checkpoint_last.pt"]
         with keeper.saving_folder(paths, epoch=1, updates=updates) as folder:
-            (folder / "manifest.json").write_text("{}")
+            (folder / "plain.pt").write_text("{}")
     expected = {"checkpoint_1_6.parts", "checkpoint_1_6.pt", "checkpoint_last.pt", other.name, run.name}
     assert names(tmp_path) == expected
 

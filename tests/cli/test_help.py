@@ -78,7 +78,7 @@ def test_choices_list_their_values(train_help: Any) -> None:
 def test_groups_have_names_for_people(train_help: Any) -> None:
     text = train_help("--arch transformer_xl_tiny --lr-scheduler cosine")
     titles = re.findall(r"^(\S.*):$", text, flags=re.MULTILINE)
-    assert {"Nesterov accelerated gradient (nag)", "Transformer-XL (transformer_xl_tiny)"} <= set(titles)
+    assert {"Adam (adam)", "Transformer-XL (transformer_xl_tiny)"} <= set(titles)
     assert {"Device, precision and logging", "Cosine annealing with warm restarts (cosine)"} <= set(titles)
 
 

@@ -75,7 +75,7 @@ def test_a_folder_is_taken_wherever_a_checkpoint_is(model: Path, tmp_path: Path)
 def test_the_folder_of_a_sharded_checkpoint_is_a_checkpoint(tmp_path: Path) -> None:
     parts = tmp_path / "checkpoint_1_5.parts"
     parts.mkdir()
-    (parts / "manifest.json").write_text("{}")
+    (parts / "plain.pt").write_text("{}")
     (tmp_path / "checkpoint_best.pt").symlink_to(parts.name)
     assert (
         find_checkpoint(tmp_path) == find_checkpoint(tmp_path / "checkpoint_best.pt") == tmp_path / "checkpoint_best.pt"

@@ -181,7 +181,8 @@ def test_tokens_written_over_raw_text_leave_no_tokenizer_of_it(tmp_path: Path) -
     path = text_file(tmp_path)
     run(tmp_path / "out", trainpref=path, validpref=path, tokenizer="moses")
     (tmp_path / "tokens.txt").write_text("some other words\n")
-    run(tmp_path / "out", trainpref=str(tmp_path / "tokens.txt"), validpref=str(tmp_path / "tokens.txt"))
+    tokens = str(tmp_path / "tokens.txt")
+    run(tmp_path / "out", trainpref=tokens, validpref=tokens, overwrite=True)
     assert not {"tokenization.json", "valid.raw.json"} & files(tmp_path / "out").keys()
 
 

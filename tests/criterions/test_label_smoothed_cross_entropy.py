@@ -49,6 +49,20 @@ def test_loss_is_that_of_smoothed_targets(adaptive):
         assert torch.allclose(found[name], p.grad, atol=1e-4, rtol=1e-4), name
 
 
+def test_under_autocast_the_smoothing_term_is_in_float32():
+    model, criterion, sample = loss_and_gradients(f"{PLAIN} --arch transformer_lm --decoder-layers 1")
+    with torch.no_grad():
+        model.output_layer.weight += 0.3  # a mean whose products bfloat16 would round far beyond the differences
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = model(**sample["net_input"])[0].detach().float()
+        loss, _, sums = criterion.compute_loss(model, (hidden, {}), sample)
+    term = (loss.detach() - sums["nll_loss"]).double()
+    keep = sample["target"] != 1
+    states, weight = hidden[keep].double(), model.output_layer.weight.double()
+    wanted = 0.2 * ((states * weight[sample["target"][keep]]).sum() - (states @ weight.T).mean(-1).sum())
+    assert float(term) == pytest.approx(float(wanted.detach()), rel=1e-4)
+
+
 def test_the_log_has_both_losses(tmp_path):
     (line,) = runs.updates(
         runs.train(tmp_path, PLAIN, "--arch transformer_lm --max-update 1 --no-save --disable-validation")

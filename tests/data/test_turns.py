@@ -21,7 +21,7 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.tasks import setup_task
 
-BACKGROUND = "next data folder"
+BACKGROUND = "next data folder_0"
 
 
 class Line:

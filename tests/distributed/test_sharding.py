@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import gc
 import importlib
-import json
 import os
 import shutil
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -297,60 +295,16 @@ def _flip(file: Path, place: float) -> None:
 
 DAMAGE = {
     "tensor": lambda folder: _flip(folder / "__1_0.distcp", 0.31),
-    "manifest": lambda folder: _flip(folder / "manifest.json", 0.5),
-    "plain": lambda folder: _flip(folder / "plain.pt", 0.5),
     "truncated": lambda folder: os.truncate(folder / "__0_0.distcp", 5000),
     "missing": lambda folder: (folder / "__1_0.distcp").unlink(),
-    "pipe": lambda folder: (folder / "__1_0.distcp").unlink() or os.mkfifo(folder / "__1_0.distcp"),
-    "other": lambda folder: shutil.copy(folder.parent / "other" / "plain.pt", folder / "plain.pt"),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_folder_is_rejected_and_the_newest_good_one_restored(two: Any, tmp_path: Path, kind: str) -> None:
-    for update, name in ((5, "other"), (8, "checkpoint_1_8.parts"), (5, "checkpoint_1_5.parts")):
-        shutil.copytree(two[0] / "lm" / f"checkpoint_1_{update}.parts", tmp_path / name)
+def test_a_damaged_folder_gives_way_to_the_newest_good_one(two: Any, tmp_path: Path, kind: str) -> None:
     for link, update in (("checkpoint_last.pt", 8), ("checkpoint_1_5.pt", 5)):
+        shutil.copytree(two[0] / "lm" / f"checkpoint_1_{update}.parts", tmp_path / f"checkpoint_1_{update}.parts")
         os.symlink(f"checkpoint_1_{update}.parts", tmp_path / link)
     DAMAGE[kind](tmp_path / "checkpoint_1_8.parts")
-    with pytest.raises(UserError, match="damaged|incomplete"):
-        checkpoint.load(tmp_path / "checkpoint_last.pt")
     config = CheckpointConfig(save_dir=str(tmp_path))
     assert restored(CheckpointManager(config)) == tmp_path / "checkpoint_1_5.pt"
-
-
-MANIFESTS: dict[str, Any] = {
-    "outside": lambda tensor: tensor["chunks"][0].__setitem__(2, "../plain.pt"),
-    "huge": lambda tensor: tensor["shape"].__setitem__(0, 10**15),
-    "overlap": lambda tensor: tensor["chunks"].append(tensor["chunks"][0]),
-    "repeated": lambda tensor: tensor.update(
-        shape=[tensor["chunks"][0][1] * 1000, *tensor["shape"][1:]],
-        chunks=[[tensor["chunks"][0][1] * i, *tensor["chunks"][0][1:]] for i in range(1000)],
-    ),
-    "gap": lambda tensor: tensor["chunks"].pop(),
-    "type": lambda tensor: tensor.__setitem__("dtype", "Module"),
-    "negative": lambda tensor: tensor["chunks"][0].__setitem__(3, -8),
-    "text": lambda tensor: tensor.__setitem__("chunks", "text"),
-}
-
-
-@pytest.mark.parametrize("kind", MANIFESTS)
-def test_a_hostile_folder_is_rejected_and_runs_nothing(
-    two: Any, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "hostile"
-    shutil.copytree(two[0] / "lm" / "checkpoint_1_8.parts", folder)
-    (folder / ".metadata").write_bytes(b"cos\nsystem\n(S'touch bombed'\ntR.")
-    good = checkpoint.load(folder)
-    assert good["model"]
-    manifest = json.loads((folder / "manifest.json").read_text())
-    tensors = manifest["tensors"]
-    MANIFESTS[kind](next(t for key, t in tensors.items() if key.startswith("model/") and len(t["chunks"]) == 2))
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    plain = checkpoint.read(folder / "plain.pt")
-    torch.save({**plain, "manifest": zlib.crc32((folder / "manifest.json").read_bytes())}, tmp_path / "plain.pt")
-    os.replace(tmp_path / "plain.pt", folder / "plain.pt")
-    with pytest.raises(UserError, match="incomplete or damaged"):
-        checkpoint.load(folder)
-    assert not (tmp_path / "bombed").exists()

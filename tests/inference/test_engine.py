@@ -4,11 +4,13 @@ words."""
 from __future__ import annotations
 
 import copy
+import gc
 import multiprocessing
 import os
 import re
 import resource
 import subprocess
+import weakref
 from pathlib import Path
 
 import naive
@@ -316,8 +318,12 @@ def test_rows_may_leave_and_part(load):
         reader.read(tokens[:, :3], cache)
         cache.keep_rows(3)
         first = reader.read(tokens[:3, 3:4], cache)
-        cache.select_rows(torch.tensor([2, 0, 0, 1, 2]))
-        results.append((first, reader.read(tokens[[2, 0, 0, 1, 2], 4:5], cache)))
+        room = cache.layers[0].keys.data_ptr()
+        cache.select_rows(torch.tensor([1, 2, 0]))
+        second = reader.read(tokens[[1, 2, 0], 4:5], cache)
+        assert cache.layers[0].keys.data_ptr() == room, "as many rows stay in their memory"
+        cache.select_rows(torch.tensor([1, 2, 2, 0, 1]))
+        results.append((first, second, reader.read(tokens[[2, 0, 0, 1, 2], 5:6], cache)))
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -392,6 +398,17 @@ def test_weights_are_cast_once_and_the_model_stays_as_it_was(load):
     assert {dtype for name, dtype in dtypes.items() if "norm" not in name} == {torch.bfloat16}
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert copy.output_layer.tail[0][2].weight is copy.decoder.embed_tokens.weights_for_band(1)[0]
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_weights_that_were_cast_do_not_keep_the_original(load, int8):
+    model = copy.deepcopy(load("tied bands"))
+    original = weakref.ref(model.decoder.layers[0].fc1.weight)
+    reader = Reader(model, torch.bfloat16, int8=int8)
+    del model
+    gc.collect()
+    assert original() is None
+    reader.read(torch.tensor([[4]]), reader.new_cache(1))
 
 
 @pytest.mark.parametrize("machine", [[], *([["-mno-avx512f"]] if HAS_AVX512 else [])])

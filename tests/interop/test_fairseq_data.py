@@ -68,6 +68,7 @@ def test_wrapped_datasets_change_rows_and_sizes() -> None:
     prepended = data.PrependTokenDataset(lines(), 0)
     assert prepended[1].tolist() == [0, 4] and prepended.sizes.tolist() == [4, 2, 6, 3]
     assert data.AppendTokenDataset(lines(), 2)[1].tolist() == [4, 2]
+    assert data.RollDataset(prepended, 1)[1].tolist() == [4, 0] and data.RollDataset(prepended, 1).num_tokens(1) == 2
     assert data.TruncateDataset(lines(), 2).sizes.tolist() == [2, 1, 2, 2]
     assert data.StripTokenDataset(prepended, 0)[0].tolist() == [4, 5, 6]
     assert data.LeftPadDataset(lines(), 1).collater([lines()[0], lines()[1]]).tolist() == [[4, 5, 6], [1, 1, 4]]

@@ -32,18 +32,23 @@ from fairseq_cli.harness import get_harness_parser
 
 SMALL = "--decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48 --decoder-attention-heads 4"
 SMALL += " --criterion adaptive_loss --max-tokens 64 --cpu --tokens-per-sample 8"
-ARCHS = {"baseline": f"--arch transformer_lm_tiny {SMALL}", "shortformer": f"--arch shortformer_tiny {SMALL}"}
+ARCHS = {
+    "baseline": f"--arch transformer_lm_tiny {SMALL}",
+    "shortformer": f"--arch shortformer_tiny {SMALL}",
+    "transformer_xl": "--arch transformer_xl --n-layer 2 --d-model 32 --d-inner 48 --n-head 4 --cutoffs 100,400 "
+    "--div-val 2 --mem-len 6 --max-tokens 64 --cpu --tokens-per-sample 8",
+}
 
 
-def saved(name: str, folder: Path) -> Path:
+def saved(flags: str, folder: Path) -> Path:
     """A checkpoint of a random model and its dictionary."""
-    model = model_of(ARCHS[name]).eval()
+    model = model_of(flags).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.05 * torch.randn_like(parameter)
     folder.mkdir(exist_ok=True)
     shutil.copy(DATA / "dict.txt", folder)
-    args = {key: value for key, value in vars(arguments(ARCHS[name])).items() if key != "data"}
+    args = {key: value for key, value in vars(arguments(flags)).items() if key != "data"}
     state = {"args": args, "model": stored_parameters(model), "optimizer_history": [], "extra_state": {}}
     checkpoint.save(folder / "checkpoint.pt", state)
     return folder / "checkpoint.pt"
@@ -51,7 +56,7 @@ def saved(name: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module", params=ARCHS)
 def requests(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Requests:
-    path = saved(request.param, tmp_path_factory.mktemp(request.param))
+    path = saved(ARCHS[request.param], tmp_path_factory.mktemp(request.param))
     return Requests(LanguageModel.from_pretrained(path), batch_size=3, max_tokens=5)
 
 
@@ -93,10 +98,23 @@ def test_log_likelihoods_are_those_of_the_tokens_one_by_one(requests: Requests) 
     model = requests.model
     pairs = [(words(model, *before), " " * bool(before and after) + words(model, *after)) for before, after in PAIRS]
     found = requests.log_likelihoods([*pairs, (words(model, 5) + "\n", words(model, 6))])
+    # A context of several segments by itself: the first segment has no token to score.
+    assert requests.log_likelihoods(pairs[2:3]) == [(pytest.approx(found[2][0], abs=1e-4), found[2][1])]
     for (before, after), (lprob, greedy) in zip([*PAIRS, ([5], [2, 6])], found, strict=True):
         start = before or [2]  # only what has no context follows `</s>`
         want, best = naive(model.model, [*start, *after], len(start), requests.segment)
         assert lprob == pytest.approx(want, abs=1e-5 * (1 + len(after))) and greedy is best
+
+
+@pytest.mark.parametrize("encoding", ["absolute", "learned"])
+def test_answers_do_not_depend_on_the_batch_where_positions_count_from_the_end(encoding: str, tmp_path: Path) -> None:
+    flags = f"{ARCHS['transformer_xl']} --mem-len 0 --position-encoding {encoding}"
+    model = LanguageModel.from_pretrained(saved(flags, tmp_path))
+    texts = [words(model, *LONG[:length]) for length in (3, 7, 5)]
+    together, alone = (Requests(model, batch_size=size).rolling(texts) for size in (3, 1))
+    assert together == pytest.approx(alone, abs=1e-4)
+    scored, single = (model.score(texts, batch_size=size) for size in (3, 1))
+    assert [float(s.sum()) for _, s in scored] == pytest.approx([float(s.sum()) for _, s in single], abs=1e-4)
 
 
 def test_the_most_probable_continuation_is_greedy(requests: Requests) -> None:
@@ -126,11 +144,10 @@ def test_unknown_words_are_reported_as_a_share(requests: Requests, caplog: pytes
     assert "vocabulary is closed" in caplog.text and "25 % of 4 tokens are read as <unk>" in caplog.text
 
 
-def test_a_text_scores_as_in_eval_lm(requests: Requests, tmp_path: Path) -> None:
+def test_a_text_scores_as_in_eval_lm(requests: Requests, tmp_path: Path, request: Any) -> None:
     lines = [words(requests.model, *range(start, start + 7)) for start in (5, 30, 60)]
     (tmp_path / "text.txt").write_text("\n".join(lines) + "\n")
-    name = "shortformer" if requests.model.model.memory_length else "baseline"
-    path = saved(name, tmp_path / "model")
+    path = saved(ARCHS[request.node.callspec.params["requests"]], tmp_path / "model")
     argv = [str(path.parent), "--path", str(path), "--text", str(tmp_path / "text.txt"), "--batch-size", "1", "--cpu"]
     report = eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), argv))
     [total] = Requests(LanguageModel.from_pretrained(path)).rolling(["\n".join(lines) + "\n"])
@@ -173,7 +190,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_local_tasks_of_the_harness_agree_with_our_scores(offline: None, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval", reason="the [eval] extra is not installed")
-    path = saved("shortformer", tmp_path / "model")
+    path = saved(ARCHS["shortformer"], tmp_path / "model")
     model = LanguageModel.from_pretrained(path)
     texts = [words(model, *range(start, start + 9)) for start in (5, 40, 80)]
     rows = []
@@ -199,7 +216,7 @@ def test_the_harness_runs_the_model_from_its_own_command_line(
     offline: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("lm_eval", reason="the [eval] extra is not installed")
-    path = saved("baseline", tmp_path / "model")
+    path = saved(ARCHS["baseline"], tmp_path / "model")
     model = LanguageModel.from_pretrained(path)
     texts = [words(model, *range(start, start + 9)) for start in (5, 40)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))

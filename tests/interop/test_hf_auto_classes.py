@@ -315,6 +315,5 @@ def test_an_export_has_the_code_of_its_own_parts_only_in_two_files(folder: Path)
     files = {file.name: file.read_text() for file in folder.glob("*.py")}
     assert files.keys() == {"modeling_fairseq.py", "tokenization_fairseq.py"}
     assert "class TransformerDecoder(" in files["modeling_fairseq.py"]
-    # Characters: how many lines they are depends on the width of a line.
-    for name, longest in (("modeling_fairseq.py", 156_000), ("tokenization_fairseq.py", 24_000)):
-        assert not re.search("class (TransformerXLDecoder|Moses|Registry)", files[name]) and len(files[name]) < longest
+    for text in files.values():
+        assert not re.search("class (TransformerXLDecoder|Moses|Registry)", text)

@@ -96,7 +96,7 @@ def test_a_tokenizer_file_gives_the_vocabulary_and_its_added_words(tmp_path: Pat
     tokenizer.add_special_tokens(["<mask>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     _, task = load_model(imported(folder, tmp_path / "out"))
-    assert task.source_dictionary.mask() == 129 and task.source_dictionary[130] == "token130"
+    assert task.source_dictionary.mask() == 129 and task.source_dictionary[130] == "madeupword0130"
     assert task.source_dictionary.pad() == 1 and task.source_dictionary[1] == "w1"
 
 

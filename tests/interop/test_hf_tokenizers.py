@@ -19,13 +19,16 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import Precompiled
 
 from fairseq import checkpoint
-from fairseq.hub import load_model
+from fairseq.config import options
+from fairseq.hub import load_model, load_scorer
 from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.rules import BYTES
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
+from fairseq_cli import import_model
+from fairseq_cli.import_model import get_import_parser
 
 transformers = pytest.importorskip("transformers")
 TEXT = "The  café\tlow-lying 🙂 世界,\nthe <unk> lower river isn't </s> new"
@@ -156,11 +159,11 @@ def test_offsets_follow_truncation_padding_and_pairs(tmp_path: Path) -> None:
         other(["the", "river"], is_split_into_words=True, return_offsets_mapping=True)
 
 
-def encoder(folder: Path) -> Path:
+def encoder(folder: Path, tokenizer: Tokenizer | None = None) -> Path:
     """A checkpoint of an encoder, with its dictionary and a tokenizer."""
     folder.mkdir()
     shutil.copy(DATA / "dict.txt", folder)
-    Tokenizer(Moses()).save(folder, Dictionary.load(DATA / "dict.txt").symbols)
+    (tokenizer or Tokenizer(Moses())).save(folder, Dictionary.load(DATA / "dict.txt").symbols)
     model = model_of(ENCODER)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
@@ -205,6 +208,19 @@ def test_encoders_load_with_their_tokenizer_for_every_task(tmp_path: Path) -> No
         found, report = kind.from_pretrained(folder, num_labels=3, output_loading_info=True)
         assert all(name.startswith(("classifier", "bert.pooler")) for name in report["missing_keys"])
         assert found(**batch).logits.size(-1) == 3
+
+
+def test_lines_of_an_exported_encoder_end_as_before_once_it_is_imported(tmp_path: Path) -> None:
+    # SentencePiece itself would read a line feed as a space.
+    source = encoder(tmp_path / "in", Tokenizer(None, encodings()["sentencepiece"]))
+    folder = exported(source, tmp_path / "hf", "--data", tmp_path / "in")
+    back = tmp_path / "back"
+    import_model.main(
+        options.parse_args_and_arch(get_import_parser(), [str(folder), "--from", "hf", "--out", str(back)])
+    )
+    readers = [load_scorer(path).reader for path in (source, back / "checkpoint.pt")]  # type: ignore[union-attr]
+    before, after = (reader.ids("the low\nriver <mask>") for reader in readers)  # type: ignore[operator]
+    assert before == after and before.count(2) == 1
 
 
 def test_a_saved_tokenizer_of_a_decoder_is_loaded_again_with_its_offsets(tmp_path: Path) -> None:

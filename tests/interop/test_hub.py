@@ -76,53 +76,6 @@ def test_models_and_settings_are_those_of_an_ensemble(load: Load, tmp_path: Path
     assert lm.max_positions == 32 and lm.tgt_dict is lm.task.target_dictionary and lm.device.type == "cpu"
 
 
-def test_settings_of_generation_hold_from_the_loading_on(load: Load, capsys: pytest.CaptureFixture[str]) -> None:
-    lm = load(max_len_b=7, min_len=7, cpu=True)
-    [best, *_] = lm.generate(lm.encode("the low"), beam=2)
-    assert len(best["tokens"]) == 8
-    torch.testing.assert_close(
-        lm.generate(lm.encode("the low"), score_reference=True)[0]["positional_scores"],
-        lm.score("the low", shorten_method="truncate")["positional_scores"],
-    )
-    capsys.readouterr()
-    assert lm.translate(["the low"], verbose=True, max_len_b=9) == [lm.sample("the low", beam=5, max_len_b=9)]
-    assert [line[0] for line in capsys.readouterr().out.splitlines()] == ["S", *"HP" * 5]
-    torch.manual_seed(1)
-    drawn = [lm.sample("the", sampling=True) for _ in range(6)]
-    torch.manual_seed(1)
-    assert [lm.sample("the", sampling=True) for _ in range(6)] == drawn and len(set(drawn)) > 1
-    for settings in ({"prefix_allowed_tokens_fn": print}, {"diverse_beam_groups": 2}):
-        with pytest.raises(UserError, match=f"{next(iter(settings))}: is not implemented"):
-            lm.sample("the", **settings)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="unkpen: is not implemented"):
-        load(unkpen=1.0)
-    with pytest.raises(UserError, match="nothing: no such setting"):
-        load(nothing=1)
-
-
-def test_an_ensemble_scores_with_the_mean_probability_and_without_padding(load: Load, tmp_path: Path) -> None:
-    runs.saved(tmp_path / "model" / "two.pt", f"{MODEL} --seed 2", data=tmp_path / "data-bin")
-    both, line = load(checkpoint_file="model.pt:two.pt"), load().encode("the low the")
-    each = [load(checkpoint_file=name).score("the low the")["positional_scores"] for name in ("model.pt", "two.pt")]
-    assert not torch.allclose(*each)
-    expected = torch.stack(each).exp().mean(0).log()
-    torch.testing.assert_close(both.score("the low the")["positional_scores"], expected)
-    padded = torch.cat([line, torch.tensor([both.src_dict.pad()] * 2)])[None]
-    [[scored]] = both.generate(padded, score_reference=True)
-    torch.testing.assert_close(scored["positional_scores"], expected)
-    torch.testing.assert_close(both.generate(line, beam=1)[0]["positional_scores"][:3], expected)
-
-
-def test_settings_of_searches_may_change_later_and_must_be_possible(load: Load) -> None:
-    lm = load(seed=3, batch_size=4)
-    assert lm.cfg.common.seed == 3 and lm.cfg.dataset.batch_size == 4
-    lm.cfg.generation.max_len_b = 3
-    assert len(lm.generate(lm.encode("the"))[0]["tokens"]) <= 4
-    for settings, message in (({"beam": 0}, "beam 0: must be at least 1"), ({"max_len_b": -1}, "max_len_b -1: must")):
-        with pytest.raises(UserError, match=message):
-            lm.sample("the", **settings)
-
-
 def test_a_model_with_subwords_is_pickled_and_an_explicit_file_comes_first(load: Load, tmp_path: Path) -> None:
     lm = load(bpe="fastbpe")
     again = pickle.loads(pickle.dumps(lm))

@@ -211,11 +211,11 @@ def test_vocabulary_of_the_folder_becomes_the_dictionary_with_its_ids(file, cont
     assert dictionary.encode("the unheard wört5").tolist() == [1, 2, 8, 0]
 
 
-def test_words_that_no_text_can_hold_become_placeholders(tmp_path):
+def test_words_that_text_cannot_hold_are_written_without_white_space(tmp_path):
     words = ["<eos>", "a b", "", "token2", "x", "x", "\u200b", "c\n", *WORDS[8:]]
     out = hugging_face(hf_with_vocabulary(tmp_path / "in", "vocab.pkl", words), tmp_path / "out")
     symbols = LanguageModel.from_pretrained(out).dictionary.symbols
-    assert symbols[:8] == ["<eos>", "token1", "token2_", "token2", "x", "token5", "\u200b", "token7"]
+    assert symbols[:8] == ["<eos>", "a<0x20>b", "<0x>", "token2", "x", "madeupword0005", "\u200b", "c<0x0A>"]
     assert symbols[8:] == WORDS[8:]
 
 

@@ -13,68 +13,16 @@ from typing import Any
 import pytest
 import runs
 import torch
-from fairseq.binarizer import BinarizeSummary, FileBinarizer, VocabularyDatasetBinarizer
 from fairseq.data.data_utils import raise_if_valid_subsets_unintentionally_ignored
-from fairseq.file_chunker_utils import Chunker, find_offsets
 from fairseq.file_io import PathManager
-from fairseq.models.ema import EMA
 from torch import nn
 
 from fairseq.config import options
 from fairseq.data import Dictionary, MonolingualDataset
-from fairseq.data.indexed_dataset import make_dataset
 from fairseq.distributed import ModuleProxyWrapper
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq_cli import interactive
 from scripts.average_checkpoints import average_checkpoints
-
-
-def ema_config(**settings: object) -> SimpleNamespace:
-    return SimpleNamespace(**{"ema_decay": 0.9, "ema_start_update": 0, "ema_fp32": False, **settings})
-
-
-@pytest.mark.parametrize("fp32", [False, True])
-def test_an_average_is_that_of_its_formula_and_whole_numbers_are_copied(fp32: bool) -> None:
-    model = nn.BatchNorm1d(3)
-    average = EMA(model, ema_config(ema_fp32=fp32))
-    with torch.no_grad():
-        model.weight.fill_(2.0)
-        model.num_batches_tracked.fill_(7)
-    for _ in range(2):
-        average.step(model)
-    found = average.get_model().state_dict()
-    torch.testing.assert_close(found["weight"], torch.full((3,), 0.81 * 1.0 + 0.19 * 2.0))
-    assert found["num_batches_tracked"] == 7
-    assert set(average.fp32_params) == ({"weight", "bias", "running_mean", "running_var"} if fp32 else set())
-    torch.testing.assert_close(average.reverse(nn.BatchNorm1d(3)).weight, found["weight"])
-
-
-def test_an_average_starts_at_its_update_and_skips_what_it_is_told() -> None:
-    model = nn.Linear(2, 1)
-    average = EMA(model, ema_config(ema_start_update=5), skip_keys=["bias"])
-    before = model.weight.detach().clone()
-    with torch.no_grad():
-        model.weight += 1.0
-        model.bias += 1.0
-    average.step(model, updates=5)
-    torch.testing.assert_close(average.get_model().weight, before + 0.1)
-    torch.testing.assert_close(average.get_model().bias, model.bias.detach())
-    average.step(model, updates=4)
-    assert average.get_decay() == 0 and torch.equal(average.get_model().weight, model.weight.detach())
-
-
-@pytest.mark.parametrize("pieces", [1, 3, 7, 40])
-def test_pieces_of_a_text_have_each_line_once(tmp_path: Path, pieces: int) -> None:
-    lines = [f"line {number} {'ü' * (number % 5)}\n" for number in range(20)]
-    (tmp_path / "text").write_text("".join(lines), encoding="utf-8")
-    offsets = find_offsets(tmp_path / "text", pieces)
-    found = []
-    for start, end in zip(offsets, offsets[1:], strict=False):
-        with Chunker(tmp_path / "text", start, end) as chunk:
-            found += list(chunk)
-    assert len(offsets) == pieces + 1 and found == lines
-    with Chunker(tmp_path / "text", 0, -1) as chunk:
-        assert list(chunk) == lines
 
 
 def test_files_are_those_of_this_machine(tmp_path: Path) -> None:
@@ -131,27 +79,6 @@ def test_splits_that_would_not_be_read_are_an_error(
             raise_if_valid_subsets_unintentionally_ignored(config)
     else:
         raise_if_valid_subsets_unintentionally_ignored(config)
-
-
-def test_lines_are_binarised_as_the_command_does(tmp_path: Path) -> None:
-    text = tmp_path / "text"
-    text.write_text("a b a\n\nc zwölf\nb\n")
-    words = Dictionary()
-    for word in ("a", "b", "c"):
-        words.add_symbol(word)
-    binarizer = VocabularyDatasetBinarizer(words)
-    summary = FileBinarizer.multiprocess_dataset(str(text), "mmap", binarizer, str(tmp_path / "out"), len(words), 3)
-    assert (summary.num_seq, summary.num_tok, summary.num_replaced) == (4, 10, 1)
-    assert summary.replaced == {"zwölf": 1} and str(summary) == "4 sents, 10 tokens, 10.0% replaced"
-    rows = make_dataset(str(tmp_path / "out"), "mmap")
-    assert [rows[i].tolist() for i in range(4)] == [[4, 5, 4, 2], [2], [6, 3, 2], [5, 2]]
-    plain = BinarizeSummary()
-    numbers = VocabularyDatasetBinarizer(words, append_eos=False, reverse_order=True, already_numberized=True)
-    assert numbers.binarize_line("7 8 9", plain).tolist() == [9, 8, 7] and plain.num_tok == 3
-    plain.merge(summary)
-    assert (plain.num_seq, plain.num_tok) == (5, 13)
-    with pytest.raises(Exception, match="dataset_impl lazy: only mmap is supported"):
-        FileBinarizer.multiprocess_dataset(str(text), "lazy", binarizer, str(tmp_path / "other"))
 
 
 def test_context_is_what_the_rows_before_held() -> None:

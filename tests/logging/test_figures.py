@@ -80,6 +80,17 @@ def test_a_figure_whose_sums_are_missing_is_not_shown():
     assert meter.report({"count": count})["count"] == 3
 
 
+def test_predictions_of_a_validation_are_copied_once(monkeypatch):
+    copied, join = [], torch.cat
+    monkeypatch.setattr(torch, "cat", lambda parts, *rest: copied.append(sum(map(len, parts))) or join(parts, *rest))
+    meter = Meter(CPU)
+    for batch in range(50):
+        meter.add(NamedSums.of(log_of(found=Gathered(torch.full((4,), batch))), 4, CPU, gather=True))
+    meter.reduce(World())
+    assert meter.totals.rows["found"].tolist() == [batch for batch in range(50) for _ in range(4)]
+    assert sum(copied) == 200
+
+
 def test_sums_are_reduced_over_ranks_and_predictions_joined_in_rank_order(monkeypatch):
     monkeypatch.setattr(World, "sum", lambda self, value: value.mul_(2))
     monkeypatch.setattr(World, "gather", lambda self, value, everywhere=False: [value, value + 10])

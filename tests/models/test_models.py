@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import re
 
@@ -389,3 +390,24 @@ def test_cross_entropy_through_any_output_layer_is_that_of_its_probabilities():
         expected = F.nll_loss(lprobs.flatten(0, 1), target.flatten(), ignore_index=PAD, reduction="sum")
         torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-4)
         assert size == log["ntokens"] == 10 and log["nsentences"] == 2
+
+
+@pytest.mark.parametrize(
+    "flags", ["--arch transformer_lm_tiny", "--arch shortformer_tiny", "--arch transformer_xl_tiny --same-length"]
+)
+def test_masks_and_tables_of_positions_are_freed_with_the_model(flags):
+    def tensors():
+        gc.collect()
+        return {id(x) for x in gc.get_objects() if isinstance(x, torch.Tensor)}
+
+    def used():
+        model = runs.model_of(flags, "--tokens-per-sample 24")
+        tokens = torch.randint(4, 500, (2, 24))
+        _, extra = model(tokens)
+        model(tokens, memory=extra["memory"])
+        with torch.inference_mode():
+            model(tokens[:, :1], cache=model.new_cache(2))
+
+    before = tensors()
+    used()
+    assert tensors() <= before

@@ -312,6 +312,18 @@ def test_cached_equals_uncached(kind: str, step: int) -> None:
         torch.testing.assert_close(torch.cat(hidden, dim=1), read(model, source, 4), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("encoding", ["relative", "shaw", "absolute", "learned"])
+def test_a_row_does_not_depend_on_the_length_of_the_rows_beside_it(encoding: str) -> None:
+    model = decoder(mem_len=0, position_encoding=encoding, max_relative_length=3)
+    model.padding_idx = 1
+    batch = tokens(3, 6).clamp(min=2)
+    batch[1, 4:] = batch[2, 1:] = model.padding_idx
+    with torch.no_grad():
+        together = model(batch)[0]
+        for row, length in enumerate((6, 4, 1)):
+            torch.testing.assert_close(together[row, :length], model(batch[row : row + 1, :length])[0][0])
+
+
 @pytest.mark.parametrize("encoding", ["absolute", "learned"])
 def test_reading_anew_stands_in_for_a_cache_where_positions_move(encoding: str) -> None:
     model = decoder(mem_len=0, position_encoding=encoding, max_relative_length=3)

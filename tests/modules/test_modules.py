@@ -306,6 +306,11 @@ def test_adaptive_softmax_with_empty_bands(target):
     assert all(p.grad is not None and torch.isfinite(p.grad).all() for p in module.parameters())
 
 
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (3, 0)])
+def test_adaptive_softmax_of_no_hidden_states_has_a_row_for_each_of_them(shape):
+    assert softmax("tied").log_probs(torch.randn(*shape, 32)).shape == (*shape, WORDS)
+
+
 def test_adaptive_softmax_drops_in_training_only():
     module = AdaptiveSoftmax(WORDS, 32, CUTOFFS, dropout=0.5, factor=2.0)
     hidden, target = torch.randn(50, 32), torch.arange(WORDS)

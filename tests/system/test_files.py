@@ -12,9 +12,9 @@ import sys
 
 import pytest
 import runs
+from kills import leftover
 
 from fairseq.errors import UserError
-from fairseq.system import files
 from fairseq.system.files import (
     atomic_file,
     atomic_folder,
@@ -23,15 +23,6 @@ from fairseq.system.files import (
     prepare_folder,
     remove_leftovers,
 )
-
-
-def leftover(name):
-    """A name that a killed process of this host gave a temporary file."""
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    return f".{name}.{files._HOST}.{child}.0badcafe.tmp"
 
 
 class Interruption(Exception):
@@ -162,14 +153,14 @@ def test_a_live_writers_temporary_files_are_never_removed_and_a_killed_ones_are(
 
 
 def test_the_check_of_a_place_removes_what_a_killed_process_left_there(tmp_path):
-    (tmp_path / leftover("out")).touch()
+    (tmp_path / leftover(tmp_path / "out").name).touch()
     prepare_file("--out", tmp_path / "out")
     assert os.listdir(tmp_path) == []
 
 
 def test_files_of_other_hosts_and_of_others_are_never_removed(tmp_path):
     others = {".a.other-host.12.0badcafe.tmp", ".notes.tmp", "a.tmp", ".checkpoint_last.pt.0badcafe.tmp"}
-    own = leftover("a")
+    own = leftover(tmp_path / "a").name
     for name in others | {own}:
         (tmp_path / name).touch()
     remove_leftovers(tmp_path)

@@ -251,7 +251,7 @@ def test_the_dictionary_is_found_beside_a_sharded_checkpoint(folders: tuple[Path
     run = write_dictionary(tmp_path / "run")
     shards = run / "checkpoint_1_5.parts"
     shards.mkdir()
-    (shards / "manifest.json").write_text("{}")
+    (shards / "plain.pt").write_text("{}")
     last = run / "checkpoint_last.pt"
     last.symlink_to(shards.name)
     for source in (run, last, shards):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import random
 import re
 import sys
 from collections import Counter
@@ -18,7 +19,7 @@ from subword_encodings import COUNTS, MERGES, TEXT, encodings
 
 from fairseq.errors import UserError
 from fairseq.text.tokenizers import BPES, Subwords
-from fairseq.text.tokenizers.base import Vocabulary
+from fairseq.text.tokenizers.base import Vocabulary, spelled
 from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.rules import BYTES
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
@@ -68,6 +69,22 @@ def test_sentencepiece_gives_the_librarys_pieces(made: dict[str, Subwords]) -> N
     assert made["sentencepiece"].encode([TEXT]) == [" ".join(model.encode(TEXT, out_type=str))]
 
 
+def test_sentencepiece_learns_every_letter_of_long_paragraphs_without_spaces() -> None:
+    """Such a paragraph is one word; the library skips it if it is long or has its own mark."""
+    pytest.importorskip("sentencepiece")
+    draw = random.Random(1)
+    letters = [chr(0x4E00 + number) for number in range(300)]
+    short = ["".join(draw.choices(letters[:150], k=200)) for _ in range(60)]
+    long = ["".join(draw.choices(letters[:250], k=2000)) for _ in range(20)]
+    marked = ["".join(letters[250:275]) + "▅" + "".join(letters[275:])]
+    assert len(long[0].encode()) > 4192, "the library's bound"
+    for paragraphs in (long, short + long + marked):
+        learned = SentencePiece(SentencePiece.learn(Counter(paragraphs), 320 if marked[0] in paragraphs else 260))
+        symbols = " ".join(learned.encode(paragraphs)).split()
+        # Its own mark alone is no piece.
+        assert symbols.count("<unk>") == sum(paragraph.count("▅") for paragraph in paragraphs)
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.text(max_size=30))
 def test_byte_level_text_comes_back_exactly(text: str) -> None:
@@ -93,8 +110,19 @@ def test_symbols_with_white_space_are_written_without_and_come_back() -> None:
     line = vocabulary.line([0, 2, 1, 3, 4])
     assert line == "a <0x20> b<0x20>c <0xA0>x <unk>"
     assert vocabulary.plain(line.split()) == ["a", " ", "b c", "\xa0x", "<unk>"]
-    with pytest.raises(UserError, match="file: two symbols are written '<0x20>'"):
-        Vocabulary({0: " ", 1: "<0x20>"}, None, "file")
+    with pytest.raises(UserError, match="file: has another symbol <unk> than the unknown one"):
+        Vocabulary({0: "[UNK]", 1: "<unk>"}, 0, "file")
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(["<0x20>", " ", "_", "\r", "<0x0D>", "a"]), max_size=3).map("".join), unique=True)
+)
+def test_different_symbols_are_written_differently_and_without_white_space(symbols: list[str]) -> None:
+    written = spelled(dict(enumerate(symbols)))
+    assert len(set(written.values())) == len(symbols)
+    for index, symbol in enumerate(symbols):
+        assert written[index].split() == [written[index]]
+        assert written[index] == symbol or symbol.split() != [symbol]
 
 
 DAMAGED = {

@@ -124,7 +124,6 @@ def test_a_moved_or_copied_run_goes_on_with_its_own_file_not_with_the_first_ones
         ({"save_dir": "./c/../b", "metrics_file": "m"}, "m"),
         ({"metrics_file": "m"}, "m"),
         ({"save_dir": "/a", "metrics_file": ""}, ""),
-        ({"save_dir": 2024, "metrics_file": 7}, "b/7"),
     ],
 )
 def test_where_the_metrics_of_another_run_go(settings: dict[str, Any], expected: str):
@@ -136,11 +135,3 @@ def test_what_the_command_line_names_is_not_moved(tmp_path):
     file.write_text(f"save_dir: {tmp_path}/a\nmetrics_file: {tmp_path}/m.jsonl\narch: transformer_lm_tiny\n")
     named = runs.arguments("--config", file, "--save-dir b --metrics-file", os.devnull)
     assert (named.save_dir, named.metrics_file) == ("b", os.devnull)
-
-
-def test_a_settings_file_with_values_of_other_types_is_compared_as_text(tmp_path):
-    file = tmp_path / "m.jsonl"
-    file.write_text('{"tag": "train", "step": 1}\n')
-    (tmp_path / "settings.yaml").write_text("save_dir: 2024\nmetrics_file: [1]\n")
-    with pytest.raises(UserError, match="--metrics-file .*: exists"):
-        runs.train(tmp_path, QUICK, "--max-update 1 --metrics-file", file)

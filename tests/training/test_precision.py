@@ -16,6 +16,7 @@ from fairseq.config.command_settings import GenerationConfig
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scorer, Scoring
+from fairseq.inference.loading import load_language_models
 from fairseq.inference.writer import Writer
 from fairseq.modules import precision
 from fairseq.training import gradients
@@ -148,7 +149,7 @@ def test_trained_models_are_read_in_float32_there_too(tmp_path, monkeypatch, slo
     monkeypatch.setattr(precision, "bfloat16_is_slower", lambda: slower)
     path, common = runs.saved(tmp_path / "model.pt", runs.BASELINE), CommonConfig(bf16=True, cpu=True)
     writer = Writer.load(GenerationConfig(), common, [str(path)], str(runs.DATA), {})
-    models = [reader.original for reader in writer.models]
+    models, _, _ = load_language_models([str(path)], str(runs.DATA), {}, {})
     scorer = Scorer(models, writer.task.source_dictionary, Scoring(16), precision.Precision(common))
     for reader in (*writer.models, *scorer.readers):
         weight = reader.model.decoder.layers[0].fc1.weight

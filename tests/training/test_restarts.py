@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 import runs
 from mistakes import logged
 from small_runs import FIVE
-
-from fairseq import checkpoint
-from fairseq.checkpoint import store
 
 TWO_RATES = [FIVE, "--lr-scheduler fixed --lr 0.001,0.00001 --no-epoch-checkpoints"]
 
@@ -32,13 +28,3 @@ def test_a_run_that_stopped_before_the_epoch_of_its_last_rate_trains_that_epoch(
     flags = [*TWO_RATES, "--min-lr 1e-5"]
     assert len(runs.updates(runs.train(tmp_path, *flags, "--max-epoch 1"))) == 5
     assert [line["lr"] for line in runs.updates(runs.train(tmp_path, *flags))] == [1e-5] * 5
-
-
-def test_a_resumed_run_reads_its_checkpoint_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs.train(tmp_path, FIVE, "--max-update 2")
-    read: list[Any] = []
-    original = store.read
-    monkeypatch.setattr(store, "read", lambda path, *args: read.append(str(path)) or original(path, *args))
-    runs.train(tmp_path, FIVE, "--max-update 3")
-    assert read == [str(tmp_path / "checkpoint_last.pt")]
-    assert checkpoint.read(tmp_path / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"] == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from dataclasses import replace
@@ -9,17 +10,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import runs
 import torch
-from mistakes import logged
-from small_runs import FIVE, a_run, state
+from mistakes import logged, user_error
+from small_runs import FIVE, a_run, state, the_run
 
 from fairseq import checkpoint
+from fairseq.config.settings import training_settings
+from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.data.position import SavedBy
 from fairseq.errors import UserError
 from fairseq.training.callbacks.limits import Limits
-from fairseq.training.resume import restore
+from fairseq.training.resume import restore, restoring
 from fairseq.training.stages import Stage
 from fairseq.training.update import update
 
@@ -135,6 +139,27 @@ def test_the_best_of_blocks_of_another_length_is_set_aside(caplog: pytest.LogCap
     assert resumed_best() is not None and len(aside) == 2
     del stored["extra_state"]["validation"], stored["args"]["tokens_per_sample"]
     assert resumed_best("--tokens-per-sample 32") is not None, "of a checkpoint that does not tell its length"
+
+
+@pytest.mark.parametrize("how", ["other words", "fewer words", "another folder of the same"])
+def test_a_run_whose_data_changed_says_so(
+    trained: Path, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(runs.DATA, data)
+    corpus = IndexedCorpus(str(data / "valid"))  # what these runs train on
+    tokens, sizes = np.asarray(corpus.tokens), np.asarray(corpus.sizes)
+    if how == "other words":
+        tokens = np.where(tokens == 4, 5, tokens)
+    lines = len(sizes) // 2 if how == "fewer words" else len(sizes)
+    with IndexedWriter(str(data / "valid"), tokens.dtype) as writer:
+        writer.add(tokens[: sizes[:lines].sum()], sizes[:lines])
+    run = the_run(training_settings(runs.arguments(FIVE, runs.ADAM, data=data)))
+    message = "the data have changed"
+    refused = user_error(f"^x.pt: {message}") if how == "fewer words" else contextlib.nullcontext()
+    with refused, restoring("x.pt"):
+        restore(run, checkpoint.read(trained), "x.pt")
+    assert (message in caplog.text) is (how == "other words")
 
 
 # --- memory that goes on

@@ -432,9 +432,10 @@ def test_parameters_are_the_same_on_all_ranks_and_dropout_is_not(monkeypatch: py
     assert len({weights for weights, _ in drawn}) == 1
     torch.manual_seed(3)
     assert drawn[0][1] != torch.rand(()).item(), "goes on after the weights"
+    assert drawn[1][1] != drawn[2][1]
     for rank in (1, 2):
         torch.manual_seed(3 + rank)
-        assert drawn[rank][1] == torch.rand(()).item(), "those of --seed plus the rank"
+        assert drawn[rank][1] != torch.rand(()).item(), "those of another seed"
 
 
 def test_an_update_that_is_not_finite_is_saved_for_inspection_unless_nothing_is(tmp_path: Path) -> None:

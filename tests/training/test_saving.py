@@ -212,7 +212,7 @@ def sharded(monkeypatch: pytest.MonkeyPatch) -> Sharded:
 
     monkeypatch.setattr(saving, "is_sharded", lambda cfg, world: True)
     monkeypatch.setattr(saving.dist, "new_group", new_group)
-    monkeypatch.setattr(saving.parts, "write", write)
+    monkeypatch.setattr(saving.sharded, "write", write)
     return fake
 
 
@@ -278,23 +278,6 @@ def test_every_process_takes_part_in_a_state_for_inspection(sharded: Sharded, tm
 
     assert in_threads(save, 2) == [None] * 2
     assert [folder for folder, _, _ in sharded.written] == [tmp_path / "parts"] * 2
-
-
-def test_a_disk_without_room_for_whole_tensors_is_told_before_anything_is_written(
-    sharded: Sharded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[Path, int]] = []
-
-    def check_room(path: Path, plain: dict[str, Any], more: int) -> None:
-        asked.append((path, more))
-        assert plain["model"] == {"w": None}
-        raise UserError("no room")
-
-    monkeypatch.setattr(saving, "check_room", check_room)
-    files = Folders(tmp_path)
-    with pytest.raises(UserError, match="no room"):
-        sharded.saver(World(), files).save(a_sharded_state()[0], SavePoint(1, 11))
-    assert asked == [(Path("11"), 4 * 3 * 4)] and files.events == sharded.written == []
 
 
 def test_a_sharded_run_of_one_process_saves_whole_files() -> None:

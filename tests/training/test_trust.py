@@ -182,6 +182,8 @@ def test_weights_and_biases_gets_figures_and_goes_on(tmp_path: Path, monkeypatch
         runs.train(tmp_path / "run", QUICK, f"--wandb-project p --max-update {updates}")
     assert [(s["project"], s["name"], s["id"]) for s in started] == [("p", "run", None), ("p", "run", "r1")]
     assert [step for step, values in logged if "train_inner/loss" in values] == [1, 2]
+    # Its page compares runs by their settings.
+    assert [s["config"]["max_update"] for s in started] == [1, 2] and "lr" in started[0]["config"]
     monkeypatch.setitem(sys.modules, "wandb", None)
     with user_error(r"--wandb-project: .*pip install wandb"):
         runs.train(tmp_path / "run", QUICK, "--wandb-project p --max-update 3")

@@ -68,7 +68,8 @@ def load_model_ensemble_and_task(
     overrides = dict(arg_overrides or {})
     data = overrides.pop("data", None)
     if data is None:
-        data = task.settings.data_path if task is not None else checkpoint.load(filenames[0])["args"].get("data", "")
+        state = checkpoint.load(filenames[0], only="model")
+        data = task.settings.data_path if task is not None else state["args"].get("data", "")
     of_command = {name: overrides.pop(name) for name in list(overrides) if name in OF_COMMANDS}
     models, setup, settings = load_models(list(filenames), data, overrides, of_command)
     return list(map(logits_model, models)), convert_namespace_to_omegaconf(namespace_of(settings)), setup
@@ -112,10 +113,10 @@ def average_checkpoints(inputs: Sequence[str]) -> dict[str, object]:
     Raises:
         UserError: a file cannot be read, or has other tensors than the first.
     """
-    first = checkpoint.read(inputs[0])
+    first = checkpoint.read(inputs[0], only="model")
     sums = {name: _summed(value) for name, value in first["model"].items()}
     for path in inputs[1:]:
-        model = checkpoint.read(path)["model"]
+        model = checkpoint.read(path, only="model")["model"]
         if model.keys() != sums.keys():
             raise UserError(f"{path}: has other parameters than {inputs[0]}; give checkpoints of one run")
         for name, value in model.items():

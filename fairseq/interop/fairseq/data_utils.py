@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fairseq.data.folders import unread_splits
 from fairseq.errors import UserError
+from fairseq.text.dictionary import post_process as post_process
 
 
 def collate_tokens(
@@ -63,17 +64,6 @@ def lengths_to_padding_mask(lens: Tensor) -> Tensor:
 def lengths_to_mask(lens: Tensor) -> Tensor:
     """True where a row has a token: [B, T]."""
     return ~lengths_to_padding_mask(lens)
-
-
-def post_process(sentence: str, symbol: str | None) -> str:
-    """*sentence* with its subwords joined: ``sentencepiece``, ``subword_nmt`` or a mark such as
-    ``@@ ``."""
-    if symbol == "sentencepiece":
-        # In SentencePiece `▁` is the only blank; the blanks between pieces are fairseq's.
-        return sentence.replace(" ", "").replace("▁", " ").strip()
-    if symbol == "subword_nmt":
-        symbol = "@@ "
-    return (sentence + " ").replace(symbol, "").rstrip() if symbol and symbol != "none" else sentence
 
 
 def batch_by_size(

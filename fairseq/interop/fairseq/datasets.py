@@ -116,11 +116,15 @@ class ListDataset(BaseWrapperDataset):
 
 
 class _Changed(BaseWrapperDataset):
-    """A dataset that changes the examples of another."""
+    """A dataset that changes the examples of another, and their lengths by one rule."""
 
     def change(self, item: Tensor) -> Tensor:
         """*item* as it is here."""
         raise NotImplementedError
+
+    def changed_length(self, tokens: int) -> int:
+        """The length here of an example of *tokens* tokens."""
+        return tokens
 
     def __getitem__(self, index: int) -> Tensor:
         return self.change(self.dataset[index])
@@ -130,8 +134,7 @@ class _Changed(BaseWrapperDataset):
         return np.array([self.num_tokens(index) for index in range(len(self))])
 
     def num_tokens(self, index: int) -> int:
-        # The change tells the new length: one rule for all wrappers, without reading the example.
-        return len(self.change(torch.zeros(int(self.dataset.num_tokens(index)), dtype=torch.long)))
+        return self.changed_length(int(self.dataset.num_tokens(index)))
 
     size = num_tokens
 
@@ -145,6 +148,9 @@ class PrependTokenDataset(_Changed):
 
     def change(self, item: Tensor) -> Tensor:
         return torch.cat([item.new_tensor(self.token), item])
+
+    def changed_length(self, tokens: int) -> int:
+        return tokens + len(self.token)
 
 
 class AppendTokenDataset(PrependTokenDataset):
@@ -163,6 +169,9 @@ class TruncateDataset(_Changed):
 
     def change(self, item: Tensor) -> Tensor:
         return item[: self.length]
+
+    def changed_length(self, tokens: int) -> int:
+        return min(tokens, self.length)
 
 
 class RandomCropDataset(TruncateDataset):
@@ -350,9 +359,15 @@ class ConcatDataset(FairseqDataset):
     def sizes(self) -> np.ndarray:
         return np.array([self.size(index) for index in range(len(self))])
 
+    def ordered_indices(self) -> np.ndarray:
+        """The numbers of the examples by size; of pairs by the first, then the second."""
+        sizes = self.sizes
+        return np.argsort(sizes) if sizes.ndim == 1 else np.lexsort(sizes.T[::-1])
+
     def set_epoch(self, epoch: int) -> None:
         for dataset in self.datasets:
-            dataset.set_epoch(epoch)
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(epoch)
 
 
 class ConcatSentencesDataset(FairseqDataset):

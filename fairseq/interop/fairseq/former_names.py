@@ -49,7 +49,6 @@ def _modules(datasets: str) -> str:
 
 _MODULES = {  # module here (without a dot in interop/fairseq): the names of it in fairseq
     "checkpoint_utils": "checkpoint_utils",
-    "binarizer": "binarizer",
     "fairseq.text.dictionary": "data.dictionary",
     "data_utils": "data.data_utils data.data_utils_fast",
     "dataclass": "dataclass dataclass.configs dataclass.constants dataclass.utils",
@@ -85,7 +84,6 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
         modules.gelu modules.cross_entropy distributed.fully_sharded_data_parallel distributed.module_proxy_wrapper
     """,
     "parts": "optim.amp_optimizer optim.fused_adam logging.progress_bar progress_bar",
-    "resampling": "data.resampling_dataset",
     "roberta": """
         models.roberta models.roberta.model models.roberta.model_camembert
         models.roberta.model_gottbert models.roberta.model_xlmr
@@ -98,8 +96,7 @@ _MODULES = {  # module here (without a dot in interop/fairseq): the names of it 
     "transformer_config": "models.transformer.transformer_config",
     "sentence_ranking": "tasks.sentence_ranking criterions.sentence_ranking",
     "utils": "utils tokenizer",
-    "files": "file_io file_utils file_chunker_utils",
-    "ema": "models.ema",
+    "files": "file_io file_utils",
     "fairseq.config.options": "options",
     "fairseq.config.registry": "registry",
     "fairseq.models": "models.fairseq_model",
@@ -157,7 +154,6 @@ _NAMES: dict[str, dict[str, str]] = {
             TruncatedDictionary
         """,
         "iterators": "BufferedIterator CountingIterator EpochBatchIterator GroupedIterator ShardedIterator",
-        "resampling": "ResamplingDataset",
         "inert": """
             LanguagePairDataset BacktranslationDataset TransformEosDataset RoundRobinZipDatasets
             FairseqIterableDataset IndexedRawTextDataset

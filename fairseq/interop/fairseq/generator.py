@@ -79,9 +79,9 @@ class SequenceGenerator:
         if not isinstance(strategy, BeamSearch):
             kind = type(strategy).__name__
             raise UserError(f"SequenceGenerator: search {kind} is not implemented; use BeamSearch or Sampling")
-        if unk_penalty or match_source_len:
-            names = "`unk_penalty` and `match_source_len`"
-            raise UserError(f"SequenceGenerator: {names} are not implemented; leave them out")
+        for name, value in (("unk_penalty", unk_penalty), ("match_source_len", match_source_len)):
+            if value:
+                raise UserError(f"SequenceGenerator: `{name}` {value}: not implemented; leave it out")
         self.models = [] if models is None else _generating(models)
         self.tgt_dict, self.eos = tgt_dict, tgt_dict.eos() if eos is None else eos
         self.max_len_a, self.max_len_b = max_len_a, max_len or max_len_b

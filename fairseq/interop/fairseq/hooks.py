@@ -4,6 +4,7 @@ by name."""
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,10 @@ from fairseq.interop.fairseq.criterions import FairseqLoss
 from fairseq.models.base import BaseFairseqModel
 from fairseq.tasks.fairseq_task import FairseqTask
 
+logger = logging.getLogger(__name__)
+
 REFUSED = {  # methods of a task that nothing here calls, and what to do instead
     "optimizer_step": "put it into an optimizer",
-    "build_dictionary": "build the dictionary with fairseq-preprocess",
 }
 EXPECTED = {
     "load_dataset": "(split, combine=False, **kwargs)",
@@ -80,6 +82,8 @@ def check(task: Any, model: BaseFairseqModel, criterion: object) -> None:
         UserError: a check failed; the message names the method.
     """
     cls, name = task.plugin, task.settings.chosen.task or type(task).__name__
+    if hasattr(cls, "build_dictionary"):
+        logger.warning("--task %s: build_dictionary is not called: fairseq-preprocess makes the dictionary", name)
     for method, advice in REFUSED.items():
         if overrides(cls, method):
             raise UserError(f"--task {name}: {method} is not called here; {advice}")

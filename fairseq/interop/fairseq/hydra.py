@@ -3,19 +3,18 @@ Hydra's code.
 
 fairseq groups its settings (``optimization.lr``); flags have the last part of the name. A group
 such as ``optimizer`` is also a choice: its ``_name`` or its option in the list of ``defaults`` is
-the flag of that name.
+the flag of that name. Sweeps, launchers and references to anything but one setting are refused.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq.config.settings_file import load_yaml
+from fairseq.config.settings_file import NULLS, load_yaml, parse_yaml
 from fairseq.errors import UserError
 
 Tree = dict[str, Any]
@@ -24,16 +23,11 @@ GROUPS = ("common", "distributed_training", "dataset", "optimization", "checkpoi
 UNREAD = ("common_eval", "generation", "eval_lm", "interactive")  # of other commands, in files that fairseq composed
 PARTS = {"model": "arch"} | {name: name for name in ("task", "criterion", "optimizer", "lr_scheduler")}  # their flags
 OTHERS = ("scoring", "bpe", "tokenizer")  # choices of translation
-HYDRA = (  # its own sections; of them ``run.dir`` alone is read
-    *("run", "sweep", "job", "launcher", "sweeper", "hydra_logging", "job_logging", "searchpath", "callbacks", "help"),
-    *("env", "mode", "output_subdir", "verbose"),
-)
 OUTPUTS = ("save_dir", "tensorboard_logdir", "log_file")  # relative to the folder of the run
 OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w@-]+(?:[./][\w@-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
-REFERENCE = re.compile(r"\$\{([^${}]*)\}")
+REFERENCE = re.compile(r"\$\{(\w+)\.(\w+)\}")  # the value of another setting, as composed files have it
 MISSING = "???"
-NULLS = ("null", "Null", "NULL", "~")  # of YAML
-LONGEST = 1 << 12  # characters of a value
+NO_LAUNCHER = "launchers and sweepers are not supported; start fairseq-hydra-train where it is to run, for each value"
 
 
 def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
@@ -45,12 +39,12 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
         overrides: ``group.name=value``, ``group=option``, ``+group.name=value``, ``~group.name``.
 
     Raises:
-        UserError: a file or an override is malformed, a sweep, or contradicts another setting.
+        UserError: a file or an override is malformed, a sweep or a launcher, or contradicts another
+            setting.
     """
     parsed = [_override(text) for text in overrides]
-    # A key without a dot chooses an option of a group; with a slash it is one of Hydra's own, such
-    # as hydra/launcher.
-    chosen = {key: None if sign == "~" else value for sign, key, value in parsed if "." not in key and "/" not in key}
+    # A key without a dot chooses an option of a group.
+    chosen = {key: None if sign == "~" else value for sign, key, value in parsed if "." not in key}
     folder, content = (config.parent, load_yaml(config, "--config-name")) if config is not None else (Path(), {})
     listed = _defaults(folder, content.pop("defaults", None) or [])
     tree: Tree = {"criterion": {"_name": "cross_entropy"}, "lr_scheduler": {"_name": "fixed"}}  # fairseq's own
@@ -58,19 +52,25 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
         _merge(tree, _of_option(folder, group, chosen.get(group, option)))
     # After the options of the defaults: what the primary file says itself overrides them, as in
     # Hydra since 1.1.
-    _merge(tree, {name: {"_name": value} if isinstance(value, str) else value for name, value in content.items()})
+    _merge(
+        tree,
+        {
+            name: {"_name": value} if isinstance(value, str) and name not in GROUPS else value
+            for name, value in content.items()
+        },
+    )
     tree.pop("_name", None)  # of a file that fairseq composed
     for group in chosen.keys() - listed.keys():
         _merge(tree, _of_option(folder, group, chosen[group]))
     for sign, key, value in parsed:
         # Values of single settings come last, whatever their order: Hydra composes groups first.
-        if key not in chosen and "/" not in key:  # hydra/launcher and the like
+        if key not in chosen:
             _assign(tree, key.split("."), value, remove=sign == "~")
     return _flags(tree)
 
 
 def _defaults(folder: Path, entries: object) -> dict[str, object]:
-    """The options by group in a list of ``defaults``; Hydra's own are left out."""
+    """The options by group in a list of ``defaults``."""
     options: dict[str, Any] = {}
     for entry in entries if isinstance(entries, list) else [entries]:
         if entry == "_self_":
@@ -80,8 +80,16 @@ def _defaults(folder: Path, entries: object) -> dict[str, object]:
         [(group, option)] = entry.items()
         # Hydra writes a group as `optimizer`, `/optimizer` or `override optimizer`, with one
         # meaning here.
-        options[str(group).removeprefix("override ").lstrip("/")] = option
+        name = str(group).removeprefix("override ").lstrip("/")
+        _refuse_hydra(name, f"--config-name: defaults: {group}")
+        options[name] = option
     return {group: option for group, option in options.items() if not group.startswith("hydra")}
+
+
+def _refuse_hydra(group: str, where: str) -> None:
+    """Raise UserError for a launcher or a sweeper; Hydra's loggers are no settings of a run."""
+    if group in ("hydra/launcher", "hydra/sweeper"):
+        raise UserError(f"{where}: {NO_LAUNCHER}")
 
 
 def _override(text: str) -> tuple[str, str, object]:
@@ -91,30 +99,23 @@ def _override(text: str) -> tuple[str, str, object]:
     match = OVERRIDE.fullmatch(text)
     if match is None or (match["value"] is None and match["sign"] != "~"):
         raise UserError(f"{text[:100]}: expected group.name=value")
+    _refuse_hydra(match["key"], text[:100])
+    if "/" in match["key"]:
+        raise UserError(f"{text[:100]}: expected group.name=value, or group=option")
     value = match["value"] or ""
-    if _has_outer_comma(value):
-        raise UserError(f"{text[:100]}: sweeps are not supported; start one run for each value")
     # Quotes keep a value text: `'1e-3'` and `'true'` are read no further.
     if value[:1] in "'\"" and value[-1:] == value[:1] and len(value) > 1:
         return match["sign"] or "", match["key"], value[1:-1]
+    if "," in value and value[:1] not in "[({":
+        raise UserError(f"{text[:100]}: sweeps are not supported; start one run for each value")
     try:
-        parsed = yaml.safe_load(value) if value[:1] != "(" else value
+        parsed = parse_yaml(value) if value[:1] != "(" else value
     except yaml.YAMLError:
         raise UserError(f"{text[:100]}: the value is not valid YAML; quote it") from None
     # An empty text, or a comment, is null to YAML, which would choose the default silently.
-    if parsed is None and value.strip() not in NULLS and match["sign"] != "~":
+    if parsed is None and value.strip() not in NULLS[1:] and match["sign"] != "~":
         raise UserError(f"{text[:100]}: an empty value; give one, or leave {match['key'][:80]} out for the default")
     return match["sign"] or "", match["key"], parsed
-
-
-def _has_outer_comma(value: str) -> bool:
-    """Return whether *value* has a comma outside of quotes and brackets, which separates the values
-    of a sweep."""
-    bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", value)
-    # From the inside out: a regular expression matches no nested brackets.
-    while (inner := re.sub(r"\([^()]*\)|\[[^][]*\]|\{[^{}]*\}", "", bare)) != bare:
-        bare = inner
-    return "," in bare
 
 
 def _of_option(folder: Path, group: str, option: object) -> Tree:
@@ -174,11 +175,14 @@ def _flags(tree: Tree) -> list[str]:
 def _run_folder(tree: Tree) -> str:
     """Take Hydra's own settings out of *tree*, and return ``hydra.run.dir``; empty without one."""
     sections = tree.pop("hydra", {})
-    if not isinstance(sections, dict) or not sections.keys() <= {*HYDRA}:
-        raise UserError(f"hydra: found {str(sections)[:100]}; its sections are {', '.join(HYDRA)}")
+    if not isinstance(sections, dict):
+        raise UserError(f"hydra: expected settings, found {str(sections)[:100]}")
+    for name in ("launcher", "sweeper", "sweep"):
+        if name in sections:
+            raise UserError(f"hydra.{name}: {NO_LAUNCHER}")
     match sections.get("run"):
         case {"dir": str() | int() as text}:
-            return _text("hydra.run.dir", text, tree) or ""
+            return _text("hydra.run.dir", text) or ""
         case None:
             return ""
         case other:
@@ -191,7 +195,9 @@ def _by_name(tree: Tree) -> dict[str, str]:
     keys: dict[str, str] = {}
     for group, values in tree.items():
         # A composed file has all of `ema`, with values that mean nothing while it is off.
-        if group in UNREAD or (group == "ema" and isinstance(values, dict) and not values.get("store_ema")):
+        if group in UNREAD or (
+            group == "ema" and isinstance(values, dict) and str(values.get("store_ema")).lower() != "true"
+        ):
             continue
         if group not in (*PARTS, *GROUPS, *OTHERS):
             raise UserError(f"{group}: no such group of settings; one of {', '.join([*PARTS, *GROUPS])}")
@@ -199,8 +205,10 @@ def _by_name(tree: Tree) -> dict[str, str]:
             raise UserError(f"{group}: expected settings, {group}.name=value, found {str(values)[:100]}")
         for name, value in values.items() if isinstance(values, dict) else [("_name", values)]:
             key = f"{group}.{name}"
+            if isinstance(value, str) and (reference := REFERENCE.fullmatch(value)):
+                value = (tree.get(reference[1]) or {}).get(reference[2])
             name = PARTS.get(group, group) if name == "_name" else name
-            text = _text(key, value, tree)
+            text = _text(key, value)
             if text is None:
                 continue
             # Groups share names (`tokens_per_sample` of task and model): equal values are one flag,
@@ -211,52 +219,13 @@ def _by_name(tree: Tree) -> dict[str, str]:
     return settings
 
 
-def _text(key: str, value: object, tree: Tree) -> str | None:
+def _text(key: str, value: object) -> str | None:
     """*value* as a flag takes it, None where it is no setting; lists are separated by commas."""
-    value = _resolved(value, tree)
     if value == MISSING and key != "task.data":
         raise UserError(f"{key}: missing; give {key}=VALUE")
-    items = value if isinstance(value, list) else [value]
-    return None if value is None else _joined([_resolved(item, tree) for item in items])
-
-
-def _resolved(value: object, tree: Tree, depth: int = 8) -> Any:
-    """*value* with the values of its references: ``${group.name}``, ``${env:NAME}``,
-    ``${now:%Y-%m-%d}``.
-
-    A text that is nothing but a reference becomes a value of its type.
-    """
-
-    def referent(match: re.Match[str]) -> str:
-        if (referent_value := _referent(match[1], tree)) is None:
-            raise UserError(f"${{{match[1][:100]}}}: refers to no value")
-        return _joined(referent_value)
-
-    # The innermost references are replaced first, so that a name may be made of one; depth and
-    # length bound cycles.
-    while isinstance(value, str) and REFERENCE.search(value):
-        if not depth or len(value) > LONGEST:
-            raise UserError(f"{value[:100]}: refers to itself")
-        single, depth = REFERENCE.fullmatch(value), depth - 1
-        value = _referent(single[1], tree) if single else REFERENCE.sub(referent, value)
-    return value
-
-
-def _referent(reference: str, tree: Tree) -> Any:
-    kind, _, rest = reference.partition(":")
-    if kind == "now":
-        return time.strftime(rest)
-    if kind in ("env", "oc.env") and rest.partition(",")[0] in os.environ:
-        return os.environ[rest.partition(",")[0]]
-    value: Any = tree
-    for name in reference.split("."):
-        value = value.get(name, {}) if isinstance(value, dict) else {}
-    if isinstance(value, dict):
-        raise UserError(f"${{{reference[:100]}}}: refers to no value")
-    return value
-
-
-def _joined(value: object) -> str:
     if isinstance(value, list):
-        return ",".join(map(_joined, value))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return ",".join(_text(key, item) or "" for item in value)
+    text = str(value).lower() if value in ("True", "False", "TRUE", "FALSE") else str(value)
+    if "${" in text:
+        raise UserError(f"{key}={text[:100]}: only ${{group.name}} as a whole is read; give the value, {key}=VALUE")
+    return None if value is None else text

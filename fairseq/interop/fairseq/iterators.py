@@ -257,8 +257,8 @@ class IteratorSampler:
     def __len__(self) -> int:
         return self.layout.batches
 
-    def in_numpy_order(self) -> IteratorSampler:
-        """Return this sampler: NumPy has drawn its order."""
+    def continuing(self, saved: Layout) -> IteratorSampler:
+        """Return this sampler: its order is fairseq's in every run."""
         return self
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import logging
 from argparse import ArgumentParser
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,7 +26,7 @@ from fairseq.interop.fairseq import datasets, encoders, hooks, hub_utils, robert
 from fairseq.interop.fairseq.block_datasets import collate
 from fairseq.interop.fairseq.criterions import log_aggregated, log_figures
 from fairseq.interop.fairseq.data_utils import batch_by_size, filter_by_size, numpy_seed
-from fairseq.interop.fairseq.generator import SequenceGenerator
+from fairseq.interop.fairseq.generator import SequenceGenerator, SequenceScorer
 from fairseq.interop.fairseq.iterators import EpochBatchIterator
 from fairseq.interop.fairseq.language_modeling import __init__, eval_lm_dataloader, setup_dictionary  # noqa: F401
 from fairseq.interop.fairseq.roberta import RobertaModel
@@ -38,109 +36,22 @@ from fairseq.interop.fairseq.views import plain
 from fairseq.models.bert import EncoderModel
 from fairseq.models.sentence import ClassificationHead, SentenceModel
 from fairseq.tasks.fairseq_task import FairseqTask
-from fairseq.text.dictionary import OVERWRITE, Dictionary, decoded, read_dictionary
+from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
 
 # Settings of fairseq's generation, with arguments of the generator that have other names.
 GENERATION = """
     beam=beam_size lenpen=len_penalty max_len_a max_len_b min_len temperature no_repeat_ngram_size sampling
-    sampling_topk sampling_topp
+    sampling_topk sampling_topp unkpen=unk_penalty match_source_len
 """
-
-
-def encode_line(
-    self: Dictionary,
-    line: str,
-    line_tokenizer: Callable[[str], list[str]] = tokenize_line,
-    add_if_not_exist: bool = True,
-    consumer: Callable[[str, int], object] | None = None,
-    append_eos: bool = True,
-    reverse_order: bool = False,
-) -> Tensor:
-    """The ids of the words of *line*: int32 [T]. *consumer* is called with each word and its id."""
-    words = line_tokenizer(line)[:: -1 if reverse_order else 1]
-    ids = [self.add_symbol(word) if add_if_not_exist else self.index(word) for word in words]
-    for word, index in zip(words, ids, strict=True):
-        if consumer is not None:
-            consumer(word, index)
-    return torch.tensor([*ids, self.eos()] if append_eos else ids, dtype=torch.int32)
-
-
-def string(
-    self: Any,
-    tensor: Tensor | Iterable[int],
-    bpe_symbol: str | None = None,
-    escape_unk: bool = False,
-    extra_symbols_to_ignore: Collection[int] = (),
-    unk_string: str | None = None,
-    include_eos: bool = False,
-    separator: str = " ",
-) -> str:
-    """The words of *tensor* [T], or of each row of [B, T] in a line."""
-    if torch.is_tensor(tensor) and tensor.dim() == 2:
-        rest = (bpe_symbol, escape_unk, extra_symbols_to_ignore, unk_string, include_eos, separator)
-        return "\n".join(string(self, row, *rest) for row in tensor)
-    silent = {self.bos(), self.pad(), *extra_symbols_to_ignore} | (set() if include_eos else {self.eos()})
-    unknown = self.unk_string(escape_unk) if unk_string is None else unk_string
-    words = [unknown if index == self.unk() else self[index] for index in map(int, tensor) if index not in silent]
-    text = separator.join(words)
-    # The blank at the end lets the mark of the last word match like the others, as when a text ends
-    # within a word.
-    return text if bpe_symbol is None else (text + " ").replace(bpe_symbol.rstrip() + " ", "").rstrip()
-
-
-def unk_string(self: Dictionary, escape: bool = False) -> str:
-    """The unknown symbol, in brackets with *escape*."""
-    return f"<{self.unk_word}>" if escape else self.unk_word
-
-
-def add_from_file(self: Dictionary, f: Any) -> None:
-    """Add the words of a ``dict.txt``, a path or an open file; one that ends in
-    ``#fairseq:overwrite`` gets a new id.
-
-    Raises:
-        UserError: it cannot be read, or is malformed; a word that is there already is a
-            RuntimeError, too.
-    """
-    is_path = isinstance(f, str | Path)
-    text = decoded(read_dictionary(f), f, "make the dictionary again") if is_path else f.read()
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
-        word = line.rpartition(" ")[0]
-        if word in self.indices and not line.rstrip().endswith(OVERWRITE):
-            raise DuplicateWord(
-                f"line {number}: Duplicate word {word[:80]!r}; end the line with {OVERWRITE}, or remove it"
-            )
-        self._add_line(line, f"line {number}")
-
-
-class DuplicateWord(UserError, RuntimeError):
-    """A word that a dictionary has already."""
-
-
-def add_file_to_dictionary(
-    filename: str | Path, dictionary: Dictionary, tokenize: Callable[[str], list[str]], workers: int
-) -> None:
-    """Count the words of the text *filename* into *dictionary*, and an end for each line."""
-    counts: Counter[str] = Counter()
-    with open(filename, encoding="utf-8") as lines:
-        for line in lines:
-            counts.update([*tokenize(line), dictionary.eos_word])
-    for word, count in sorted(counts.items()):
-        dictionary.add_symbol(word, count)
-
-
-def get_count(self: Dictionary, idx: int) -> int:
-    """How often the symbol *idx* was counted."""
-    return int(self.count[idx])
-
-
-def dummy_sentence(self: Dictionary, length: int) -> Tensor:
-    """*length* random words, the last of them ``</s>``: int64 [T]."""
-    # From the second word on, fairseq's own bound.
-    tokens = torch.randint(self.nspecial + 1, len(self), (length,))
-    tokens[-1] = self.eos()
-    return tokens
+NOT_IMPLEMENTED = {  # settings of other searches: values at which there is none
+    "diverse_beam_groups": (-1, 0),
+    "diversity_rate": (-1, -1.0),
+    "constraints": (False, ""),
+    "print_alignment": (False, ""),
+    "prefix_allowed_tokens_fn": (),
+}
 
 
 def __getitem__(self: Dataset, index: int) -> dict[str, object]:
@@ -365,12 +276,25 @@ def build_generator(
     cfg: object,
     seq_gen_cls: Callable[..., SequenceGenerator] | None = None,
     extra_gen_cls_kwargs: Mapping[str, Any] | None = None,
-    **unused: object,
-) -> SequenceGenerator:
-    """The generator with the settings *cfg* of fairseq's generation, by their names."""
+    prefix_allowed_tokens_fn: object = None,
+) -> Any:
+    """The generator with the settings *cfg* of fairseq's generation, by their names; with
+    ``score_reference`` the scorer.
+
+    Raises:
+        UserError: *cfg* asks for a search that is not implemented.
+    """
+    for name, neutral in NOT_IMPLEMENTED.items():
+        if (value := getattr(cfg, name, None)) not in (None, *neutral):
+            raise UserError(f"`{name}` {value}: not implemented; leave it out")
+    if getattr(cfg, "score_reference", False):
+        return SequenceScorer(self.target_dictionary)
     pairs = (entry.partition("=") for entry in GENERATION.split())
     values = {argument or name: getattr(cfg, name, None) for name, _, argument in pairs}
     options = {name: value for name, value in values.items() if value is not None} | dict(extra_gen_cls_kwargs or {})
+    if prefix_allowed_tokens_fn is not None:
+        raise UserError("`prefix_allowed_tokens_fn`: not implemented; leave it out")
+    options["normalize_scores"] = not getattr(cfg, "unnormalized", False)
     if getattr(self.cfg, "add_bos_token", False):  # readers put <s> before every row
         models = [Reader(plain(model), begin=self.target_dictionary.begin()) for model in models]
     return (seq_gen_cls or SequenceGenerator)(models, self.target_dictionary, **options)

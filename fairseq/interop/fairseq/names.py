@@ -42,11 +42,6 @@ METHODS = (  # module, class, names of functions in the module `methods`
         "build_dataset_for_inference get_interactive_tokens_and_lengths build_bpe build_tokenizer",
     ),
     ("fairseq.tasks.language_modeling", "LanguageModelingTask", "__init__ eval_lm_dataloader setup_dictionary"),
-    (
-        "fairseq.text.dictionary",
-        "Dictionary",
-        "encode_line string add_from_file add_file_to_dictionary dummy_sentence get_count unk_string",
-    ),
 )
 OF_CLASSES = ("add_args", "build_embedding", "from_pretrained", "load_dictionary", "setup_dictionary")
 ATTRIBUTES = (

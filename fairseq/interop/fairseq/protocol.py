@@ -22,6 +22,7 @@ from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.data.dataset import Sample
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator, Turns
+from fairseq.data.position import FAIRSEQ
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -109,7 +110,7 @@ class Protocol(FairseqTask):
         batches = super().iterator(split, model, criterion, training=training, **options)
         if training and is_of_fairseq(model, criterion):
             # The order of fairseq's iterator: losses of its models and criterions can be repeated.
-            batches._turns.in_numpy_order()
+            batches._turns.continuing(FAIRSEQ)
         batches.__class__ = type("Batches", (_Batches,), {"task": self, "model": model, "is_training": training})
         return batches
 

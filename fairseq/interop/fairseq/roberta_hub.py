@@ -160,7 +160,7 @@ def from_pretrained(
 
     The folder of the dictionary, or of fine-tuning, is inside the model's or anywhere. Without
     a tokenizer next to the dictionary *bpe* splits text: ``gpt2`` are numbers in files,
-    ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default the checkpoint's, or *encoder.json*
+    ``gpt2_encoder_json`` and ``gpt2_vocab_bpe``, by default *encoder.json*
     and *vocab.bpe* in the folder; others are in the folder or at ``bpe_codes``. Other
     *settings* change the checkpoint's. *user_dir* is imported first.
 
@@ -175,9 +175,8 @@ def from_pretrained(
     [path, *others], data = located(model_name_or_path, checkpoint_file, data_name_or_path)
     if others:
         raise UserError(f"`checkpoint_file` {checkpoint_file}: several checkpoints; give one, an encoder")
-    state = checkpoint.load(path)
-    trained = {name: file for name in FILES if (file := state["args"].get(name)) and os.path.isfile(file)}
-    files = {name: Path({**trained, **settings}.get(name, path.parent / file)) for name, file in FILES.items()}
+    state = checkpoint.load(path, only="model")
+    files = {name: Path(settings.get(name, path.parent / file)) for name, file in FILES.items()}
     overrides = {k: v for k, v in settings.items() if k not in (*IGNORED, *SETTINGS, *OF_COMMANDS - {"seed"})}
     heads = {match[1]: len(value) for name, value in state["model"].items() if (match := HEAD_OUTPUT.match(name))}
     stored, name = state["args"], "classification_head_name"
@@ -192,8 +191,8 @@ def from_pretrained(
     # A tokenizer next to the dictionary is the one that the data were made with, and comes
     # before `bpe`.
     tokenizer = find_tokenizer(dictionary.path or data, dictionary.symbols)
-    known_files = (settings | trained).keys() & FILES.keys()
-    if tokenizer is None and bpe == "gpt2" and (known_files or all(os.path.isfile(file) for file in files.values())):
+    is_given = settings.keys() & FILES.keys()
+    if tokenizer is None and bpe == "gpt2" and (is_given or all(os.path.isfile(file) for file in files.values())):
         tokenizer = Tokenizer(subwords=Numbered.load(**files))
     if tokenizer is None:
         if bpe not in (None, "", "gpt2"):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
 from fairseq.config.settings import Settings, typed_settings
@@ -24,7 +25,6 @@ from fairseq.interop.fairseq.collated import CollatedDataset
 from fairseq.logging.figures import SIZE, Figure, ratio
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
-from fairseq.system.files import atomic_file
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.settings import SentenceRankingTaskConfig
 from fairseq.text.dictionary import Dictionary
@@ -38,7 +38,7 @@ class SentenceRankingCriterion(FairseqCriterion):
     from 0.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: the file cannot be written, at the first validation.
     """
 
     config_class = SentenceRankingCriterionConfig
@@ -47,9 +47,7 @@ class SentenceRankingCriterion(FairseqCriterion):
     def __init__(self, task: FairseqTask, ranking_head_name: str = HEAD, save_predictions: str | None = None) -> None:
         super().__init__(task)
         self.ranking_head_name, self.file = ranking_head_name, save_predictions
-        if save_predictions is not None:
-            with atomic_file(save_predictions, "`save_predictions`"):
-                pass
+        self.mode = "w"  # of the first write, which replaces an earlier run's file
 
     def check(self, model: BaseFairseqModel) -> None:
         if self.ranking_head_name not in getattr(model, "classification_heads", ()):
@@ -69,13 +67,27 @@ class SentenceRankingCriterion(FairseqCriterion):
         logits = torch.cat(scores, 1).float()  # (B, candidates)
         chosen = logits.argmax(1)
         target = sample["target"].flatten() if size and "target" in sample else None
-        if self.file is not None and size and not self.training:
-            columns = [sample["id"], chosen] + ([target] if target is not None else [])
-            with open(self.file, "a", encoding="utf-8") as file:
-                file.writelines("\t".join(map(str, row)) + "\n" for row in torch.stack(columns, 1).tolist())
+        if self.file is not None and not self.training:
+            columns = [sample["id"], chosen] + ([target] if target is not None else []) if size else []
+            self._write(torch.stack(columns, 1).tolist() if columns else [])
         loss = logits.sum() * 0 if target is None else F.cross_entropy(logits, target, reduction="sum")
         correct = (chosen == target).sum() if target is not None else torch.zeros_like(chosen).sum()
         return loss, size, {**logging_output(loss, sample, size), "ncorrect": correct}
+
+    def _write(self, rows: list[list[int]]) -> None:
+        """Write the *rows* of all processes: each validates a batch, or a dummy one, at a time."""
+        if dist.is_available() and dist.is_initialized():
+            gathered: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(gathered, rows)
+            if dist.get_rank() > 0:
+                return
+            rows = [row for part in gathered for row in part]
+        try:
+            with open(str(self.file), self.mode, encoding="utf-8") as file:
+                file.writelines("\t".join(map(str, row)) + "\n" for row in rows)
+        except OSError as error:
+            raise UserError(f"`save_predictions` {self.file}: cannot be written ({error.strerror})") from None
+        self.mode = "a"
 
     def figures(self) -> dict[str, Figure]:
         """``loss`` in bits a row, and ``accuracy`` in percent."""

@@ -288,7 +288,6 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
         alignment_layer: int | None = None,
         alignment_heads: int | None = None,
     ) -> tuple[Tensor, dict[str, object]]:
-        padding = prev_output_tokens.eq(self.padding_idx)
         positions = None
         if self.embed_positions is not None:
             positions = self.embed_positions(prev_output_tokens, incremental_state=incremental_state)
@@ -296,6 +295,7 @@ class TransformerDecoder(_Stack, FairseqIncrementalDecoder):
             # The newest token alone: the attention has kept the others.
             prev_output_tokens = prev_output_tokens[:, -1:]
             positions = None if positions is None else positions[:, -1:]
+        padding = prev_output_tokens.eq(self.padding_idx)
         x = self.embed_scale * self.embed_tokens(prev_output_tokens)  # (B, T, C)
         x = x if self.project_in_dim is None else self.project_in_dim(x)
         x = x if positions is None else x + positions

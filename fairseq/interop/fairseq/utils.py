@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import contextlib
 import importlib
 import logging
+import math
 import os
 import pkgutil
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
-from fairseq.logging.figures import safe_power
 from fairseq.logging.progress import through_logging
 from fairseq.modules.transformer_layer import FUNCTIONS, relu_squared  # noqa: F401 - a name that plug-ins import
 from fairseq.system import plugins
@@ -81,11 +83,14 @@ def item(tensor: object) -> Any:
 
 
 def get_perplexity(loss: Any, round: int = 2, base: int = 2) -> float:
-    """The perplexity of *loss*, in bits unless *base* is another."""
+    """The perplexity of *loss*, in bits unless *base* is another, to *round* decimal places."""
     if loss is None:
         return 0.0
-    # `safe_power` gives infinity where a plain power would raise OverflowError, early in training.
-    return safe_power(float(loss)) if base == 2 else float(base) ** float(loss)
+    try:
+        perplexity = float(base) ** float(loss)
+    except OverflowError:  # early in training
+        return float("inf")
+    return perplexity if math.isinf(perplexity) else builtins.round(perplexity, round)
 
 
 def softmax(x: Tensor, dim: int, onnx_trace: bool = False) -> Tensor:
@@ -114,13 +119,25 @@ def get_available_activation_fns() -> list[str]:
 
 
 def apply_to_sample(f: Callable[[Tensor], object], sample: object) -> Any:
-    """*sample*, nested dicts, lists and tuples, with *f* applied to its tensors."""
+    """*sample*, nested dicts, lists, tuples and sets, with *f* applied to its tensors; ``{}`` for
+    an empty one."""
+    return {} if isinstance(sample, Sized) and len(sample) == 0 else _applied(f, sample)
+
+
+def _applied(f: Callable[[Tensor], object], sample: object) -> Any:
     if isinstance(sample, Tensor):
         return f(sample)
+    if isinstance(sample, OrderedDict):  # which may have attributes of its own
+        changed = OrderedDict((name, _applied(f, value)) for name, value in sample.items())
+        vars(changed).update(vars(sample))
+        return changed
     if isinstance(sample, dict):
-        return {name: apply_to_sample(f, value) for name, value in sample.items()}
-    if isinstance(sample, list | tuple | set):
-        return type(sample)(apply_to_sample(f, value) for value in sample)
+        return {name: _applied(f, value) for name, value in sample.items()}
+    if isinstance(sample, list | set):
+        return type(sample)(_applied(f, value) for value in sample)
+    if isinstance(sample, tuple):
+        values = (_applied(f, value) for value in sample)
+        return type(sample)(*values) if hasattr(sample, "_fields") else tuple(values)
     return sample
 
 

@@ -36,7 +36,7 @@ class FairseqLM(LM):
         path: str = "",  # checkpoint
         data: str | None = None,  # data folder or ``dict.txt`` (None: next to the checkpoint)
         batch_size: int | str = 8,  # rows read at once
-        device: str | None = None,  # of the model (None: a GPU if there is one)
+        device: str | None = None,  # of the model (None and auto: a GPU if there is one)
         max_gen_toks: int | str = 256,  # most generated tokens of a request that names no number
         within_words: bool | str = False,  # whether an encoder masks the rest of a token's word, too
         max_batch_size: object = None,  # not used; the harness gives it to every model
@@ -50,12 +50,13 @@ class FairseqLM(LM):
         # `--model_args` or from a flag.
         if not str(batch_size).isdecimal() or not int(batch_size):
             raise UserError(f"batch_size {batch_size}: expected a number of rows, at least 1")
-        if device is not None and not devices.is_present(device):
+        device = device or "auto"
+        if device != "auto" and not devices.is_present(device):
             logger.warning("device %s: there is no GPU, the CPU is used", device)  # the harness's default is a GPU
             device = "cpu"
         if str(within_words).lower() not in ("true", "false"):
             raise UserError(f"within_words {within_words}: expected true or false")
-        model = load_scorer(path, data, device=device or "auto")
+        model = load_scorer(path, data, device=device)
         within = str(within_words).lower() == "true"
         self.requests: Requests | EncoderRequests
         if isinstance(model, MaskedLanguageModel):

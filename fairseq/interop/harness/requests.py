@@ -59,6 +59,7 @@ class Requests:
             raise UserError(f"{type(model.model).__name__}: has no output layer that scores words; use another model")
         self.model, self.batch_size, self.max_tokens = model, batch_size, max_tokens
         self.eos, self.segment = model.dictionary.eos(), model.tokens_per_sample
+        self.pad = max(model.dictionary.pad(), 0)  # any id will do where there is no padding symbol
         self.begin = model.dictionary.begin() if model.add_bos_token else None
         self.reader = TextReader(model.dictionary, model.tokenizer)
         scoring = Scoring(self.segment, batch_size=1, add_bos_token=model.add_bos_token)
@@ -179,10 +180,12 @@ class Requests:
         and whether each of its tokens is the most probable."""
         model: Any = self.model.model
         longest = max(len(piece.tokens) for piece in pieces)
-        # Padding on the right is harmless: attention is causal,
-        # and `mask` leaves it out of the sums.
-        rows = [piece.tokens + [self.eos] * (longest - len(piece.tokens)) for piece in pieces]
-        tokens = torch.tensor(rows, device=self.device)  # (B, T + 1)
+        # Padding on the right, which `mask` leaves out of the sums; a row's last token is only a
+        # target.
+        rows = [piece.tokens[:-1] + [self.pad] * (longest - len(piece.tokens)) for piece in pieces]
+        source = torch.tensor(rows, device=self.device)  # (B, T)
+        following = [piece.tokens[1:] + [self.pad] * (longest - len(piece.tokens)) for piece in pieces]
+        target = torch.tensor(following, device=self.device)  # (B, T)
         positions = torch.arange(1, longest, device=self.device)
         firsts = torch.tensor([piece.first for piece in pieces], device=self.device)[:, None]
         ends = torch.tensor([len(piece.tokens) for piece in pieces], device=self.device)[:, None]
@@ -192,7 +195,7 @@ class Requests:
         misses, memory = torch.zeros_like(sums), None
         for start in range(0, longest - 1, self.segment):
             part = slice(start, min(start + self.segment, longest - 1))
-            segment = tokens[:, part]
+            segment = source[:, part]
             if self.begin is not None:  # models with memory are trained without
                 hidden, extra = model(F.pad(segment, (1, 0), value=self.begin))
                 hidden = hidden[:, 1:]
@@ -200,7 +203,7 @@ class Requests:
                 hidden, extra = model(segment) if memory is None else model(segment, memory=memory)
             memory = extra.get("memory")
             chosen = mask[:, part].nonzero()  # (N, 2)
-            targets = tokens[:, 1:][:, part][mask[:, part]]
+            targets = target[:, part][mask[:, part]]
             # In parts: all logits of a batch at once, [N, V], may not fit into memory.
             for some in torch.arange(len(chosen), device=self.device).split(TOGETHER):
                 lprobs = model.output_layer.log_probs(hidden[tuple(chosen[some].t())])  # (n, V)

@@ -20,7 +20,6 @@ from fairseq.interop.pickles.named_tensors import Tensors, cut
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.modules.positions import FEW_TURNS, MANY_TURNS
-from fairseq.system.limits import ModelLimit, limited_models
 
 Config = Mapping[str, Any]
 ACTIVATIONS = {  # theirs: ours
@@ -310,7 +309,7 @@ def read(folder: Path, padding: int = -1) -> Decoder:
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     state = read_tensors(folder)
-    with limited_models(ModelLimit.of_checkpoint(state, str(folder))), torch.device("meta"):
+    with torch.device("meta"):
         model = TransformerLanguageModel(TransformerDecoder(cfg, config["vocab_size"], ids.get("pad", -1)))
     shapes = {name: [*value.shape] for name, value in model.named_parameters()}
     tensors = Tensors(state, str(folder))

@@ -21,7 +21,6 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.models.transformer_xl import TransformerXL
 from fairseq.models.transformer_xl_settings import BY_DISTANCE
-from fairseq.system.limits import ModelLimit, limited_models
 from fairseq.text.dictionary import Dictionary
 
 MODEL_TYPE = "fairseq_lm"
@@ -106,10 +105,7 @@ def restored(
     # An error of the file: `fairseq-import` has no flags of these names.
     except UserError as error:
         raise UserError(f"{file}: settings: {error}") from None
-    # Even names and shapes take memory: `config.json` could ask for any number of layers before a
-    # tensor is compared.
-    limit = ModelLimit.of_checkpoint(tensors_by_name, source)
-    with limited_models(limit), torch.device("meta"):  # names and shapes only
+    with torch.device("meta"):  # names and shapes only
         model = kind.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
     tensors, parameters = Tensors(tensors_by_name, source), {}
     for name in dict(model.named_buffers()):

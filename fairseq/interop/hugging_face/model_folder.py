@@ -61,6 +61,12 @@ def begin_symbol(folder: Path) -> int | None:
     return None
 
 
+def tokenizer_setting(folder: Path, name: str) -> object:
+    """Return a setting of ``tokenizer_config.json``, or None."""
+    path = folder / "tokenizer_config.json"
+    return read_json(path).get(name) if path.exists() else None
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a configuration; UserError if the file is missing, or not a JSON object."""
     content = _any_json(path)

@@ -114,7 +114,7 @@ def fast_tokenizer(
     values = json.loads(subwords.library_json())
     model, added = values["model"], {token["content"]: token for token in values["added_tokens"]}
     model["vocab"].pop(model.pop("unk_token", None), None)  # no text is unknown to bytes
-    ids = {symbol: dictionary.indices.get(symbol) for symbol in (*BYTES, *model["vocab"], *added)}
+    ids = {symbol: dictionary.indices.get(subwords.written(symbol)) for symbol in (*BYTES, *model["vocab"], *added)}
     # A subword without an id here is unknown and so has no equal there; a normaliser changes text,
     # which `decode` could not give back.
     if model["type"] != "BPE" or values["normalizer"] is not None or None in ids.values():

@@ -143,6 +143,10 @@ class Subwords(Value):
     """Whether :meth:`learn_lines` learns, not :meth:`learn`: where white space is part of
     symbols."""
 
+    reads_lines: ClassVar[bool] = False
+    """Whether the encoding reads a text with its line feeds, and decides what they are; else a text
+    is lines."""
+
     @property
     def words(self) -> WordRule:
         """The rule that groups symbols into the words they were made of."""
@@ -234,11 +238,32 @@ def import_package(name: str, message: str) -> ModuleType:
         raise UserError(message) from None
 
 
-class Vocabulary:
-    """Symbols of a library's ids.
+def spelled(symbols: Mapping[int, str]) -> dict[int, str]:
+    """Return the symbol of each id as dictionaries and lines of symbols have it: all different, and
+    without white space, which separates symbols.
 
-    Symbols of a text are separated by white space; those that hold some are written with ``<0x20>``
-    for a space.
+    ``<0x20>`` stands for a space, and so on; ``_`` follows where another symbol is written alike,
+    as ``<0xA0>``, the piece of a byte in SentencePiece models.
+    """
+    written = {index: symbol for index, symbol in symbols.items() if _is_word(symbol)}
+    taken = set(written.values())
+    for index, symbol in symbols.items():
+        if index not in written:
+            word = "".join(letter if _is_word(letter) else f"<0x{ord(letter):02X}>" for letter in symbol) or "<0x>"
+            while word in taken:
+                word += "_"
+            written[index] = word
+            taken.add(word)
+    return written
+
+
+def _is_word(symbol: str) -> bool:
+    """Return whether UTF-8 can represent *symbol*, and splitting at white space gives it."""
+    return symbol.split() == [symbol] and not HALF.search(symbol)
+
+
+class Vocabulary:
+    """Symbols of a library's ids, as :func:`spelled` writes them.
 
     Args:
         symbols: the symbol of each id.
@@ -246,18 +271,17 @@ class Vocabulary:
         source: the file, for messages.
 
     Raises:
-        UserError: two symbols are written alike.
+        UserError: ``<unk>`` is another symbol.
     """
 
     def __init__(self, symbols: Mapping[int, str], unknown: int | None, source: str) -> None:
-        escaped = {index: _escaped(symbol) for index, symbol in symbols.items() if symbol.split() != [symbol]}
         # `<unk>` in the place of the library's name for it:
         # the dictionary's symbol, which is never split.
-        table = {**symbols, **escaped} | ({unknown: UNKNOWN} if unknown is not None else {})
-        self._plain = {table[index]: symbols[index] for index in escaped}
+        table = spelled(symbols) | ({unknown: UNKNOWN} if unknown is not None else {})
+        self.written = {symbols[index]: word for index, word in table.items()}
+        self._plain = {word: symbols[index] for index, word in table.items() if index != unknown}
         if len(set(table.values())) < len(table):
-            written = Counter(table.values()).most_common(1)[0][0]
-            raise UserError(f"{source}: two symbols are written {written[:40]!r}; remove one of them")
+            raise UserError(f"{source}: has another symbol {UNKNOWN} than the unknown one; remove it")
         # Where ids have no gaps, a list: this lookup is the only loop over symbols in Python.
         dense = table.keys() == set(range(len(table)))
         self._symbol = ([table[index] for index in range(len(table))] if dense else table).__getitem__
@@ -273,7 +297,3 @@ class Vocabulary:
     def plain(self, symbols: Iterable[str]) -> list[str]:
         """Return written *symbols* as the library has them."""
         return [self._plain.get(symbol, symbol) for symbol in symbols]
-
-
-def _escaped(symbol: str) -> str:
-    return "".join(f"<0x{ord(letter):02X}>" if letter.isspace() else letter for letter in symbol) or "<0x>"

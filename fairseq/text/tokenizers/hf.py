@@ -8,6 +8,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from types import ModuleType
 from typing import Any, ClassVar
 
@@ -40,6 +41,8 @@ MOST_GROWTH = 1 << 12  # characters that replacements of a ``tokenizer.json`` ma
 class LibrarySubwords(Subwords):
     """Subwords that the library computes with a tokenizer that a subclass makes."""
 
+    reads_lines: ClassVar[bool] = True
+
     @property
     def byte_level(self) -> bool:
         """Whether symbols are sequences of bytes, as in GPT-2."""
@@ -66,6 +69,10 @@ class LibrarySubwords(Subwords):
         a trace before it raises, as for a costly expression."""
         return silent_stderr() if REGEX in self.content else contextlib.nullcontext()
 
+    def written(self, symbol: str) -> str:
+        """Return a symbol of the library as :meth:`encode` writes it."""
+        return self._vocabulary.written.get(symbol, symbol)
+
     def library_json(self) -> str:
         """Return the ``tokenizer.json``, as the library writes it."""
         return str(self._tokenizer.to_str())
@@ -80,7 +87,8 @@ class LibrarySubwords(Subwords):
             ids = self._tokenizer.get_vocab()
             # WordPiece names its unknown symbol in the model; byte-level models have none.
             unknown = ids.get(getattr(self._tokenizer.model, "unk_token", None))
-            return Vocabulary({index: symbol for symbol, index in ids.items()}, unknown, self.source)
+            symbols = {index: symbol for symbol, index in sorted(ids.items(), key=itemgetter(1))}
+            return Vocabulary(symbols, unknown, self.source)
 
 
 @dataclass(frozen=True)

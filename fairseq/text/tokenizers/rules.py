@@ -114,7 +114,6 @@ _PRINTABLE = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), 
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 BYTES = {chr(byte): byte for byte in _PRINTABLE} | {chr(256 + index): byte for index, byte in enumerate(_OTHERS)}
 SPACE = next(letter for letter, byte in BYTES.items() if byte == ord(" "))  # Ġ
-LINE_FEED = next(letter for letter, byte in BYTES.items() if byte == ord("\n"))  # Ċ
 LINE_END = re.compile(r"\r\n|\r|\n")  # between the lines of a text
 
 

@@ -16,6 +16,8 @@ from fairseq.text.tokenizers.base import EXTRA, Span, Subwords, Vocabulary, impo
 from fairseq.text.tokenizers.rules import BeginMarks, WordRule
 
 WORD_BEGINS = "▁"
+LONGEST_SENTENCE = 1 << 30  # bytes; the library skips longer words, by default those over 4,192 bytes
+RESERVED = "▅"  # never a piece: the library writes it for unknown letters
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,19 @@ class SentencePiece(Subwords):
     """Pieces of a SentencePiece model; ``▁`` stands for a space."""
 
     rule: ClassVar[WordRule] = BeginMarks(WORD_BEGINS)
+    reads_lines: ClassVar[bool] = True
+
+    @property
+    def pieces(self) -> list[str]:
+        """The pieces in the order of their ids."""
+        with self.library():  # a piece need not be UTF-8
+            return [self._model.id_to_piece(index) for index in range(len(self._model))]
+
+    @property
+    def begin(self) -> int | None:
+        """The id of the symbol for the beginning of a text; None if there is none."""
+        index: int = self._model.bos_id()
+        return index if index >= 0 else None
 
     @classmethod
     def learn(cls, counts: Mapping[str, int], size: int) -> bytes:
@@ -31,12 +46,14 @@ class SentencePiece(Subwords):
             path = os.path.join(folder, "words.tsv")
             with open(path, "w", encoding="utf-8") as file:
                 # A table of counts: the text was counted already, and is not read once more.
-                file.writelines(f"{word}\t{counts[word]}\n" for word in sorted(counts))
+                for word in sorted(counts):
+                    # The library skips words that hold it: without spaces, paragraphs.
+                    file.writelines(f"{part}\t{counts[word]}\n" for part in word.split(RESERVED) if part)
             try:
                 # One thread and sorted words: the model does not depend on the machine.
                 library.SentencePieceTrainer.train(
                     input=path, input_format="tsv", model_writer=model, vocab_size=size, num_threads=1,
-                    character_coverage=1.0, minloglevel=2,
+                    character_coverage=1.0, minloglevel=2, max_sentence_length=LONGEST_SENTENCE,
                 )  # fmt: skip
             except (RuntimeError, OSError) as error:
                 reason = " ".join(str(error).split())[-200:]
@@ -73,9 +90,8 @@ class SentencePiece(Subwords):
 
     @functools.cached_property
     def _vocabulary(self) -> Vocabulary:
-        with self.library():  # a piece need not be UTF-8
-            pieces = {index: self._model.id_to_piece(index) for index in range(len(self._model))}
-            return Vocabulary(pieces, self._model.unk_id(), self.source)
+        pieces = dict(enumerate(self.pieces))
+        return Vocabulary(pieces, self._model.unk_id(), self.source)
 
     @functools.cached_property
     def _model(self) -> Any:

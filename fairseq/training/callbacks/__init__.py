@@ -46,7 +46,7 @@ def callbacks_of(
         UserError: a setting of one of them is invalid.
     """
     cfg, saving, data = settings.optimization, settings.checkpoint, settings.data
-    reporter = Reporter(settings.common, saving, world)
+    reporter = Reporter(settings.common, saving, world, settings.flat)
     return [
         Limits(saving.patience),
         Profiler(parse_window(settings.profiling.profile, cfg.max_update), saving.save_dir),

@@ -1,8 +1,8 @@
 """Tokenizers of fairseq-short for transformers: the dictionary, and ``tokenization.json`` where
 there is one.
 
-A text is lines, separated by the end-of-line symbol; in a model from elsewhere with a byte-level
-symbol for line feeds, such as GPT-2, they are inside of the text. Without ``tokenization.json``,
+A text is lines, separated by the end-of-line symbol; the tokenizer of a model from elsewhere, such
+as GPT-2, reads a text with its line feeds. Without ``tokenization.json``,
 symbols are what white space separates.
 """
 
@@ -39,7 +39,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         self,
         vocab_file: str,
         tokenization_file: str | None = None,
-        keeps_lines: bool = False,  # whether line feeds are symbols inside of a text
+        keeps_lines: bool = False,  # whether the tokenizer of a model from elsewhere reads line feeds
         **kwargs: object,
     ) -> None:
         self.vocab_file, self.tokenization_file, self.keeps_lines = vocab_file, tokenization_file, keeps_lines
@@ -48,10 +48,11 @@ class FairseqTokenizer(PreTrainedTokenizer):
         self.symbols, roles = self.read_vocabulary(lines)
         self.ids = {symbol: index for index, symbol in enumerate(self.symbols)}
         self.line_end, self.unknown, self.padding = roles["eos"], roles.get("unk"), self._padding(roles)
-        self.steps = Steps(Space())
+        self.coder: Any = Steps(Space())
         if tokenization_file is not None and os.path.exists(tokenization_file):
             with open(tokenization_file, encoding="utf-8") as file:
-                self.steps = steps(json.load(file))
+                whole = steps(json.load(file))
+            self.coder = whole.subwords if keeps_lines else whole
         super().__init__(**{**self.special_names(roles), "keeps_lines": keeps_lines, **kwargs})
 
     def read_vocabulary(self, lines: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -83,7 +84,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
             if part in self._added_tokens_encoder and part != self.padding:
                 result.append(Span(part, start, start + len(part)))
             elif self.keeps_lines:
-                result += [span.moved(start) for span in self.steps.spans(part)]
+                result += [span.moved(start) for span in self.coder.spans(part)]
             else:
                 result += [span.moved(start) for span in self._lines(part)]
             start += len(part)
@@ -115,7 +116,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
         result, start = [], 0
         for end in [*LINE_END.finditer(text), None]:
             stop = len(text) if end is None else end.start()
-            result += [span.moved(start) for span in self.steps.spans(text[start:stop])]
+            result += [span.moved(start) for span in self.coder.spans(text[start:stop])]
             if end is not None:
                 # The last of its characters: so do tokenizers of the library `tokenizers`.
                 result.append(Span(self.line_end, end.end() - 1, end.end()))
@@ -202,7 +203,7 @@ class FairseqTokenizer(PreTrainedTokenizer):
                 lines.append([])
             else:
                 lines[-1].append(token)
-        return "\n".join(map(self.steps.decode, lines))
+        return "\n".join(map(self.coder.decode, lines))
 
     def build_inputs_with_special_tokens(
         self, token_ids_0: list[int], token_ids_1: list[int] | None = None

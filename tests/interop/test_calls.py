@@ -1,0 +1,167 @@
+"""What plug-ins call of fairseq has the arguments and results of fairseq."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import copy
+import logging
+import pickle
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import runs
+import torch
+from fairseq.models.transformer import TransformerDecoder
+from user_folders import user_folder
+
+from fairseq import utils
+from fairseq.config import options
+from fairseq.data import ConcatDataset, Dictionary, ListDataset, data_utils
+from fairseq.errors import UserError
+from fairseq.hub import LanguageModel
+from fairseq.tasks import setup_task
+from fairseq_cli.common import get_training_parser
+
+
+def dictionary(*words: str) -> Dictionary:
+    made = Dictionary()
+    for word in words:
+        made.add_symbol(word)
+    return made
+
+
+def test_subwords_of_every_kind_are_joined_and_an_unknown_kind_is_refused() -> None:
+    joined = {
+        ("▁a b ▁c", "sentencepiece"): "ab c",
+        ("_a b _c", "wordpiece"): "ab c",
+        ("a b | c |", "letter"): "ab c",
+        ("a <SIL> b  c", "silence"): "a b c",
+        ("a b_EOW c_EOW", "_EOW"): "ab c",
+        ("a@@ b c@@", "subword_nmt"): "ab c",
+        ("a b", "none"): "a b",
+        ("a b", None): "a b",
+    }
+    assert {given: data_utils.post_process(*given) for given in joined} == joined
+    with pytest.raises(NotImplementedError, match="'nonsense'"):
+        data_utils.post_process("a b", "nonsense")
+
+
+def test_a_dictionary_writes_text_as_fairseqs_does() -> None:
+    words = dictionary("▁a", "b", "▁c", "x##")
+    ids = torch.tensor([4, 5, 6, 2])
+    assert words.string(ids, "sentencepiece") == "ab c"
+    assert words.string(ids, extra_symbols_to_ignore=None) == "▁a b ▁c"
+    assert words.string(ids, extra_symbols_to_ignore={5}) == "▁a ▁c"
+    assert words.string([3, 4], escape_unk=True) == "<<unk>> ▁a" and words.string([3, 4], unk_string="?") == "? ▁a"
+    assert words.string(torch.stack([ids, ids]), include_eos=True, separator="-") == "\n".join(["▁a-b-▁c-</s>"] * 2)
+    assert words.string([7, 5], "##") == "xb"  # a mark of the dictionary's own
+    with pytest.raises(NotImplementedError):
+        words.string(ids, "nonsense")
+
+
+def test_a_text_is_counted_by_an_instance_as_by_the_class(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("b a b\na\n")
+    for count in (Dictionary().add_file_to_dictionary, Dictionary.add_file_to_dictionary):
+        counted = Dictionary()
+        count(str(tmp_path / "text"), counted, str.split, 1)
+        assert {word: counted.get_count(counted.index(word)) for word in ("a", "b", "</s>")} == {
+            "a": 2,
+            "b": 2,
+            "</s>": 2,
+        }
+
+
+def test_datasets_one_after_the_other_are_ordered_by_size() -> None:
+    rows = [[torch.zeros(size) for size in sizes] for sizes in ((3, 1), (2,))]
+    joined = ConcatDataset([ListDataset(part, np.array([len(row) for row in part])) for part in rows])
+    assert joined.ordered_indices().tolist() == [1, 2, 0]
+
+
+def test_perplexities_are_rounded() -> None:
+    assert utils.get_perplexity(1.0, round=1, base=2.7182818) == 2.7 and utils.get_perplexity(3.3219) == 10.0
+    assert utils.get_perplexity(5000) == float("inf")
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: int
+
+
+def test_a_function_is_applied_to_the_tensors_of_any_sample() -> None:
+    one = torch.tensor(1)
+    changed = utils.apply_to_sample(lambda tensor: tensor + 1, {"pair": Pair(one, 3), "tuple": (one, "x")})
+    assert changed == {"pair": (2, 3), "tuple": (2, "x")} and isinstance(changed["pair"], Pair)
+    ordered = collections.OrderedDict(a=one)
+    vars(ordered)["note"] = "kept"
+    assert vars(utils.apply_to_sample(lambda tensor: tensor, ordered)) == {"note": "kept"}
+    assert utils.apply_to_sample(lambda tensor: tensor, []) == {}
+
+
+@pytest.mark.parametrize(
+    "name, value", [("unkpen", 1.5), ("diverse_beam_groups", 2), ("match_source_len", True), ("diversity_rate", 0.5)]
+)
+def test_a_search_that_is_not_implemented_is_refused_and_not_replaced(name: str, value: object) -> None:
+    task: Any = setup_task(runs.arguments(runs.BASELINE))
+    model = runs.model_of(runs.BASELINE)
+    task.build_generator([model], argparse.Namespace(beam=2, diverse_beam_groups=-1, diversity_rate=-1.0, unkpen=0))
+    with pytest.raises(UserError, match=f"(unk_penalty|{name}) {value}: not implemented"):
+        task.build_generator([model], argparse.Namespace(**{name: value}))
+
+
+def test_a_decoder_reads_a_padded_row_token_by_token() -> None:
+    sizes = {"layers": 2, "embed_dim": 8, "ffn_embed_dim": 8, "attention_heads": 2}
+    args = SimpleNamespace(
+        **{f"decoder_{name}": size for name, size in sizes.items()}, dropout=0.0, decoder_output_dim=8
+    )
+    words = dictionary("a", "b", "c")
+    torch.manual_seed(1)
+    decoder: Any = TransformerDecoder(args, words, torch.nn.Embedding(len(words), 8, 1), no_encoder_attn=True).eval()
+    tokens = torch.tensor([[2, 4, 5, 6], [2, 4, 1, 1]])
+    whole, state = decoder(tokens)[0], {}
+    steps = [decoder(tokens[:, : end + 1], incremental_state=state)[0][:, -1] for end in range(4)]
+    read = tokens.ne(1)
+    torch.testing.assert_close(torch.stack(steps, 1)[read], whole[read], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("arch", ["latent_lm", "bart_of_mine", "hubert_lm", "fconvolution"])
+def test_an_architecture_may_begin_like_one_that_is_refused(arch: str, tmp_path: Path) -> None:
+    source = (
+        "from fairseq.models import register_model_architecture\n"
+        f"@register_model_architecture('transformer_lm', '{arch}')\n"
+        "def fill(args):\n    args.decoder_layers = getattr(args, 'decoder_layers', 1)\n"
+    )
+    with user_folder(tmp_path, f"named_{arch}", source) as flags:
+        words = runs.words([str(runs.DATA), *map(str, flags), "--arch", arch])
+        assert options.parse_args_and_arch(get_training_parser(), words).decoder_layers == 1
+    with pytest.raises(UserError, match="bart_base: models of translation are not implemented"):
+        runs.arguments("--arch bart_base")
+
+
+TASK = """
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+@register_task("own_dictionary")
+class Task(LanguageModelingTask):
+    @classmethod
+    def build_dictionary(cls, filenames, workers=1, threshold=-1, nwords=-1, padding_factor=8):
+        raise NotImplementedError
+"""
+
+
+def test_a_task_with_its_own_dictionary_trains_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with user_folder(tmp_path, "own_dictionary", TASK) as flags:
+        assert runs.updates(runs.train(tmp_path / "run", flags, runs.SHORT, "--task own_dictionary"))
+    said = [record for record in caplog.records if "build_dictionary" in record.message]
+    assert [record.levelno for record in said] == [logging.WARNING]
+
+
+def test_a_language_model_that_has_generated_can_be_copied_and_pickled() -> None:
+    model = LanguageModel.from_pretrained(runs.GOLDEN / "baseline.pt", runs.DATA)
+    text = model.sample("", 5, seed=3)
+    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert again.sample("", 5, seed=3) == text
