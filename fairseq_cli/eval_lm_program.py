@@ -59,7 +59,7 @@ from fairseq_cli.shared import (
     run_on_processes,
 )
 
-SAMPLE_TOKENS, SAMPLE_SEED = 100, 1  # fairseq-interactive has flags for them
+SAMPLE_TOKENS = 100  # fairseq-interactive has a flag for it
 
 PICTURE = "by-frequency.png"
 ROWS = 32  # of an encoder, read at once
@@ -136,7 +136,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     about = {"checkpoints": paths, "data": data, "split": name, "mode": model.mode}
     sample = None
     if cfg.sample is not None and model.scorer is not None:
-        sample = _sample(model.scorer, TextReader.of(data, model.dictionary))
+        sample = _sample(model.scorer, TextReader.of(data, model.dictionary), common.seed)
     _write(cfg, scores, sample, {**metrics, **about, "device": str(world.device), "settings": model.used})
     if sample is not None:
         print(f"Sample, saved to {printable(str(cfg.sample))}:", sample, sep="\n", flush=True)
@@ -346,11 +346,11 @@ def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[
         write_json(Path(cfg.results_path) / f"results{cfg.part}.json", {**results, **about_run()})
 
 
-def _sample(scorer: Scorer, reader: TextReader) -> str:
+def _sample(scorer: Scorer, reader: TextReader, seed: int) -> str:
     """Return a text that the models write from the start of a paragraph."""
     eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
     decoding = Decoding(SAMPLE_TOKENS)
-    tokens = list(stream(scorer.readers, [eos], decoding, generator=generator_of(SAMPLE_SEED), forbidden=forbidden))
+    tokens = list(stream(scorer.readers, [eos], decoding, generator=generator_of(seed), forbidden=forbidden))
     return reader.text(tokens)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import glob
 import json
 import os
 import re
@@ -33,6 +34,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.held_out import split_text
 from fairseq.text.raw_text import check_raw, format_of, lines_of, read_blocks
 from fairseq.text.text_hints import raw_text, wrapped_at
+from fairseq.text.text_tables import is_dataset
 from fairseq.text.tokenization import TokenizedText, learn_subwords, save_counts, tokenized_texts
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.rules import SubwordMarks
@@ -47,15 +49,13 @@ TEXTS = "texts: "  # begins the line of the log with the text of each split, as 
 class PreprocessConfig(TextConfig):
     """Preprocessing: settings of ``fairseq-preprocess``."""
 
-    learn_bpe: int | None = flag(
-        None, "merges or symbols of `bpe` (without it hf) to learn from the training text", low=1, high=10**6
-    )
+    learn_bpe: int | None = flag(None, "merges or symbols of `bpe` (or of hf) to learn", low=1, high=10**6)
 
     only_source: bool = flag(False, "text in one language; always on")
     source_lang: str | None = flag(None, "suffix of the text files: FILE.SRC", aliases=("-s",), metavar="SRC")
-    trainpref: str | None = flag(None, "training text; additional files become train1, …", metavar="FILE[,FILE…]")
-    validpref: str | None = flag(None, "validation text; additional files become valid1, …", metavar="FILE[,FILE…]")
-    testpref: str | None = flag(None, "test text; additional files become test1, …", metavar="FILE[,FILE…]")
+    trainpref: str | None = flag(None, "training texts or folders: train, train1, …", several=True, metavar="FILE")
+    validpref: str | None = flag(None, "validation texts or folders: valid, valid1, …", several=True, metavar="FILE")
+    testpref: str | None = flag(None, "test texts or folders: test, test1, …", several=True, metavar="FILE")
     valid_fraction: float | None = flag(None, "share of the training text held out for validation", above=0, below=1)
     test_fraction: float | None = flag(None, "share of the training text held out as test split", above=0, below=1)
     destdir: str = flag("data-bin", "output folder", aliases=("--out",), metavar="DIR")
@@ -64,7 +64,7 @@ class PreprocessConfig(TextConfig):
     srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
     nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
     thresholdsrc: int = flag(0, "minimum count of a word in the dictionary", low=-1)
-    padding_factor: int = flag(8, "pad the dictionary to a multiple of this size (0: no padding)", low=0, high=65536)
+    padding_factor: int = flag(8, "pad dictionary to multiples of this (0: no)", low=0, high=65536)
     dict_only: bool = flag(False, "write only the dictionary")
     dataset_impl: str = flag("mmap", "data format; only mmap is supported", choices=("mmap",))
     notes: bool = flag(False, "write the positions of rare words, for models with notes")
@@ -200,7 +200,10 @@ def _sources(config: PreprocessConfig, splits: Mapping[str, str]) -> dict[str, s
     """The text of each split that is written; a part that is held out is of the training text."""
     if config.dict_only:
         return {}
-    return {**splits, **dict.fromkeys(_shares(config), splits.get("train", ""))}
+    if not (shares := _shares(config)):
+        return dict(splits)
+    others = {name: path for name, path in splits.items() if not name.startswith("train")}
+    return {**others, **dict.fromkeys(("train", *shares), str(config.trainpref))}
 
 
 def _hints(config: PreprocessConfig, path: str | None) -> Iterator[str]:
@@ -257,15 +260,31 @@ def _remove_former(folder: Path, dictionary: Dictionary, splits: Iterable[str]) 
 
 def _splits(config: PreprocessConfig) -> dict[str, str]:
     """The text file of each split: train, train1, …, valid, …, test, …"""
-    splits = {}
+    splits: dict[str, str] = {}
     for name in ("train", "valid", "test"):
-        text_prefix = getattr(config, f"{name}pref")
-        for number, prefix in enumerate(text_prefix.split(",") if text_prefix is not None else []):
+        given = getattr(config, f"{name}pref")
+        paths: list[str] = []
+        for prefix in given.split(",") if given is not None else []:
             if not prefix:
-                raise UserError(f"--{name}pref {text_prefix}: empty file name; give FILE or FILE,FILE")
-            path = prefix if config.source_lang is None else f"{prefix}.{config.source_lang}"
-            splits[f"{name}{number or ''}"] = path
+                raise UserError(f"--{name}pref {given}: empty file name; give FILE or FILE,FILE")
+            paths += _files(prefix if config.source_lang is None else f"{prefix}.{config.source_lang}")
+        splits |= {f"{name}{number or ''}": path for number, path in enumerate(paths)}
     return splits
+
+
+def _files(path: str) -> list[str]:
+    """The texts that *path* names: a file or a saved dataset itself, or the files of a folder or a
+    pattern such as ``*.txt``, sorted by name."""
+    if os.path.isdir(path) and not is_dataset(path):
+        found = [str(file) for file in Path(path).rglob("*") if not file.name.startswith(".")]
+    elif not os.path.lexists(path) and glob.escape(path) != path:
+        found = glob.glob(path, recursive=True)
+    else:
+        return [path]
+    files = sorted(file for file in found if os.path.isfile(file))
+    if not files:
+        raise UserError(f"{path}: no files there; give a text file, a folder of them, or a pattern such as *.txt")
+    return files
 
 
 def _held_out(
@@ -276,12 +295,17 @@ def _held_out(
     shares = _shares(config)
     if not shares:
         return splits, splits
-    path = splits["train"]
-    parts = split_text(path, format_of(path, config.text_field, config.join_lines), shares, folder)
-    names = {name: f"{path}, lines {part.first} to {part.last}" for name, part in parts.items()}
+    texts = [path for name, path in splits.items() if name.startswith("train")]
+    forms = {format_of(path, config.text_field, config.join_lines) for path in texts}
+    if len(forms) > 1:
+        flags = ", ".join(f"--{name}-fraction" for name in shares)
+        raise UserError(f"{flags}: some texts have rows and others lines; give texts of one kind")
+    parts = split_text(texts, forms.pop(), shares, folder)
+    names = {name: f"{config.trainpref}, {part.place}" for name, part in parts.items()}
     for name in parts:
         say(f"{name}: {names[name]}")
-    return {**splits, **{name: part.path for name, part in parts.items()}}, {**splits, **names}
+    others = {name: path for name, path in splits.items() if not name.startswith("train")}
+    return {**{name: part.path for name, part in parts.items()}, **others}, {**others, **names}
 
 
 def _shares(config: PreprocessConfig) -> dict[str, float]:
@@ -297,8 +321,8 @@ def _check_shares(config: PreprocessConfig) -> None:
         flag = f"--{name}-fraction {share:g}"
         if getattr(config, f"{name}pref") is not None:
             raise UserError(f"{flag}: the {name} split has a text of its own; leave this or --{name}pref out")
-        if config.trainpref is None or "," in config.trainpref:
-            raise UserError(f"{flag}: is cut from the end of one training text; give one --trainpref FILE")
+        if config.trainpref is None:
+            raise UserError(f"{flag}: is cut from the end of the training text; give --trainpref")
         if config.dict_only:
             raise UserError(f"{flag}: no split is written with --dict-only; leave one of them out")
     if sum(shares.values()) >= 1:

@@ -80,6 +80,7 @@ def flag(
     const: object = None,
     same_as: str | None = None,
     stored: bool = True,
+    several: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -98,6 +99,7 @@ def flag(
         same_as: the setting whose value it has unless it is given.
         stored: False for a path: it is neither written to checkpoints nor taken from them, where it
             would be the path of somebody else's choice.
+        several: several words, as a shell makes of ``*.txt``, are one value with commas.
     """
     metadata = {
         "help": help,
@@ -110,6 +112,7 @@ def flag(
         "const": const,
         "same_as": same_as,
         "stored": stored,
+        "several": several,
     }
     # dataclasses reject a list as a default, which all configs would share.
     if isinstance(default, list):
@@ -120,6 +123,11 @@ def flag(
 def flag_name(name: str) -> str:
     """``decoder_layers`` → ``--decoder-layers``."""
     return "--" + name.replace("_", "-")
+
+
+class _Joined(argparse.Action):
+    def __call__(self, parser: object, namespace: object, values: Any, option: object = None) -> None:
+        setattr(namespace, self.dest, ",".join(values))
 
 
 def add_flags(
@@ -151,6 +159,8 @@ def add_flags(
         else:
             options["type"] = functools.partial(coerce, field, hint, flags=True)
             options["metavar"] = field.metadata.get("metavar") or _metavar(field, kind, many)
+            if field.metadata.get("several"):
+                options.update(nargs="+", action=_Joined)
             if field.metadata.get("const") is not None:
                 options.update(nargs="?", const=field.metadata["const"])
         parser.add_argument(*[n for n in names if n not in known], **options)

@@ -94,6 +94,9 @@ def parse_args_and_arch(
         defaults.update(_add_part_flags(parser, choice, name, part))
     if "arch" in parser.choices and {"-h", "--help", "--help-all"} & set(argv):
         parser.show_defaults(ARCHITECTURES[arch].complete(recommended))
+        if "arch" in chosen:
+            [model] = [part for choice, _, part in parts if choice == "arch"]
+            parser.describe(_title(arch, model), arch, {n: v for n, v in recommended.items() if n not in chosen})
     if modify_parser is not None:
         modify_parser(parser)
     # Last, since a part may have a flag of that name.
@@ -267,8 +270,7 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dic
     """Add the flags of *part*; returns the defaults that its ``add_args`` names, and a plug-in
     schedule's, which wait for ``--config``."""
     cls = getattr(part, "config_class", None)
-    title = getattr(part, "__name__", name) if cls is None else title_of(cls, name)
-    group = parser.add_argument_group(title, argument_default=argparse.SUPPRESS)
+    group = parser.add_argument_group(_title(name, part), argument_default=argparse.SUPPRESS)
     if cls is not None:
         fields.add_flags(group, cls)
     defaults = {}
@@ -289,6 +291,11 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dic
             defaults[action.dest] = parser._get_value(action, action.default) if text else action.default
             action.default = argparse.SUPPRESS
     return defaults
+
+
+def _title(name: str, part: object) -> str:
+    cls = getattr(part, "config_class", None)
+    return getattr(part, "__name__", name) if cls is None else title_of(cls, name)
 
 
 def _from_file(parser: Parser, path: str) -> dict[str, object]:

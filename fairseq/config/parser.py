@@ -75,6 +75,7 @@ class Parser(argparse.ArgumentParser):
         )
         self.configs = list(configs)
         self.first = list(first)
+        self.chosen_group = ""  # title of the flags that --help shows beside the first ones
         self.lists = ""  # what --help says last: further flags that list something
         self.left_open: tuple[str, ...] = ()  # settings that have no value unless they are given
         self.choices = list(choices)
@@ -127,6 +128,12 @@ class Parser(argparse.ArgumentParser):
                 text = re.sub(r" \(default: [^()]*\)$", "", str(action.help))
                 action.help = f"{text} (default: {fields.shown(values[action.dest])})"
 
+    def describe(self, group: str, arch: str, recipe: Mapping[str, object]) -> None:
+        """Show *group*, the flags of the architecture *arch*, and its *recipe* in short help."""
+        values = ", ".join(f"{name.replace('_', '-')} {fields.shown(value)}" for name, value in recipe.items())
+        self.chosen_group = group
+        self.lists = f"Recipe of {arch}, unless you choose: {values or 'none'}.\n{self.lists}"
+
     def format_help(self, all: bool = False) -> str:
         """The help text: usage, examples, the flags one needs first;
         with *all* also the others and the parts."""
@@ -139,12 +146,19 @@ class Parser(argparse.ArgumentParser):
         groups = [(group.title, group._group_actions) for group in self._action_groups]
         if first and not all:
             count = sum(bool(action.option_strings) and action.help != argparse.SUPPRESS for action in self._actions)
-            formatter.start_section("what one needs first")
+            formatter.start_section("most used")
             formatter.add_arguments(first)
             formatter.end_section()
-            formatter.add_text(f"{self.prog} --help-all shows all {count} flags. {self.lists}".strip())
+            for title, actions in groups:
+                if title == self.chosen_group:
+                    formatter.start_section(title)
+                    formatter.add_arguments([action for action in actions if action not in first])
+                    formatter.end_section()
+            for text in self.lists.splitlines():
+                formatter.add_text(text)
+            formatter.add_text(f"{self.prog} --help-all shows all {count} flags.")
             return formatter.format_help()
-        for title, actions in [("what one needs first", first), *groups]:
+        for title, actions in [("most used", first), *groups]:
             formatter.start_section(title)
             formatter.add_arguments([action for action in actions if actions is first or action not in first])
             formatter.end_section()
@@ -160,7 +174,12 @@ class Parser(argparse.ArgumentParser):
         # argparse gives its errors as text only.
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
         if unknown and unknown[1].startswith("-"):
+            # Names of Python and of YAML have underscores, flags dashes.
             flag = unknown[1].split("=")[0]
+            dashed = "--" + flag.lstrip("-").replace("_", "-")
+            if dashed != flag and not flag.startswith("---") and len(flag) > 2:
+                owner = None if dashed in self._option_string_actions else self._owner(dashed)
+                raise UserError(owner or f"{flag}: no such flag; {self._close(dashed)}")
             raise UserError(self._owner(flag) or f"{flag}: no such flag; {self._close(flag)}")
         flag = re.match(r"argument (\S+): (ignored explicit argument)?", message)
         if flag and flag[2]:
@@ -184,7 +203,7 @@ class Parser(argparse.ArgumentParser):
     def _close(self, flag: str) -> str:
         visible = [action for action in self._actions if action.help != argparse.SUPPRESS]
         flags = [s for action in visible for s in action.option_strings if s.startswith("--")]
-        close = difflib.get_close_matches(flag, flags, n=2, cutoff=0.6)
+        close = [flag] if flag in flags else difflib.get_close_matches(flag, flags, n=2, cutoff=0.7)
         return f"did you mean {' or '.join(close)}?" if close else "see --help"
 
 

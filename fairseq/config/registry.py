@@ -38,6 +38,12 @@ ROOMS = (
     *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "system"),
     *("tasks", "text", "training"),
 )
+# Names that transformers and torch have for parts.
+FORMER = {
+    "linear": "polynomial_decay",
+    "constant": "fixed",
+    "adamw": "adam",
+}
 _copied_modules: set[str] = set()
 
 
@@ -158,7 +164,7 @@ class Registry(Generic[T]):
         """The part called *name*; UserError, which names the nearest ones, if there is none."""
         part = self._find(name) if name in self else None
         if part is None:
-            raise UserError(f"{self.flag} {name}: no such {self.kind}; {nearest(name, list(self))}")
+            raise UserError(f"{self.flag} {name}: no such {self.kind}; {nearest(FORMER.get(name, name), list(self))}")
         return part
 
     def __contains__(self, name: str) -> bool:

@@ -200,6 +200,7 @@ class OptimizationConfig(MeanConfig, RateConfig):
     skip_nonfinite: int = flag(0, "maximum updates to skip for an infinite or NaN loss or gradient", low=0)
     oom_retry: bool = flag(False, "split and repeat batches that exceed memory (not with memory models)")
     update_freq: list[int] = flag([1], "batches accumulated per update, or one number for each epoch", low=1)
+    batch_chunk: int = flag(1, "passes per batch, each with a share of its rows and of their memory", low=1)
     stages: str | None = flag(
         None,
         "staged training: LENGTH:LAST_UPDATE[:MAX_TOKENS[:LR]] of each stage, e.g. 128:140100,512:286000",

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.errors import UserError
+from fairseq.errors import UserError, counted
 
 BLOCKS, BATCHES, NUMPY, STREAMS = "blocks", "batches", "fairseq", "streams"
 SUM, SEQUENCE = 0, 1  # rules
@@ -59,7 +59,7 @@ class Layout:
         return self.batches - -(-(self.units - read) // self.step)
 
 
-FAIRSEQ = Layout(NUMPY, units=0, step=1, processes=1, block_size=0)  # of a run that fairseq began
+FAIRSEQ = Layout(NUMPY, units=0, step=1, processes=1, block_size=0)  # its checkpoints store none
 
 
 def order_generator(rule: int, seed: int, epoch: int, *purpose: int) -> np.random.RandomState:
@@ -171,8 +171,9 @@ def _remark(ours: Layout, theirs: Layout, read: int) -> str:
     if (theirs.step, theirs.processes) == (ours.step, ours.processes):
         return ""
     return (
-        f"{read} of {ours.units} {_NAMES[ours.order]} read by {theirs.processes} processes, {theirs.step} at once; "
-        f"continues with {ours.processes} processes, {ours.step} at once"
+        f"{read} of {ours.units} {_NAMES[ours.order]} read by {counted(theirs.processes, 'process')}, "
+        f"{theirs.step} at once; "
+        f"continues with {counted(ours.processes, 'process')}, {ours.step} at once"
     )
 
 

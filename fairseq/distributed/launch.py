@@ -336,7 +336,7 @@ def _join(job: Job[V, R]) -> R:
     """Run *job* as the rank that torch's variables name."""
     cfg, rank, size = job.distributed, _number("RANK"), _number("WORLD_SIZE")
     if rank >= size:
-        raise UserError(f"RANK={rank}: WORLD_SIZE={size} processes are numbered from 0")
+        raise UserError(f"RANK={rank}: ranks of WORLD_SIZE={size} are numbered from 0")
     world = World(rank, size, device_of(job.common, _number("LOCAL_RANK", str(rank))), cfg.distributed_timeout)
     if size == 1:
         return job.main(job.value, world)

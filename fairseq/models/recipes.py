@@ -13,6 +13,7 @@ from typing import Any
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, LR_SCHEDULERS, MODELS, OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings
+from fairseq.errors import counted
 
 Recipe = Mapping[str, Any]
 
@@ -247,9 +248,9 @@ def summary(settings: TrainingSettings) -> str:
     ``adam, lr 0.001 (yours), inverse_sqrt, warm-up 200, clip 0.25 (recipe of llama_tiny)``."""
     cfg, data, flat = settings.optimization, settings.data, settings.flat
     ratio, warmup = flat.get("warmup_ratio"), flat.get("warmup_updates") or 0
-    rows = f"{data.max_tokens:,} tokens" if data.max_tokens is not None else f"{data.batch_size} rows"
-    ends = [(f"{cfg.max_update:,} updates", "max_update")] if cfg.max_update and not cfg.stages else []
-    ends += [(f"{cfg.max_epoch} epochs", "max_epoch")] if cfg.max_epoch else []
+    rows = counted(data.max_tokens, "token") if data.max_tokens is not None else counted(data.batch_size or 0, "row")
+    ends = [(counted(cfg.max_update, "update"), "max_update")] if cfg.max_update and not cfg.stages else []
+    ends += [(counted(cfg.max_epoch, "epoch"), "max_epoch")] if cfg.max_epoch else []
     ends += [(f"{cfg.stop_time_hours:g} hours", "stop_time_hours")] if cfg.stop_time_hours else []
     # A schedule that ends without a last update trains for an epoch.
     no_end = "one epoch" if getattr(settings.lr_scheduler, "needs_max_update", False) else "no end"

@@ -31,6 +31,11 @@ def is_table(path: str) -> bool:
     return path.endswith(SUFFIXES) or os.path.isdir(path)
 
 
+def is_dataset(folder: str) -> bool:
+    """Return whether the ``datasets`` library saved *folder*."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in (STATE, SPLITS))
+
+
 def table_files(path: str) -> list[str]:
     """Return the files of the table *path*.
 

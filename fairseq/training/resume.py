@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -34,7 +35,7 @@ LONGEST = 100  # items of a list, characters of a value
 # schedules, whose rates the log has.
 IGNORED_ON_RESUME = {
     *(field.name for cls in (CheckpointConfig, DistributedConfig, ProfileConfig) for field in dataclasses.fields(cls)),
-    *("data", "user_dir", "cpu", "compile", "no_apex", "num_workers", "dataset_impl", "oom_retry"),
+    *("data", "user_dir", "cpu", "compile", "no_apex", "num_workers", "dataset_impl", "oom_retry", "batch_chunk"),
     *("max_epoch", "max_update", "stop_time_hours", "stages"),
     *("log_format", "log_interval", "no_progress_bar", "tensorboard_logdir", "metrics_file", "log_file"),
     *("wandb_project", "valid_subset", "gen_subset", "max_tokens_valid", "batch_size_valid", "max_valid_steps"),
@@ -133,9 +134,19 @@ def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adop
     """Continue from the checkpoint *saved*, called *source*; see
     :meth:`TrainingState.load_state_dict`."""
     check_dictionary(saved, source, dictionary_of(state.task))
-    # First, because it names the setting by which parameters have other names or shapes.
-    check_settings(state.model, saved.get("args") or {}, state.settings.model, source, state.settings.extensions)
-    state.load_state_dict(saved, source, adopt=adopt)
+    stored, folder = saved.get("args") or {}, state.settings.checkpoint.save_dir
+    try:
+        # First, because it names the setting by which parameters have other names or shapes.
+        check_settings(state.model, stored, state.settings.model, source, state.settings.extensions)
+        state.load_state_dict(saved, source, adopt=adopt)
+    except UserError:
+        is_in_folder = os.path.abspath(os.path.dirname(source)) == os.path.abspath(folder)
+        if is_in_folder and stored.get("arch", state.settings.chosen.arch) != state.settings.chosen.arch:
+            # What differs first is a setting that nobody gave.
+            raise UserError(
+                f"`save_dir` {folder}: holds another run, of {stored['arch']}; choose another `save_dir`"
+            ) from None
+        raise
     logger.info("restored %s: epoch %d, update %d", source, state.batches.epoch, state.num_updates)
 
 

@@ -49,10 +49,11 @@ def next_steps(settings: TrainingSettings, command: str, can_generate: bool, arg
     folder = settings.checkpoint.save_dir
     if settings.checkpoint.no_save:
         return []
+    plugin = ["--user-dir", settings.common.user_dir] if settings.common.user_dir is not None else []
     evaluated, writes = evaluation(settings, command, argv), command == "eval_lm" and can_generate
     return [
         *([f"evaluate: {evaluated}"] if evaluated else []),
-        *([f"write text: {shlex.join([*_program(argv[0], 'interactive'), folder])}"] if writes else []),
+        *([f"write text: {shlex.join([*_program(argv[0], 'interactive'), folder, *plugin])}"] if writes else []),
         f"draw curves: {shlex.join([*_program(argv[0], 'plot'), folder])}",
     ]
 

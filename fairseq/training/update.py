@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from fairseq.criterions.fairseq_criterion import Sample
+from fairseq.data.iterator import chunks_of
 from fairseq.logging.figures import SIZE, NamedSums
 from fairseq.tasks.carried import Carried
 from fairseq.training import nonfinite
@@ -32,7 +33,10 @@ def update(state: TrainingState, samples: Sequence[Sample | None]) -> bool:
     """
     state.graph.train()
     state.graph.update_num = state.num_updates
-    batches, loss = samples, None
+    # A batch may be read in chunks of its rows, which are batches that share its memory.
+    batches: Sequence[Sample | None]
+    batches = [chunk for sample in samples for chunk in chunks_of(sample, state.cfg.batch_chunk)]
+    loss = None
     while True:
         # Forward and backward, a batch at a time, in one round, unless memory does not suffice:
         # then all passes are repeated with halved batches. The state that steps carry begins a

@@ -23,7 +23,7 @@ from fairseq.data.samplers import Batching
         ("--arch xyz", "--arch xyz: no such architecture; known: "),
         ("--task language_modelling", "--task language_modelling: no such task; did you mean language_modeling?"),
         ("--criterion adaptive_los", "--criterion adaptive_los: no such criterion; did you mean adaptive_loss?"),
-        ("--optimizer adm", "--optimizer adm: no such optimizer; did you mean adam or lamb?"),
+        ("--optimizer adm", "--optimizer adm: no such optimizer; did you mean adam?"),
         ("--lr-scheduler cosin", "--lr-scheduler cosin: no such learning-rate schedule; did you mean cosine?"),
         ("--activation-fn rely", "--activation-fn rely: choose from relu"),
         ("--max-updates 3", "--max-updates: no such flag; did you mean --max-update"),

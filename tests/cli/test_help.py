@@ -59,7 +59,7 @@ def test_training_help_begins_with_what_one_needs_and_ends_with_names(train_help
     heads = [
         "usage: ",
         "\nexamples:",
-        "\nwhat one needs first:",
+        "\nmost used:",
         "\n  DATA ",
         "\n  --max-tokens",
         "\n  --fp16-init-scale",
@@ -88,6 +88,15 @@ def test_help_shows_the_chosen_architectures_flags_and_defaults(train_help: Any)
     assert "--adaptive-input-cutoff" not in small
     wiki = " ".join(train_help("--arch transformer_lm_wiki103").split())
     assert "(default: 20000,60000)" in wiki and "adaptive input embeddings (default: on)" in wiki
+
+
+def test_the_short_help_of_an_architecture_has_its_flags_and_its_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(get_training_parser(), ["--arch", "transformer_xl_wiki103_base", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--mem-len N" in text and "--n-layer N number of layers (default: 16)" in text
+    assert "Recipe of transformer_xl_wiki103_base, unless you choose: optimizer adam" in text
+    assert "max-update 200000" in text and "--fp16-init-scale" not in text
 
 
 @pytest.mark.parametrize("name", EVALUATION)
@@ -131,7 +140,7 @@ def test_help_fits_a_terminal_and_a_screen(name: str, capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert [line for line in (text + everything).splitlines() if len(line) > 80 and " {" not in line] == []
     assert "examples:" in text and text.count("\n") <= 56
-    if "what one needs first" in text:
+    if "most used" in text:
         assert "--help-all shows all" in text and everything.count("\n") > text.count("\n")
 
 

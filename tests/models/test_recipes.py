@@ -247,7 +247,7 @@ def test_the_first_line_of_the_log_says_what_runs_and_where_it_comes_from(
         runs.train(tmp_path, SPLITS, "--arch llama_tiny --lr 1e-3 --tokens-per-sample 16 --max-update 1 --no-save")
     assert caplog.messages[0] == (
         "adam, lr 0.001 (yours), inverse_sqrt, warm-up 200, clip 0.25, blocks of 16 (yours), "
-        "batches of 8 rows (default), 1 updates (yours) (recipe of llama_tiny)"
+        "batches of 8 rows (default), 1 update (yours) (recipe of llama_tiny)"
     )
 
 

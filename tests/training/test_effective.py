@@ -30,7 +30,7 @@ def test_settings_are_plain_values_by_name_in_order_without_the_data() -> None:
     assert list(values) == sorted(values)
     assert "data" not in values and "plugin" not in values
     assert (values["lr"], values["pair"], values["none"], values["names"]) == ([0.05, 0.1], [1, 2], None, ["a"])
-    assert (values["arch"], values["cpu"], values["max_update"]) == ("transformer_lm_tiny", True, 2000)
+    assert (values["arch"], values["cpu"], values["max_update"]) == ("transformer_lm_tiny", True, 0)
     assert type(values["pair"]) is list, "YAML has no tuples"
 
 
