@@ -113,7 +113,8 @@ def atomic_folder(
                 # The user knows the folder by the name that it will have.
                 raise type(error)(error.args[0].replace(str(temporary), str(folder))) from None
             # What is in it first: after a crash the folder is complete, or not there.
-            sync_folder(temporary)
+            for path in (*temporary.rglob("*"), temporary):
+                sync_folder(path) if path.is_dir() else _sync(path)
             if is_new:
                 os.rename(temporary, folder)
             else:
@@ -214,6 +215,8 @@ def _system_errors(flag: str, path: str | Path) -> Iterator[None]:
     """Turn system errors of writing *path* into a UserError; others pass unchanged."""
     try:
         yield
+    except BrokenPipeError:  # of what is printed meanwhile
+        raise
     except (OSError, RuntimeError) as error:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
@@ -289,8 +292,12 @@ def _remove(path: Path) -> None:
 def sync_folder(folder: str | Path) -> None:
     """Flush renames in *folder* to disk, where the filesystem supports it."""
     with contextlib.suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(folder)
+
+
+def _sync(path: str | Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
