@@ -23,7 +23,7 @@ from fairseq.config import fields
 from fairseq.config.fields import typed
 from fairseq.config.registry import is_outside
 from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig
-from fairseq.data.folders import data_folders, reopen_corpus
+from fairseq.data.folders import data_folders, open_corpus
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -48,6 +48,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, RawCounts
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
+from fairseq.text.tokenizers.tokenizer import chosen_rule
 from fairseq_cli.eval_lm import EvalLMConfig
 from fairseq_cli.shared import (
     data_and_models,
@@ -97,7 +98,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     name, corpus, counts = evaluation.text(data, model)
     # Before anything is scored: a model, the counts or a mark may be missing.
     if cfg.remove_bpe is not None:
-        report.continued(model.dictionary, cfg.remove_bpe)
+        chosen_rule(cfg.remove_bpe, model.dictionary)
     baseline = evaluation.baseline(cfg.baseline, data) if cfg.baseline is not None else None
     in_training = word_counts(cfg.word_counts, data, model.dictionary) if cfg.by_frequency else {}
     # Loading is no part of the speed.
@@ -301,7 +302,7 @@ class _Evaluation:
         cfg, split = self.cfg, self.batches.gen_subset
         if cfg.text is None:
             folder = data_folders(data)[0]
-            corpus = reopen_corpus(folder, split, model.dictionary)
+            corpus = open_corpus(folder, split, model.dictionary)
             counts = load_counts(folder / split)
             # A split that was made again by another program has other lines than its counts.
             return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None

@@ -17,6 +17,7 @@ from fairseq.config.fields import typed
 from fairseq.config.settings import CommonConfig, DataConfig
 from fairseq.criterions.fairseq_criterion import TOKEN_LOSSES
 from fairseq.data.dataset import Sample
+from fairseq.data.folders import check_data, data_folders
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -60,6 +61,8 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     Criterion, blocks and batches default to the training run's; with the same batches the metrics
     equal the ones of the training log.
 
+    With ``--check-data`` every data file is read and checked first; without ``--path`` that is all.
+
     Several processes (``--distributed-world-size``, torchrun) have batches of their own, and the
     first prints the metrics of all.
 
@@ -67,6 +70,12 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
         For each checkpoint and split: loss and nll_loss in bits, ppl, …; None if the work was done
             in other processes.
     """
+    cfg = typed(ValidateConfig, args)
+    if cfg.check_data:
+        for folder in data_folders(args.data):
+            print(f"{folder}: {', '.join(check_data(folder))} are sound")
+        if not cfg.path:
+            return {}
     with results_folder(vars(args).get("results_path")):
         return run_on_processes(evaluate, args)
 

@@ -273,7 +273,7 @@ class Dictionary:
             UserError: the content is empty, not UTF-8 or differs from ``checksums.txt``, a line has
                 no count, a word is there twice, or the header names a word that is not there.
         """
-        checksums.check(path, [content])
+        checksums.check(path, content)
         text = decoded(content, path, "make the dictionary again")
         # Not splitlines: words may hold other separators, such as U+2028.
         lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
