@@ -338,7 +338,7 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
     report = []
     with atomic_folder(destdir, flag="DIR") as folder:
         for name, articles in parts.items():
-            path = destdir / f"pydoc.{name}.tokens"
+            path = destdir / f"{name}.txt"
             texts = (" ".join(word if word in known else "<unk>" for word in line) for line in lines[name])
             with open(folder / path.name, "wb") as file:
                 # WikiText's lines begin and end with a blank, empty ones are a blank.

@@ -16,10 +16,9 @@ from fairseq.config.parser import Parser
 from fairseq.data.folders import load_dictionary
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, prepare_file
-from fairseq.system.limits import check_processes
 from fairseq.system.workers import Workers
 from fairseq.text.raw_text import STDIN, TextFormat, format_of
-from fairseq.text.tokenization import TokenizeBlock, tokenize_file, tokenize_stream
+from fairseq.text.tokenization import TokenizeBlock, tokenize_file, tokenize_stream, useful_workers
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.tokenizer import chosen_subwords, chosen_words
 from fairseq_cli import command
@@ -50,11 +49,11 @@ def main(args: argparse.Namespace) -> None:
     """Write a line of symbols for each line of text,
     or with ``--undo`` of text for each line of symbols."""
     config = typed(TokenizeConfig, args)
-    check_processes("--workers", config.workers)
     if config.output is not None:
         prepare_file("--output", config.output, {"TEXT": args.text, "--bpe-codes": config.bpe_codes})
     tokenizer = _tokenizer(config)
-    with Workers(TokenizeBlock(tokenizer, config.undo), config.workers) as workers, _output(config) as out:
+    count = config.workers if args.text == STDIN else useful_workers(config.workers, [args.text])
+    with Workers(TokenizeBlock(tokenizer, config.undo), count) as workers, _output(config) as out:
         if args.text == STDIN:
             tokenize_stream(sys.stdin.buffer, TextFormat(join_lines=config.join_lines), workers, out)
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fairseq.training.best import Best
 from kills import leftover
 from mistakes import logged, user_error
 from states import a_state, restored
@@ -19,7 +20,6 @@ from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.base import Space
-from fairseq.training.best import Best
 
 
 def saved(tmp_path: Path, *points: tuple[int, int, bool, float | None], **settings) -> CheckpointManager:

@@ -97,7 +97,6 @@ def preprocessing(monkeypatch, capsys, *flags):
     "flags, line",
     [
         ("--padding-factor 100000000", "--padding-factor 100000000: must be at most"),
-        ("--workers 100000", "--workers 100000: at most"),
         (f"--nwordssrc {LARGEST}", "--nwordssrc: expected"),
     ],
 )
