@@ -23,7 +23,7 @@ from fairseq.config import fields
 from fairseq.config.fields import typed
 from fairseq.config.registry import is_outside
 from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig
-from fairseq.data.folders import data_folders, reopen_corpus
+from fairseq.data.folders import data_folders, open_corpus
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -39,7 +39,7 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.system.files import ARCHIVE, atomic_files, prepare_file
+from fairseq.system.files import ARCHIVE, atomic_file, prepare_file
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import printable
@@ -48,6 +48,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, RawCounts
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
+from fairseq.text.tokenizers.tokenizer import chosen_rule
 from fairseq_cli.eval_lm import EvalLMConfig
 from fairseq_cli.shared import (
     data_and_models,
@@ -97,7 +98,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     name, corpus, counts = evaluation.text(data, model)
     # Before anything is scored: a model, the counts or a mark may be missing.
     if cfg.remove_bpe is not None:
-        report.continued(model.dictionary, cfg.remove_bpe)
+        chosen_rule(cfg.remove_bpe, model.dictionary)
     baseline = evaluation.baseline(cfg.baseline, data) if cfg.baseline is not None else None
     in_training = word_counts(cfg.word_counts, data, model.dictionary) if cfg.by_frequency else {}
     # Loading is no part of the speed.
@@ -301,7 +302,7 @@ class _Evaluation:
         cfg, split = self.cfg, self.batches.gen_subset
         if cfg.text is None:
             folder = data_folders(data)[0]
-            corpus = reopen_corpus(folder, split, model.dictionary)
+            corpus = open_corpus(folder, split, model.dictionary)
             counts = load_counts(folder / split)
             # A split that was made again by another program has other lines than its counts.
             return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
@@ -330,22 +331,20 @@ def _makes_its_batches(task: FairseqTask) -> bool:
 
 
 def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:
-    """Write the files that the flags name, together or not at all."""
-    with atomic_files() as files:
-        if cfg.save_token_scores is not None:
-            with files.file(cfg.save_token_scores, "--save-token-scores") as file:
-                np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
-        if cfg.score_documents is not None:
-            with files.file(cfg.score_documents, "--score-documents") as file:
-                file.writelines(json.dumps(line).encode() + b"\n" for line in report.document_scores(scores))
-        if cfg.sample is not None and sample is not None:
-            with files.file(cfg.sample, "--sample") as file:
-                file.write(sample.encode() + b"\n")
-        if cfg.results_path is not None:
-            if "by_frequency" in results:
-                plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"], files.file)
-            path = Path(cfg.results_path) / f"results{cfg.part}.json"
-            write_json(path, {**results, **about_run()}, create=files.file)
+    """Write the files that the flags name, the results last."""
+    if cfg.save_token_scores is not None:
+        with atomic_file(cfg.save_token_scores, "--save-token-scores") as file:
+            np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
+    if cfg.score_documents is not None:
+        with atomic_file(cfg.score_documents, "--score-documents") as file:
+            file.writelines(json.dumps(line).encode() + b"\n" for line in report.document_scores(scores))
+    if cfg.sample is not None and sample is not None:
+        with atomic_file(cfg.sample, "--sample") as file:
+            file.write(sample.encode() + b"\n")
+    if cfg.results_path is not None:
+        if "by_frequency" in results:
+            plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"])
+        write_json(Path(cfg.results_path) / f"results{cfg.part}.json", {**results, **about_run()})
 
 
 def _sample(scorer: Scorer, reader: TextReader, seed: int) -> str:

@@ -90,14 +90,7 @@ def test_no_large_file_is_tracked() -> None:
 def test_one_model_is_loaded_without_the_rest_of_the_project() -> None:
     code = "import sys, fairseq.models.transformer_lm; print(*(name for name in sys.modules if name in sys.argv))"
     done = subprocess.run([sys.executable, "-c", code, *FILES], capture_output=True, text=True, env=runs.environment())
-    # Lines of code: a comment that gives a reason must not count against what there is to read.
-    lines = {
-        name: sum(not line.strip().startswith("#") for line in FILES[name].read_text(encoding="utf-8").splitlines())
-        for name in done.stdout.split()
-    }
-    print(f"{len(lines)} modules, {sum(lines.values())} lines")
-    assert 20 < len(lines) <= 26, sorted(lines)
-    assert 2000 < sum(lines.values()) <= 3600
+    assert 20 < len(done.stdout.split()) <= 26, sorted(done.stdout.split())
 
 
 def test_modules_load_nothing_of_the_project_but_errors() -> None:

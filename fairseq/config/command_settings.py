@@ -75,7 +75,7 @@ class SubwordMarkConfig(Config):
 
     remove_bpe: str | None = flag(
         None,
-        "subword mark to join words at (without a value: @@)",
+        "join subwords: the mark at their ends (without a value: @@), or sentencepiece",
         aliases=("--post-process",),
         metavar="MARK",
         const="@@ ",

@@ -27,10 +27,9 @@ from fairseq.config.unused_flags import add_unused_flags, check_architecture
 from fairseq.errors import SettingError, UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
 from fairseq.system import deferred
 from fairseq.system.allocator import keep_freed_memory
-from fairseq.system.files import removing_empty_folders
+from fairseq.system.files import FULL, removing_empty_folders
 from fairseq.system.plugins import import_user_module
-from fairseq.system.terminal import closed_pipes, end_quietly, open_standard_streams, printable, protect_terminal
-from fairseq.system.waiting import short_waits_under_load
+from fairseq.system.terminal import printable, write_line_by_line
 
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
 
@@ -162,24 +161,16 @@ def as_program() -> Iterator[None]:
 
     Once nobody reads its output, as behind ``| head``, it ends as SIGPIPE ends other programs.
     """
-    open_standard_streams()
+    write_line_by_line()
     keep_freed_memory()
-    protect_terminal()
     # A shell's background job ignores interrupts, and continues to.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # Until here an interrupt ended the process without a traceback: imports are done now.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    with closed_pipes(end_quietly), _failures_as_lines():
-        _check_working_folder()
-        with short_waits_under_load(), removing_empty_folders():
+    try:
+        with removing_empty_folders():
             yield
         sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _failures_as_lines() -> Iterator[None]:
-    try:
-        yield
     except UserError as error:
         fail(error.args[0])
     except (MemoryError, RuntimeError) as error:
@@ -189,28 +180,19 @@ def _failures_as_lines() -> Iterator[None]:
     except KeyboardInterrupt:
         # As shells number a process that SIGINT ended.
         sys.exit(130)
+    except BrokenPipeError:
+        # Without Python's own end, at which what is left in stdout's buffer would fail again.
+        os._exit(128 + signal.SIGPIPE)
     except OSError as error:
         # Paths that no system call takes are a user's mistake, whichever file they name.
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES) and error.filename is not None:
             name = str(error.filename)
             fail(f"{name if len(name) <= 80 else f'{name[:80]}…'}: {error.strerror}; give another path")
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            fail(f"{error.filename or 'a file'}: {error.strerror}; allow more with `ulimit -n`")
         # Errors without a file name are stdout's.
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
+        if error.filename is not None or error.errno not in FULL:
             raise
         print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
-        sys.stderr.flush()
-        # Without Python's own end, at which what is left in stdout's buffer would fail again.
         os._exit(2)
-
-
-def _check_working_folder() -> None:
-    """Raise UserError where the working folder was removed, to which most paths are relative."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise UserError(f"the working folder is gone ({error.strerror}); change to another one") from None
 
 
 def fail(message: str) -> NoReturn:

@@ -10,7 +10,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ class EpochIterator:
             in the background thread; anything random in it must depend on its arguments only, so
             that a resumed run repeats it.
         prefetch: batches prepared ahead in a background thread; 0: none, no thread.
+        chunks: parts of its rows in which each batch is handed out; see :func:`chunks_of`.
         device: where the tensors go.
     """
 
@@ -50,11 +51,13 @@ class EpochIterator:
         *,
         prepare: Callable[[Sample, int], Sample] | None = None,
         prefetch: int = 1,
+        chunks: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
         self._turns = turns
         self.prepare = prepare
         self.prefetch = prefetch
+        self.chunks = chunks
         self.device = torch.device(device)
         self.epoch = 1
         self.read = 0
@@ -148,11 +151,6 @@ class EpochIterator:
             facts["checksum of the next batch of rank 0"] = f"{zlib.crc32(batch.tobytes()):08x}"
         return facts
 
-    def rebatch(self, indices: np.ndarray) -> Sample:
-        """Return the examples *indices* [B] of the epoch as one sample on the device."""
-        sample = self._sample(self.dataset.at_epoch(self.epoch), indices, self.epoch)
-        return cast(Sample, _to_device(sample, self.device))
-
     def _sample(self, dataset: Dataset, indices: np.ndarray, epoch: int) -> Sample:
         sample = dataset.batch(indices)
         return sample if self.prepare is None else self.prepare(sample, epoch)
@@ -166,8 +164,20 @@ class EpochIterator:
             if len(indices) == 0:
                 yield None
                 continue
-            sample = self._sample(dataset, indices, epoch)
+            if self.chunks == 1:
+                sample = self._sample(dataset, indices, epoch)
+            else:
+                sample = self._in_chunks(dataset, indices, epoch)
             yield _map_tensors(devices.pin, sample) if devices.is_accelerator(self.device) else sample
+
+    def _in_chunks(self, dataset: Dataset, indices: np.ndarray, epoch: int) -> Sample:
+        chunks: list[Sample | None] = []
+        first = 0
+        for rows in np.array_split(indices, self.chunks):
+            place = {"first_row": first, "is_last": first + len(rows) == len(indices)}
+            chunks.append({**self._sample(dataset, rows, epoch), **place} if len(rows) else None)
+            first += len(rows)
+        return {"nsentences": len(indices), "chunks": chunks}
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in fairseq's layout, and ``read``,
@@ -222,6 +232,18 @@ class EpochIterator:
         if here.remark:
             logger.info("epoch %d, batch %d of %d: %s", self.epoch, self.iterations_in_epoch, len(self), here.remark)
         return here.same_rows
+
+
+def chunks_of(sample: Sample | None, chunks: int) -> list[Sample | None]:
+    """Return the parts of a batch that an iterator handed out in *chunks*: as many on every rank;
+    None for empty ones.
+
+    A part has ``first_row``, the number of its first row in the batch, and ``is_last``: no row
+    comes after its rows.
+    """
+    if sample is None:
+        return [None] * chunks
+    return sample.get("chunks", [sample])
 
 
 def _to_device(sample: Sample | None, device: torch.device) -> Sample | None:

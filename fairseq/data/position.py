@@ -59,7 +59,7 @@ class Layout:
         return self.batches - -(-(self.units - read) // self.step)
 
 
-FAIRSEQ = Layout(NUMPY, units=0, step=1, processes=1, block_size=0)  # of a run that fairseq began
+FAIRSEQ = Layout(NUMPY, units=0, step=1, processes=1, block_size=0)  # its checkpoints store none
 
 
 def order_generator(rule: int, seed: int, epoch: int, *purpose: int) -> np.random.RandomState:

@@ -229,8 +229,11 @@ class FairseqTask(Part):
         """
         data = self.settings.data
         batching = _batching(data, self.settings.common.seed, training, rank, world_size)
-        if isinstance(self.settings, TrainingSettings):
-            batching = dataclasses.replace(batching, accumulated=max(self.settings.optimization.update_freq))
+        chunks = 1
+        if training and isinstance(self.settings, TrainingSettings):
+            optimization = self.settings.optimization
+            batching = dataclasses.replace(batching, accumulated=max(optimization.update_freq))
+            chunks = optimization.batch_chunk
 
         def prepare(sample: Sample, epoch: int) -> Sample:
             return criterion.prepare(model, self.prepare(sample, epoch, model=model, training=training))
@@ -239,6 +242,7 @@ class FairseqTask(Part):
             self._turns(split, model, training, batching),
             prepare=prepare,
             # On a CPU, a thread that prepares batches takes time from the computation.
+            chunks=chunks,
             prefetch=data.num_workers if devices.is_accelerator(torch.device(device)) else 0,
             device=device,
         )

@@ -251,6 +251,10 @@ def test_subwords_are_joined():
     subwords = ["un@@", "know@@", "n", "thing@@", "s", ",", "a@@"]
     dictionary = dictionary_of(*subwords)
     assert detokenizer_of(dictionary, "@@ ").decode(map(dictionary.index, subwords)) == "unknown things, a"
+    pieces = ["▁un", "known", "▁things", ",", "</s>", "▁", "un"]
+    dictionary = dictionary_of("▁un", "known", "▁things", ",", "▁", "un")
+    text = detokenizer_of(dictionary, "sentencepiece").decode(map(dictionary.index, pieces))
+    assert text == "unknown things,\nun"
 
 
 @pytest.mark.parametrize("seed", range(8))

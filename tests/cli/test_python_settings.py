@@ -19,7 +19,7 @@ from fairseq.config.fields import Config
 from fairseq.config.registry import CRITERIONS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from fairseq.config.settings import CommonConfig
 from fairseq.data import glue
-from fairseq.distributed import rank
+from fairseq.distributed import launch
 from fairseq.errors import SettingError, UserError
 from fairseq.models.encoder_settings import BertConfig, ElectraConfig
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
@@ -193,7 +193,7 @@ def test_a_command_prints_the_flag_of_a_setting_that_it_finds_wrong_later(capsys
 
 def test_a_rank_reports_a_mistake_with_flags():
     error = SettingError("`n_head` 3: must divide `d_model` 10")
-    assert str(rank._mistake(error)) == "--n-head 3: must divide --d-model 10"
+    assert str(launch._mistake(error)) == "--n-head 3: must divide --d-model 10"
 
 
 def test_an_error_that_another_process_raised_still_knows_fields_and_flags():

@@ -55,7 +55,12 @@ def test_a_resumed_run_is_bit_identical_to_the_uninterrupted_one(tmp_path: Path,
 def test_two_processes_follow_one_with_the_same_global_batch(tmp_path: Path, backend: str) -> None:
     flags = [XL, STILL, "--max-update 12 --disable-validation", KINDS["bands"]]
     alone = runs.train(tmp_path / "one", flags)
-    two = ["--batch-size 2 --distributed-world-size 2 --ddp-backend", backend, "--save-dir", tmp_path / "two"]
+    two = [
+        "--batch-size 2 --batch-chunk 2 --distributed-world-size 2 --ddp-backend",
+        backend,
+        "--save-dir",
+        tmp_path / "two",
+    ]
     result = warm.command("train.py", runs.DATA, flags, two)
     assert result.returncode == 0, result.stderr
     together = runs.records(result.stdout)
