@@ -110,7 +110,9 @@ def _read(
         listed = pickled_module.read_vocabulary(Path(vocabulary)) if vocabulary is not None else None
         size = _vocabulary_size(model)
         if listed is not None and len(listed) != size:
-            raise UserError(f"--vocab {vocabulary}: has {len(listed)} words, but the model {size}; give the model's own")
+            raise UserError(
+                f"--vocab {vocabulary}: has {len(listed)} words, but the model {size}; give the model's own"
+            )
         if listed is not None and not {*NAMES_XL["eos"]} & {*listed}:
             names = ", ".join(NAMES_XL["eos"])
             print(

@@ -109,7 +109,10 @@ def main(args: argparse.Namespace) -> None:
     for hint in _hints(config, next(iter(splits.values()), None)):
         print(f"note: {printable(hint)}", file=sys.stderr)
     say = _Log(config.source_lang)
-    with atomic_folder(config.destdir, flag="--destdir") as folder, tempfile.TemporaryDirectory(dir=folder) as parts:
+    with (
+        atomic_folder(config.destdir, flag="--destdir", last="dict.txt") as folder,
+        tempfile.TemporaryDirectory(dir=folder) as parts,
+    ):
         splits, sources = _held_out(config, splits, parts, say)
         former = _former_log(Path(config.destdir))
         tokenizer = _tokenizer(config, splits, folder, say)
