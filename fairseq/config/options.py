@@ -104,7 +104,7 @@ def parse_args_and_arch(
         add_unused_flags(parser)
     # argparse would give an optional positional its default at the first flag, and reject
     # `CHECKPOINT --cpu TEXT`.
-    optional = any(not action.option_strings and action.nargs == "?" for action in parser._actions)
+    optional = any(not action.option_strings and action.nargs == "?" for _, action in parser.arguments)
     parse = parser.parse_known_intermixed_args if optional else parser.parse_known_args
     words = _switched(parser, argv)
     args, unknown = parse(words, Parsed())
@@ -129,10 +129,10 @@ def _switched(parser: Parser, argv: Sequence[str]) -> list[str]:
 
     A switch that is off is off in *parser*, even if ``--config`` or the architecture turns it on.
     """
-    words = []
+    words, by_flag = [], parser.by_flag
     for word in argv:
         name, _, value = word.partition("=")
-        action = parser._option_string_actions.get(name)
+        action = by_flag.get(name)
         has_two = isinstance(action, argparse.BooleanOptionalAction)
         if value not in ("true", "false") or action is None or action.nargs not in (0, "?"):
             words.append(word)
@@ -225,7 +225,7 @@ def _check_names(parser: Parser, args: argparse.Namespace) -> None:
 
     Flags of dataclasses check their text themselves.
     """
-    for action in parser._actions:
+    for _, action in parser.arguments:
         value = getattr(args, action.dest, None)
         name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
         for text in value if isinstance(value, list) else [value]:
@@ -280,15 +280,15 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dic
         defaults = {name: declared[name] for name in fields.defaults(RateConfig) if declared.get(name) is not None}
     if not hasattr(part, "add_args"):
         return defaults
-    ours = list(parser._actions)
+    ours = [action for _, action in parser.arguments]
     # What a model's flags leave open, the architecture fills in: their defaults must not.
     part.add_args(group if choice == "arch" else parser)
-    for action in parser._actions:
+    for _, action in parser.arguments:
         if action not in ours and action.default is not argparse.SUPPRESS:
             # argparse would convert a default that is text;
             # here it waits for --config, and is converted now.
-            text = isinstance(action.default, str)
-            defaults[action.dest] = parser._get_value(action, action.default) if text else action.default
+            convert = action.type if isinstance(action.default, str) and callable(action.type) else None
+            defaults[action.dest] = action.default if convert is None else convert(action.default)
             action.default = argparse.SUPPRESS
     return defaults
 
@@ -300,8 +300,8 @@ def _title(name: str, part: object) -> str:
 
 def _from_file(parser: Parser, path: str) -> dict[str, object]:
     """The settings in the --config file at *path*, by the names that parsing gives them."""
-    known = {action.dest: action for action in parser._actions if action.dest != argparse.SUPPRESS}
-    for action in parser._actions:
+    known = {action.dest: action for _, action in parser.arguments if action.dest != argparse.SUPPRESS}
+    for _, action in parser.arguments:
         names = action.option_strings
         # A file says `name: false`, never `no_name: true`.
         if isinstance(action, argparse.BooleanOptionalAction):
