@@ -100,7 +100,8 @@ def train(
         # so that no other run changes the folder meanwhile.
         if manager is not None:
             check_recorders(settings.common)
-            logger.info("%s", summary(settings))
+            for line in summary(settings):
+                logger.info("%s", line)
         planned = stages.plan(settings)
         origin = resume.choose(settings, world, manager)
         settings = resume.at_version(settings, (origin.state or {}).get("args") or {})
