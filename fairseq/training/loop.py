@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
@@ -222,7 +223,7 @@ class Run:
         with remaining as updates, self.log.epoch(state, updates) as bar:
             for samples in bar:  # the position in the data is behind *samples* already
                 self.profiler.before_update(state.num_updates)
-                applied = update(state, samples, self.requests)
+                applied = self.log.measured(functools.partial(update, state, samples, self.requests))
                 if applied:
                     for hook in self.hooks:
                         hook.on_update(state)
