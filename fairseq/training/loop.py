@@ -89,10 +89,11 @@ def train(
         if manager is not None:
             check_recorders(settings.common)
             check_outputs(settings)
-            logger.info("%s", summary(settings))
-        planned = stages.plan(settings)
         origin = resume.choose(settings, world, manager)
+        settings = resume.as_begun(settings, origin)
         settings = resume.at_version(settings, (origin.state or {}).get("args") or {})
+        logger.info("%s", summary(settings))
+        planned = stages.plan(settings)
         while True:
             stage = stages.stage_at(planned, origin.updates_done(settings.checkpoint)) if planned else None
             of_stage = stages.settings_at(settings, planned, stage) if stage else settings
