@@ -28,7 +28,7 @@ from fairseq.distributed import Interruption, Job, World
 from fairseq.errors import UserError, nearest
 from fairseq.logging.recorders import check_recorders, log_file
 from fairseq.models.recipes import summary
-from fairseq.system.terminal import closed_pipes, log_to_stderr
+from fairseq.system.terminal import log_to_stderr
 from fairseq.training import effective, resume, stages
 from fairseq.training.agreement import check_agreement
 from fairseq.training.build import build_state
@@ -63,7 +63,7 @@ def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
 def run_process(settings: TrainingSettings, world: World) -> None:
     """Train as one process of *world*, with a log on stderr; if a signal stops the run, exit with
     128 + its number."""
-    with Interruption() as interruption, closed_pipes(interruption.record_closed_pipe):
+    with Interruption() as interruption:
         log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
         with log_file(settings.common.log_file if world.is_first else None):
             number = train(settings, world, interruption)
@@ -101,10 +101,11 @@ def train(
         # so that no other run changes the folder meanwhile.
         if manager is not None:
             check_recorders(settings.common)
-            logger.info("%s", summary(settings))
-        planned = stages.plan(settings)
         origin = resume.choose(settings, world, manager)
+        settings = resume.as_begun(settings, origin)
         settings = resume.at_version(settings, (origin.state or {}).get("args") or {})
+        logger.info("%s", summary(settings))
+        planned = stages.plan(settings)
         while True:
             stage = stages.stage_at(planned, origin.updates_done(settings.checkpoint)) if planned else None
             of_stage = stages.settings_at(settings, planned, stage) if stage else settings
