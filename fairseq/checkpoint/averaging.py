@@ -60,8 +60,8 @@ def average(
     parameters, and without the state of its training.
 
     Whole numbers, such as the counts of notes, are not averaged: the checkpoint with most updates
-    gives them, wherever it stands. Sums are float64; checkpoints are read one at a time. What is one
-    tensor under several names, such as tied embeddings, stays one.
+    gives them, wherever it stands. Sums are float64; checkpoints are read one at a time. One tensor
+    under several names, such as tied embeddings, stays one.
 
     Args:
         digest: of the dictionary of a checkpoint and its file; None where it is not known.
