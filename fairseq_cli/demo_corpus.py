@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from fairseq.config.parser import Parser, check_words, folder_path
 from fairseq.errors import UserError
-from fairseq.system.files import atomic_files, prepare_folder
+from fairseq.system.files import atomic_folder, prepare_folder
 from fairseq.text.tokenizers.moses import Moses
 from fairseq_cli import command
 
@@ -336,11 +336,11 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
         counts = Counter(chain.from_iterable(lines["train"]))
         known = {word for word, count in counts.items() if count >= MIN_COUNT}
     report = []
-    with atomic_files() as group:
+    with atomic_folder(destdir, flag="DIR") as folder:
         for name, articles in parts.items():
-            path = destdir / f"pydoc.{name}.tokens"
+            path = destdir / f"{name}.txt"
             texts = (" ".join(word if word in known else "<unk>" for word in line) for line in lines[name])
-            with group.file(path, "DIR") as file:
+            with open(folder / path.name, "wb") as file:
                 # WikiText's lines begin and end with a blank, empty ones are a blank.
                 file.writelines((f" {text} \n" if text else " \n").encode() for text in texts)
             tokens = sum(map(len, lines[name])) + len(lines[name])

@@ -38,8 +38,8 @@ class Dataset(Protocol):
         """
 
     def checksums(self) -> Mapping[str, int]:
-        """Return a CRC-32 of each file that examples are read
-        from, by its name: equal on all processes."""
+        """Return a number for each file that examples are read from, by its name, that is another
+        one for another file: equal on all processes."""
 
     def at_epoch(self, epoch: int) -> Dataset:
         """Return the dataset as it is read in *epoch* (from 1): a view with the same sizes.

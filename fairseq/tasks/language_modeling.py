@@ -11,7 +11,7 @@ import torch
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.config.shared import LanguageModelingTaskConfig
 from fairseq.data.dataset import Dataset, Sample
-from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
+from fairseq.data.folders import check_split, data_folders, load_dictionary, open_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
@@ -60,7 +60,7 @@ class LanguageModelingTask(FairseqTask):
             UserError: its files are missing, damaged or made with another dictionary.
         """
         # One folder, joined or not: training may read several, an analysis reads one text.
-        return reopen_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
+        return open_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
 
     def check_folder(self, split: str, folder: Path) -> None:
         check_split(folder, split)
@@ -69,7 +69,7 @@ class LanguageModelingTask(FairseqTask):
         shuffled = training and self.cfg.shuffle_lines
         folder = folder or data_folders(self.settings.data_path)[0]
         return TokenBlocks(
-            reopen_corpus(folder, split, self.dictionary, combine=self.combines(split, training)),
+            open_corpus(folder, split, self.dictionary, combine=self.combines(split, training)),
             self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
             pad=self.dictionary.pad(),

@@ -9,7 +9,7 @@ import numpy as np
 
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.data.dataset import Dataset
-from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
+from fairseq.data.folders import check_split, data_folders, load_dictionary, open_corpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts, word_rule
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
@@ -50,7 +50,7 @@ class MaskedLMTask(FairseqTask):
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         folder = folder or data_folders(self.settings.data_path)[0]
-        corpus = reopen_corpus(folder, split, self.dictionary, combine=self.combines(split, training))
+        corpus = open_corpus(folder, split, self.dictionary, combine=self.combines(split, training))
         blocks = TokenBlocks(
             # One less: the begin symbol is put before each block.
             corpus,

@@ -35,10 +35,18 @@ LONGEST = 100  # items of a list, characters of a value
 # schedules, whose rates the log has.
 IGNORED_ON_RESUME = {
     *(field.name for cls in (CheckpointConfig, DistributedConfig, ProfileConfig) for field in dataclasses.fields(cls)),
-    *("data", "user_dir", "cpu", "compile", "no_apex", "num_workers", "dataset_impl", "oom_retry", "batch_chunk"),
+    *("data", "user_dir", "cpu", "compile", "no_apex", "num_workers", "dataset_impl", "batch_chunk"),
     *("max_epoch", "max_update", "stop_time_hours", "stages"),
     *("log_format", "log_interval", "no_progress_bar", "tensorboard_logdir", "metrics_file", "log_file"),
-    *("wandb_project", "valid_subset", "gen_subset", "max_tokens_valid", "batch_size_valid", "max_valid_steps"),
+    *(
+        "wandb_project",
+        "trackio_project",
+        "valid_subset",
+        "gen_subset",
+        "max_tokens_valid",
+        "batch_size_valid",
+        "max_valid_steps",
+    ),
 }
 
 
@@ -119,8 +127,8 @@ def begin(state: TrainingState, origin: Origin) -> None:
         case "checkpoint":
             with restoring(origin.source):
                 requested = state.settings
-                restore(state, saved, origin.source)
-                log_differences(state, requested, saved.get("args") or {}, origin.source)
+                restored = restore(state, saved, origin.source)
+                log_differences(state, requested, restored, saved.get("args") or {}, origin.source)
         case "weights":
             _load_weights(state, saved, origin.source)
         # Not within restoring(): a state of this process
@@ -130,7 +138,7 @@ def begin(state: TrainingState, origin: Origin) -> None:
     state.plan()
 
 
-def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adopt: bool = False) -> None:
+def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adopt: bool = False) -> dict[str, object]:
     """Continue from the checkpoint *saved*, called *source*; see
     :meth:`TrainingState.load_state_dict`."""
     check_dictionary(saved, source, dictionary_of(state.task))
@@ -138,7 +146,7 @@ def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adop
     try:
         # First, because it names the setting by which parameters have other names or shapes.
         check_settings(state.model, stored, state.settings.model, source, state.settings.extensions)
-        state.load_state_dict(saved, source, adopt=adopt)
+        restored = state.load_state_dict(saved, source, adopt=adopt)
     except UserError:
         is_in_folder = os.path.abspath(os.path.dirname(source)) == os.path.abspath(folder)
         if is_in_folder and stored.get("arch", state.settings.chosen.arch) != state.settings.chosen.arch:
@@ -148,6 +156,7 @@ def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adop
             ) from None
         raise
     logger.info("restored %s: epoch %d, update %d", source, state.batches.epoch, state.num_updates)
+    return restored
 
 
 def _load_weights(state: TrainingState, saved: Mapping[str, Any], source: str) -> None:
@@ -185,14 +194,18 @@ def restoring(path: str) -> Iterator[None]:
 
 
 def log_differences(
-    state: TrainingState, requested: TrainingSettings, stored: Mapping[str, object], source: str
+    state: TrainingState,
+    requested: TrainingSettings,
+    restored: Mapping[str, object],
+    stored: Mapping[str, object],
+    source: str,
 ) -> None:
-    """Log one warning with the settings of *state*, restored, that differ from the checkpoint's;
-    nothing without any.
+    """Log one warning with the settings of *state* that differ from the checkpoint's, and the ones
+    *restored* in place of those *requested*; nothing without any.
 
     Those *stored* in the checkpoint may be of another version or of fairseq.
     """
-    now, restored = state.stored_settings(), state.restored
+    now = state.stored_settings()
     names = sorted(now.keys() & stored.keys() - IGNORED_ON_RESUME - _of_stages(requested))
     # A stored setting may be of any kind and length.
     names = [name for name in names if _is_flat(now[name]) and _is_flat(stored[name])]

@@ -180,5 +180,5 @@ def test_optional_arguments_are_in_brackets(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_default_with_a_meaning_is_said_once() -> None:
-    action = next(a for a in get_training_parser()._actions if a.dest == "max_epoch")
+    action = next(a for _, a in get_training_parser().arguments if a.dest == "max_epoch")
     assert isinstance(action, argparse.Action) and str(action.help).endswith("epochs (default: 0, no limit)")

@@ -20,7 +20,7 @@ from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.config import options, registry
-from fairseq.data.folders import reopen_corpus
+from fairseq.data.folders import open_corpus
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.interop.fairseq import metrics
@@ -320,7 +320,7 @@ def test_a_tasks_own_batches_are_those_of_an_evaluation(tmp_path: Path) -> None:
     words += ["--gen-subset", "test", "--task", "truncated_bptt_lm"]
     results = eval_lm.main(options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), words))
     order = sys.modules["scored_plugin"].ORDER
-    corpus = reopen_corpus(runs.DATA, "test", Dictionary.load(runs.DATA / "dict.txt"))
+    corpus = open_corpus(runs.DATA, "test", Dictionary.load(runs.DATA / "dict.txt"))
     # Blocks of 16 tokens, of which the first is no target; the rest at the end is in no block.
     assert results["tokens"] == 15 * (len(corpus.tokens) // 16)
     assert order[-(len(corpus.tokens) // 16) :] == list(range(len(corpus.tokens) // 16))

@@ -23,7 +23,7 @@ NAMES = {
     "fairseq/modules/attention.py": "torch's flash kernel, which others do not have",
     "fairseq/interop/fairseq/utils.py": "plug-ins call `move_to_cuda`, as fairseq calls it",
     "fairseq/interop/fairseq/roberta_hub.py": "tasks of plug-ins take `use_cuda`, as fairseq gives it",
-    "fairseq/distributed/rank.py": "NCCL, whose name depends on the device",
+    "fairseq/distributed/launch.py": "NCCL, whose name depends on the device",
 }
 
 

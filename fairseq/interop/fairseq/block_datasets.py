@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq.config.fields import LARGEST_INT
 from fairseq.data.dataset import Sample
-from fairseq.data.folders import reopen_corpus
+from fairseq.data.folders import open_corpus
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus
 from fairseq.data.masking import Masking, special_symbols
 from fairseq.data.token_blocks import TokenBlocks
@@ -61,9 +60,8 @@ def load_indexed_dataset(
     folder, split = os.path.split(path)
     if not os.path.isfile(f"{path}.idx"):
         return None
-    # `reopen_corpus` compares ids with the number of words; without a dictionary none is too large.
-    words: Any = range(LARGEST_INT) if dictionary is None else dictionary
-    return IndexedDataset(reopen_corpus(folder or ".", split, words, combine=combine))
+    words: Any = dictionary
+    return IndexedDataset(open_corpus(folder or ".", split, words, combine=combine))
 
 
 def make_dataset(

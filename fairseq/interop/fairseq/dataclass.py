@@ -158,13 +158,11 @@ def gen_parser_from_dataclass(
     """Add the flags of *dataclass_instance* to *parser*, without defaults where an architecture has
     them."""
     settings = type(dataclass_instance).as_config()
-    before = list(parser._actions)
-    fields.add_flags(parser, settings)
     values = {} if delete_default else fields.defaults(settings)
-    for action in parser._actions:
+    for action in fields.add_flags(parser, settings):
         # This package's flags have no default in the parser, so that given values can be told from
         # an architecture's; a parser of fairseq's has them.
-        if action not in before and action.dest in values:
+        if action.dest in values:
             action.default = values[action.dest]
 
 

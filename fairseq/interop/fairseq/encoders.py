@@ -167,8 +167,9 @@ class Characters:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the settings of :func:`build_bpe` and :func:`build_tokenizer` that *parser* lacks; every
     task takes them."""
+    known = getattr(parser, "by_flag", {})
     for flag in (f"--{name}" for name in FLAGS.split()):
-        if flag not in parser._option_string_actions:
+        if flag not in known:
             parser.add_argument(flag, help=argparse.SUPPRESS)
 
 
