@@ -116,8 +116,8 @@ def _read(
         if listed is not None and not {*NAMES_XL["eos"]} & {*listed}:
             names = ", ".join(NAMES_XL["eos"])
             print(
-                f"note: {vocabulary}: has no symbol for the end of a line ({names}): {listed[0]} stands for it; write a "
-                "text as one line",
+                f"note: {vocabulary}: has no symbol for the end of a line ({names}): {listed[0]} stands for it; write "
+                "a text as one line",
                 file=sys.stderr,
             )
         return Imported(model, settings, size, listed, {}, NAMES_XL)
