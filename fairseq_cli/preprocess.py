@@ -109,7 +109,10 @@ def main(args: argparse.Namespace) -> None:
     for hint in _hints(config, next(iter(splits.values()), None)):
         print(f"note: {printable(hint)}", file=sys.stderr)
     say = _Log(config.source_lang)
-    with atomic_folder(config.destdir, flag="--destdir") as folder, tempfile.TemporaryDirectory(dir=folder) as parts:
+    with (
+        atomic_folder(config.destdir, flag="--destdir", last="dict.txt") as folder,
+        tempfile.TemporaryDirectory(dir=folder) as parts,
+    ):
         splits, sources = _held_out(config, splits, parts, say)
         former = _former_log(Path(config.destdir))
         tokenizer = _tokenizer(config, splits, folder, say)
@@ -122,6 +125,7 @@ def main(args: argparse.Namespace) -> None:
             splitters(config.workers) as pool,
         ):
             training, learned = _training_texts(texts), None
+            tokens: dict[str, tuple[int, str]] = {}
             if config.srcdict is not None:
                 dictionary = Dictionary.load(config.srcdict)
             elif config.dict_only:
@@ -139,10 +143,11 @@ def main(args: argparse.Namespace) -> None:
                     _write_notes(config, dictionary, tokenizer, texts, folder, say)
                 binarizer = Binarizer(dictionary, pool, tokenizer is not None, learned)
                 for name, text in texts.items():
-                    _binarize(binarizer, text, sources[name], folder / name, dictionary, say)
+                    largest = _binarize(binarizer, text, sources[name], folder / name, dictionary, say)
+                    tokens[f"{name}.bin"] = largest, dictionary.digest()
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
-        checksums.record(folder, Path(config.destdir))
+        checksums.record(folder, Path(config.destdir), tokens)
         end = f"Wrote preprocessed data to {config.destdir}"
         settings = ", ".join(f"{name}={shown(value)}" for name, value in sorted(vars(config).items()))
         log = "\n".join([f"settings: {settings}", texts_line, *say.lines, end, ""])
@@ -431,9 +436,9 @@ def _write_notes(
 
 def _binarize(
     binarizer: Binarizer, text: TokenizedText, source: str, prefix: Path, dictionary: Dictionary, say: _Log
-) -> None:
+) -> int:
     """Write the ids of a text, whose name is *source*, and say how many of its words *dictionary*
-    does not know."""
+    does not know; return the largest id."""
     summary = binarizer.binarize(text.path, prefix)
     share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
     sizes = f"{summary.sentences} sents, {summary.tokens} tokens"
@@ -446,6 +451,7 @@ def _binarize(
             f"{source}: {summary.padding} of these words are {dictionary.pad_word}, which stands for padding in rows "
             "and not for a word of the text"
         )
+    return summary.largest
 
 
 cli_main = command(main, get_preprocessing_parser, logs=False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from fairseq.config.command_settings import TextConfig
 from fairseq.config.fields import flag, typed
@@ -16,7 +16,6 @@ from fairseq.config.parser import Parser
 from fairseq.data.folders import load_dictionary
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, prepare_file
-from fairseq.system.terminal import PrintableOutput
 from fairseq.system.workers import Workers
 from fairseq.text.raw_text import STDIN, TextFormat, format_of
 from fairseq.text.tokenization import TokenizeBlock, tokenize_file, tokenize_stream, useful_workers
@@ -53,9 +52,8 @@ def main(args: argparse.Namespace) -> None:
     if config.output is not None:
         prepare_file("--output", config.output, {"TEXT": args.text, "--bpe-codes": config.bpe_codes})
     tokenizer = _tokenizer(config)
-    readable = str if config.undo else tokenizer.readable
     count = config.workers if args.text == STDIN else useful_workers(config.workers, [args.text])
-    with Workers(TokenizeBlock(tokenizer, config.undo), count) as workers, _output(config, readable) as out:
+    with Workers(TokenizeBlock(tokenizer, config.undo), count) as workers, _output(config) as out:
         if args.text == STDIN:
             tokenize_stream(sys.stdin.buffer, TextFormat(join_lines=config.join_lines), workers, out)
         else:
@@ -82,12 +80,9 @@ def _tokenizer(config: TokenizeConfig) -> Tokenizer:
 
 
 @contextlib.contextmanager
-def _output(config: TokenizeConfig, readable: Callable[[str], str]) -> Iterator[BinaryIO]:
+def _output(config: TokenizeConfig) -> Iterator[BinaryIO]:
     if config.output is None:
-        # A terminal would obey control characters of the text;
-        # and people read `␣the`, programs `Ġthe`.
-        terminal = sys.stdout.isatty()
-        yield cast(BinaryIO, PrintableOutput(sys.stdout.buffer, readable)) if terminal else sys.stdout.buffer
+        yield sys.stdout.buffer
         sys.stdout.buffer.flush()
     else:
         with atomic_file(Path(config.output), "--output") as file:

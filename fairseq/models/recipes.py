@@ -7,6 +7,7 @@ flag changes one setting; what is one thing in several settings (:data:`ONE_OF`)
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,6 +115,18 @@ ROBERTA: Recipe = {  # Liu et al. 2019, table 9: 8,192 rows
     "max_update": 500000,
 }
 ROBERTA_LARGE: Recipe = {**ROBERTA, "lr": [0.0004], "warmup_updates": 30000}
+FINE_TUNING: Recipe = {  # Liu et al. 2019, table 10, of any encoder
+    "optimizer": "adam",
+    "adam_betas": [0.9, 0.98],
+    "adam_eps": 1e-6,
+    "weight_decay": 0.1,
+    "lr": [2e-5],
+    "lr_scheduler": "polynomial_decay",
+    "warmup_ratio": 0.06,
+    "clip_norm": 0.0,
+    "batch_size": 32,
+    "max_epoch": 10,
+}
 # Clark et al. 2020, table 6; the small model's rows are a quarter as long and half as many (3.3).
 ELECTRA: Recipe = {**BERT, "lr": [0.0002], "total_num_update": 766000, "max_update": 766000}
 ELECTRA_SMALL: Recipe = {**BERT, "lr": [0.0005], "tokens_per_sample": 128, "update_freq": [4]}
@@ -171,7 +184,8 @@ SAME = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
 ONE_OF = (*SAME, ("max_update", "max_epoch", "stages", "stop_time_hours"), ("batch_size", "max_tokens"))
 FOREIGN = ("optimizer", "lr", "lr_scheduler")
 """Commands that name all three bring their own recipe, as those for fairseq do."""
-LENGTHS = ("stages", "tokens_per_sample", "max_tokens", "batch_size", "update_freq", "max_update", "total_num_update")
+# Of fairseq's architectures two suffice: its commands may leave the schedule out, which is fixed.
+OF_FAIRSEQ = re.compile(r"transformer_lm(?!_demo|_fast|_tiny)|roberta|xlm|lstm_lm(?!_tiny)|transformer_xl$")
 
 AIMS = ("task", "adaptive_softmax_cutoff")
 """Settings that decide on task and criterion."""
@@ -184,17 +198,16 @@ CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine
 
 def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what *arch* recommends beside the *given* settings: recipe, task and criterion."""
-    recipe = {} if given.keys() >= set(FOREIGN) else _fitting(recipe_of(arch), given)
-    objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
-    model = ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
+    recipe, model = recipe_of(arch), ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
     if model in OBJECTIVES and given.get("task", OBJECTIVES[model][0]) != OBJECTIVES[model][0]:
-        # Of pre-training; an encoder is fine-tuned for some epochs (Liu et al. 2019, table 10).
-        recipe = {name: value for name, value in recipe.items() if name not in LENGTHS}
-        recipe |= {"max_epoch": 10} if recipe else {}
+        recipe = {**FINE_TUNING, **({"lr": SMALL["lr"]} if recipe is SMALL else {})}
+    is_foreign = given.keys() >= set(FOREIGN[:2] if OF_FAIRSEQ.match(arch) else FOREIGN)
+    fitting = {} if is_foreign else _fitting(recipe, given)
+    objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
     replaced = {name for group in ONE_OF if given.keys() & set(group) for name in group}
     if "tokens_per_sample" in given:
         replaced.add("stages")
-    return {name: value for name, value in {**recipe, **objective}.items() if name not in replaced | given.keys()}
+    return {name: value for name, value in {**fitting, **objective}.items() if name not in replaced | given.keys()}
 
 
 def _fitting(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.errors import UserError
-from fairseq.system.files import Create, atomic_file
-from fairseq.system.opening import LARGEST_TEXT, read_named
+from fairseq.system.files import atomic_file
+from fairseq.system.opening import read_named
 
 DEPTH = 64
 # Python converts long numbers in quadratic time.
 DIGITS = 40  # of a whole number
 
 
-def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any:
+def read_json(path: str | Path, advice: str) -> Any:
     """Return the value in a JSON file of at most *largest* bytes; a vocabulary of a million words
     takes some 50 MB.
 
@@ -26,18 +26,17 @@ def read_json(path: str | Path, advice: str, largest: int = LARGEST_TEXT) -> Any
         UserError: it cannot be read, is no regular file, is too large, or is not JSON as
             :func:`parse_json` reads it. The message ends in *advice*.
     """
-    content = read_named(path, advice, largest=largest)
+    content = read_named(path, advice)
     try:
         return parse_json(content)
     except ValueError as error:
         raise UserError(f"{path}: not valid JSON ({error}); {advice}") from None
 
 
-def write_json(path: str | Path, value: object, flag: str = "`results_path`", create: Create = atomic_file) -> None:
-    """Write a report to *path* atomically, alone or in the group
-    of *create*; NaN and infinities become null."""
+def write_json(path: str | Path, value: object, flag: str = "`results_path`") -> None:
+    """Write a report to *path* atomically; NaN and infinities become null."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with create(path, flag) as file:
+    with atomic_file(path, flag) as file:
         # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.
         file.write(text.encode("utf-8", "backslashreplace"))
 

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from fairseq.errors import UserError, read_failure
 from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Storage, Stored
-from fairseq.system.opening import open_regular
 
 # Printing an integer of millions of digits takes quadratic time.
 BITS = 128  # most bits of an integer
@@ -304,7 +303,7 @@ def load(path: Path) -> Loaded:
         UserError: it cannot be read, is damaged, or contains a call that is not allowed.
     """
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             return Loaded(path, *(_load_zip(file) if file.peek(2).startswith(b"PK") else _load_pickles(file)))
     except Refused as refused:
         raise UserError(

@@ -14,7 +14,7 @@ from fairseq.errors import UserError
 from fairseq.interop.pickles import inert
 from fairseq.interop.pickles.inert import Inert
 from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Stored
-from fairseq.system.opening import decoded, open_regular, read_errors, read_named
+from fairseq.system.opening import decoded, read_errors, read_named
 
 ADVICE = "give the authors' cache.pt, or a text with a word on each line"
 MODEL = "model.pt"  # in the folder of a training run
@@ -67,7 +67,7 @@ def read_vocabulary(path: Path) -> list[str]:
     Raises:
         UserError: the file is missing or has no vocabulary; see :func:`inert.load`.
     """
-    with read_errors(path, ADVICE), open_regular(path) as file:
+    with read_errors(path, ADVICE), open(path, "rb") as file:
         start = file.read(2)
     # What a version of torch writes: an archive, or a pickle of protocol 2 or later.
     if start == b"PK" or start[:1] == b"\x80":

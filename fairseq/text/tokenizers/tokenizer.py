@@ -175,7 +175,7 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
             is not waited for.
     """
     content = read_named(path, AGAIN)
-    checksums.check(path, [content])
+    checksums.check(path, content)
     try:
         values = parse_json(content)
     except ValueError as error:
