@@ -376,11 +376,12 @@ def _documents(rows: str, block: Block, field: str) -> Iterator[list[str]]:
         try:
             value = parse_json(row, any_text=True)
         except ValueError as error:
+            reason = str(error).partition(": line ")[0]  # it counts lines from here
             # The beginning of an array alone is no JSON, either.
             if row.lstrip().startswith("["):
                 raise _no_rows(block.path) from None
             raise UserError(
-                f"{block.path}: line {number}: not valid JSON ({error}); write one object per line"
+                f"{block.path}: line {number}: not valid JSON ({reason}); write one object per line"
             ) from None
         if isinstance(value, list):
             raise _no_rows(block.path)
