@@ -248,7 +248,7 @@ def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: li
     of the same *inputs*, with its predictions."""
     if not os.path.exists(folder / RESULT):
         return None
-    result = read_json(folder / RESULT, "remove it to train again", largest=1 << 20)
+    result = read_json(folder / RESULT, "remove it to train again")
     known = {"flags": flags, "inputs": inputs}
     if not isinstance(result, dict) or any(result.get(name) != value for name, value in known.items()):
         return None

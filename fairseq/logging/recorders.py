@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -16,7 +17,6 @@ from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.logging.progress import json_line, short
 from fairseq.system.files import atomic_file, make_folder, prepare_folder
-from fairseq.system.json_files import parse_json
 from fairseq.system.opening import is_special, open_special
 from fairseq.system.terminal import FileFormatter
 
@@ -320,7 +320,7 @@ def recording(
 def parse_entry(line: bytes) -> dict[str, Any]:
     """Return an entry of a file of metrics: tag, step, and numbers, text or null by name;
     ValueError if it is none."""
-    entry = parse_json(line)
+    entry = json.loads(line)
     if not isinstance(entry, dict):
         raise ValueError("not a JSON object")
     # By the type: True is an instance of int.
