@@ -85,6 +85,6 @@ def out_of_memory_message(error: BaseException, doing: str = "") -> str:
     where = "GPU" if "out of memory" in str(error) and not isinstance(error, MemoryError) else "host"
     happened = f"out of {where} memory {doing}".rstrip()
     return (
-        f"{happened}: raise `batch_chunk`, which keeps the updates, or lower `max_tokens` or `batch_size`, or train "
-        "with `oom_retry`; in evaluation lower `mem_len` or `softmax_batch`; or choose a smaller `arch`"
+        f"{happened}: raise `batch_chunk`, which keeps the updates, or lower `max_tokens` or `batch_size`; in "
+        "evaluation lower `mem_len` or `softmax_batch`; or choose a smaller `arch`"
     )

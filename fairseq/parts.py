@@ -84,9 +84,7 @@ TASKS.declare("masked_lm", "fairseq.tasks.masked_lm:MaskedLMTask", MaskedLMTaskC
 TASKS.declare(
     "sentence_prediction", "fairseq.tasks.sentence_prediction:SentencePredictionTask", SentencePredictionTaskConfig
 )
-TASKS.declare(
-    "sentence_ranking", "fairseq.interop.fairseq.sentence_ranking:SentenceRankingTask", SentenceRankingTaskConfig
-)
+TASKS.declare("sentence_ranking", "fairseq.tasks.sentence_ranking:SentenceRankingTask", SentenceRankingTaskConfig)
 TASKS.declare("tnf_masked_lm", "fairseq.notes.extension:TNFMaskedLMTask", TNFMaskedLMConfig)
 
 CRITERIONS.declare("cross_entropy", "fairseq.criterions.cross_entropy:CrossEntropyCriterion", CrossEntropyConfig)
@@ -103,7 +101,7 @@ CRITERIONS.declare(
 )
 CRITERIONS.declare(
     "sentence_ranking",
-    "fairseq.interop.fairseq.sentence_ranking:SentenceRankingCriterion",
+    "fairseq.criterions.sentence_ranking:SentenceRankingCriterion",
     SentenceRankingCriterionConfig,
 )
 

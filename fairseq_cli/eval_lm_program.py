@@ -39,7 +39,7 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.system.files import ARCHIVE, atomic_files, prepare_file
+from fairseq.system.files import ARCHIVE, atomic_file, prepare_file
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import printable
@@ -331,22 +331,20 @@ def _makes_its_batches(task: FairseqTask) -> bool:
 
 
 def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:
-    """Write the files that the flags name, together or not at all."""
-    with atomic_files() as files:
-        if cfg.save_token_scores is not None:
-            with files.file(cfg.save_token_scores, "--save-token-scores") as file:
-                np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
-        if cfg.score_documents is not None:
-            with files.file(cfg.score_documents, "--score-documents") as file:
-                file.writelines(json.dumps(line).encode() + b"\n" for line in report.document_scores(scores))
-        if cfg.sample is not None and sample is not None:
-            with files.file(cfg.sample, "--sample") as file:
-                file.write(sample.encode() + b"\n")
-        if cfg.results_path is not None:
-            if "by_frequency" in results:
-                plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"], files.file)
-            path = Path(cfg.results_path) / f"results{cfg.part}.json"
-            write_json(path, {**results, **about_run()}, create=files.file)
+    """Write the files that the flags name, the results last."""
+    if cfg.save_token_scores is not None:
+        with atomic_file(cfg.save_token_scores, "--save-token-scores") as file:
+            np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
+    if cfg.score_documents is not None:
+        with atomic_file(cfg.score_documents, "--score-documents") as file:
+            file.writelines(json.dumps(line).encode() + b"\n" for line in report.document_scores(scores))
+    if cfg.sample is not None and sample is not None:
+        with atomic_file(cfg.sample, "--sample") as file:
+            file.write(sample.encode() + b"\n")
+    if cfg.results_path is not None:
+        if "by_frequency" in results:
+            plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"])
+        write_json(Path(cfg.results_path) / f"results{cfg.part}.json", {**results, **about_run()})
 
 
 def _sample(scorer: Scorer, reader: TextReader, seed: int) -> str:

@@ -17,7 +17,7 @@ from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
-from fairseq.system.opening import open_input, read_errors
+from fairseq.system.opening import read_errors
 from fairseq.system.terminal import printable
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive, text_line
 from fairseq.text.text_corpus import report_unknown
@@ -132,7 +132,7 @@ def _read_file(path: Path) -> list[str]:
     Raises:
         UserError: the file cannot be read, is empty or is not UTF-8.
     """
-    with read_errors(f"--input {path}", "give another file, or - for stdin"), open_input(path) as file:
+    with read_errors(f"--input {path}", "give another file, or - for stdin"), open(path, "rb") as file:
         # One byte more than the limit shows that there
         # are more, without reading a file of any size.
         content = file.read(LARGEST_INPUT + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import glob
 import json
 import os
@@ -26,7 +27,6 @@ from fairseq.notes.spans import mark_texts
 from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.system.files import atomic_folder
-from fairseq.system.limits import check_processes
 from fairseq.system.opening import read_named
 from fairseq.system.terminal import printable
 from fairseq.text.counting import count_words
@@ -35,7 +35,7 @@ from fairseq.text.held_out import split_text
 from fairseq.text.raw_text import check_raw, format_of, lines_of, read_blocks
 from fairseq.text.text_hints import raw_text, wrapped_at
 from fairseq.text.text_tables import is_dataset
-from fairseq.text.tokenization import TokenizedText, learn_subwords, save_counts, tokenized_texts
+from fairseq.text.tokenization import TokenizedText, learn_subwords, save_counts, tokenized_texts, useful_workers
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.rules import SubwordMarks
 from fairseq.text.tokenizers.tokenizer import chosen_subwords, chosen_words
@@ -60,7 +60,7 @@ class PreprocessConfig(TextConfig):
     test_fraction: float | None = flag(None, "share of the training text held out as test split", above=0, below=1)
     destdir: str = flag("data-bin", "output folder", aliases=("--out",), metavar="DIR")
     overwrite: bool = flag(False, "replace splits of other texts in the output folder")
-    workers: int = flag(1, "number of processes", low=1)
+    workers: int = flag(1, "processes, at most one a core", low=1)
     srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
     nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
     thresholdsrc: int = flag(0, "minimum count of a word in the dictionary", low=-1)
@@ -104,11 +104,15 @@ def main(args: argparse.Namespace) -> None:
     config = typed(PreprocessConfig, args)
     splits = _splits(config)
     _check(config, splits)
+    config = dataclasses.replace(config, workers=useful_workers(config.workers, splits.values()))
     texts_line = TEXTS + json.dumps(_sources(config, splits))
     for hint in _hints(config, next(iter(splits.values()), None)):
         print(f"note: {printable(hint)}", file=sys.stderr)
     say = _Log(config.source_lang)
-    with atomic_folder(config.destdir, flag="--destdir") as folder, tempfile.TemporaryDirectory(dir=folder) as parts:
+    with (
+        atomic_folder(config.destdir, flag="--destdir", last="dict.txt") as folder,
+        tempfile.TemporaryDirectory(dir=folder) as parts,
+    ):
         splits, sources = _held_out(config, splits, parts, say)
         former = _former_log(Path(config.destdir))
         tokenizer = _tokenizer(config, splits, folder, say)
@@ -330,7 +334,6 @@ def _check_shares(config: PreprocessConfig) -> None:
 
 def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
     """Raise UserError for invalid settings before any work is done."""
-    check_processes("--workers", config.workers)
     if config.srcdict is not None and (config.thresholdsrc > 0 or config.nwordssrc > 0):
         raise UserError("--srcdict: the dictionary is not changed; leave out --thresholdsrc and --nwordssrc")
     if config.srcdict is None and config.trainpref is None:

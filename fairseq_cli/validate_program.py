@@ -39,7 +39,6 @@ from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.notes.control import CONTROLS, control_figures, distance_table, mark_distances, without_rare_words
 from fairseq.notes.state import dictionary_of
-from fairseq.system.files import atomic_files
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -141,12 +140,10 @@ def _report(
         print(f"\n{split}", *table(reports[split]), sep="\n", flush=True)
     if cfg.results_path is not None:
         folder = Path(cfg.results_path)
-        with atomic_files() as files:
-            for split, report in reports.items():
-                plots.draw_bands(folder / f"by-frequency-{split}.png", report, files.file)
-            about = {"checkpoints": list(results), "data": data, **about_run()}
-            values = {"figures": results, "by_frequency": reports, **about}
-            write_json(folder / "results.json", values, create=files.file)
+        for split, report in reports.items():
+            plots.draw_bands(folder / f"by-frequency-{split}.png", report)
+        about = {"checkpoints": list(results), "data": data, **about_run()}
+        write_json(folder / "results.json", {"figures": results, "by_frequency": reports, **about})
 
 
 def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, object]:

@@ -27,10 +27,9 @@ from fairseq.config.unused_flags import add_unused_flags, check_architecture
 from fairseq.errors import SettingError, UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
 from fairseq.system import deferred
 from fairseq.system.allocator import keep_freed_memory
-from fairseq.system.files import removing_empty_folders
+from fairseq.system.files import FULL, removing_empty_folders
 from fairseq.system.plugins import import_user_module
-from fairseq.system.terminal import closed_pipes, end_quietly, open_standard_streams, printable, protect_terminal
-from fairseq.system.waiting import short_waits_under_load
+from fairseq.system.terminal import printable, write_line_by_line
 
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
 
@@ -105,7 +104,7 @@ def parse_args_and_arch(
         add_unused_flags(parser)
     # argparse would give an optional positional its default at the first flag, and reject
     # `CHECKPOINT --cpu TEXT`.
-    optional = any(not action.option_strings and action.nargs == "?" for action in parser._actions)
+    optional = any(not action.option_strings and action.nargs == "?" for _, action in parser.arguments)
     parse = parser.parse_known_intermixed_args if optional else parser.parse_known_args
     words = _switched(parser, argv)
     args, unknown = parse(words, Parsed())
@@ -130,10 +129,10 @@ def _switched(parser: Parser, argv: Sequence[str]) -> list[str]:
 
     A switch that is off is off in *parser*, even if ``--config`` or the architecture turns it on.
     """
-    words = []
+    words, by_flag = [], parser.by_flag
     for word in argv:
         name, _, value = word.partition("=")
-        action = parser._option_string_actions.get(name)
+        action = by_flag.get(name)
         has_two = isinstance(action, argparse.BooleanOptionalAction)
         if value not in ("true", "false") or action is None or action.nargs not in (0, "?"):
             words.append(word)
@@ -162,24 +161,16 @@ def as_program() -> Iterator[None]:
 
     Once nobody reads its output, as behind ``| head``, it ends as SIGPIPE ends other programs.
     """
-    open_standard_streams()
+    write_line_by_line()
     keep_freed_memory()
-    protect_terminal()
     # A shell's background job ignores interrupts, and continues to.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # Until here an interrupt ended the process without a traceback: imports are done now.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    with closed_pipes(end_quietly), _failures_as_lines():
-        _check_working_folder()
-        with short_waits_under_load(), removing_empty_folders():
+    try:
+        with removing_empty_folders():
             yield
         sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _failures_as_lines() -> Iterator[None]:
-    try:
-        yield
     except UserError as error:
         fail(error.args[0])
     except (MemoryError, RuntimeError) as error:
@@ -189,28 +180,19 @@ def _failures_as_lines() -> Iterator[None]:
     except KeyboardInterrupt:
         # As shells number a process that SIGINT ended.
         sys.exit(130)
+    except BrokenPipeError:
+        # Without Python's own end, at which what is left in stdout's buffer would fail again.
+        os._exit(128 + signal.SIGPIPE)
     except OSError as error:
         # Paths that no system call takes are a user's mistake, whichever file they name.
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES) and error.filename is not None:
             name = str(error.filename)
             fail(f"{name if len(name) <= 80 else f'{name[:80]}…'}: {error.strerror}; give another path")
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            fail(f"{error.filename or 'a file'}: {error.strerror}; allow more with `ulimit -n`")
         # Errors without a file name are stdout's.
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
+        if error.filename is not None or error.errno not in FULL:
             raise
         print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
-        sys.stderr.flush()
-        # Without Python's own end, at which what is left in stdout's buffer would fail again.
         os._exit(2)
-
-
-def _check_working_folder() -> None:
-    """Raise UserError where the working folder was removed, to which most paths are relative."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise UserError(f"the working folder is gone ({error.strerror}); change to another one") from None
 
 
 def fail(message: str) -> NoReturn:
@@ -243,7 +225,7 @@ def _check_names(parser: Parser, args: argparse.Namespace) -> None:
 
     Flags of dataclasses check their text themselves.
     """
-    for action in parser._actions:
+    for _, action in parser.arguments:
         value = getattr(args, action.dest, None)
         name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
         for text in value if isinstance(value, list) else [value]:
@@ -298,15 +280,15 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dic
         defaults = {name: declared[name] for name in fields.defaults(RateConfig) if declared.get(name) is not None}
     if not hasattr(part, "add_args"):
         return defaults
-    ours = list(parser._actions)
+    ours = [action for _, action in parser.arguments]
     # What a model's flags leave open, the architecture fills in: their defaults must not.
     part.add_args(group if choice == "arch" else parser)
-    for action in parser._actions:
+    for _, action in parser.arguments:
         if action not in ours and action.default is not argparse.SUPPRESS:
             # argparse would convert a default that is text;
             # here it waits for --config, and is converted now.
-            text = isinstance(action.default, str)
-            defaults[action.dest] = parser._get_value(action, action.default) if text else action.default
+            convert = action.type if isinstance(action.default, str) and callable(action.type) else None
+            defaults[action.dest] = action.default if convert is None else convert(action.default)
             action.default = argparse.SUPPRESS
     return defaults
 
@@ -318,8 +300,8 @@ def _title(name: str, part: object) -> str:
 
 def _from_file(parser: Parser, path: str) -> dict[str, object]:
     """The settings in the --config file at *path*, by the names that parsing gives them."""
-    known = {action.dest: action for action in parser._actions if action.dest != argparse.SUPPRESS}
-    for action in parser._actions:
+    known = {action.dest: action for _, action in parser.arguments if action.dest != argparse.SUPPRESS}
+    for _, action in parser.arguments:
         names = action.option_strings
         # A file says `name: false`, never `no_name: true`.
         if isinstance(action, argparse.BooleanOptionalAction):

@@ -37,6 +37,10 @@ ROOMS = (
     *("analysis", "checkpoint", "config", "criterions", "data", "distributed", "errors", "evaluation", "hub"),
     *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "system"),
     *("tasks", "text", "training"),
+    # fairseq's names
+    *("checkpoint_utils", "dataclass", "distributed_utils", "file_io", "hub_utils", "incremental_decoding_utils"),
+    *("meters", "metrics", "options", "progress_bar", "registry", "search", "sequence_generator", "sequence_scorer"),
+    *("tokenizer", "trainer", "utils"),
 )
 # Names that transformers and torch have for parts.
 FORMER = {

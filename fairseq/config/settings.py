@@ -70,6 +70,7 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     )
     log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE", stored=False)
     wandb_project: str | None = flag(None, "project of Weights & Biases (needs the package wandb)", metavar="NAME")
+    trackio_project: str | None = flag(None, "project of trackio (needs the package trackio)", metavar="NAME")
     user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR", stored=False)
 
 
@@ -198,7 +199,6 @@ class OptimizationConfig(MeanConfig, RateConfig):
         None, "validate and save an exponential moving average of weights, e.g. 0.999", low=0, below=1, metavar="DECAY"
     )
     skip_nonfinite: int = flag(0, "maximum updates to skip for an infinite or NaN loss or gradient", low=0)
-    oom_retry: bool = flag(False, "split and repeat batches that exceed memory (not with memory models)")
     update_freq: list[int] = flag([1], "batches accumulated per update, or one number for each epoch", low=1)
     batch_chunk: int = flag(1, "passes per batch, each with a share of its rows and of their memory", low=1)
     stages: str | None = flag(

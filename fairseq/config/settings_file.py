@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.errors import UserError, read_failure
-from fairseq.system.opening import open_regular
 
 NULLS = ("", "~", "null", "Null", "NULL")
 OUTPUTS = ("metrics_file", "log_file", "tensorboard_logdir")  # what a run writes beside its checkpoints
@@ -29,8 +28,7 @@ def load_yaml(path: str | Path, flag: str) -> dict[str, Any]:
     import yaml  # most command lines name no file
 
     try:
-        with open_regular(path) as file:
-            settings = parse_yaml(file.read().decode("utf-8"))
+        settings = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{flag} {path}: {read_failure(error)}; give a YAML file of settings") from None
     except UnicodeDecodeError as error:

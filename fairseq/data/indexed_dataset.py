@@ -19,6 +19,7 @@ import numpy as np
 
 from fairseq.errors import UserError
 from fairseq.system import checksums
+from fairseq.system.deferred import names_of
 from fairseq.system.files import atomic_file
 from fairseq.system.opening import read_errors
 from fairseq.text.dictionary import Dictionary
@@ -332,3 +333,19 @@ class IndexedWriter:
             total = int(ends[-1])
         self._index.seek(0)
         self._index.write(_HEADER.pack(MAGIC, VERSION, self._code, self._lines))
+
+
+__getattr__, _ = names_of(  # fairseq's
+    __name__,
+    {
+        "fairseq.data.block_datasets": """
+            IndexedDataset MMapIndexedDataset=IndexedDataset IndexedCachedDataset=IndexedDataset dataset_exists
+            get_available_dataset_impl make_dataset
+        """,
+        "fairseq.data.token_block_utils_fast": """
+            MMapIndexedDatasetBuilder IndexedDatasetBuilder=MMapIndexedDatasetBuilder make_builder
+            best_fitting_int_dtype data_file_path index_file_path
+        """,
+        "fairseq.data.inert": "IndexedRawTextDataset",
+    },
+)

@@ -10,7 +10,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -150,11 +150,6 @@ class EpochIterator:
             batch = next(first.epoch(self.epoch, self.read), np.empty(0))
             facts["checksum of the next batch of rank 0"] = f"{zlib.crc32(batch.tobytes()):08x}"
         return facts
-
-    def rebatch(self, indices: np.ndarray) -> Sample:
-        """Return the examples *indices* [B] of the epoch as one sample on the device."""
-        sample = self._sample(self.dataset.at_epoch(self.epoch), indices, self.epoch)
-        return cast(Sample, _to_device(sample, self.device))
 
     def _sample(self, dataset: Dataset, indices: np.ndarray, epoch: int) -> Sample:
         sample = dataset.batch(indices)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from fairseq.config.shared import BREAK_MODES
-from fairseq.data.dataset import Sample
+from fairseq.data.dataset import Examples, Sample
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus, JoinedCorpus
 from fairseq.data.position import SEQUENCE, Layout, order_generator
 from fairseq.errors import SettingError, nearest
@@ -51,7 +51,7 @@ class ShuffledLines:
         return positions + self._shifts[np.searchsorted(self._ends, positions, side="right")]
 
 
-class TokenBlocks:
+class TokenBlocks(Examples):
     """Blocks of a corpus: block i scores ``tokens[starts[i] : starts[i] + sizes[i]]``.
 
     Starts and sizes are in memory, 12 bytes a block.

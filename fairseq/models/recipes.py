@@ -7,7 +7,8 @@ flag changes one setting; what is one thing in several settings (:data:`ONE_OF`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairseq.config import fields
@@ -114,6 +115,18 @@ ROBERTA: Recipe = {  # Liu et al. 2019, table 9: 8,192 rows
     "max_update": 500000,
 }
 ROBERTA_LARGE: Recipe = {**ROBERTA, "lr": [0.0004], "warmup_updates": 30000}
+FINE_TUNING: Recipe = {  # Liu et al. 2019, table 10, of any encoder
+    "optimizer": "adam",
+    "adam_betas": [0.9, 0.98],
+    "adam_eps": 1e-6,
+    "weight_decay": 0.1,
+    "lr": [2e-5],
+    "lr_scheduler": "polynomial_decay",
+    "warmup_ratio": 0.06,
+    "clip_norm": 0.0,
+    "batch_size": 32,
+    "max_epoch": 10,
+}
 # Clark et al. 2020, table 6; the small model's rows are a quarter as long and half as many (3.3).
 ELECTRA: Recipe = {**BERT, "lr": [0.0002], "total_num_update": 766000, "max_update": 766000}
 ELECTRA_SMALL: Recipe = {**BERT, "lr": [0.0005], "tokens_per_sample": 128, "update_freq": [4]}
@@ -171,7 +184,8 @@ SAME = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
 ONE_OF = (*SAME, ("max_update", "max_epoch", "stages", "stop_time_hours"), ("batch_size", "max_tokens"))
 FOREIGN = ("optimizer", "lr", "lr_scheduler")
 """Commands that name all three bring their own recipe, as those for fairseq do."""
-LENGTHS = ("stages", "tokens_per_sample", "max_tokens", "batch_size", "update_freq", "max_update", "total_num_update")
+# Of fairseq's architectures two suffice: its commands may leave the schedule out, which is fixed.
+OF_FAIRSEQ = re.compile(r"transformer_lm(?!_demo|_fast|_tiny)|roberta|xlm|lstm_lm(?!_tiny)|transformer_xl$")
 
 AIMS = ("task", "adaptive_softmax_cutoff")
 """Settings that decide on task and criterion."""
@@ -184,17 +198,16 @@ CLASSES = "sentence_prediction"  # task and criterion of an encoder that is fine
 
 def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what *arch* recommends beside the *given* settings: recipe, task and criterion."""
-    recipe = {} if given.keys() >= set(FOREIGN) else _fitting(recipe_of(arch), given)
-    objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
-    model = ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
+    recipe, model = recipe_of(arch), ARCHITECTURES[arch].model if arch in ARCHITECTURES else ""
     if model in OBJECTIVES and given.get("task", OBJECTIVES[model][0]) != OBJECTIVES[model][0]:
-        # Of pre-training; an encoder is fine-tuned for some epochs (Liu et al. 2019, table 10).
-        recipe = {name: value for name, value in recipe.items() if name not in LENGTHS}
-        recipe |= {"max_epoch": 10} if recipe else {}
+        recipe = {**FINE_TUNING, **({"lr": SMALL["lr"]} if recipe is SMALL else {})}
+    is_foreign = given.keys() >= set(FOREIGN[:2] if OF_FAIRSEQ.match(arch) else FOREIGN)
+    fitting = {} if is_foreign else _fitting(recipe, given)
+    objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
     replaced = {name for group in ONE_OF if given.keys() & set(group) for name in group}
     if "tokens_per_sample" in given:
         replaced.add("stages")
-    return {name: value for name, value in {**recipe, **objective}.items() if name not in replaced | given.keys()}
+    return {name: value for name, value in {**fitting, **objective}.items() if name not in replaced | given.keys()}
 
 
 def _fitting(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -243,31 +256,43 @@ def recipe_of(arch: str) -> Recipe:
     return OF_ARCHITECTURES.get(arch, of_model)
 
 
-def summary(settings: TrainingSettings) -> str:
-    """What a run does and where each setting comes from, in one line:
+def summary(settings: TrainingSettings) -> list[str]:
+    """How a run trains and for how long, and where each setting comes from, in two lines:
     ``adam, lr 0.001 (yours), inverse_sqrt, warm-up 200, clip 0.25 (recipe of llama_tiny)``."""
     cfg, data, flat = settings.optimization, settings.data, settings.flat
-    ratio, warmup = flat.get("warmup_ratio"), flat.get("warmup_updates") or 0
-    rows = counted(data.max_tokens, "token") if data.max_tokens is not None else counted(data.batch_size or 0, "row")
-    ends = [(counted(cfg.max_update, "update"), "max_update")] if cfg.max_update and not cfg.stages else []
-    ends += [(counted(cfg.max_epoch, "epoch"), "max_epoch")] if cfg.max_epoch else []
-    ends += [(f"{cfg.stop_time_hours:g} hours", "stop_time_hours")] if cfg.stop_time_hours else []
+    ratio, warmup = flat.get("warmup_ratio"), flat.get("warmup_updates")
+    how = [
+        (settings.chosen.optimizer, "optimizer"),
+        (f"lr {fields.shown(cfg.lr)}", "lr")
+        if flat.get("max_lr") is None
+        else (f"lr {fields.shown(cfg.lr)} to {flat['max_lr']}", "max_lr"),
+        (settings.chosen.lr_scheduler, "lr_scheduler"),
+        *([(f"warm-up {ratio:.0%}", "warmup_ratio")] if ratio else []),
+        *([(f"warm-up {warmup}", "warmup_updates")] if warmup and not ratio else []),
+        (f"clip {cfg.clip_norm:g}", "clip_norm"),
+    ]
+    ends = [
+        *([(counted(cfg.max_update, "update"), "max_update")] if cfg.max_update and not cfg.stages else []),
+        *([(counted(cfg.max_epoch, "epoch"), "max_epoch")] if cfg.max_epoch else []),
+        *([(f"{cfg.stop_time_hours:g} hours", "stop_time_hours")] if cfg.stop_time_hours else []),
+    ]
     # A schedule that ends without a last update trains for an epoch.
     no_end = "one epoch" if getattr(settings.lr_scheduler, "needs_max_update", False) else "no end"
-    rate = fields.shown(cfg.lr)
-    parts = [
-        (settings.chosen.optimizer, "optimizer"),
-        (f"lr {rate}", "lr") if flat.get("max_lr") is None else (f"lr {rate} to {flat['max_lr']}", "max_lr"),
-        (settings.chosen.lr_scheduler, "lr_scheduler"),
-        (f"warm-up {warmup}", "warmup_updates") if ratio is None else (f"warm-up {ratio:.0%}", "warmup_ratio"),
-        (f"clip {cfg.clip_norm:g}", "clip_norm"),
-        (f"stages {cfg.stages}", "stages")
-        if cfg.stages
-        else (f"blocks of {flat.get('tokens_per_sample', 'any length')}", "tokens_per_sample"),
-        (f"batches of {rows}", "max_tokens" if data.max_tokens is not None else "batch_size"),
+    length = flat.get("tokens_per_sample")
+    what = [
+        *([(f"stages {cfg.stages}", "stages")] if cfg.stages else []),
+        *([(f"blocks of {length}", "tokens_per_sample")] if length and not cfg.stages else []),
+        (f"batches of {counted(data.max_tokens, 'token')}", "max_tokens")
+        if data.max_tokens is not None
+        else (f"batches of {counted(data.batch_size or 0, 'row')}", "batch_size"),
         *([(f"{fields.shown(cfg.update_freq)} batches an update", "update_freq")] if cfg.update_freq != [1] else []),
         *(ends or ([] if cfg.stages else [(no_end, "max_update")])),
     ]
+    return [_with_origins(parts, settings) for parts in (how, what)]
+
+
+def _with_origins(parts: Sequence[tuple[str, str]], settings: TrainingSettings) -> str:
+    """The texts of *parts*, settings by name, with their origins: the recipe's is the last."""
     recipe = f"recipe of {settings.chosen.arch}"
     origins = [settings.origins.get(name, "default") for _, name in parts]
     # The lengths that an architecture is made for are part of its recipe.

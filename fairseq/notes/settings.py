@@ -29,8 +29,8 @@ TNF_OBJECTIVES = {PREFIX + name: (PREFIX + OBJECTIVES[name][0], OBJECTIVES[name]
 class NoteConfig(Config):
     """Settings of notes."""
 
-    note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", above=0, below=1, python=(0, 1))
-    note_gamma: float = flag(0.1, "weight of an update's notes in the table", above=0, below=1, python=(0, 1))
+    note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", low=0, high=1)
+    note_gamma: float = flag(0.1, "weight of an update's notes in the table", low=0, high=1)
     note_half_window: int = flag(16, "tokens on either side of a word that its note averages", low=0)
     note_context: bool = flag(False, "notes average the tokens around their word, without its own")
     note_form: str = flag(

@@ -20,7 +20,7 @@ from fairseq.data.indexed_dataset import JoinedArray, mapped, token_count
 from fairseq.errors import UserError
 from fairseq.notes.words import AGAIN, NOTES, NoteWords, WordMarker
 from fairseq.system.files import atomic_file
-from fairseq.system.opening import open_regular, read_errors
+from fairseq.system.opening import read_errors
 from fairseq.system.workers import Workers
 from fairseq.text.counting import over
 from fairseq.text.dictionary import Dictionary
@@ -226,5 +226,5 @@ def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -
 
 def _begin(path: str) -> tuple[bytes, int]:
     """The first bytes of a file, as many as a header has, and its size."""
-    with read_errors(path, "run fairseq-preprocess --notes"), open_regular(path) as file:
+    with read_errors(path, "run fairseq-preprocess --notes"), open(path, "rb") as file:
         return file.read(_HEADER.size), os.fstat(file.fileno()).st_size

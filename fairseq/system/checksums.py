@@ -19,7 +19,7 @@ from pathlib import Path
 
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file
-from fairseq.system.opening import decoded, open_regular, read_errors, read_named
+from fairseq.system.opening import decoded, read_errors, read_named
 
 logger = logging.getLogger(__name__)
 
@@ -133,5 +133,5 @@ def _changed(path: str | Path, difference: str) -> UserError:
 
 
 def _pieces(path: str | Path) -> Iterator[bytes]:
-    with read_errors(path, "make it with fairseq-preprocess"), open_regular(path) as file:
+    with read_errors(path, "make it with fairseq-preprocess"), open(path, "rb") as file:
         yield from iter(lambda: file.read(_PIECE), b"")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.errors import UserError
-from fairseq.system.files import Create, atomic_file
+from fairseq.system.files import atomic_file
 from fairseq.system.opening import read_named
 
 
@@ -23,11 +23,10 @@ def read_json(path: str | Path, advice: str) -> Any:
         raise UserError(f"{path}: not valid JSON ({error}); {advice}") from None
 
 
-def write_json(path: str | Path, value: object, flag: str = "`results_path`", create: Create = atomic_file) -> None:
-    """Write a report to *path* atomically, alone or in the group
-    of *create*; NaN and infinities become null."""
+def write_json(path: str | Path, value: object, flag: str = "`results_path`") -> None:
+    """Write a report to *path* atomically; NaN and infinities become null."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    with create(path, flag) as file:
+    with atomic_file(path, flag) as file:
         # File names that are not UTF-8 have lone surrogates, which UTF-8 cannot represent.
         file.write(text.encode("utf-8", "backslashreplace"))
 

@@ -29,6 +29,7 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import build_model
 from fairseq.modules import devices
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory
+from fairseq.tasks.fairseq_methods import FairseqMethods
 from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class Extension(Protocol):
         with what *model* reads of them in addition."""
 
 
-class FairseqTask(Part):
+class FairseqTask(FairseqMethods, Part):
     """A registered task: data, batches, model and criterion,
     and the state that training steps carry along.
 
@@ -123,7 +124,6 @@ class FairseqTask(Part):
     """
 
     settings_name = "task"
-    cfg: Any
     reads: tuple[str, ...] = ()
     checks_splits = True
     evaluated_by = "validate"
@@ -166,7 +166,7 @@ class FairseqTask(Part):
         """The dictionary of the model's output."""
         return self.source_dictionary
 
-    def build_model(self, args: Settings) -> BaseFairseqModel:
+    def build_model(self, args: Settings, from_checkpoint: bool = False) -> BaseFairseqModel:
         """Return the model of the architecture that *args* select."""
         return build_model(args, self)
 
@@ -407,3 +407,11 @@ def setup_task(settings: Settings, dictionary: Dictionary | None = None) -> Fair
     settings = typed_settings(settings)
     task: FairseqTask = set_up(TASKS[settings.chosen.task], settings, dictionary)
     return task
+
+
+def get_task(name: str) -> Any:
+    """The class of the task called *name*."""
+    return TASKS[name]
+
+
+LegacyFairseqTask = FairseqTask  # its name for tasks of the namespace, from fairseq 0.10 on

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import bz2
 import csv
-import errno
 import io
 import itertools
 import json
@@ -16,8 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from fairseq.errors import UserError, read_failure
-from fairseq.system.opening import BOM, open_input, open_regular, read_errors
+from fairseq.errors import UserError
+from fairseq.system.opening import BOM, read_errors
 from fairseq.text.text_tables import is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
 
@@ -110,7 +109,7 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], object] = l
     if is_table(path) or path.removesuffix(_suffix(path)).endswith(tuple(DELIMITERS)):
         yield from _table_blocks(path, form.field or "text", report)
         return
-    with read_errors(path, "give a text file"), open_input(path) as raw:
+    with read_errors(path, "give a text file"), open(path, "rb") as raw:
         before = 0
         for block in blocks_of(path, _decompressed(raw, path), form):
             yield block
@@ -143,7 +142,7 @@ def _delimited_rows(path: str, field: str) -> Iterator[tuple[list[str], int]]:
     delimiter = DELIMITERS[path.removesuffix(_suffix(path))[-4:]]
     csv.field_size_limit(LONGEST_ROW)
     before = 0
-    with read_errors(path, "give a text file"), open_input(path) as raw:
+    with read_errors(path, "give a text file"), open(path, "rb") as raw:
         lines = lines_as_they_arrive(path, _decompressed(raw, path))
         # Quotes of tab-separated text are those of the text: only .csv has a rule for them.
         rows = csv.reader(
@@ -376,11 +375,12 @@ def _documents(rows: str, block: Block, field: str) -> Iterator[list[str]]:
         try:
             value = json.loads(row)
         except ValueError as error:
+            reason = str(error).partition(": line ")[0]  # it counts lines from here
             # The beginning of an array alone is no JSON, either.
             if row.lstrip().startswith("["):
                 raise _no_rows(block.path) from None
             raise UserError(
-                f"{block.path}: line {number}: not valid JSON ({error}); write one object per line"
+                f"{block.path}: line {number}: not valid JSON ({reason}); write one object per line"
             ) from None
         if isinstance(value, list):
             raise _no_rows(block.path)
@@ -411,16 +411,11 @@ def check_raw(path: str) -> int:
     empty, or is of a kind that is not text."""
     if os.path.isdir(path):
         return sum(map(check_raw, table_files(path)))
-    try:
-        with open_regular(path) as file:
-            size, head = os.fstat(file.fileno()).st_size, file.read(512)
-    except OSError as error:
-        # What `open_regular` raises for a pipe or a device.
-        if error.errno == errno.EINVAL:
-            raise UserError(
-                f"{path}: not a regular file; the text is read more than once, so save it to a file first"
-            ) from None
-        raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
+    # As `<(command)` of a shell.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{path}: not a regular file; the text is read more than once, so save it to a file first")
+    with read_errors(path, "give a text file"), open(path, "rb") as file:
+        size, head = os.fstat(file.fileno()).st_size, file.read(512)
     if size == 0:
         raise no_words(path)
     kind = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None) if is_plain(path) else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairseq.errors import UserError, read_failure
-from fairseq.system.opening import open_regular, read_named
+from fairseq.system.opening import read_named
 from fairseq.text.tokenizers.base import import_package
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -84,7 +84,7 @@ def table_rows(path: str, field: str) -> Iterator[tuple[list[str | None], int]]:
     import_package("pyarrow.parquet", missing)
     read = _parquet_batches if path.endswith(".parquet") else _arrow_batches
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             for batch, size in read(arrow, file, path, field):
                 # Arrow trusts the offsets in a file, and would read beyond its end.
                 batch.validate(full=True)

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -24,6 +24,7 @@ from fairseq.system.terminal import byte_bar
 from fairseq.system.workers import Workers
 from fairseq.text.counting import count_words
 from fairseq.text.raw_text import (
+    BLOCK_BYTES,
     Block,
     RawCounts,
     TextFormat,
@@ -48,6 +49,13 @@ class TokenizedText:
     source: str  # the file that the user named
     path: str  # its symbols, separated by white space; the source itself if that holds symbols
     counts: RawCounts | None = None  # size of the raw text; None if the source holds symbols
+
+
+def useful_workers(workers: int, sources: Iterable[str]) -> int:
+    """Return *workers*, but at most one for each core and MiB of text: others cost their start and
+    find nothing to do."""
+    size = sum(map(check_raw, sources))
+    return max(1, min(workers, os.cpu_count() or 1, size // BLOCK_BYTES))
 
 
 @contextlib.contextmanager

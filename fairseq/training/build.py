@@ -47,7 +47,7 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
         sequence = np.random.SeedSequence([settings.common.seed, world.rank])
         torch.manual_seed(int(sequence.generate_state(1)[0]))
     state = TrainingState(settings, task, model, criterion, world, stage)
-    state.inferred = inferred
+    state.found = inferred
 
     def iterator(split: str, training: bool) -> EpochIterator:
         return task.iterator(

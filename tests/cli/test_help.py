@@ -4,20 +4,29 @@ belongs."""
 from __future__ import annotations
 
 import argparse
+import importlib
+import pkgutil
 import re
 from typing import Any
 
 import pytest
 import runs
 
+import fairseq_cli
 from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.former_names import NAMES
 from fairseq.models import ARCHITECTURES
 from fairseq_cli.common import get_training_parser
 
-COMMANDS = NAMES["fairseq.config.options"]  # where the parsers that fairseq.config.options has are
-PARSERS = {name: getattr(options, name) for name in COMMANDS if re.fullmatch(r"get_\w+_parser", name)}
+MODULES = [
+    importlib.import_module(f"fairseq_cli.{module.name}") for module in pkgutil.iter_modules(fairseq_cli.__path__)
+]
+PARSERS = {
+    name: make
+    for module in MODULES
+    for name, make in vars(module).items()
+    if re.fullmatch(r"get_\w+_parser", name) and make.__module__ == module.__name__
+}
 EVALUATION = ("get_eval_lm_parser", "get_validation_parser", "get_recl_parser", "get_interactive_generation_parser")
 
 
@@ -180,5 +189,5 @@ def test_optional_arguments_are_in_brackets(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_default_with_a_meaning_is_said_once() -> None:
-    action = next(a for a in get_training_parser()._actions if a.dest == "max_epoch")
+    action = next(a for _, a in get_training_parser().arguments if a.dest == "max_epoch")
     assert isinstance(action, argparse.Action) and str(action.help).endswith("epochs (default: 0, no limit)")

@@ -45,7 +45,9 @@ def text_file(folder: Path, lines: int = 60, name: str = "text.txt", seed: int =
 
 
 def run(destdir: Path, **flags: Any) -> None:
-    preprocess.main(argparse.Namespace(only_source=True, destdir=str(destdir), **flags))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preprocess, "useful_workers", lambda workers, sources: workers)
+        preprocess.main(argparse.Namespace(only_source=True, destdir=str(destdir), **flags))
 
 
 def settings_of(kind: str, folder: Path) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from fairseq.config import options, registry
 from fairseq.data.folders import open_corpus
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
-from fairseq.interop.fairseq import metrics
 from fairseq.interop.fairseq.logged import Logged, LoggedFigures, LoggingSums
+from fairseq.logging import metrics
 from fairseq.logging.figures import Meter, NamedSums
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import eval_lm
@@ -382,9 +382,8 @@ def test_names_that_differ_between_processes_and_batches_stay_apart() -> None:
 
 
 def test_settings_in_groups_train(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
     from fairseq import distributed_utils, options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq_cli import train
 
     words = [str(runs.DATA), "--save-dir", str(tmp_path), *runs.words(FLAGS, LM, "--max-update 5 --disable-validation")]
@@ -401,13 +400,12 @@ def test_settings_in_groups_train(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_names_of_translation_are_refused_when_one_is_made() -> None:
-    from fairseq.data.language_pair_dataset import LanguagePairDataset
-
     from fairseq.criterions import MoECriterion
-    from fairseq.models import FairseqEncoderDecoderModel
+    from fairseq.data import BacktranslationDataset
+    from fairseq.models.transformer import TransformerModel
     from fairseq.modules import BaseLayer
 
-    for part in (LanguagePairDataset, FairseqEncoderDecoderModel, BaseLayer, MoECriterion):
+    for part in (BacktranslationDataset, TransformerModel, BaseLayer, MoECriterion):
         with pytest.raises(UserError, match=part.__name__):
             part(argparse.Namespace())
 

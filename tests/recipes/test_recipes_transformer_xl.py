@@ -56,7 +56,7 @@ AUTHORS = {
     "enwik8-medium": Settings("enwik8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),  # sizes: ours
     "enwik8-large": Settings("enwik8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),
     "text8-base": Settings("text8", 22, 400_000, 0, 80, 2100, 820, 512, words=False),
-    "text8-large": Settings("text8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),
+    "text8-large": Settings("text8", 64, 400_000, 0, 128, 3800, 1000, 768, words=False),
     "lm1b-base": Settings("lm1b", 224, 500_000, 20_000, 32, 128, None, 32, shuffled=True),
     "lm1b-large": Settings("lm1b", 512, 1_200_000, 30_000, 32, 128, None, 32, shuffled=True),
     "ptb": Settings("ptb", 20, 60_000, 0, 64, 256, 200, 70),  # ours: the authors give none

@@ -18,7 +18,7 @@ from mistakes import user_error
 from subword_encodings import COUNTS, MERGES, TEXT, encodings
 
 from fairseq.errors import UserError
-from fairseq.text.tokenizers import BPES, Subwords, hf
+from fairseq.text.tokenizers import BPES, Subwords
 from fairseq.text.tokenizers.base import Vocabulary, spelled
 from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.rules import BYTES
@@ -184,7 +184,6 @@ def test_the_first_merges_are_of_the_most_frequent_pairs_and_learning_is_determi
     assert pairs["".join(merge)] == max(pairs.values())
     for batches in ([TEXT.splitlines()], [[line] for line in TEXT.splitlines()]):
         assert HuggingFace.learn_lines(iter(batches), 280) == learned.content
-    monkeypatch.setattr(hf, "QUICK", 10)  # in a process of its own
     assert HuggingFace.learn_lines([[line] for line in TEXT.splitlines()], 280) == learned.content
     with user_error("--learn-bpe 255: byte-level symbols include 256 bytes"):
         HuggingFace.learn_lines([], 255)

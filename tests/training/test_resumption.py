@@ -199,9 +199,9 @@ def test_a_setting_that_the_checkpoints_optimizer_lacks_is_that_of_the_command_l
 
 def line(now: dict[str, Any], stored: dict[str, Any], restored: dict[str, Any], flags: str, warned: Any) -> str:
     """The warning of a run with the settings *now* in force, of which some are *restored* ones."""
-    run: Any = SimpleNamespace(stored_settings=lambda: now, restored=restored)
+    run: Any = SimpleNamespace(stored_settings=lambda: now)
     given = training_settings(runs.arguments(runs.BASELINE, "--optimizer nag", flags))
-    resume.log_differences(run, given, stored, "checkpoint_last.pt")
+    resume.log_differences(run, given, restored, stored, "checkpoint_last.pt")
     return "".join(warned())
 
 

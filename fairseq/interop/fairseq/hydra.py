@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from fairseq.config.settings_file import NULLS, load_yaml, parse_yaml
+from fairseq.dataclass.utils import GROUPS, PARTS, UNREAD
 from fairseq.errors import UserError
 
 Tree = dict[str, Any]
 
-GROUPS = ("common", "distributed_training", "dataset", "optimization", "checkpoint", "bmuf", "ema")  # of settings
-UNREAD = ("common_eval", "generation", "eval_lm", "interactive")  # of other commands, in files that fairseq composed
-PARTS = {"model": "arch"} | {name: name for name in ("task", "criterion", "optimizer", "lr_scheduler")}  # their flags
 OTHERS = ("scoring", "bpe", "tokenizer")  # choices of translation
 OUTPUTS = ("save_dir", "tensorboard_logdir", "log_file")  # relative to the folder of the run
 OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w@-]+(?:[./][\w@-]+)*)(?:=(?P<value>.*))?", re.DOTALL)

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fairseq.errors import UserError, read_failure
 from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Storage, Stored
-from fairseq.system.opening import open_regular
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # first pickle of a file in the format before PyTorch 1.6
 DTYPES = {
@@ -281,7 +280,7 @@ def load(path: Path) -> Loaded:
         UserError: it cannot be read, is damaged, or contains a call that is not allowed.
     """
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             return Loaded(path, *(_load_zip(file) if file.peek(2).startswith(b"PK") else _load_pickles(file)))
     except Refused as refused:
         raise UserError(
