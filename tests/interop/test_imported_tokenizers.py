@@ -117,13 +117,16 @@ def test_texts_have_the_ids_of_the_library_and_come_back_as_it_writes_them(
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_of_two_lines_has_the_probability_of_transformers(
-    kind: str, models: dict[str, tuple[LanguageModel, Any, Any]]
+    kind: str, models: dict[str, tuple[LanguageModel, Any, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     ours, model, library = models[kind]
     row = torch.tensor([[ours.dictionary.eos(), *ids_of(library, TWO_LINES), ours.dictionary.eos()]])
     lprobs = model(row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
     torch.testing.assert_close(ours.score(TWO_LINES)[1], lprobs, atol=1e-5, rtol=1e-5)
-    [(found, _)] = Requests(ours).log_likelihoods([("", TWO_LINES)])
+    with caplog.at_level("WARNING"):
+        requests = Requests(ours)
+    assert "vocabulary is closed" not in caplog.text
+    [(found, _)] = requests.log_likelihoods([("", TWO_LINES)])
     assert found == pytest.approx(float(lprobs[:-1].double().sum()), rel=1e-5)
 
 
