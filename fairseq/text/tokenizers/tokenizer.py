@@ -18,7 +18,6 @@ from fairseq.config.registry import BPES, TOKENIZERS
 from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
-from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_named, read_text
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.base import UNKNOWN, Span, Subwords, Value, WordTokenizer, composed
@@ -175,7 +174,7 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
     content = read_named(path, AGAIN)
     checksums.check(path, content)
     try:
-        values = parse_json(content)
+        values = json.loads(content)
     except ValueError as error:
         raise UserError(f"{path}: damaged: not JSON in UTF-8 ({error}); {AGAIN}") from None
     if not isinstance(values, dict) or values.get("version") != VERSION or not values.keys() <= ENTRIES:
