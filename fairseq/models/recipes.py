@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairseq.config import fields
+from fairseq.config.options import SAME
 from fairseq.config.registry import ARCHITECTURES, LR_SCHEDULERS, MODELS, OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings
 from fairseq.errors import counted
@@ -178,10 +179,8 @@ OF_ARCHITECTURES: dict[str, Recipe] = {  # in place of their model's
     "electra_small": ELECTRA_SMALL,
 }
 
-# Of one thing: a setting that is given takes the place of the others in --config and in a recipe.
-SAME = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
 # In a recipe alone: the first of those that are given ends a run, or fills a batch.
-ONE_OF = (*SAME, ("max_update", "max_epoch", "stages", "stop_time_hours"), ("batch_size", "max_tokens"))
+ONE_OF = (*SAME, ("max_update", "max_epoch", "stages"), ("batch_size", "max_tokens"))
 FOREIGN = ("optimizer", "lr", "lr_scheduler")
 """Commands that name all three bring their own recipe, as those for fairseq do."""
 # Of fairseq's architectures two suffice: its commands may leave the schedule out, which is fixed.
@@ -204,6 +203,9 @@ def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     is_foreign = given.keys() >= set(FOREIGN[:2] if OF_FAIRSEQ.match(arch) else FOREIGN)
     fitting = {} if is_foreign else _fitting(recipe, given)
     objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
+    warmup, updates = fitting.get("warmup_updates", 0), str(given.get("max_update", ""))
+    if "lr_scheduler" in given and updates.isdigit() and 0 < int(updates) <= warmup:
+        fitting["warmup_updates"] = int(updates) // 10  # most schedules need updates after it
     replaced = {name for group in ONE_OF if given.keys() & set(group) for name in group}
     if "tokens_per_sample" in given:
         replaced.add("stages")

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError
-from fairseq.system.json_files import parse_json
 from fairseq.system.opening import BOM, read_errors
 from fairseq.text.text_tables import is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
@@ -374,7 +373,7 @@ def _documents(rows: str, block: Block, field: str) -> Iterator[list[str]]:
         if not row.strip():
             continue
         try:
-            value = parse_json(row, any_text=True)
+            value = json.loads(row)
         except ValueError as error:
             reason = str(error).partition(": line ")[0]  # it counts lines from here
             # The beginning of an array alone is no JSON, either.
