@@ -94,7 +94,8 @@ class Steps:
         else:
             self._state = {"settings": settings, "finished": False, "results": {}}
             # Training would resume from checkpoints of other settings, and add to their log.
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            for name in ("checkpoints", "corpus"):
+                shutil.rmtree(folder / name, ignore_errors=True)
             (folder / LOG).unlink(missing_ok=True)
             self._write()
 

@@ -323,6 +323,9 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
     print their sizes.
 
     The folder *destdir* is there; it gets all three files or none.
+
+    Raises:
+        UserError: another text there has one of the names.
     """
     moses = Moses()
     lines = {
@@ -340,9 +343,11 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
         for name, articles in parts.items():
             path = destdir / f"{name}.txt"
             texts = (" ".join(word if word in known else "<unk>" for word in line) for line in lines[name])
-            with open(folder / path.name, "wb") as file:
-                # WikiText's lines begin and end with a blank, empty ones are a blank.
-                file.writelines((f" {text} \n" if text else " \n").encode() for text in texts)
+            # WikiText's lines begin and end with a blank, empty ones are a blank.
+            content = "".join(f" {text} \n" if text else " \n" for text in texts).encode()
+            if path.exists() and path.read_bytes() != content:
+                raise UserError(f"DIR {destdir}: has another {path.name}; give a new folder")
+            (folder / path.name).write_bytes(content)
             tokens = sum(map(len, lines[name])) + len(lines[name])
             unknown = sum(word not in known for line in lines[name] for word in line)
             report.append(f"{path}: {len(articles):,} articles, {tokens:,} tokens, {unknown / tokens:.1%} <unk>")

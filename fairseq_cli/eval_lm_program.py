@@ -306,7 +306,9 @@ class _Evaluation:
             counts = load_counts(folder / split)
             # A split that was made again by another program has other lines than its counts.
             return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
-        documents, lines_apart = cfg.score_documents is not None, self.flat.get("sample_break_mode", "none") != "none"
+        # An encoder predicts a token from the others of its line.
+        lines_apart = model.scorer is None or self.flat.get("sample_break_mode", "none") != "none"
+        documents = cfg.score_documents is not None
         text = read_text(cfg.text, cfg, data, model.dictionary, self.world, documents, lines_apart)
         if text.counts is None:
             log_tokens(model.dictionary)

@@ -110,16 +110,11 @@ def _read(
         listed = pickled_module.read_vocabulary(Path(vocabulary)) if vocabulary is not None else None
         size = _vocabulary_size(model)
         if listed is not None and len(listed) != size:
-            raise UserError(
-                f"--vocab {vocabulary}: has {len(listed)} words, but the model {size}; give the model's own"
-            )
+            raise UserError(f"--vocab {vocabulary}: has {len(listed)} words, but the model {size}; give its own")
+        # As those of enwik8 and text8.
         if listed is not None and not {*NAMES_XL["eos"]} & {*listed}:
-            names = ", ".join(NAMES_XL["eos"])
-            print(
-                f"note: {vocabulary}: has no symbol for the end of a line ({names}): {listed[0]} stands for it; write a "
-                "text as one line",
-                file=sys.stderr,
-            )
+            names, advice = ", ".join(NAMES_XL["eos"]), "write a text as one line"
+            print(f"note: {vocabulary}: has no end of a line ({names}), {listed[0]} is used; {advice}", file=sys.stderr)
         return Imported(model, settings, size, listed, {}, NAMES_XL)
     if vocabulary is not None:
         raise UserError("--vocab: not used for a Hugging Face folder, which has its own; leave it out")

@@ -215,6 +215,8 @@ class BlockSampler:
 
     def continuing(self, saved: Layout) -> BlockSampler:
         """Return a sampler with the same limits in the order of a run that stored *saved*."""
+        if dataclasses.replace(saved, step=self.layout.step, processes=self.layout.processes) == self.layout:
+            return self
         return BlockSampler(self._sizes, self.batching, by_size=self.by_size, selection=self._selection, saved=saved)
 
     def _sorted_as_numpy(self) -> np.ndarray:

@@ -48,7 +48,7 @@ class Interruption:
             return
         self.signal = number
         if os.environ.get("RANK", "0") == "0":
-            line = f"{signal.Signals(number).name}: the run saves and stops after this update"
+            line = f"{signal.Signals(number).name}: the run saves and stops after this update or validation"
             if multiprocessing.parent_process() is not None or self.second_ends:
                 line += "; a second signal ends it at once, and loses what was not saved"
             # Not print, which the signal may have interrupted; after a line of a progress bar.

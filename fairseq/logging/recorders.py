@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,6 @@ from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.logging.progress import json_line, short
 from fairseq.system.files import atomic_file, make_folder, prepare_folder
-from fairseq.system.json_files import parse_json
 from fairseq.system.terminal import FileFormatter
 
 BEGIN = b'{"tag": "'  # of each line of a metrics file
@@ -254,7 +254,7 @@ def _beginning(path: str, size: int) -> bytes:
 
 
 def _parse_entry(line: bytes) -> dict[str, Any]:
-    entry = parse_json(line)
+    entry = json.loads(line)
     if not isinstance(entry, dict):
         raise ValueError("not a JSON object")
     # By the type: True is an instance of int.

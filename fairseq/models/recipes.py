@@ -8,10 +8,11 @@ flag changes one setting; what is one thing in several settings (:data:`ONE_OF`)
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fairseq.config import fields
+from fairseq.config.options import SAME
 from fairseq.config.registry import ARCHITECTURES, LR_SCHEDULERS, MODELS, OPTIMIZERS
 from fairseq.config.settings import RateConfig, TrainingSettings
 from fairseq.errors import counted
@@ -178,10 +179,8 @@ OF_ARCHITECTURES: dict[str, Recipe] = {  # in place of their model's
     "electra_small": ELECTRA_SMALL,
 }
 
-# Of one thing: a setting that is given takes the place of the others in --config and in a recipe.
-SAME = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
 # In a recipe alone: the first of those that are given ends a run, or fills a batch.
-ONE_OF = (*SAME, ("max_update", "max_epoch", "stages", "stop_time_hours"), ("batch_size", "max_tokens"))
+ONE_OF = (*SAME, ("max_update", "max_epoch", "stages"), ("batch_size", "max_tokens"))
 FOREIGN = ("optimizer", "lr", "lr_scheduler")
 """Commands that name all three bring their own recipe, as those for fairseq do."""
 # Of fairseq's architectures two suffice: its commands may leave the schedule out, which is fixed.
@@ -204,6 +203,9 @@ def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     is_foreign = given.keys() >= set(FOREIGN[:2] if OF_FAIRSEQ.match(arch) else FOREIGN)
     fitting = {} if is_foreign else _fitting(recipe, given)
     objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
+    warmup, updates = fitting.get("warmup_updates", 0), str(given.get("max_update", ""))
+    if "lr_scheduler" in given and updates.isdigit() and 0 < int(updates) <= warmup:
+        fitting["warmup_updates"] = int(updates) // 10  # most schedules need updates after it
     replaced = {name for group in ONE_OF if given.keys() & set(group) for name in group}
     if "tokens_per_sample" in given:
         replaced.add("stages")
@@ -256,31 +258,43 @@ def recipe_of(arch: str) -> Recipe:
     return OF_ARCHITECTURES.get(arch, of_model)
 
 
-def summary(settings: TrainingSettings) -> str:
-    """What a run does and where each setting comes from, in one line:
+def summary(settings: TrainingSettings) -> list[str]:
+    """How a run trains and for how long, and where each setting comes from, in two lines:
     ``adam, lr 0.001 (yours), inverse_sqrt, warm-up 200, clip 0.25 (recipe of llama_tiny)``."""
     cfg, data, flat = settings.optimization, settings.data, settings.flat
-    ratio, warmup = flat.get("warmup_ratio"), flat.get("warmup_updates") or 0
-    rows = counted(data.max_tokens, "token") if data.max_tokens is not None else counted(data.batch_size or 0, "row")
-    ends = [(counted(cfg.max_update, "update"), "max_update")] if cfg.max_update and not cfg.stages else []
-    ends += [(counted(cfg.max_epoch, "epoch"), "max_epoch")] if cfg.max_epoch else []
-    ends += [(f"{cfg.stop_time_hours:g} hours", "stop_time_hours")] if cfg.stop_time_hours else []
+    ratio, warmup = flat.get("warmup_ratio"), flat.get("warmup_updates")
+    how = [
+        (settings.chosen.optimizer, "optimizer"),
+        (f"lr {fields.shown(cfg.lr)}", "lr")
+        if flat.get("max_lr") is None
+        else (f"lr {fields.shown(cfg.lr)} to {flat['max_lr']}", "max_lr"),
+        (settings.chosen.lr_scheduler, "lr_scheduler"),
+        *([(f"warm-up {ratio:.0%}", "warmup_ratio")] if ratio else []),
+        *([(f"warm-up {warmup}", "warmup_updates")] if warmup and not ratio else []),
+        (f"clip {cfg.clip_norm:g}", "clip_norm"),
+    ]
+    ends = [
+        *([(counted(cfg.max_update, "update"), "max_update")] if cfg.max_update and not cfg.stages else []),
+        *([(counted(cfg.max_epoch, "epoch"), "max_epoch")] if cfg.max_epoch else []),
+        *([(f"{cfg.stop_time_hours:g} hours", "stop_time_hours")] if cfg.stop_time_hours else []),
+    ]
     # A schedule that ends without a last update trains for an epoch.
     no_end = "one epoch" if getattr(settings.lr_scheduler, "needs_max_update", False) else "no end"
-    rate = fields.shown(cfg.lr)
-    parts = [
-        (settings.chosen.optimizer, "optimizer"),
-        (f"lr {rate}", "lr") if flat.get("max_lr") is None else (f"lr {rate} to {flat['max_lr']}", "max_lr"),
-        (settings.chosen.lr_scheduler, "lr_scheduler"),
-        (f"warm-up {warmup}", "warmup_updates") if ratio is None else (f"warm-up {ratio:.0%}", "warmup_ratio"),
-        (f"clip {cfg.clip_norm:g}", "clip_norm"),
-        (f"stages {cfg.stages}", "stages")
-        if cfg.stages
-        else (f"blocks of {flat.get('tokens_per_sample', 'any length')}", "tokens_per_sample"),
-        (f"batches of {rows}", "max_tokens" if data.max_tokens is not None else "batch_size"),
+    length = flat.get("tokens_per_sample")
+    what = [
+        *([(f"stages {cfg.stages}", "stages")] if cfg.stages else []),
+        *([(f"blocks of {length}", "tokens_per_sample")] if length and not cfg.stages else []),
+        (f"batches of {counted(data.max_tokens, 'token')}", "max_tokens")
+        if data.max_tokens is not None
+        else (f"batches of {counted(data.batch_size or 0, 'row')}", "batch_size"),
         *([(f"{fields.shown(cfg.update_freq)} batches an update", "update_freq")] if cfg.update_freq != [1] else []),
         *(ends or ([] if cfg.stages else [(no_end, "max_update")])),
     ]
+    return [_with_origins(parts, settings) for parts in (how, what)]
+
+
+def _with_origins(parts: Sequence[tuple[str, str]], settings: TrainingSettings) -> str:
+    """The texts of *parts*, settings by name, with their origins: the recipe's is the last."""
     recipe = f"recipe of {settings.chosen.arch}"
     origins = [settings.origins.get(name, "default") for _, name in parts]
     # The lengths that an architecture is made for are part of its recipe.

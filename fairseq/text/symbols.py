@@ -46,7 +46,7 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
 
     Raises:
         UserError: the text cannot be read, is too short to split or has other characters than
-            letters; the files cannot be written.
+            letters; the files are there, or cannot be written.
     """
     try:
         with contextlib.ExitStack() as files:
@@ -55,6 +55,8 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
             if total < 20:
                 raise UserError(f"{source}: has {total} bytes; a split of 90, 5 and 5 % needs at least 20")
             for name in (*split_sizes(total), "dict"):
+                if os.path.lexists(destdir / f"{name}.txt"):
+                    raise UserError(f"DIR {destdir}: has a {name}.txt; give a new folder, or remove it")
                 prepare_file("DIR", destdir / f"{name}.txt", {"TEXT": source})
             report = files.enter_context(byte_bar(total))
             tokens, counts = {}, np.zeros(256, dtype=np.int64)

@@ -8,13 +8,13 @@ an optional dependency, is imported on demand.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairseq.errors import UserError, read_failure
-from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_named
 from fairseq.text.tokenizers.base import import_package
 
@@ -53,7 +53,7 @@ def table_files(path: str) -> list[str]:
         raise UserError(f"{path}: is a folder; give a text file, or a folder that save_to_disk of datasets wrote")
     content = read_named(folder / STATE, "save the dataset again")
     try:
-        state: Any = parse_json(content)
+        state: Any = json.loads(content)
         names = [entry["filename"] for entry in state["_data_files"]]
         # Files of this folder only: a name could lead to any other.
         is_valid = all(isinstance(name, str) and name == Path(name).name for name in names)

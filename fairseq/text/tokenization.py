@@ -19,7 +19,6 @@ from fairseq.config.command_settings import TextFormatConfig
 from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
-from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_named
 from fairseq.system.terminal import byte_bar
 from fairseq.system.workers import Workers
@@ -194,7 +193,7 @@ def load_counts(prefix: str | Path) -> RawCounts | None:
     checksums.check(path)
     content = read_named(path, "run fairseq-preprocess again")
     try:
-        values = parse_json(content)
+        values = json.loads(content)
         is_valid = values.keys() == asdict(RawCounts()).keys()
         is_valid = is_valid and all(type(value) is int and value > 0 for value in values.values())
     except (ValueError, AttributeError):

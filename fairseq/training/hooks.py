@@ -1,4 +1,4 @@
-"""Hooks: what users and plug-ins add to a run."""
+"""Hooks: what users add to a run."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ from fairseq.training.effective import plain_settings
 from fairseq.training.length import frequency, total_updates
 from fairseq.training.stages import Stage
 from fairseq.training.state import TrainingState
-from fairseq.training.utilisation import token_share
+from fairseq.training.utilisation import count_flops, device_peak
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +35,14 @@ class Clock:
 
     Args:
         meters: the run's; what they hold already does not count as done since.
-        token_share: percentage of the devices' peak that a token per second needs; None: not known.
+
+    Attributes:
+        update_share: percentage of the device's peak that one update per second needs; None: not
+            known.
     """
 
-    def __init__(self, meters: Mapping[str, Meter], token_share: float | None = None) -> None:
-        self.token_share = token_share
+    def __init__(self, meters: Mapping[str, Meter]) -> None:
+        self.update_share: float | None = None
         self.before = {name: (meter.tokens, meter.updates) for name, meter in meters.items()}
         self.start = self.last = time.perf_counter()
 
@@ -70,7 +73,7 @@ class Clock:
         """
         tokens, updates = self.before[name]
         speeds = {"wps": (meter.tokens - tokens) / seconds, "ups": (meter.updates - updates) / seconds}
-        return speeds if self.token_share is None else {**speeds, "mfu": self.token_share * speeds["wps"]}
+        return speeds if self.update_share is None else {**speeds, "mfu": self.update_share * speeds["ups"]}
 
 
 class RunLog:
@@ -83,6 +86,7 @@ class RunLog:
     def __init__(self, settings: TrainingSettings, world: World) -> None:
         self.settings = settings
         self.is_first = world.is_first
+        self.peak = device_peak(settings.common, world)
         self.progress = RunProgress(0, 0)
         self.shown: Meter | None = None  # what the loss in the bar was made of, in the present interval
         self._record: Record = lambda values, tag, step: None
@@ -116,10 +120,19 @@ class RunLog:
     def epoch(self, state: TrainingState, updates: Iterable[T]) -> ProgressBar[T]:
         """Return the *updates* that are left of the epoch of *state* as a progress bar."""
         batches, size = state.batches, state.frequency
-        self.clock = Clock(state.meters, token_share(state))
+        self.clock = Clock(state.meters)
         self.progress.total = total_updates(state.cfg, state.num_updates, batches)
         done, total = math.ceil(batches.iterations_in_epoch / size), math.ceil(len(batches) / size)
         return self.bar(updates, batches.epoch, total, start=done, run=self.progress)
+
+    def measured(self, update: Callable[[], T]) -> T:
+        """Return the result of *update*; count the operations of the first one of an epoch, where
+        the peak of the device is known."""
+        if self.peak is None or self.clock.update_share is not None:
+            return update()
+        result, flops = count_flops(update)
+        self.clock.update_share = 100 * flops / self.peak
+        return result
 
     def update(self, bar: ProgressBar[Any], state: TrainingState) -> None:
         """Show an update that was applied, where a line is due."""

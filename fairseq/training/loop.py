@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
@@ -100,10 +101,12 @@ def train(
         # so that no other run changes the folder meanwhile.
         if manager is not None:
             check_recorders(settings.common)
-            logger.info("%s", summary(settings))
-        planned = stages.plan(settings)
         origin = resume.choose(settings, world, manager)
+        settings = resume.as_begun(settings, origin)
         settings = resume.at_version(settings, (origin.state or {}).get("args") or {})
+        for line in summary(settings):
+            logger.info("%s", line)
+        planned = stages.plan(settings)
         while True:
             stage = stages.stage_at(planned, origin.updates_done(settings.checkpoint)) if planned else None
             of_stage = stages.settings_at(settings, planned, stage) if stage else settings
@@ -222,7 +225,7 @@ class Run:
         with remaining as updates, self.log.epoch(state, updates) as bar:
             for samples in bar:  # the position in the data is behind *samples* already
                 self.profiler.before_update(state.num_updates)
-                applied = update(state, samples, self.requests)
+                applied = self.log.measured(functools.partial(update, state, samples, self.requests))
                 if applied:
                     for hook in self.hooks:
                         hook.on_update(state)

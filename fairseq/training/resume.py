@@ -3,6 +3,7 @@ restore the state from it, report settings that differ."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import logging
@@ -15,12 +16,19 @@ from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config.fields import differ, shown
-from fairseq.config.settings import CheckpointConfig, DistributedConfig, ProfileConfig, TrainingSettings
+from fairseq.config.settings import (
+    CheckpointConfig,
+    DistributedConfig,
+    ProfileConfig,
+    TrainingSettings,
+    training_settings,
+)
 from fairseq.distributed import World
 from fairseq.distributed.sharding import is_sharded, shard_of
 from fairseq.errors import UserError
 from fairseq.models.architectures.transformer_lm import resumed
 from fairseq.models.loading import check_settings, load_fitting
+from fairseq.models.recipes import ONE_OF
 from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import stages
 from fairseq.training.state import TrainingState
@@ -172,6 +180,25 @@ def at_version(settings: TrainingSettings, stored: Mapping[str, object]) -> Trai
         text = ", ".join(f"{name}={value}" for name, value in values.items())
         logger.info("`arch` transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: %s", text)
     return settings.changed(**values)
+
+
+def as_begun(settings: TrainingSettings, origin: Origin) -> TrainingSettings:
+    """*settings* in which the run that *origin* goes on with keeps what it was begun with, where
+    the recipe of the architecture says otherwise: another version may have another recipe."""
+    stored, options = (origin.state or {}).get("args") or {}, settings.checkpoint
+    if origin.kind != "checkpoint" or options.reset_optimizer or options.reset_lr_scheduler:
+        return settings
+    recipe = {name for name, source in settings.origins.items() if source == f"recipe of {settings.chosen.arch}"}
+    # Where a recipe has rows a batch, a run may have tokens.
+    others = {name for group in ONE_OF if recipe & set(group) for name in group if name not in recipe}
+    names = recipe | {name for name in others if settings.origins.get(name) == "default"}
+    kept = {name: stored[name] for name in names - IGNORED_ON_RESUME if name in stored}
+    if all(value == settings.flat.get(name) for name, value in kept.items()):
+        return settings
+    begun = training_settings(argparse.Namespace(**{**settings.flat, **kept}))
+    # The schedule may be another one, with settings of its own.
+    flat = {**vars(begun.optimizer), **vars(begun.lr_scheduler), **begun.flat}
+    return dataclasses.replace(begun, flat=flat, origins={**settings.origins, **dict.fromkeys(kept, origin.source)})
 
 
 @contextlib.contextmanager

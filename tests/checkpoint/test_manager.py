@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fairseq.training.best import Best
 from kills import leftover
 from mistakes import logged, user_error
 from states import a_state, restored
@@ -24,12 +23,14 @@ from fairseq.text.tokenizers.base import Space
 
 def saved(tmp_path: Path, *points: tuple[int, int, bool, float | None], **settings) -> CheckpointManager:
     config = CheckpointConfig(save_dir=str(tmp_path / "s"), **settings)
-    keeper, best = CheckpointManager(config), Best(config.maximize_best_checkpoint_metric)
+    keeper, sign = CheckpointManager(config), -1 if config.maximize_best_checkpoint_metric else 1
+    best = math.inf
     for epoch, updates, end_of_epoch, figure in points:
-        paths = keeper.due(SavePoint(epoch, updates, end_of_epoch, best.is_worth_saving(figure), figure))
+        is_best = figure is not None and sign * figure < best
+        paths = keeper.due(SavePoint(epoch, updates, end_of_epoch, is_best, figure))
         if paths:
             keeper.save(a_state(float(updates)), paths)
-        best = best.validated(figure) if figure is not None else best
+        best = min(best, sign * figure) if is_best and figure is not None else best
     return keeper
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +44,17 @@ def test_a_command_behind_a_closed_pipe_ends_quietly(tmp_path: Path, script: str
     assert process.returncode == CODE, errors
     assert "rror" not in errors and "Broken pipe" not in errors
     assert not (tmp_path / "out").exists()
+
+
+def test_training_behind_tee_on_a_terminal_writes_each_line_of_its_log_at_once(tmp_path: Path) -> None:
+    controller, terminal = os.openpty()
+    baseline = runs.BASELINE.replace("--log-format json", "")
+    flags = [runs.DATA, baseline, "--max-update 40 --no-save --disable-validation --log-interval 1"]
+    words = [sys.executable, runs.ROOT / "train.py", *runs.words(*flags)]
+    threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(controller, 1000), b"")], daemon=True).start()
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=terminal, env=runs.environment()) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        # A buffer of stdout would be written at the end alone.
+        assert b"train_inner" in line and process.poll() is None
+        process.kill()

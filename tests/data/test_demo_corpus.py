@@ -111,6 +111,16 @@ def test_rare_words_are_left_as_they_are_if_asked_for(tmp_path: Path) -> None:
     assert (tmp_path / "valid.txt").read_text() == " \n = one = \n \n A rare word occurs once , as gizmo does . \n"
 
 
+def test_another_text_of_the_same_name_is_not_replaced(tmp_path: Path) -> None:
+    articles = [Article("one", [Section("", ["A word."])])]
+    for _ in range(2):  # its own may be written again
+        demo_corpus.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
+    (tmp_path / "valid.txt").write_text("mine")
+    with pytest.raises(UserError, match="has another valid.txt; give a new folder"):
+        demo_corpus.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
+    assert (tmp_path / "valid.txt").read_text() == "mine"
+
+
 def test_a_package_that_is_not_installed_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--packages no_such_package: is not installed"):
         demo_corpus.main([str(tmp_path / "text"), "--packages", "numpy,no_such_package"])

@@ -94,11 +94,14 @@ def test_a_process_without_a_launcher_keeps_its_handlers() -> None:
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
+SAID = "SIGINT: the run saves and stops after this update or validation"
+
+
 @pytest.mark.parametrize(
     "variables, said",
     [
-        ({}, "SIGINT: the run saves and stops after this update; a second signal ends it at once, and loses what"),
-        ({"RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, "SIGINT: the run saves and stops after this update\n"),
+        ({}, f"{SAID}; a second signal ends it at once, and loses what"),
+        ({"RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, f"{SAID}\n"),
         ({"RANK": "1"}, ""),
     ],
 )

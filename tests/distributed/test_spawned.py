@@ -128,7 +128,7 @@ def fail(action: str, world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "action, message", [("mistake", "^--flag: of no use$"), ("memory", "^out of host memory: lower --max-tokens")]
+    "action, message", [("mistake", "^--flag: of no use$"), ("memory", "^out of host memory: raise --batch-chunk")]
 )
 def test_a_users_mistake_in_a_rank_is_the_commands(
     capfd: pytest.CaptureFixture[str], action: str, message: str
@@ -161,7 +161,7 @@ def test_a_rank_that_fails_or_stops_ends_the_command(
     "error, where", [(MemoryError(), "host"), (torch.OutOfMemoryError("CUDA out of memory. Tried"), "GPU")]
 )
 def test_memory_that_is_exhausted_is_the_hosts_or_the_gpus(error: Exception, where: str) -> None:
-    assert str(launch._mistake(error)).startswith(f"out of {where} memory: lower --max-tokens")
+    assert str(launch._mistake(error)).startswith(f"out of {where} memory: raise --batch-chunk")
 
 
 # ---- restarts ----------------------------------------------------------------------------------

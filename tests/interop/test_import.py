@@ -381,7 +381,7 @@ def test_a_vocabulary_of_another_size_or_with_code_in_it_is_refused(tmp_path):
     argv = [AUTHORS / "base.state_dict.pt", "--from", "transformer-xl", "--config", AUTHORS / "base.json"]
     small = vocabulary(tmp_path / "small.txt", ["<eos>", "a"], "list")
     assert refusal(*argv, "--vocab", small, "--out", tmp_path / "out").startswith(
-        f"--vocab {small}: has 2 words, but the model 600; give the model's own"
+        f"--vocab {small}: has 2 words, but the model 600; give its own"
     )
     evil = tmp_path / "evil.pt"
     evil.write_bytes(b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")

@@ -209,6 +209,8 @@ def test_a_length_of_the_user_switches_the_stages_off(flags: str) -> None:
         ("transformer_lm_wiki103", "--lr 0.5", {"lr": [0.5], "max_lr": None}),
         ("transformer_lm_wiki103", "--lr-scheduler fixed", {"lr_scheduler": "fixed", "lr": [1.0], "lr_shrink": 0.1}),
         ("llama_tiny", "--clip-norm 3", {"clip_norm": 3.0}),
+        ("shortformer_wiki103", "--stop-time-hours 24", {"stop_time_hours": 24.0}),
+        ("shortformer_wiki103", "--update-freq 2", {"update_freq": [2]}),
         ("llama_tiny", "--max-epoch 2", {"max_epoch": 2, "max_update": 0}),
         ("shortformer_wiki103", "--batch-size 4", {"batch_size": 4, "max_tokens": None}),
     ],
@@ -247,10 +249,15 @@ def test_the_first_line_of_the_log_says_what_runs_and_where_it_comes_from(
 ) -> None:
     with caplog.at_level("INFO"):
         runs.train(tmp_path, SPLITS, "--arch llama_tiny --lr 1e-3 --tokens-per-sample 16 --max-update 1 --no-save")
-    assert caplog.messages[0] == (
-        "adam, lr 0.001 (yours), inverse_sqrt, warm-up 200, clip 0.25, blocks of 16 (yours), "
-        "batches of 8 rows (default), 1 update (yours) (recipe of llama_tiny)"
-    )
+    assert caplog.messages[:2] == [
+        "adam, lr 0.001 (yours), inverse_sqrt, warm-up 200, clip 0.25 (recipe of llama_tiny)",
+        "blocks of 16, batches of 8 rows (default), 1 update (yours)",
+    ]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "polynomial_decay", "wsd"])
+def test_a_short_run_with_another_schedule_has_a_short_warm_up(schedule: str) -> None:
+    assert runs.arguments("--arch llama_tiny --max-update 50 --lr-scheduler", schedule).warmup_updates == 5
 
 
 def test_an_encoder_that_is_fine_tuned_is_not_trained_as_in_pre_training() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -13,7 +14,6 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from fairseq.errors import UserError
-from fairseq.system.json_files import parse_json
 from fairseq.system.terminal import silent_stderr
 from fairseq.text.tokenizers.base import Span, Subwords, Vocabulary, import_package
 from fairseq.text.tokenizers.rules import (
@@ -151,7 +151,7 @@ class HuggingFace(LibrarySubwords):
     def _names(self) -> list[str]:
         """The types of the file's decoder and of those that it is a sequence of."""
         try:
-            values = parse_json(self.content)
+            values = json.loads(self.content)
         except ValueError as error:
             raise self.invalid(error) from None
         if not isinstance(values, dict):

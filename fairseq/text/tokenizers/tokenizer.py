@@ -18,7 +18,6 @@ from fairseq.config.registry import BPES, TOKENIZERS
 from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
-from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_named, read_text
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.base import UNKNOWN, Span, Subwords, Value, WordTokenizer, composed
@@ -36,13 +35,11 @@ AGAIN = "run fairseq-preprocess again"
 @dataclass(frozen=True)
 class Steps(Value):
     """Text to symbols and back: words, then subwords;
-    all that exported folders have of a :class:`Tokenizer`.
-
-    ``<unk>`` in text is the unknown symbol.
-    """
+    all that exported folders have of a :class:`Tokenizer`."""
 
     words: WordTokenizer | None = None  # the word tokenizer; None: subwords are made of the text as it is
     subwords: Subwords | None = None  # the subword encoding; None: words are symbols
+    reads_unknown: bool = True  # `<unk>` in text is the unknown symbol, not for the subwords to read
 
     @property
     def glue(self) -> str:
@@ -52,7 +49,7 @@ class Steps(Value):
 
     def encode_lines(self, lines: Sequence[str]) -> list[str]:
         """Return the symbols of each of *lines*, separated by spaces."""
-        if any(UNKNOWN in line for line in lines):
+        if self.reads_unknown and any(UNKNOWN in line for line in lines):
             return [self.encode(line) for line in lines]
         return self._encode(lines)
 
@@ -177,7 +174,7 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
     content = read_named(path, AGAIN)
     checksums.check(path, content)
     try:
-        values = parse_json(content)
+        values = json.loads(content)
     except ValueError as error:
         raise UserError(f"{path}: damaged: not JSON in UTF-8 ({error}); {AGAIN}") from None
     if not isinstance(values, dict) or values.get("version") != VERSION or not values.keys() <= ENTRIES:
