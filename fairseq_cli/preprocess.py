@@ -33,6 +33,7 @@ from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.held_out import split_text
 from fairseq.text.raw_text import check_raw, format_of, lines_of, read_blocks
+from fairseq.text.text_corpus import TextReader
 from fairseq.text.text_hints import raw_text, wrapped_at
 from fairseq.text.text_tables import is_dataset
 from fairseq.text.tokenization import TokenizedText, learn_subwords, save_counts, tokenized_texts, useful_workers
@@ -386,12 +387,17 @@ def _tokenizer(config: PreprocessConfig, splits: Mapping[str, str], folder: Path
     chosen = Tokenizer(words, subwords) if words is not None or subwords is not None else None
     if config.srcdict is None:
         return chosen
-    stored = find_tokenizer(config.srcdict, Dictionary.load(config.srcdict).symbols)
+    dictionary = Dictionary.load(config.srcdict)
+    stored = find_tokenizer(config.srcdict, dictionary.symbols)
     if stored is not None and chosen not in (None, stored):
         raise UserError(
             f"--srcdict {config.srcdict}: has a tokenizer ({stored}), which the flags differ from; leave them out"
         )
-    return stored or chosen
+    found = stored or chosen
+    # The tokenizer of a model from elsewhere reads `<unk>` as its library does.
+    if found is not None and TextReader(dictionary, found).keeps_lines:
+        return dataclasses.replace(found, reads_unknown=False)
+    return found
 
 
 def _training_texts(texts: Mapping[str, TokenizedText]) -> list[str]:

@@ -35,13 +35,11 @@ AGAIN = "run fairseq-preprocess again"
 @dataclass(frozen=True)
 class Steps(Value):
     """Text to symbols and back: words, then subwords;
-    all that exported folders have of a :class:`Tokenizer`.
-
-    ``<unk>`` in text is the unknown symbol.
-    """
+    all that exported folders have of a :class:`Tokenizer`."""
 
     words: WordTokenizer | None = None  # the word tokenizer; None: subwords are made of the text as it is
     subwords: Subwords | None = None  # the subword encoding; None: words are symbols
+    reads_unknown: bool = True  # `<unk>` in text is the unknown symbol, not for the subwords to read
 
     @property
     def glue(self) -> str:
@@ -51,7 +49,7 @@ class Steps(Value):
 
     def encode_lines(self, lines: Sequence[str]) -> list[str]:
         """Return the symbols of each of *lines*, separated by spaces."""
-        if any(UNKNOWN in line for line in lines):
+        if self.reads_unknown and any(UNKNOWN in line for line in lines):
             return [self.encode(line) for line in lines]
         return self._encode(lines)
 
