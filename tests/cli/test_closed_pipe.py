@@ -48,7 +48,8 @@ def test_a_command_behind_a_closed_pipe_ends_quietly(tmp_path: Path, script: str
 
 def test_training_behind_tee_on_a_terminal_writes_each_line_of_its_log_at_once(tmp_path: Path) -> None:
     controller, terminal = os.openpty()
-    flags = [runs.DATA, runs.BASELINE, "--max-update 40 --no-save --disable-validation --log-interval 1"]
+    baseline = runs.BASELINE.replace("--log-format json", "")
+    flags = [runs.DATA, baseline, "--max-update 40 --no-save --disable-validation --log-interval 1"]
     words = [sys.executable, runs.ROOT / "train.py", *runs.words(*flags)]
     threading.Thread(target=lambda: [None for _ in iter(lambda: os.read(controller, 1000), b"")], daemon=True).start()
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=terminal, env=runs.environment()) as process:
