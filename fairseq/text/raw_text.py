@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 
 from fairseq.errors import UserError
 from fairseq.system.opening import BOM, read_errors
-from fairseq.text.text_tables import is_table, table_files, table_rows
+from fairseq.text.text_tables import ROWS, is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
 
 BLOCK_BYTES = 1 << 20  # read at once
@@ -137,11 +137,11 @@ def _table_blocks(path: str, field: str, report: Callable[[int], object]) -> Ite
 
 
 def _delimited_rows(path: str, field: str) -> Iterator[tuple[list[str], int]]:
-    """The text in the column *field* of each row of a ``.csv`` or ``.tsv`` file, and the bytes of
-    the file that were read since the last one."""
+    """The texts in the column *field* of a ``.csv`` or ``.tsv`` file, some rows at once, and the
+    bytes of the file that they took."""
     delimiter = DELIMITERS[path.removesuffix(_suffix(path))[-4:]]
     csv.field_size_limit(LONGEST_ROW)
-    before = 0
+    texts, before = list[str](), 0
     with read_errors(path, "give a text file"), open(path, "rb") as raw:
         lines = lines_as_they_arrive(path, _decompressed(raw, path))
         # Quotes of tab-separated text are those of the text: only .csv has a rule for them.
@@ -156,14 +156,18 @@ def _delimited_rows(path: str, field: str) -> Iterator[tuple[list[str], int]]:
             if field not in names:
                 known = ", ".join(names)[:200]
                 raise UserError(f"{path}: no column {field!r} in the first line, found {known}; see `text_field`")
+            column = names.index(field)
             for row in rows:
                 if row and len(row) != len(names):
                     raise UserError(
                         f"{path}: line {rows.line_num}: {len(row)} columns where the first line has {len(names)}"
                     )
                 if row:
-                    yield [row[names.index(field)]], raw.tell() - before
-                    before = raw.tell()
+                    texts.append(row[column])
+                if len(texts) == ROWS:
+                    yield texts, raw.tell() - before
+                    texts, before = [], raw.tell()
+            yield texts, raw.tell() - before
         except csv.Error as error:
             raise UserError(f"{path}: line {rows.line_num}: not a row of a table ({error}); correct it") from None
 

@@ -45,8 +45,8 @@ def published(name: str, processes: int, notes: Path) -> list[str]:
     same global batch."""
     if name == "shortformer":
         text = re.sub(r"\\\n\s*", "", (runs.ROOT / "docs" / "shortformer.md").read_text(encoding="utf-8"))
-        (line,) = re.findall(r"fairseq-train data-bin/wikitext-103 (--arch shortformer_wiki103 --stages .*)", text)
-        words = [word for word in shlex.split(line) if word != "--bf16"] + [f"--max-tokens={64 // processes}"]
+        (line,) = re.findall(r"fairseq-train data-bin/wikitext-103 (--arch .*) --bf16 --save-dir shortformer", text)
+        words = [*shlex.split(line), f"--max-tokens={64 // processes}"]
     else:
         passes = {"UPDATE_FREQ" if name == "tnf" else "BATCH_CHUNK": 2}
         variables = {"DRY_RUN": 1, "SMALL": 1, "PRECISION": "fp32", "GPUS": processes, **passes}

@@ -22,8 +22,8 @@ from fairseq_cli import eval_lm
 from fairseq_cli.eval_lm import get_eval_lm_parser
 
 COMMON = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --batch-size 4 --mem-len 24
-    --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --clip-norm 0.25 --seed 3 --log-format json
-    --log-interval 1 --cutoffs 100,400 --no-epoch-checkpoints"""
+    --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --lr-scheduler fixed --clip-norm 0.25 --seed 3
+    --log-format json --log-interval 1 --cutoffs 100,400 --no-epoch-checkpoints"""
 XL = f"--arch transformer_xl_tiny {COMMON} --dropout 0.2 --dropatt 0.1"
 STILL = "--dropout 0 --dropatt 0"
 KINDS = {
