@@ -47,7 +47,7 @@ REASONS = {  # of what does not pass, by a pattern in its name and error
     "|spectral-norm|multi_corpus|RelPositionalEncoding",
     "fairseq's own code for float16, timeouts, EMA and asynchronous writing": "fp16_optimizer|TimeoutWrapper"
     "|persistent_save_async|load_ema_from_checkpoint|models.ema",
-    "binarizers and data sets that draw their examples anew": "binarizer|file_chunker|resampling",
+    "binarizers and data sets that draw their examples anew": "binarizer|resampling",
     "tasks for fairseq's benchmarks": "dummy",
 }
 
