@@ -61,6 +61,14 @@ def test_intervals_and_switches_decide_which_are_written(tmp_path):
     assert names(no_last_checkpoints=True) == ["checkpoint2.pt"]
 
 
+@pytest.mark.parametrize("name", ["../stolen.pt", "/tmp/stolen.pt", "checkpoint_words_1.pt/x", "checkpoint_best.pt"])
+def test_a_milestone_in_a_checkpoint_names_no_other_file(tmp_path: Path, name: str) -> None:
+    manager = CheckpointManager(CheckpointConfig(save_dir=str(tmp_path)))
+    with pytest.raises(UserError, match="checkpoint: .* is no name of a milestone"):
+        manager.due(SavePoint(epoch=1, updates=1, milestone=name))
+    assert tmp_path / "checkpoint_words_5.pt" in manager.due(SavePoint(1, 1, milestone="checkpoint_words_5.pt"))
+
+
 def written(folder: Path, figure: float | None, **settings: Any) -> list[str]:
     config = {"no_last_checkpoints": True, "no_epoch_checkpoints": True, "keep_best_checkpoints": 2, **settings}
     paths = CheckpointManager(CheckpointConfig(save_dir=str(folder), **config)).due(

@@ -152,6 +152,12 @@ def test_a_run_whose_data_changed_says_so(tmp_path: Path, how: str, caplog: pyte
     assert (message in caplog.text) is (how == "other words")
 
 
+def test_a_run_whose_dictionary_changed_says_that_the_data_changed(tmp_path: Path) -> None:
+    stored = {**a_run(runs.ADAM).state_dict(), "dictionary": "of other words"}
+    with user_error("^x.pt: was trained with another dictionary than .*, or another --save-dir: the data have changed"):
+        restore(a_run(runs.ADAM), stored, "x.pt")
+
+
 # --- memory that goes on
 
 XL = f"{runs.SHORTFORMER} --decoder-layers 1"
