@@ -7,6 +7,7 @@ import gc
 import math
 import re
 
+import numpy as np
 import pytest
 import runs
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from fairseq import checkpoint
 from fairseq.checkpoint import describe_mismatch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.models.loading import load_parameters
@@ -411,3 +413,15 @@ def test_masks_and_tables_of_positions_are_freed_with_the_model(flags):
     before = tensors()
     used()
     assert tensors() <= before
+
+
+@pytest.mark.parametrize("arch", ["transformer_lm_demo", "shortformer_demo", "shortformer_tiny", "llama_tiny"])
+def test_the_loss_of_small_architectures_starts_near_that_of_equal_probabilities(arch):
+    bands = "" if arch == "llama_tiny" else "--adaptive-input-cutoff 200,600 --adaptive-softmax-cutoff 200,600"
+    model = runs.model_of(f"--arch {arch} {bands} --tokens-per-sample 32").eval()
+    text = torch.from_numpy(IndexedCorpus(str(runs.DATA / "test")).tokens[: 16 * 33].astype(np.int64)).view(16, 33)
+    with torch.no_grad():
+        hidden = model(text[:, :-1])[0].flatten(0, 1)
+        lprobs = model.output_layer.target_log_probs(hidden, text[:, 1:].flatten())
+    # Half a nat above it are logits of variance 1, as untied weights of norm 1 give.
+    assert -float(lprobs.mean()) < math.log(WORDS) + 0.7
