@@ -7,7 +7,6 @@ import gc
 import math
 import re
 
-import numpy as np
 import pytest
 import runs
 import torch
@@ -16,7 +15,6 @@ import torch.nn.functional as F
 from fairseq import checkpoint
 from fairseq.checkpoint import describe_mismatch
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
-from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
 from fairseq.models.loading import load_parameters
@@ -415,13 +413,22 @@ def test_masks_and_tables_of_positions_are_freed_with_the_model(flags):
     assert tensors() <= before
 
 
-@pytest.mark.parametrize("arch", ["transformer_lm_demo", "shortformer_demo", "shortformer_tiny", "llama_tiny"])
-def test_the_loss_of_small_architectures_starts_near_that_of_equal_probabilities(arch):
-    bands = "" if arch == "llama_tiny" else "--adaptive-input-cutoff 200,600 --adaptive-softmax-cutoff 200,600"
-    model = runs.model_of(f"--arch {arch} {bands} --tokens-per-sample 32").eval()
-    text = torch.from_numpy(IndexedCorpus(str(runs.DATA / "test")).tokens[: 16 * 33].astype(np.int64)).view(16, 33)
-    with torch.no_grad():
-        hidden = model(text[:, :-1])[0].flatten(0, 1)
-        lprobs = model.output_layer.target_log_probs(hidden, text[:, 1:].flatten())
-    # Half a nat above it are logits of variance 1, as untied weights of norm 1 give.
-    assert -float(lprobs.mean()) < math.log(WORDS) + 0.7
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("--arch llama_tiny", "--arch gpt2_tiny", "--arch pythia_tiny", "--arch transformer_lm_tiny"),
+        *("--arch shortformer_tiny", "--arch transformer_xl_tiny"),
+        *("--arch transformer_xl_tiny --pre-lnorm", "--arch bert_tiny", "--arch transformer_lm --decoder-layers 2"),
+    ],
+)
+def test_under_autocast_the_sum_of_all_layers_has_the_lower_precision_and_gradients_have_the_weights(flags):
+    model, dtypes = runs.model_of(flags, "--tokens-per-sample 16"), []
+    body = model.decoder if hasattr(model, "decoder") else model.encoder.sentence_encoder
+    for layer in body.layers:
+        layer.register_forward_hook(lambda module, inputs, output: dtypes.extend([inputs[0].dtype, output[0].dtype]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = model(tokens(2, 16).clamp(max=500))[0]
+    assert len(dtypes) >= 4 and set(dtypes) == {torch.bfloat16}
+    hidden.float().sum().backward()
+    gradients = [parameter.grad for parameter in body.parameters() if parameter.grad is not None]
+    assert len(gradients) > 8 and {gradient.dtype for gradient in gradients} == {torch.float32}
