@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo speedrun test lint types contracts tests mutants docs wheel bench clean
+.PHONY: help install demo speedrun test lint types contracts tests docs wheel bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,10 +45,6 @@ contracts: $(INSTALLED) ## import-linter: imports point down the layers only
 # One process more than CI has cores: tests that kill and start others often wait for them.
 tests: $(INSTALLED) ## the test suite, three processes
 	@PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 3 --dist worksteal
-
-mutants: $(INSTALLED) ## make mutants PLACE=optim: changes of the code that no test notices (docs/testing.md)
-	@$(PIP_INSTALL) -e '.[mutation]'
-	@$(BIN)/python -m scripts.mutation $(PLACE)
 
 docs: $(INSTALLED) ## the documentation as a website, in build/site; a broken link is an error
 	@echo "Installing the documentation tools into $(VENV), unless they are there …"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairseq.hub import LanguageModel, load_model
-from fairseq.interop.fairseq.hub_utils import from_pretrained as transformer_lm
+from fairseq.hub_utils import from_pretrained as transformer_lm
 
 language_model = LanguageModel.from_pretrained
 

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from fairseq.system.waiting import short_waits_under_load
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -63,8 +62,7 @@ class Benchmark:
         kind = type(self.cases[0])
         if args.case:
             case = kind(**json.loads(args.case))
-            with short_waits_under_load():  # as in the commands
-                found = self.measure(case, args.folder, args.wiki103, device, args.seconds)
+            found = self.measure(case, args.folder, args.wiki103, device, args.seconds)
             print(json.dumps(found))
             return
         cases = list(self.full_size(device.type == "cpu") if args.wiki103 else self.cases)

@@ -19,8 +19,7 @@ from typing import Any
 
 from fairseq.config import options
 from fairseq.training import loop
-from fairseq.training.callbacks import validation
-from fairseq.training.state import TrainingState
+from fairseq.training.state import Requests, TrainingState
 from fairseq_cli import train
 from fairseq_cli.common import get_training_parser
 
@@ -39,12 +38,12 @@ class Recorder:
 
     def install(self) -> None:
         """Record the updates and validations of every run of this process: one for each stage."""
-        update, evaluate = loop.update, validation.evaluate
+        update, evaluate = loop.update, loop.evaluate
 
-        def clocked_update(state: TrainingState, samples: Any) -> bool:
+        def clocked_update(state: TrainingState, samples: Any, ask: Any = Requests) -> bool:
             if self.begin is None:
                 self.begin = self.clock()
-            return update(state, samples)
+            return update(state, samples, ask)
 
         def clocked_validation(state: TrainingState, batches: Iterable[Any]) -> Any:
             before = self.clock()
@@ -52,7 +51,7 @@ class Recorder:
             self.validated(state.num_updates, meter.report(state.figures)["ppl"], before)
             return meter
 
-        loop.update, validation.evaluate = clocked_update, clocked_validation
+        loop.update, loop.evaluate = clocked_update, clocked_validation
 
     def validated(self, updates: int, ppl: float, before: tuple[float, float]) -> None:
         """Record a validation that began at *before* and ends now."""

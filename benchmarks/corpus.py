@@ -1,4 +1,4 @@
-"""Start-up, memory and reads of training on a corpus of many files and lines.
+"""Start-up and memory of training on a corpus of many files and lines.
 
 ``python -m benchmarks.corpus --shards 2000 --lines 50000000 --folder DIR`` writes a synthetic
 corpus to DIR once, and measures each break mode in a process of its own, as one rank of training:
@@ -6,8 +6,8 @@ from opening the folder to the first batch, under ``ulimit -n 1024``. Lines of t
 objects.
 
 Figures: ``startup`` (s) from the task to the batches of the first epoch, ``cpu`` (s) its processor
-time; ``first`` (s) and ``batch`` (ms) for one batch; ``reads`` system calls a batch; ``rss`` and
-``peak`` (MiB) of the process, of which ``imports`` are there before the data are opened;
+time; ``first`` (s) and ``batch`` (ms) for one batch; ``rss`` and ``peak`` (MiB) of the process, of
+which ``imports`` are there before the data are opened;
 ``descriptors`` open at the end.
 """
 
@@ -55,6 +55,7 @@ def write_corpus(folder: Path, shards: int, lines: int, notes: bool) -> None:
     if notes:
         words.save(folder)
     random = np.random.default_rng(1)
+    ranges: dict[str, tuple[int, str]] = {}
     for shard in range(shards):
         sizes = random.integers(2, 41, lines * (shard + 1) // shards - lines * shard // shards, dtype=np.int32)
         sizes[DOCUMENT - 1 :: DOCUMENT] = 1
@@ -66,7 +67,8 @@ def write_corpus(folder: Path, shards: int, lines: int, notes: bool) -> None:
             if notes:
                 numbers = np.where(tokens < len(words), tokens, 0)
                 write_spans(folder / split, words, dictionary, [(numbers, np.ones(len(tokens), bool))])
-    checksums.record(folder, folder)
+            ranges[f"{split}.bin"] = int(tokens.max()), dictionary.digest()
+    checksums.record(folder, folder, ranges)
 
 
 def measure(folder: Path, mode: str, notes: bool, tokens: int) -> dict[str, Any]:
@@ -81,11 +83,10 @@ def measure(folder: Path, mode: str, notes: bool, tokens: int) -> dict[str, Any]
     batches = task.iterator("train", model, task.build_criterion(args), training=True)
     batches.open()
     startup, cpu = time.perf_counter() - start, time.process_time() - before
-    epoch, count = iter(batches), _counted_reads()
+    epoch = iter(batches)
     start = time.perf_counter()
     next(epoch)
     first = time.perf_counter() - start
-    count.clear()
     start = time.perf_counter()
     for _ in range(BATCHES):
         next(epoch)
@@ -96,25 +97,11 @@ def measure(folder: Path, mode: str, notes: bool, tokens: int) -> dict[str, Any]
         "cpu": round(cpu, 1),
         "first": round(first, 2),
         "batch": round((time.perf_counter() - start) / BATCHES * 1e3, 1),
-        "reads": round(len(count) / BATCHES),
         "imports": round(imports),
         "rss": round(_rss()),
         "peak": round(peak_rss()),
         "descriptors": len(os.listdir("/proc/self/fd")),
     }
-
-
-def _counted_reads() -> list[int]:
-    """A list that grows with each ``preadv``."""
-    calls: list[int] = []
-    preadv = os.preadv
-
-    def counted(*args: Any) -> int:
-        calls.append(1)
-        return preadv(*args)
-
-    os.preadv = counted
-    return calls
 
 
 def _rss() -> float:

@@ -31,7 +31,7 @@ from fairseq.distributed import World
 from fairseq.tasks import setup_task
 from fairseq.training.state import TrainingState
 from fairseq.training.update import update
-from fairseq.training.utilisation import token_flops
+from fairseq.training.utilisation import count_flops
 from fairseq_cli.common import get_training_parser
 
 CAUSAL, ENCODER = "--criterion adaptive_loss --optimizer nag", "--task masked_lm --criterion masked_lm --optimizer adam"
@@ -107,13 +107,15 @@ def _one_step(args: argparse.Namespace, device: torch.device) -> dict[str, Any]:
     model, criterion = task.build_model(settings), task.build_criterion(settings)
     trainer = TrainingState(settings, task, model, criterion, World(device=device))
     batches = iter(task.iterator("train", model, criterion, training=True, device=device))
-    update(trainer, [next(batches)])
+    first = next(batches)
+    assert first is not None
+    _, flops = count_flops(lambda: update(trainer, [first]))
     activities = [torch.profiler.ProfilerActivity.CPU if device.type == "cpu" else torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         update(trainer, [next(batches)])
         machine.synchronize(device)
     names = {event.key for event in profile.key_averages() if KERNELS.search(event.key)}
-    return {"flops": token_flops(trainer), "kernels": sorted(name[:90] for name in names)}
+    return {"flops": flops / first["ntokens"], "kernels": sorted(name[:90] for name in names)}
 
 
 def table(results: Sequence[dict[str, Any]], peaks: dict[str, float]) -> str:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures on a GPU what docs/results.md lacks, in under ten minutes, and writes one report: speed, share of the peak,
-# memory and attention kernels of the published models, beside the prediction; generation; the tests that need a GPU; two
+# memory and attention kernels of the published models, generation; the tests that need a GPU; two
 # processes on one GPU.
 # Without a GPU the same with small models on the CPU. Usage: benchmarks/gpu.sh [DIR]        (default: gpu-report)
 set -euo pipefail
@@ -32,8 +32,6 @@ two_processes() {
   echo "# Measured with benchmarks/gpu.sh"
   section "Training and generation"
   "$python" -m benchmarks.gpu ${small[@]+"${small[@]}"} --json "$out/gpu.json"
-  section "Prediction and measurement"
-  "$python" -m benchmarks.roofline --measured "$out/gpu.json"
   section "Tests on the GPU"
   "$python" -m pytest -q -rs -k "gpu or cuda" tests/modules tests/distributed tests/training tests/models 2>&1 | tail -n 25 || true
   section "Two processes on one device, over gloo"

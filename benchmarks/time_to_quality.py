@@ -266,9 +266,9 @@ def make_corpus(folder: Path) -> Path:
         corpus = folder / "corpus"
         _command("demo_corpus", str(corpus))
         for split in ("valid", "test"):
-            path = corpus / f"pydoc.{split}.tokens"
+            path = corpus / f"{split}.txt"
             path.write_text("".join(_first(path.read_text(encoding="utf-8"), VALIDATION)), encoding="utf-8")
-        texts = [w for s in ("train", "valid", "test") for w in (f"--{s}pref", f"{corpus}/pydoc.{s}.tokens")]
+        texts = [w for s in ("train", "valid", "test") for w in (f"--{s}pref", f"{corpus}/{s}.txt")]
         _command("preprocess", "--only-source", *texts, "--destdir", str(data))
     return data
 

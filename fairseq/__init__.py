@@ -3,7 +3,7 @@ with fairseq's command lines, formats and plug-in points."""
 
 from types import ModuleType
 
-from fairseq.interop.fairseq import names
+from fairseq.interop.fairseq import connection
 from fairseq.system import deferred
 from fairseq.system.version import __version__, warn_of_neighbour
 
@@ -17,6 +17,9 @@ def _parts() -> ModuleType:
     return parts
 
 
-names.install()
-deferred.connect(_parts, names)
+def __getattr__(name: str) -> ModuleType:
+    return deferred.submodule(__name__, name)
+
+
+deferred.connect(_parts, connection)
 warn_of_neighbour()

@@ -51,14 +51,18 @@ def read_failure(error: OSError) -> str:
 def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
     """The names in *known* closest to *name*, worded as the end of an error message."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=count, cutoff=0.5)
-    containing = [candidate for candidate in names if name.lower() in candidate.lower()]
     # A family, such as gpt3, is not a mistyped member of another one.
-    if len(name) > 1 and containing and not set(close) & set(containing):
-        close = containing[: 2 * count]
+    family = [candidate for candidate in names if len(name) > 1 and name.lower() in candidate.lower()]
+    close = difflib.get_close_matches(name, family or names, n=count, cutoff=0.5 if family else 0.6)
+    close = close or family[: 2 * count]
     if close:
         return "did you mean " + " or ".join(close) + "?"
     return "known: " + ", ".join(names)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 process``, ``2 processes``, ``3 updates``."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "es" if noun.endswith("s") else "s")
 
 
 def first_of(names: Sequence[str], count: int = 3) -> str:
@@ -81,6 +85,6 @@ def out_of_memory_message(error: BaseException, doing: str = "") -> str:
     where = "GPU" if "out of memory" in str(error) and not isinstance(error, MemoryError) else "host"
     happened = f"out of {where} memory {doing}".rstrip()
     return (
-        f"{happened}: lower `max_tokens` or `batch_size` (and raise `update_freq` to keep the same batch), or train "
-        "with `oom_retry`; in evaluation lower `mem_len` or `softmax_batch`; or choose a smaller `arch`"
+        f"{happened}: raise `batch_chunk`, which keeps the updates, or lower `max_tokens` or `batch_size`; in "
+        "evaluation lower `mem_len` or `softmax_batch`; or choose a smaller `arch`"
     )

@@ -27,7 +27,7 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.modules import devices
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
-from fairseq.text.text_corpus import TextReader, log_tokens
+from fairseq.text.text_corpus import TextReader, log_tokens, report_unknown
 from fairseq.text.tokenizers import Tokenizer
 
 BATCH_SIZE = 16  # texts that are read or generated at once
@@ -374,15 +374,14 @@ class MaskedLanguageModel:
         mask = dictionary[dictionary.mask()]
         if text.count(mask) != 1:
             raise ValueError(f"{reprlib.repr(text)}: expected one {mask}, found {text.count(mask)}")
-        # The space before a word belongs to its first symbol, where symbols hold spaces at all.
-        start, rest = text.split(mask)
-        before, after = (self.reader.corpus(part).tokens.tolist()[:-1] for part in (start.rstrip(), rest))
-        row = [dictionary.bos(), *before, dictionary.mask(), *after, dictionary.eos()]
-        hidden = encoder.sentence_encoder(torch.tensor([row], device=encoder.lm_head.weight.device))  # (1, T, C)
-        probabilities = encoder.lm_head(hidden[0, len(before) + 1]).float().softmax(-1)  # (V)
+        ids, place = self.reader.ids_around(text, mask)
+        report_unknown(ids, dictionary, ())
+        row = torch.tensor([[dictionary.bos(), *ids, dictionary.eos()]], device=encoder.lm_head.weight.device)
+        hidden = encoder.sentence_encoder(row)  # (1, T, C)
+        probabilities = encoder.lm_head(hidden[0, place + 1]).float().softmax(-1)  # (V)
         best = probabilities.topk(min(count, len(dictionary)))
         return [
-            (self.reader.text([*before, token, *after]), probability, self.reader.text([token]))
+            (self.reader.text([*ids[:place], token, *ids[place + 1 :]]), probability, self.reader.text([token]))
             for probability, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
 

@@ -30,7 +30,7 @@ from fairseq.models.architectures.transformer_lm import TRANSFORMER_LM
 from fairseq.models.architectures.transformer_xl import TRANSFORMER_XL
 from fairseq.models.encoder_settings import BertConfig, ElectraConfig
 from fairseq.models.lstm_lm_settings import LSTMLMConfig
-from fairseq.models.recipes import OBJECTIVES, RECIPES
+from fairseq.models.recipes import OBJECTIVES, OF_MODELS
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.notes.settings import (
@@ -73,7 +73,7 @@ declare_model("bert", "fairseq.models.bert:BertModel", BertConfig, BERT)
 declare_model("electra", "fairseq.models.electra:ElectraModel", ElectraConfig, ELECTRA)
 declare_model("tnf_bert", "fairseq.notes.tnf:TNFBert", TNFBertConfig, TNF_BERT)
 declare_model("tnf_electra", "fairseq.notes.tnf:TNFElectra", TNFElectraConfig, TNF_ELECTRA)
-RECIPES.update(TNF_RECIPES)
+OF_MODELS.update(TNF_RECIPES)
 OBJECTIVES.update(TNF_OBJECTIVES)
 
 EXTENSIONS.declare("notes", "fairseq.notes.extension:Notes", CausalNoteConfig)
@@ -84,9 +84,7 @@ TASKS.declare("masked_lm", "fairseq.tasks.masked_lm:MaskedLMTask", MaskedLMTaskC
 TASKS.declare(
     "sentence_prediction", "fairseq.tasks.sentence_prediction:SentencePredictionTask", SentencePredictionTaskConfig
 )
-TASKS.declare(
-    "sentence_ranking", "fairseq.interop.fairseq.sentence_ranking:SentenceRankingTask", SentenceRankingTaskConfig
-)
+TASKS.declare("sentence_ranking", "fairseq.tasks.sentence_ranking:SentenceRankingTask", SentenceRankingTaskConfig)
 TASKS.declare("tnf_masked_lm", "fairseq.notes.extension:TNFMaskedLMTask", TNFMaskedLMConfig)
 
 CRITERIONS.declare("cross_entropy", "fairseq.criterions.cross_entropy:CrossEntropyCriterion", CrossEntropyConfig)
@@ -103,7 +101,7 @@ CRITERIONS.declare(
 )
 CRITERIONS.declare(
     "sentence_ranking",
-    "fairseq.interop.fairseq.sentence_ranking:SentenceRankingCriterion",
+    "fairseq.criterions.sentence_ranking:SentenceRankingCriterion",
     SentenceRankingCriterionConfig,
 )
 

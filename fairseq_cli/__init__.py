@@ -52,24 +52,6 @@ def program(name: str) -> Callable[..., object]:
     return main
 
 
-READ_AT_IMPORT = {"TQDM_": "tqdm", "TORCH_LOGS": "torch"}
-"""Beginnings of variables whose values a library reads as it is imported, and the library."""
-
-
-def check_environment() -> None:
-    """End in one line where a variable has a value with which a library cannot be imported."""
-    for beginning, library in READ_AT_IMPORT.items():
-        if names := sorted(name for name in os.environ if name.startswith(beginning)):
-            try:
-                importlib.import_module(library)
-            except ValueError as error:
-                values = ", ".join(f"{name}={os.environ[name]}" for name in names)
-                reason = " ".join(str(error).split())[:200]
-                line = f"{values}: {library} cannot be imported ({reason}); correct or unset it"
-                print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr)
-                sys.exit(2)
-
-
 def _is_command(program: str) -> bool:
     """Return whether *program*, the process's ``sys.argv[0]``, is one of the commands."""
     path = Path(program)
@@ -80,9 +62,7 @@ def _is_command(program: str) -> bool:
     return path.name.startswith("fairseq-") or at_root
 
 
-if _is_command(sys.argv[0]):
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # Importing torch takes seconds, and Ctrl-C would print
-        # its traceback. The commands restore the handler.
-        signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
-    check_environment()
+if _is_command(sys.argv[0]) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # Importing torch takes seconds, and Ctrl-C would print
+    # its traceback. The commands restore the handler.
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from fairseq.config.fields import typed
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
-from fairseq.system.opening import open_input, read_errors
+from fairseq.system.opening import read_errors
 from fairseq.text.raw_text import STDIN, lines_as_they_arrive, no_words, text_line
 from fairseq_cli.classify import ClassifyConfig
 
@@ -47,7 +47,7 @@ def _opened(path: str) -> contextlib.AbstractContextManager[BinaryIO]:
     if path == STDIN:
         return contextlib.nullcontext(sys.stdin.buffer)
     with read_errors(path, "give another file"):
-        return open_input(path)
+        return open(path, "rb")
 
 
 def _texts(file: BinaryIO, path: str, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

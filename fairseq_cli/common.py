@@ -104,7 +104,10 @@ def evaluation_parser(
         hidden=hidden,
         takes_unused=True,
     )
-    parser.add_argument("data", metavar="DATA", help="data folder; without --path a model: a checkpoint or its folder")
+    # A command that reads no text needs the splits of a data folder.
+    reads_text = any({"text", "input"} & fields.defaults(config).keys() for config in configs)
+    help = "data folder; without --path a model: a checkpoint or its folder" if reads_text else "data folder"
+    parser.add_argument("data", metavar="DATA", help=help)
     parser.show_defaults({"sample_break_mode": "none", "distributed_world_size": 1, "nprocs_per_node": "all"})
     return parser
 

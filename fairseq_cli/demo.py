@@ -94,7 +94,8 @@ class Steps:
         else:
             self._state = {"settings": settings, "finished": False, "results": {}}
             # Training would resume from checkpoints of other settings, and add to their log.
-            shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+            for name in ("checkpoints", "corpus"):
+                shutil.rmtree(folder / name, ignore_errors=True)
             (folder / LOG).unlink(missing_ok=True)
             self._write()
 
@@ -166,7 +167,7 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
 def prepare(folder: Path, max_words: int | None) -> None:
     limit = ["--max-words", str(max_words)] if max_words else []
     run("demo_corpus", str(folder / "corpus"), *limit)
-    texts = [word for s in ("train", "valid", "test") for word in (f"--{s}pref", f"{folder}/corpus/pydoc.{s}.tokens")]
+    texts = [word for s in ("train", "valid", "test") for word in (f"--{s}pref", f"{folder}/corpus/{s}.txt")]
     destination = ["--destdir", str(folder / "data-bin"), "--workers", str(os.cpu_count() or 1)]
     run("preprocess", "--only-source", *texts, *destination, show=lambda line: None)
 

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from fairseq.config.parser import Parser, check_words, folder_path
 from fairseq.errors import UserError
-from fairseq.system.files import atomic_files, prepare_folder
+from fairseq.system.files import atomic_folder, prepare_folder
 from fairseq.text.tokenizers.moses import Moses
 from fairseq_cli import command
 
@@ -323,6 +323,9 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
     print their sizes.
 
     The folder *destdir* is there; it gets all three files or none.
+
+    Raises:
+        UserError: another text there has one of the names.
     """
     moses = Moses()
     lines = {
@@ -336,13 +339,15 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
         counts = Counter(chain.from_iterable(lines["train"]))
         known = {word for word, count in counts.items() if count >= MIN_COUNT}
     report = []
-    with atomic_files() as group:
+    with atomic_folder(destdir, flag="DIR") as folder:
         for name, articles in parts.items():
-            path = destdir / f"pydoc.{name}.tokens"
+            path = destdir / f"{name}.txt"
             texts = (" ".join(word if word in known else "<unk>" for word in line) for line in lines[name])
-            with group.file(path, "DIR") as file:
-                # WikiText's lines begin and end with a blank, empty ones are a blank.
-                file.writelines((f" {text} \n" if text else " \n").encode() for text in texts)
+            # WikiText's lines begin and end with a blank, empty ones are a blank.
+            content = "".join(f" {text} \n" if text else " \n" for text in texts).encode()
+            if path.exists() and path.read_bytes() != content:
+                raise UserError(f"DIR {destdir}: has another {path.name}; give a new folder")
+            (folder / path.name).write_bytes(content)
             tokens = sum(map(len, lines[name])) + len(lines[name])
             unknown = sum(word not in known for line in lines[name] for word in line)
             report.append(f"{path}: {len(articles):,} articles, {tokens:,} tokens, {unknown / tokens:.1%} <unk>")

@@ -23,7 +23,7 @@ from fairseq.config import fields
 from fairseq.config.fields import typed
 from fairseq.config.registry import is_outside
 from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig
-from fairseq.data.folders import data_folders, reopen_corpus
+from fairseq.data.folders import data_folders, open_corpus
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -39,7 +39,7 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
-from fairseq.system.files import ARCHIVE, atomic_files, prepare_file
+from fairseq.system.files import ARCHIVE, atomic_file, prepare_file
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.system.terminal import printable
@@ -48,6 +48,7 @@ from fairseq.text.dictionary import Dictionary
 from fairseq.text.raw_text import STDIN, RawCounts
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
+from fairseq.text.tokenizers.tokenizer import chosen_rule
 from fairseq_cli.eval_lm import EvalLMConfig
 from fairseq_cli.shared import (
     data_and_models,
@@ -59,7 +60,7 @@ from fairseq_cli.shared import (
     run_on_processes,
 )
 
-SAMPLE_TOKENS, SAMPLE_TOP_K, SAMPLE_SEED = 100, 40, 1  # fairseq-interactive has flags for them
+SAMPLE_TOKENS = 100  # fairseq-interactive has a flag for it
 
 PICTURE = "by-frequency.png"
 ROWS = 32  # of an encoder, read at once
@@ -97,7 +98,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     name, corpus, counts = evaluation.text(data, model)
     # Before anything is scored: a model, the counts or a mark may be missing.
     if cfg.remove_bpe is not None:
-        report.continued(model.dictionary, cfg.remove_bpe)
+        chosen_rule(cfg.remove_bpe, model.dictionary)
     baseline = evaluation.baseline(cfg.baseline, data) if cfg.baseline is not None else None
     in_training = word_counts(cfg.word_counts, data, model.dictionary) if cfg.by_frequency else {}
     # Loading is no part of the speed.
@@ -136,7 +137,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     about = {"checkpoints": paths, "data": data, "split": name, "mode": model.mode}
     sample = None
     if cfg.sample is not None and model.scorer is not None:
-        sample = _sample(model.scorer, TextReader.of(data, model.dictionary))
+        sample = _sample(model.scorer, TextReader.of(data, model.dictionary), common.seed)
     _write(cfg, scores, sample, {**metrics, **about, "device": str(world.device), "settings": model.used})
     if sample is not None:
         print(f"Sample, saved to {printable(str(cfg.sample))}:", sample, sep="\n", flush=True)
@@ -301,11 +302,13 @@ class _Evaluation:
         cfg, split = self.cfg, self.batches.gen_subset
         if cfg.text is None:
             folder = data_folders(data)[0]
-            corpus = reopen_corpus(folder, split, model.dictionary)
+            corpus = open_corpus(folder, split, model.dictionary)
             counts = load_counts(folder / split)
             # A split that was made again by another program has other lines than its counts.
             return split, corpus, counts if counts is not None and counts.lines == len(corpus.sizes) else None
-        documents, lines_apart = cfg.score_documents is not None, self.flat.get("sample_break_mode", "none") != "none"
+        # An encoder predicts a token from the others of its line.
+        lines_apart = model.scorer is None or self.flat.get("sample_break_mode", "none") != "none"
+        documents = cfg.score_documents is not None
         text = read_text(cfg.text, cfg, data, model.dictionary, self.world, documents, lines_apart)
         if text.counts is None:
             log_tokens(model.dictionary)
@@ -330,29 +333,27 @@ def _makes_its_batches(task: FairseqTask) -> bool:
 
 
 def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:
-    """Write the files that the flags name, together or not at all."""
-    with atomic_files() as files:
-        if cfg.save_token_scores is not None:
-            with files.file(cfg.save_token_scores, "--save-token-scores") as file:
-                np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
-        if cfg.score_documents is not None:
-            with files.file(cfg.score_documents, "--score-documents") as file:
-                file.writelines(json.dumps(line).encode() + b"\n" for line in report.document_scores(scores))
-        if cfg.sample is not None and sample is not None:
-            with files.file(cfg.sample, "--sample") as file:
-                file.write(sample.encode() + b"\n")
-        if cfg.results_path is not None:
-            if "by_frequency" in results:
-                plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"], files.file)
-            path = Path(cfg.results_path) / f"results{cfg.part}.json"
-            write_json(path, {**results, **about_run()}, create=files.file)
+    """Write the files that the flags name, the results last."""
+    if cfg.save_token_scores is not None:
+        with atomic_file(cfg.save_token_scores, "--save-token-scores") as file:
+            np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
+    if cfg.score_documents is not None:
+        with atomic_file(cfg.score_documents, "--score-documents") as file:
+            file.writelines(json.dumps(line).encode() + b"\n" for line in report.document_scores(scores))
+    if cfg.sample is not None and sample is not None:
+        with atomic_file(cfg.sample, "--sample") as file:
+            file.write(sample.encode() + b"\n")
+    if cfg.results_path is not None:
+        if "by_frequency" in results:
+            plots.draw_bands(Path(cfg.results_path) / PICTURE, results["by_frequency"])
+        write_json(Path(cfg.results_path) / f"results{cfg.part}.json", {**results, **about_run()})
 
 
-def _sample(scorer: Scorer, reader: TextReader) -> str:
+def _sample(scorer: Scorer, reader: TextReader, seed: int) -> str:
     """Return a text that the models write from the start of a paragraph."""
     eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
-    decoding = Decoding(SAMPLE_TOKENS, top_k=SAMPLE_TOP_K)
-    tokens = list(stream(scorer.readers, [eos], decoding, generator=generator_of(SAMPLE_SEED), forbidden=forbidden))
+    decoding = Decoding(SAMPLE_TOKENS)
+    tokens = list(stream(scorer.readers, [eos], decoding, generator=generator_of(seed), forbidden=forbidden))
     return reader.text(tokens)
 
 

@@ -53,7 +53,7 @@ def main(args: argparse.Namespace) -> None:
     revisions = export.revisions(path.parent) if args.revisions else {}
     if args.revisions and not revisions:
         raise UserError(f"--revisions: {path.parent} has no checkpoint_words_….pt; train with --save-interval-words")
-    with atomic_folder(out, flag="--out") as folder:
+    with atomic_folder(out, flag="--out", last="config.json") as folder:
         written = _export(args, path, state, Export(args.source, folder, args.data, args.results))
         for name, revision in revisions.items():
             (folder / name).mkdir()

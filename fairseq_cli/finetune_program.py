@@ -34,7 +34,6 @@ from fairseq.modules import devices
 from fairseq.modules.precision import Precision
 from fairseq.system.files import atomic_file, prepare_folder
 from fairseq.system.json_files import finite, read_json, write_json
-from fairseq.system.opening import open_regular
 from fairseq.system.provenance import about_run
 from fairseq.tasks.dictionary_digest import check_dictionary
 from fairseq.tasks.fairseq_task import setup_task
@@ -248,7 +247,7 @@ def _finished(folder: Path, flags: list[str], inputs: dict[str, str], splits: li
     of the same *inputs*, with its predictions."""
     if not os.path.exists(folder / RESULT):
         return None
-    result = read_json(folder / RESULT, "remove it to train again", largest=1 << 20)
+    result = read_json(folder / RESULT, "remove it to train again")
     known = {"flags": flags, "inputs": inputs}
     if not isinstance(result, dict) or any(result.get(name) != value for name, value in known.items()):
         return None
@@ -280,7 +279,7 @@ def _predictions(folder: Path, splits: list[str]) -> dict[str, str]:
 def _digest(path: Path) -> str:
     # In pieces: a checkpoint may be larger than memory.
     digest = hashlib.sha256()
-    with open_regular(path) as file:
+    with open(path, "rb") as file:
         while piece := file.read(1 << 22):
             digest.update(piece)
     return digest.hexdigest()

@@ -20,9 +20,10 @@ class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
     text: str | None = flag(
         None, "file of text to take contexts from instead of `gen_subset` (-: stdin)", metavar="FILE"
     )
-    max_new_tokens: int = flag(500, "maximum tokens to generate, line ends included", low=1, high=10_000_000)
     gen_subset: str = flag("test", "split to take contexts from", metavar="SPLIT")
-    context_tokens: int = flag(512, "context length in tokens", low=1)
+    context_tokens: int | None = flag(
+        None, "context length in tokens (default: what the model reads, at most 512)", low=1
+    )
     num_samples: int = flag(1, "total number of continuations", low=1, high=1_000_000)
     num_contexts: int | None = flag(None, "different contexts to draw (default: `num_samples`)", low=1, high=1_000_000)
     results_path: str | None = flag(
@@ -32,7 +33,7 @@ class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
 
 def get_generation_parser(default_task: str = "language_modeling") -> Parser:
     examples = [
-        "fairseq-generate data-bin --path own/checkpoint_best.pt --sampling --out out",
+        "fairseq-generate data-bin --path own/checkpoint_best.pt --out out",
         "fairseq-generate data-bin --path own --context-tokens 64 --beam 4",
     ]
     description = "Continue passages of a corpus and show the results next to the original text."

@@ -33,6 +33,7 @@ from fairseq_cli.shared import (
     run_on_processes,
 )
 
+LONGEST_CONTEXT = 512  # tokens, unless a flag says
 RECORDED = (  # settings in generate.json
     *("context_tokens", "max_new_tokens", "num_samples", "num_contexts", "sampling", "sampling_topk", "sampling_topp"),
     *("temperature", "beam", "batch_size", "int8", "model_overrides"),
@@ -74,13 +75,14 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
         _print_hypotheses(cfg, writer, name, corpus, world)
         return []
     tokens = corpus.tokens
-    starts = passages.draw_starts(len(tokens), cfg.context_tokens, cfg.max_new_tokens, contexts, common.seed)
-    writer.warn_of_length({"--context-tokens": cfg.context_tokens})
+    context = min(LONGEST_CONTEXT, writer.window) if cfg.context_tokens is None else cfg.context_tokens
+    starts = passages.draw_starts(len(tokens), context, cfg.max_new_tokens, contexts, common.seed)
+    writer.warn_of_length({"--context-tokens": context})
     complete: list[Passage] = []
     begin = time.perf_counter()
     with results_folder(cfg.results_path):
         try:
-            for passage in _continue(cfg, common, writer, tokens, starts, world):
+            for passage in _continue(cfg, common, writer, tokens, starts, context, world):
                 complete.append(passage)
                 print(passages.as_text(passage, cfg.num_samples, name), flush=True)
         # Also after an interruption: what was generated in hours is not thrown away.
@@ -94,6 +96,9 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
                     "device": str(writer.device),
                     "settings": {
                         **{name: getattr(cfg, name) for name in RECORDED},
+                        "context_tokens": context,
+                        "sampling": cfg.samples,
+                        "beam": cfg.beam or 1,
                         "seed": writer.seed,
                         **{name: getattr(common, name) for name in ("fp16", "bf16", "memory_efficient_fp16")},
                     },
@@ -183,11 +188,17 @@ def _of_all(local: Iterable[tuple[Any, Any]], world: World) -> Iterator[tuple[An
 
 
 def _continue(
-    cfg: GenerateConfig, common: CommonConfig, writer: Writer, tokens: np.ndarray, starts: list[int], world: World
+    cfg: GenerateConfig,
+    common: CommonConfig,
+    writer: Writer,
+    tokens: np.ndarray,
+    starts: list[int],
+    length: int,
+    world: World,
 ) -> Iterator[Passage]:
-    """Passages for the contexts at *starts* of *tokens*,
+    """Passages for the contexts of *length* tokens at *starts* of *tokens*,
     in that order, each as soon as it is complete."""
-    length, new = cfg.context_tokens, cfg.max_new_tokens
+    new = cfg.max_new_tokens
     prompts = [tokens[start : start + length].tolist() for start in starts]
     samples = cfg.num_samples // len(starts)
     numbers = _numbers(cfg, world, len(starts), "contexts")

@@ -12,7 +12,7 @@ SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl", "hf")  # of fairseq-import
 
 def get_import_parser() -> Parser:
     examples = [
-        "fairseq-import model.pt --from transformer-xl --out imported",
+        "fairseq-import model.pt --from transformer-xl --vocab cache.pt --out imported",
         "fairseq-import bert-base-uncased --from hf --out imported",
     ]
     description = "Import a model into a folder that all commands read."
@@ -32,6 +32,9 @@ def get_import_parser() -> Parser:
         dest="config_file",
         metavar="FILE.json",
         help="the authors' model settings; required for a state dict",
+    )
+    parser.add_argument(
+        "--vocab", metavar="FILE", help="the authors' cache.pt, or a word on each line (default: placeholders)"
     )
     parser.add_argument(
         "--no-tokenizer", action="store_true", help="leave the tokenizer out: text is split at white space"

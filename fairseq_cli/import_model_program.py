@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +67,7 @@ def main(args: argparse.Namespace) -> None:
     """Write the model of ``args.source`` to the folder ``args.out``."""
     source, out = Path(args.source), Path(args.out)
     _check(source, out)
-    imported = _read(source, args.source_format, args.config_file, args.no_tokenizer)
+    imported = _read(source, args.source_format, args.config_file, args.no_tokenizer, args.vocab)
     dictionary = imported.dictionary or _dictionary(imported, source)
     state: dict[str, Any] = {
         "args": imported.settings,
@@ -97,14 +98,26 @@ def main(args: argparse.Namespace) -> None:
     print(f"Wrote {out / CHECKPOINT} and {out / DICTIONARY} ({kind})")
 
 
-def _read(source: Path, source_format: str, config_file: str | None, without_tokenizer: bool) -> Imported:
+def _read(
+    source: Path, source_format: str, config_file: str | None, without_tokenizer: bool, vocabulary: str | None
+) -> Imported:
     if source_format == "transformer-xl":
         state, embedded = pickled_module.read(source)
         if embedded is None and config_file is None:
             raise UserError(f"{source}: is a state dict without the model's settings; give --config FILE.json")
         config = model_folder.read_json(Path(config_file)) if config_file is not None else {}
         model, settings = conversion.convert(state, {**(embedded or {}), **config}, str(source))
-        return Imported(model, settings, _vocabulary_size(model), None, {}, NAMES_XL)
+        listed = pickled_module.read_vocabulary(Path(vocabulary)) if vocabulary is not None else None
+        size = _vocabulary_size(model)
+        if listed is not None and len(listed) != size:
+            raise UserError(f"--vocab {vocabulary}: has {len(listed)} words, but the model {size}; give its own")
+        # As those of enwik8 and text8.
+        if listed is not None and not {*NAMES_XL["eos"]} & {*listed}:
+            names, advice = ", ".join(NAMES_XL["eos"]), "write a text as one line"
+            print(f"note: {vocabulary}: has no end of a line ({names}), {listed[0]} is used; {advice}", file=sys.stderr)
+        return Imported(model, settings, size, listed, {}, NAMES_XL)
+    if vocabulary is not None:
+        raise UserError("--vocab: not used for a Hugging Face folder, which has its own; leave it out")
     if config_file is not None:
         raise UserError("--config: not used for a Hugging Face folder, which has a config.json; leave it out")
     kind: Any = "transfo-xl"

@@ -4,7 +4,6 @@ batches."""
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import io
 import itertools
 import json
@@ -18,7 +17,7 @@ from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.interop.fairseq.generation_lines import lines_of
-from fairseq.system.opening import open_input, read_errors
+from fairseq.system.opening import read_errors
 from fairseq.system.terminal import printable
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive, text_line
 from fairseq.text.text_corpus import report_unknown
@@ -27,7 +26,6 @@ from fairseq_cli.shared import data_and_models, progress
 
 logger = logging.getLogger(__name__)
 
-TOP_K = 40  # candidates for a token in a session, unless flags say
 LARGEST_INPUT = LONGEST_ROW  # bytes of prompts, which are encoded together
 
 
@@ -39,10 +37,6 @@ def main(args: argparse.Namespace) -> None:
     """
     cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
     is_session = cfg.input == STDIN and sys.stdin.isatty()
-    if is_session and not (cfg.sampling or cfg.finds_hypotheses or cfg.json or cfg.beam > 1):
-        # Greedy text of a small model repeats itself.
-        # A pipe's output stays what it is without flags.
-        cfg = dataclasses.replace(cfg, sampling=True, sampling_topk=cfg.sampling_topk or TOP_K)
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
     data, paths = data_and_models(cfg, args.data)
@@ -59,11 +53,11 @@ def main(args: argparse.Namespace) -> None:
 def _banner(cfg: InteractiveConfig, writer: Writer, paths: list[str]) -> str:
     """What a session begins with: the model, how it chooses tokens, and how to end."""
     arch = writer.task.settings.chosen.arch
-    if cfg.sampling:
+    if cfg.samples:
         candidates = f"the {cfg.sampling_topk} most probable tokens" if cfg.sampling_topk else "all tokens"
         choice = f"Samples from {candidates}, temperature {cfg.temperature:g}"
     else:
-        choice = f"Beam of {cfg.beam}" if cfg.beam > 1 else "The most probable tokens"
+        choice = f"Beam of {cfg.beam}" if (cfg.beam or 1) > 1 else "The most probable tokens"
     return (
         f"{printable(':'.join(paths))}: {arch}\n{choice}, up to {cfg.max_new_tokens} tokens.\n"
         "Type the beginning of a text and Enter. Ctrl-D ends; --help lists the flags."
@@ -138,7 +132,7 @@ def _read_file(path: Path) -> list[str]:
     Raises:
         UserError: the file cannot be read, is empty or is not UTF-8.
     """
-    with read_errors(f"--input {path}", "give another file, or - for stdin"), open_input(path) as file:
+    with read_errors(f"--input {path}", "give another file, or - for stdin"), open(path, "rb") as file:
         # One byte more than the limit shows that there
         # are more, without reading a file of any size.
         content = file.read(LARGEST_INPUT + 1)

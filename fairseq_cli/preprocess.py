@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import glob
+import json
 import os
 import re
 import sys
@@ -23,44 +27,45 @@ from fairseq.notes.spans import mark_texts
 from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
 from fairseq.system.files import atomic_folder
-from fairseq.system.limits import check_processes
 from fairseq.system.opening import read_named
 from fairseq.system.terminal import printable
 from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.held_out import split_text
 from fairseq.text.raw_text import check_raw, format_of, lines_of, read_blocks
+from fairseq.text.text_corpus import TextReader
 from fairseq.text.text_hints import raw_text, wrapped_at
-from fairseq.text.tokenization import TokenizedText, learn_subwords, save_counts, tokenized_texts
+from fairseq.text.text_tables import is_dataset
+from fairseq.text.tokenization import TokenizedText, learn_subwords, save_counts, tokenized_texts, useful_workers
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.rules import SubwordMarks
 from fairseq.text.tokenizers.tokenizer import chosen_subwords, chosen_words
 from fairseq_cli import command
 
 LOG = "preprocess.log"
+TEXTS = "texts: "  # begins the line of the log with the text of each split, as JSON
 
 
 @dataclass(frozen=True)
 class PreprocessConfig(TextConfig):
     """Preprocessing: settings of ``fairseq-preprocess``."""
 
-    learn_bpe: int | None = flag(
-        None, "merges or symbols of `bpe` (without it hf) to learn from the training text", low=1, high=10**6
-    )
+    learn_bpe: int | None = flag(None, "merges or symbols of `bpe` (or of hf) to learn", low=1, high=10**6)
 
     only_source: bool = flag(False, "text in one language; always on")
     source_lang: str | None = flag(None, "suffix of the text files: FILE.SRC", aliases=("-s",), metavar="SRC")
-    trainpref: str | None = flag(None, "training text; additional files become train1, …", metavar="FILE[,FILE…]")
-    validpref: str | None = flag(None, "validation text; additional files become valid1, …", metavar="FILE[,FILE…]")
-    testpref: str | None = flag(None, "test text; additional files become test1, …", metavar="FILE[,FILE…]")
+    trainpref: str | None = flag(None, "training texts or folders: train, train1, …", several=True, metavar="FILE")
+    validpref: str | None = flag(None, "validation texts or folders: valid, valid1, …", several=True, metavar="FILE")
+    testpref: str | None = flag(None, "test texts or folders: test, test1, …", several=True, metavar="FILE")
     valid_fraction: float | None = flag(None, "share of the training text held out for validation", above=0, below=1)
     test_fraction: float | None = flag(None, "share of the training text held out as test split", above=0, below=1)
     destdir: str = flag("data-bin", "output folder", aliases=("--out",), metavar="DIR")
-    workers: int = flag(1, "number of processes", low=1)
+    overwrite: bool = flag(False, "replace splits of other texts in the output folder")
+    workers: int = flag(1, "processes, at most one a core", low=1)
     srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
     nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
     thresholdsrc: int = flag(0, "minimum count of a word in the dictionary", low=-1)
-    padding_factor: int = flag(8, "pad the dictionary to a multiple of this size (0: no padding)", low=0, high=65536)
+    padding_factor: int = flag(8, "pad dictionary to multiples of this (0: no)", low=0, high=65536)
     dict_only: bool = flag(False, "write only the dictionary")
     dataset_impl: str = flag("mmap", "data format; only mmap is supported", choices=("mmap",))
     notes: bool = flag(False, "write the positions of rare words, for models with notes")
@@ -100,10 +105,15 @@ def main(args: argparse.Namespace) -> None:
     config = typed(PreprocessConfig, args)
     splits = _splits(config)
     _check(config, splits)
+    config = dataclasses.replace(config, workers=useful_workers(config.workers, splits.values()))
+    texts_line = TEXTS + json.dumps(_sources(config, splits))
     for hint in _hints(config, next(iter(splits.values()), None)):
         print(f"note: {printable(hint)}", file=sys.stderr)
     say = _Log(config.source_lang)
-    with atomic_folder(config.destdir, flag="--destdir") as folder, tempfile.TemporaryDirectory(dir=folder) as parts:
+    with (
+        atomic_folder(config.destdir, flag="--destdir", last="dict.txt") as folder,
+        tempfile.TemporaryDirectory(dir=folder) as parts,
+    ):
         splits, sources = _held_out(config, splits, parts, say)
         former = _former_log(Path(config.destdir))
         tokenizer = _tokenizer(config, splits, folder, say)
@@ -116,6 +126,7 @@ def main(args: argparse.Namespace) -> None:
             splitters(config.workers) as pool,
         ):
             training, learned = _training_texts(texts), None
+            tokens: dict[str, tuple[int, str]] = {}
             if config.srcdict is not None:
                 dictionary = Dictionary.load(config.srcdict)
             elif config.dict_only:
@@ -133,13 +144,14 @@ def main(args: argparse.Namespace) -> None:
                     _write_notes(config, dictionary, tokenizer, texts, folder, say)
                 binarizer = Binarizer(dictionary, pool, tokenizer is not None, learned)
                 for name, text in texts.items():
-                    _binarize(binarizer, text, sources[name], folder / name, dictionary, say)
+                    largest = _binarize(binarizer, text, sources[name], folder / name, dictionary, say)
+                    tokens[f"{name}.bin"] = largest, dictionary.digest()
         if tokenizer is not None:
             tokenizer.save(folder, dictionary.symbols)
-        checksums.record(folder, Path(config.destdir))
+        checksums.record(folder, Path(config.destdir), tokens)
         end = f"Wrote preprocessed data to {config.destdir}"
         settings = ", ".join(f"{name}={shown(value)}" for name, value in sorted(vars(config).items()))
-        log = "\n".join([f"settings: {settings}", *say.lines, end, ""])
+        log = "\n".join([f"settings: {settings}", texts_line, *say.lines, end, ""])
         # Names of files, which need not be UTF-8, are written as they are.
         (folder / LOG).write_bytes(former + log.encode(errors="surrogateescape"))
     if tokenizer is None:
@@ -163,6 +175,39 @@ class _Log:
 def _former_log(folder: Path) -> bytes:
     """The log of earlier runs in *folder*, which fairseq adds to, too."""
     return read_named(folder / LOG, "remove it", "--destdir") if os.path.exists(folder / LOG) else b""
+
+
+def _check_former(config: PreprocessConfig, splits: Mapping[str, str]) -> None:
+    """Raise UserError if ``--destdir`` has a split of another text than this run's: a model may
+    have been trained on it.
+
+    The same text is preprocessed again without a question, also with other settings.
+    """
+    folder = Path(config.destdir)
+    if config.overwrite:
+        return
+    former: dict[str, str] = {}
+    for line in _former_log(folder).decode(errors="surrogateescape").splitlines():
+        if line.startswith(TEXTS):
+            with contextlib.suppress(ValueError, TypeError):
+                former |= json.loads(line.removeprefix(TEXTS))
+    for name, path in _sources(config, splits).items():
+        if os.path.exists(folder / f"{name}.idx") and former.get(name) != path:
+            there = former.get(name, "an unknown text")
+            raise UserError(
+                f"--destdir {folder}: its {name} split is of {there}, not of {path}; give another --destdir, or "
+                "--overwrite to replace it"
+            )
+
+
+def _sources(config: PreprocessConfig, splits: Mapping[str, str]) -> dict[str, str]:
+    """The text of each split that is written; a part that is held out is of the training text."""
+    if config.dict_only:
+        return {}
+    if not (shares := _shares(config)):
+        return dict(splits)
+    others = {name: path for name, path in splits.items() if not name.startswith("train")}
+    return {**others, **dict.fromkeys(("train", *shares), str(config.trainpref))}
 
 
 def _hints(config: PreprocessConfig, path: str | None) -> Iterator[str]:
@@ -219,15 +264,31 @@ def _remove_former(folder: Path, dictionary: Dictionary, splits: Iterable[str]) 
 
 def _splits(config: PreprocessConfig) -> dict[str, str]:
     """The text file of each split: train, train1, …, valid, …, test, …"""
-    splits = {}
+    splits: dict[str, str] = {}
     for name in ("train", "valid", "test"):
-        text_prefix = getattr(config, f"{name}pref")
-        for number, prefix in enumerate(text_prefix.split(",") if text_prefix is not None else []):
+        given = getattr(config, f"{name}pref")
+        paths: list[str] = []
+        for prefix in given.split(",") if given is not None else []:
             if not prefix:
-                raise UserError(f"--{name}pref {text_prefix}: empty file name; give FILE or FILE,FILE")
-            path = prefix if config.source_lang is None else f"{prefix}.{config.source_lang}"
-            splits[f"{name}{number or ''}"] = path
+                raise UserError(f"--{name}pref {given}: empty file name; give FILE or FILE,FILE")
+            paths += _files(prefix if config.source_lang is None else f"{prefix}.{config.source_lang}")
+        splits |= {f"{name}{number or ''}": path for number, path in enumerate(paths)}
     return splits
+
+
+def _files(path: str) -> list[str]:
+    """The texts that *path* names: a file or a saved dataset itself, or the files of a folder or a
+    pattern such as ``*.txt``, sorted by name."""
+    if os.path.isdir(path) and not is_dataset(path):
+        found = [str(file) for file in Path(path).rglob("*") if not file.name.startswith(".")]
+    elif not os.path.lexists(path) and glob.escape(path) != path:
+        found = glob.glob(path, recursive=True)
+    else:
+        return [path]
+    files = sorted(file for file in found if os.path.isfile(file))
+    if not files:
+        raise UserError(f"{path}: no files there; give a text file, a folder of them, or a pattern such as *.txt")
+    return files
 
 
 def _held_out(
@@ -238,12 +299,17 @@ def _held_out(
     shares = _shares(config)
     if not shares:
         return splits, splits
-    path = splits["train"]
-    parts = split_text(path, format_of(path, config.text_field, config.join_lines), shares, folder)
-    names = {name: f"{path}, lines {part.first} to {part.last}" for name, part in parts.items()}
+    texts = [path for name, path in splits.items() if name.startswith("train")]
+    forms = {format_of(path, config.text_field, config.join_lines) for path in texts}
+    if len(forms) > 1:
+        flags = ", ".join(f"--{name}-fraction" for name in shares)
+        raise UserError(f"{flags}: some texts have rows and others lines; give texts of one kind")
+    parts = split_text(texts, forms.pop(), shares, folder)
+    names = {name: f"{config.trainpref}, {part.place}" for name, part in parts.items()}
     for name in parts:
         say(f"{name}: {names[name]}")
-    return {**splits, **{name: part.path for name, part in parts.items()}}, {**splits, **names}
+    others = {name: path for name, path in splits.items() if not name.startswith("train")}
+    return {**{name: part.path for name, part in parts.items()}, **others}, {**others, **names}
 
 
 def _shares(config: PreprocessConfig) -> dict[str, float]:
@@ -259,8 +325,8 @@ def _check_shares(config: PreprocessConfig) -> None:
         flag = f"--{name}-fraction {share:g}"
         if getattr(config, f"{name}pref") is not None:
             raise UserError(f"{flag}: the {name} split has a text of its own; leave this or --{name}pref out")
-        if config.trainpref is None or "," in config.trainpref:
-            raise UserError(f"{flag}: is cut from the end of one training text; give one --trainpref FILE")
+        if config.trainpref is None:
+            raise UserError(f"{flag}: is cut from the end of the training text; give --trainpref")
         if config.dict_only:
             raise UserError(f"{flag}: no split is written with --dict-only; leave one of them out")
     if sum(shares.values()) >= 1:
@@ -269,7 +335,6 @@ def _check_shares(config: PreprocessConfig) -> None:
 
 def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
     """Raise UserError for invalid settings before any work is done."""
-    check_processes("--workers", config.workers)
     if config.srcdict is not None and (config.thresholdsrc > 0 or config.nwordssrc > 0):
         raise UserError("--srcdict: the dictionary is not changed; leave out --thresholdsrc and --nwordssrc")
     if config.srcdict is None and config.trainpref is None:
@@ -281,6 +346,7 @@ def _check(config: PreprocessConfig, splits: dict[str, str]) -> None:
         raise UserError("--trainpref, --validpref, --testpref: give at least one text")
     for path in splits.values():
         check_raw(path)
+    _check_former(config, splits)
 
 
 def _check_notes(config: PreprocessConfig) -> None:
@@ -321,12 +387,17 @@ def _tokenizer(config: PreprocessConfig, splits: Mapping[str, str], folder: Path
     chosen = Tokenizer(words, subwords) if words is not None or subwords is not None else None
     if config.srcdict is None:
         return chosen
-    stored = find_tokenizer(config.srcdict, Dictionary.load(config.srcdict).symbols)
+    dictionary = Dictionary.load(config.srcdict)
+    stored = find_tokenizer(config.srcdict, dictionary.symbols)
     if stored is not None and chosen not in (None, stored):
         raise UserError(
             f"--srcdict {config.srcdict}: has a tokenizer ({stored}), which the flags differ from; leave them out"
         )
-    return stored or chosen
+    found = stored or chosen
+    # The tokenizer of a model from elsewhere reads `<unk>` as its library does.
+    if found is not None and TextReader(dictionary, found).keeps_lines:
+        return dataclasses.replace(found, reads_unknown=False)
+    return found
 
 
 def _training_texts(texts: Mapping[str, TokenizedText]) -> list[str]:
@@ -371,9 +442,9 @@ def _write_notes(
 
 def _binarize(
     binarizer: Binarizer, text: TokenizedText, source: str, prefix: Path, dictionary: Dictionary, say: _Log
-) -> None:
+) -> int:
     """Write the ids of a text, whose name is *source*, and say how many of its words *dictionary*
-    does not know."""
+    does not know; return the largest id."""
     summary = binarizer.binarize(text.path, prefix)
     share = float(f"{100 * summary.replaced / summary.tokens:.3g}")
     sizes = f"{summary.sentences} sents, {summary.tokens} tokens"
@@ -386,6 +457,7 @@ def _binarize(
             f"{source}: {summary.padding} of these words are {dictionary.pad_word}, which stands for padding in rows "
             "and not for a word of the text"
         )
+    return summary.largest
 
 
 cli_main = command(main, get_preprocessing_parser, logs=False)

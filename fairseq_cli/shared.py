@@ -64,8 +64,10 @@ def data_and_models(cfg: ModelPathConfig, data: str) -> tuple[str, list[str]]:
             f"{source} has no checkpoint"
         )
     path = find_checkpoint(source)
-    if getattr(cfg, "text", "") is None and not any(path.parent.glob("*.idx")):
-        raise UserError(f"--text: give a text to read; {source} is a model, which has no splits")
+    if not (getattr(cfg, "text", None) or hasattr(cfg, "input") or any(path.parent.glob("*.idx"))):
+        if hasattr(cfg, "text"):
+            raise UserError(f"--text: give a text to read; {source} is a model, which has no splits")
+        raise UserError(f"DATA: {source} is a model, which has no splits; give the data folder, and --path {source}")
     return str(path.parent), [str(path)]
 
 

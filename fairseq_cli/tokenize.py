@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from fairseq.config.command_settings import TextConfig
 from fairseq.config.fields import flag, typed
@@ -16,11 +16,9 @@ from fairseq.config.parser import Parser
 from fairseq.data.folders import load_dictionary
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file, prepare_file
-from fairseq.system.limits import check_processes
-from fairseq.system.terminal import PrintableOutput
 from fairseq.system.workers import Workers
 from fairseq.text.raw_text import STDIN, TextFormat, format_of
-from fairseq.text.tokenization import TokenizeBlock, tokenize_file, tokenize_stream
+from fairseq.text.tokenization import TokenizeBlock, tokenize_file, tokenize_stream, useful_workers
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.tokenizer import chosen_subwords, chosen_words
 from fairseq_cli import command
@@ -51,12 +49,11 @@ def main(args: argparse.Namespace) -> None:
     """Write a line of symbols for each line of text,
     or with ``--undo`` of text for each line of symbols."""
     config = typed(TokenizeConfig, args)
-    check_processes("--workers", config.workers)
     if config.output is not None:
         prepare_file("--output", config.output, {"TEXT": args.text, "--bpe-codes": config.bpe_codes})
     tokenizer = _tokenizer(config)
-    readable = str if config.undo else tokenizer.readable
-    with Workers(TokenizeBlock(tokenizer, config.undo), config.workers) as workers, _output(config, readable) as out:
+    count = config.workers if args.text == STDIN else useful_workers(config.workers, [args.text])
+    with Workers(TokenizeBlock(tokenizer, config.undo), count) as workers, _output(config) as out:
         if args.text == STDIN:
             tokenize_stream(sys.stdin.buffer, TextFormat(join_lines=config.join_lines), workers, out)
         else:
@@ -83,12 +80,9 @@ def _tokenizer(config: TokenizeConfig) -> Tokenizer:
 
 
 @contextlib.contextmanager
-def _output(config: TokenizeConfig, readable: Callable[[str], str]) -> Iterator[BinaryIO]:
+def _output(config: TokenizeConfig) -> Iterator[BinaryIO]:
     if config.output is None:
-        # A terminal would obey control characters of the text;
-        # and people read `␣the`, programs `Ġthe`.
-        terminal = sys.stdout.isatty()
-        yield cast(BinaryIO, PrintableOutput(sys.stdout.buffer, readable)) if terminal else sys.stdout.buffer
+        yield sys.stdout.buffer
         sys.stdout.buffer.flush()
     else:
         with atomic_file(Path(config.output), "--output") as file:

@@ -19,6 +19,7 @@ class ValidateConfig(ShardConfig, FrequencyConfig):
 
     keep_notes: bool = flag(False, "read notes of rare words; print losses by distance and two controls")
     rare_words: bool = flag(False, "losses of rare words in notes.txt, by distance, and with the words hidden")
+    check_data: bool = flag(False, "first compare all data files with checksums.txt and the dictionary")
     results_path: str | None = flag(
         None, "folder for results.json, and plots of `by_frequency`", aliases=("--out",), metavar="DIR"
     )
@@ -28,6 +29,7 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
     examples = [
         "fairseq-validate data-bin --path checkpoints/checkpoint_best.pt",
         "fairseq-validate data-bin --path bert --valid-subset valid,test",
+        "fairseq-validate data-bin --check-data",
     ]
     parser = evaluation_parser(
         "Compute the validation loss of a checkpoint.",

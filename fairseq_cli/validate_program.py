@@ -17,6 +17,7 @@ from fairseq.config.fields import typed
 from fairseq.config.settings import CommonConfig, DataConfig
 from fairseq.criterions.fairseq_criterion import TOKEN_LOSSES
 from fairseq.data.dataset import Sample
+from fairseq.data.folders import check_data, data_folders
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -38,7 +39,6 @@ from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.notes.control import CONTROLS, control_figures, distance_table, mark_distances, without_rare_words
 from fairseq.notes.state import dictionary_of
-from fairseq.system.files import atomic_files
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -61,6 +61,8 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
     Criterion, blocks and batches default to the training run's; with the same batches the metrics
     equal the ones of the training log.
 
+    With ``--check-data`` every data file is read and checked first; without ``--path`` that is all.
+
     Several processes (``--distributed-world-size``, torchrun) have batches of their own, and the
     first prints the metrics of all.
 
@@ -68,6 +70,12 @@ def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
         For each checkpoint and split: loss and nll_loss in bits, ppl, …; None if the work was done
             in other processes.
     """
+    cfg = typed(ValidateConfig, args)
+    if cfg.check_data:
+        for folder in data_folders(args.data):
+            print(f"{folder}: {', '.join(check_data(folder))} are sound")
+        if not cfg.path:
+            return {}
     with results_folder(vars(args).get("results_path")):
         return run_on_processes(evaluate, args)
 
@@ -132,12 +140,10 @@ def _report(
         print(f"\n{split}", *table(reports[split]), sep="\n", flush=True)
     if cfg.results_path is not None:
         folder = Path(cfg.results_path)
-        with atomic_files() as files:
-            for split, report in reports.items():
-                plots.draw_bands(folder / f"by-frequency-{split}.png", report, files.file)
-            about = {"checkpoints": list(results), "data": data, **about_run()}
-            values = {"figures": results, "by_frequency": reports, **about}
-            write_json(folder / "results.json", values, create=files.file)
+        for split, report in reports.items():
+            plots.draw_bands(folder / f"by-frequency-{split}.png", report)
+        about = {"checkpoints": list(results), "data": data, **about_run()}
+        write_json(folder / "results.json", {"figures": results, "by_frequency": reports, **about})
 
 
 def _batches(trained: DataConfig, overrides: DataConfig) -> dict[str, object]:

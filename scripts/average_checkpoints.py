@@ -13,8 +13,8 @@ from fairseq_cli.average_checkpoints import cli_main
 
 
 def average_checkpoints(inputs: Sequence[str]) -> dict[str, Any]:
-    """See :func:`fairseq.interop.fairseq.checkpoint_utils.average_checkpoints`."""
-    from fairseq.interop.fairseq import checkpoint_utils
+    """See :func:`fairseq.checkpoint_utils.average_checkpoints`."""
+    from fairseq import checkpoint_utils
 
     return checkpoint_utils.average_checkpoints(inputs)
 

@@ -72,7 +72,7 @@ REFERENCE = {
     "Training": (
         "fairseq.training.state",
         "fairseq.training.update",
-        "fairseq.training.callbacks.callback",
+        "fairseq.training.hooks",
         "fairseq.checkpoint.store",
     ),
 }

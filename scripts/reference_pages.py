@@ -73,11 +73,11 @@ def page() -> str:
     return "\n".join(blocks)
 
 
-def _groups(parser: argparse.ArgumentParser) -> Iterator[str]:
-    for group in parser._action_groups:
-        rows = [_row(action) for action in group._group_actions if action.help != argparse.SUPPRESS]
+def _groups(parser: Parser) -> Iterator[str]:
+    for title in dict.fromkeys(title for title, _ in parser.arguments):
+        rows = [_row(action) for one, action in parser.arguments if one == title and action.help != argparse.SUPPRESS]
         if rows:
-            yield f"### {(group.title or 'Flags')[:1].upper()}{(group.title or 'Flags')[1:]}\n"
+            yield f"### {title[:1].upper()}{title[1:]}\n"
             yield "| flag | meaning |\n| --- | --- |"
             yield "\n".join(rows) + "\n"
 
@@ -99,8 +99,7 @@ def _part(setting: str, part: str) -> Iterator[str]:
     if config is None:
         return
     parser = argparse.ArgumentParser(add_help=False)
-    fields.add_flags(parser, config)
-    rows = [_row(action) for action in parser._actions if action.help != argparse.SUPPRESS]
+    rows = [_row(action) for action in fields.add_flags(parser, config) if action.help != argparse.SUPPRESS]
     if rows:
         yield f"### `{part}`\n"
         yield "| flag | meaning |\n| --- | --- |"
@@ -143,7 +142,7 @@ def _treatment(command: str, flags: Sequence[str]) -> dict[str, tuple[str, str]]
     options.parse_args_and_arch(parser, [*(["data"] if name != "preprocess" else []), *words, *needed])
     found = {}
     for flag in flags:
-        action = parser._option_string_actions[flag]
+        action = parser.by_flag[flag]
         if isinstance(action, Refused):
             found[flag] = "refused", advice_of(flag)
         else:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 
 # Registered before a test keeps what is registered: a module that is imported once does not
 # register again.
-import fairseq.interop.fairseq.sentence_ranking  # noqa: F401
+import fairseq.tasks.sentence_ranking  # noqa: F401
 from fairseq.modules import precision
 from fairseq.system import plugins
 

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import runs
 
+from fairseq.system import files
+
 KILLS = int(os.environ.get("FAIRSEQ_TEST_KILLS", "3"))
 
 
@@ -53,3 +55,12 @@ def children(pid: int, word: str) -> list[int]:
     for task in Path(f"/proc/{pid}/task").iterdir():
         found += [int(child) for child in (task / "children").read_text().split()]
     return [child for child in found if word.encode() in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def leftover(path: Path) -> Path:
+    """A temporary name that a killed process of this host gave to what was to become *path*."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    return path.with_name(f".{path.name}.{files._HOST}.{child}.0badcafe.tmp")

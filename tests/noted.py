@@ -22,7 +22,8 @@ RARE = [f"{a}@@ {b}@@ {c}" for a in "kl" for b in "mn" for c in "opq"]  # of thr
 
 SIZES = """--cpu --tokens-per-sample 24 --max-tokens 96 --required-batch-size-multiple 1 --encoder-layers 1
     --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --dropout 0.1 --lr 0.01
-    --optimizer adam --clip-norm 1 --seed 3 --log-format json --log-interval 1 --max-positions 32"""
+    --optimizer adam --lr-scheduler fixed --clip-norm 1 --seed 3
+    --log-format json --log-interval 1 --max-positions 32"""
 BERT = f"--arch bert_tiny --task masked_lm --criterion masked_lm {SIZES}"
 TNF_BERT = f"--arch tnf_bert_tiny --task tnf_masked_lm --criterion masked_lm {SIZES}"
 ELECTRA = f"--arch electra_tiny --task masked_lm --criterion electra {SIZES}"
@@ -30,7 +31,7 @@ TNF_ELECTRA = f"--arch tnf_electra_tiny --task tnf_masked_lm --criterion electra
 CAUSAL = """--arch shortformer_tiny --criterion cross_entropy --tokens-from-prev 12
     --adaptive-input-cutoff 10,20 --adaptive-softmax-cutoff 10,20
     --decoder-layers 1 --cpu --tokens-per-sample 12 --max-tokens 48 --required-batch-size-multiple 1 --optimizer adam
-    --lr 0.01 --log-format json"""
+    --lr 0.01 --lr-scheduler fixed --log-format json"""
 
 
 def text(lines: int, seed: int) -> str:

@@ -405,7 +405,9 @@ class Choices(FairseqTask):
     def target_dictionary(self):
         return self.vocab
 """,
-    "--arch bert_tiny --task choices_of_9 --criterion sentence_ranking --ranking-head-name choices --num-classes 3 "
+    "--arch roberta_base --encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 16 "
+    "--encoder-attention-heads 2 --task choices_of_9 --criterion sentence_ranking --ranking-head-name choices "
+    "--num-classes 3 "
     "--bpe characters",
 )
 

@@ -33,7 +33,8 @@ DATA = GOLDEN / "data-bin"
 # The validation set is the corpus: 2,670 tokens, 42 batches of 4 rows × 16 tokens.
 SMALL = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64 --max-tokens-valid 640
     --required-batch-size-multiple 1 --criterion adaptive_loss --decoder-layers 2 --decoder-embed-dim 32
-    --decoder-ffn-embed-dim 64 --decoder-attention-heads 2 --lr 0.05 --clip-norm 0.1 --seed 3
+    --decoder-ffn-embed-dim 64 --decoder-attention-heads 2 --optimizer nag --lr-scheduler fixed --lr 0.05
+    --clip-norm 0.1 --seed 3
     --log-format json --log-interval 1"""
 BASELINE = f"--arch transformer_lm_tiny {SMALL}"
 SHORTFORMER = f"--arch shortformer_tiny {SMALL}"

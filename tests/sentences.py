@@ -19,8 +19,8 @@ GOOD, BAD = WORDS[:5], WORDS[5:10]
 SIZES = """--encoder-layers 1 --encoder-embed-dim 16 --encoder-ffn-embed-dim 32 --encoder-attention-heads 2
     --max-positions 24"""
 SMALL = f"""--cpu --task sentence_prediction --criterion sentence_prediction --arch bert_tiny {SIZES}
-    --batch-size 8 --required-batch-size-multiple 1 --optimizer adam --lr 0.01 --seed 3 --log-format json
-    --log-interval 1 --no-epoch-checkpoints"""
+    --batch-size 8 --required-batch-size-multiple 1 --optimizer adam --lr-scheduler fixed --lr 0.01 --seed 3
+    --log-format json --log-interval 1 --no-epoch-checkpoints"""
 NO_DROPOUT = "--dropout 0 --attention-dropout 0"
 
 

@@ -6,6 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 read -r -a extra <<<"${EXTRA:-}"
 choose_precision "$(default_precision)" # on a GPU fp16, as the authors
 save_dir=${SAVE_DIR:+${SAVE_DIR%/}/}
+memory=0 # 1: rows continue from update to update
 
 if [[ -n ${SMALL:-} ]]; then
   data=${DATA:-${save_dir}data-bin/pydoc-small}
@@ -23,7 +24,8 @@ else
 fi
 
 # batches LENGTH UPDATE_FREQ: sets $sizes, flags for the same global batch at any UPDATE_FREQ; higher values use less memory.
-# With GPUS, the batch is that of the authors' 8 GPUs; GPUS must divide 8 × UPDATE_FREQ.
+# With GPUS, the batch is that of the authors' 8 GPUs; GPUS must divide 8 × UPDATE_FREQ, or with $memory 8.
+# With $memory, an update reads one segment of each row: passes take a share of the rows.
 batches() {
   local freq=${UPDATE_FREQ:-$2} pieces
   [[ $freq =~ ^[1-9][0-9]*$ ]] || fail "UPDATE_FREQ=$freq: must be a whole number above 0"
@@ -32,10 +34,15 @@ batches() {
   pieces=$freq
   if [[ -n ${GPUS:-} ]]; then
     [[ $GPUS =~ ^[1-9][0-9]*$ ]] || fail "GPUS=$GPUS: must be a whole number above 0"
-    ((8 * freq % GPUS == 0)) || fail "GPUS=$GPUS: 8 × $freq batches cannot be divided by it; choose 1, 2, 4 or 8"
+    ((8 * (memory ? 1 : freq) % GPUS == 0)) ||
+      fail "GPUS=$GPUS: the batches of 8 GPUs cannot be divided by it; choose 1, 2, 4 or 8"
     pieces=$((8 * freq / GPUS))
   fi
-  sizes=(--max-tokens $((batch / freq)) --update-freq "$pieces" --tokens-per-sample "$1")
+  if ((memory && pieces > 1)); then
+    sizes=(--max-tokens $((batch / freq * pieces)) --update-freq 1 --batch-chunk "$pieces" --tokens-per-sample "$1")
+  else
+    sizes=(--max-tokens $((batch / freq)) --update-freq "$pieces" --tokens-per-sample "$1")
+  fi
   [[ -z ${GPUS:-} ]] || sizes+=(--distributed-world-size "$GPUS")
 }
 
@@ -52,7 +59,7 @@ train() {
 
 # train_shortformer SAVE_DIR UPDATES LENGTH FLAGS…: trains a stage with a cache as long as its input.
 train_shortformer() {
-  train "$1" "$2" "$3" 1 --max-tokens-valid "$3" --tokens-from-prev "$3" --curriculum 1000 \
+  memory=1 train "$1" "$2" "$3" 1 --max-tokens-valid "$3" --tokens-from-prev "$3" --curriculum 1000 \
     --required-batch-size-multiple 1 "${@:4}"
 }
 
@@ -89,7 +96,7 @@ evaluate_baseline() {
 
 if [[ -n ${SMALL:-} && -z ${DATA:-} && ! -e $data/dict.txt ]]; then
   run python -m fairseq_cli.demo_corpus "${save_dir}pydoc-small" --max-words 20000
-  run python preprocess.py --only-source --trainpref "${save_dir}pydoc-small/pydoc.train.tokens" \
-    --validpref "${save_dir}pydoc-small/pydoc.valid.tokens" --testpref "${save_dir}pydoc-small/pydoc.test.tokens" \
+  run python preprocess.py --only-source --trainpref "${save_dir}pydoc-small/train.txt" \
+    --validpref "${save_dir}pydoc-small/valid.txt" --testpref "${save_dir}pydoc-small/test.txt" \
     --destdir "$data"
 fi

@@ -22,8 +22,8 @@ data=${DATA:-speedrun/data-bin}
 
 if [[ -z ${DATA:-} && ! -e $data/dict.txt ]]; then
   run python -m fairseq_cli.demo_corpus speedrun/text
-  run python preprocess.py --only-source --trainpref speedrun/text/pydoc.train.tokens \
-    --validpref speedrun/text/pydoc.valid.tokens --testpref speedrun/text/pydoc.test.tokens --thresholdsrc 3 --destdir "$data"
+  run python preprocess.py --only-source --trainpref speedrun/text/train.txt \
+    --validpref speedrun/text/valid.txt --testpref speedrun/text/test.txt --thresholdsrc 3 --destdir "$data"
 fi
 run python train.py "$data" --save-dir "$out" --arch "$arch" --tokens-per-sample "$block" --max-tokens "$batch" \
   --optimizer adam --lr "${RATE:-4e-3}" --adam-betas 0.9,0.99 --clip-norm 0.25 --dropout 0 --adaptive-softmax-dropout 0 \

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From raw texts to a table of minimal pairs within a budget of time; README.md explains it.
 # Usage: TRAIN=DIR BUDGET=3h PAIRS=DIR tenmillion.sh   Run it again to resume: the budget counts all its runs.
-#   TRAIN         folder of raw texts, or one file
+#   TRAIN         folder of raw texts, or one file (with SMALL=1 by default a text from installed packages)
 #   VALID, TEST   one file each, or neither (default: the last 2 % of the documents of TRAIN each)
 #   PAIRS         folder of minimal pairs in BLiMP's format
 #   OUT           folder of data, checkpoints, exports and tables (default: tenmillion)
@@ -30,13 +30,16 @@ case ${BASH_REMATCH[2]} in h) seconds=$((BASH_REMATCH[1] * 3600)) ;; m) seconds=
 # 1. Byte-level subwords, learned on the training texts alone.
 data=$out/data-bin
 if [[ ! -e $data/dict.txt ]]; then
-  [[ -n ${TRAIN:-} && -e $TRAIN ]] || fail "TRAIN=${TRAIN:-}: file or folder not found; give raw texts"
-  files=("$TRAIN")
-  [[ ! -d $TRAIN ]] || files=("${TRAIN%/}"/*)
-  texts=$(IFS=, && echo "${files[*]}")
+  train=${TRAIN:-}
+  if [[ -n ${SMALL:-} && -z $train ]]; then
+    train=$out/text/train.txt
+    run python -m fairseq_cli.demo_corpus "$out/text" --max-words 20000 --rare-words
+  else
+    [[ -n $train && -e $train ]] || fail "TRAIN=$train: file or folder not found; give raw texts"
+  fi
   splits=(--valid-fraction 0.02 --test-fraction 0.02)
   [[ -z ${VALID:-} ]] || splits=(--validpref "$VALID" ${TEST:+--testpref "$TEST"})
-  run python preprocess.py --trainpref "$texts" "${splits[@]}" --bpe hf --learn-bpe "$bpe" --destdir "$data"
+  run python preprocess.py --trainpref "$train" "${splits[@]}" --bpe hf --learn-bpe "$bpe" --destdir "$data"
 fi
 
 model=(--arch "$arch" --tokens-per-sample "$length" --batch-size "$batch" --seed "${SEED:-1}")

@@ -28,7 +28,7 @@ fi
 pretrain() {
   local updates warmup interval task=masked_lm
   updates=$(whole UPDATES "$(full_or_small 1000000 6)")
-  warmup=$(full_or_small 10000 2) interval=$(full_or_small 10000 3)
+  warmup=$((updates < 100000 ? updates / 10 : 10000)) interval=$(full_or_small 10000 3)
   [[ $1 != tnf_* ]] || task=tnf_masked_lm
   ((rows % (update_freq * gpus) == 0)) ||
     fail "UPDATE_FREQ=$update_freq, GPUS=$gpus: $rows rows cannot be divided by $update_freq × $gpus; choose others"

@@ -28,7 +28,7 @@ if [[ -n ${SMALL:-} ]]; then
   if [[ -z $checkpoint ]]; then
     checkpoint=$save_dir/bert-small/checkpoint_last.pt data_bin=$save_dir/data-bin
     run python -m fairseq_cli.demo_corpus "$save_dir/pydoc" --max-words 5000
-    run python preprocess.py --only-source --trainpref "$save_dir/pydoc/pydoc.train.tokens" --destdir "$data_bin"
+    run python preprocess.py --only-source --trainpref "$save_dir/pydoc/train.txt" --destdir "$data_bin"
     run python train.py --task masked_lm "$data_bin" --arch bert_tiny --criterion masked_lm --cpu --optimizer adam \
       --lr 0.001 --encoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --max-positions 32 \
       --tokens-per-sample 32 --max-tokens 1024 --max-update 4 --disable-validation --no-epoch-checkpoints \

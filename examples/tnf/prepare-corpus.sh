@@ -15,7 +15,7 @@ out=${OUT:-data-bin/tnf}
 train=${TRAIN:-} valid=${VALID:-}
 if [[ -n ${SMALL:-} ]]; then
   run python -m fairseq_cli.demo_corpus "$out/text" --max-words 20000
-  train=$out/text/pydoc.train.tokens valid=$out/text/pydoc.valid.tokens
+  train=$out/text/train.txt valid=$out/text/valid.txt
 fi
 [[ -n $train && -n $valid ]] || fail "TRAIN, VALID: name the text files for training and validation"
 run python preprocess.py --only-source --trainpref "$train" --validpref "$valid" --destdir "$out" \

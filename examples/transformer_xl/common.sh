@@ -21,12 +21,11 @@ train() {
   local rows updates warmup interval
   rows=$(full_or_small "$3" 4) updates=$(full_or_small "$4" 12) warmup=$(full_or_small "$5" 2)
   interval=$(full_or_small 4000 6)
-  ((rows % (update_freq * gpus) == 0)) ||
-    fail "UPDATE_FREQ=$update_freq, GPUS=$gpus: $rows rows cannot be divided by $update_freq × $gpus; choose others"
+  ((rows % gpus == 0)) || fail "GPUS=$gpus: $rows rows cannot be divided by it; choose another number"
   run python train.py --task language_modeling "$data" --save-dir "$save_dir$1/" --arch "$2" \
     --criterion cross_entropy --optimizer adam --adam-torch-eps --lr 1e-09 --max-lr 0.00025 --lr-scheduler cosine \
     --warmup-updates "$warmup" --max-update "$updates" --clip-norm 0.25 --seed 1 ${precision[@]+"${precision[@]}"} \
-    --sample-break-mode none --batch-size $((rows / update_freq / gpus)) --update-freq "$update_freq" \
+    --sample-break-mode none --batch-size $((rows / gpus)) --batch-chunk "$batch_chunk" \
     --distributed-world-size "$gpus" --ddp-backend=no_c10d --required-batch-size-multiple 1 \
     --save-interval-updates "$interval" --keep-interval-updates 1 --no-epoch-checkpoints "${@:6}" \
     ${small_training[@]+"${small_training[@]}"} ${memory[@]+"${memory[@]}"} ${extra[@]+"${extra[@]}"}
@@ -53,7 +52,7 @@ evaluate() {
 
 read -r -a extra <<<"${EXTRA:-}"
 choose_precision fp32
-update_freq=$(whole UPDATE_FREQ 1)
+batch_chunk=$(whole BATCH_CHUNK 1)
 gpus=$(whole GPUS 1)
 save_dir=${SAVE_DIR:+${SAVE_DIR%/}/}
 memory=() # overrides the length of the architecture and of SMALL=1

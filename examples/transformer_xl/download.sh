@@ -70,7 +70,7 @@ begin() {
   fi
 }
 
-# stand_in: the corpus of SMALL=1 in place of a download: 20,000 words, in $folder/source/pydoc.*.tokens.
+# stand_in: the corpus of SMALL=1 in place of a download: 20,000 words, in $folder/source/*.txt.
 stand_in() {
   run python -m fairseq_cli.demo_corpus "$folder/source" --max-words 20000
 }
@@ -80,6 +80,6 @@ stand_in_words() {
   local split
   stand_in
   for split in valid test train; do
-    run cp "$folder/source/pydoc.$split.tokens" "$folder/$split.txt"
+    run cp "$folder/source/$split.txt" "$folder/$split.txt"
   done
 }

@@ -11,7 +11,7 @@ urls=(https://mattmahoney.net/dc/enwik8.zip http://mattmahoney.net/dc/enwik8.zip
 
 if [[ -n ${SMALL:-} ]]; then
   stand_in
-  text=$folder/source/pydoc.train.tokens
+  text=$folder/source/train.txt
 else
   # The file has 100,000,000 bytes, MD5 a1fa5ffddb56f4953e226637dabbb36a, as published at mattmahoney.net/dc/textdata.
   fetch "$folder/enwik8.zip" sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc ENWIK8_URL "${urls[@]}"

@@ -12,7 +12,7 @@ urls=(https://mattmahoney.net/dc/text8.zip http://mattmahoney.net/dc/text8.zip)
 if [[ -n ${SMALL:-} ]]; then
   stand_in
   text=$folder/source/text8
-  prose=$folder/source/pydoc.train.tokens
+  prose=$folder/source/train.txt
   echo "tr A-Z a-z <$prose | tr -cs a-z ' ' >$text"
   [[ -n ${DRY_RUN:-} ]] || LC_ALL=C tr A-Z a-z <"$prose" | LC_ALL=C tr -cs a-z ' ' >"$text"
 else

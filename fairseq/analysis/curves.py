@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fairseq.errors import UserError
-from fairseq.logging.recorders import parse_entry
+from fairseq.logging.recorders import read_entries
 from fairseq.system.opening import read_named
 
 AXES = {"updates": "updates", "tokens": "tokens read", "hours": "time of training (hours)"}
@@ -113,16 +113,10 @@ def _read_run(path: str, split: str, metric: str, axis: str) -> tuple[np.ndarray
 
 
 def _entries(path: str) -> list[Entry]:
-    """The entries of the file *path*; a last line that was cut off is ignored."""
-    lines = read_named(path, "give a file of `metrics_file`").split(b"\n")
-    entries = []
-    # What follows the last line feed is empty, or a line that a run is writing.
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            entries.append(parse_entry(line))
-        except ValueError as error:
-            raise UserError(f"{path}: not a file of `metrics_file` (line {number}: {error})") from None
-    return entries
+    try:
+        return read_entries(read_named(path, "give a file of `metrics_file`"))
+    except ValueError as error:
+        raise UserError(f"{path}: not a file of `metrics_file` ({error})") from None
 
 
 def _progress(entries: Sequence[Entry], axis: str) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ from fairseq.analysis.recl import ContextLosses, Gains
 from fairseq.errors import UserError
 from fairseq.notes.note_map import without_overlap
 from fairseq.notes.study import Note
-from fairseq.system.files import Create, atomic_file
+from fairseq.system.files import atomic_file
 from fairseq.system.terminal import printable
 
 # Okabe and Ito's colour-blind-safe palette; dashes and markers differ, too.
@@ -230,11 +230,10 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, reach: floa
     _save(figure, path, path.suffix[1:])
 
 
-def draw_bands(path: Path, report: Mapping[str, Any], create: Create = atomic_file) -> None:
+def draw_bands(path: Path, report: Mapping[str, Any]) -> None:
     """Plot the losses of words by their counts in training, with standard errors; one line a model.
 
-    *report* is of :func:`fairseq.evaluation.by_frequency.by_frequency`; *path*, a PNG file, of the
-    group of *create*.
+    *report* is of :func:`fairseq.evaluation.by_frequency.by_frequency`; *path* is a PNG file.
     """
     figure = _figure(7, 4.5)
     panel = figure.subplots()
@@ -246,7 +245,7 @@ def draw_bands(path: Path, report: Mapping[str, Any], create: Create = atomic_fi
         panel.errorbar(range(len(bands)), means, np.nan_to_num(errors), label=_escaped(name), capsize=3, **_line(i))
     panel.set_xticks(range(len(bands)), [f"{band['band']}\n{band['words']:,} words" for band in bands], fontsize=8)
     _label_axes(panel, "count in the training text", "loss (bits per word)")
-    _save(figure, path, create=create)
+    _save(figure, path)
 
 
 def _figure(width: float, height: float) -> Any:
@@ -260,13 +259,13 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def _save(figure: Any, path: Path, kind: str = "png", create: Create = atomic_file) -> None:
+def _save(figure: Any, path: Path, kind: str = "png") -> None:
     choose_fonts(figure)
     # In memory first: matplotlib's writers answer a full
     # disk with errors of their own, such as zlib's.
     content = io.BytesIO()
     figure.savefig(content, format=kind, dpi=120)
-    with create(path, "`results_path`") as file:
+    with atomic_file(path, "`results_path`") as file:
         file.write(content.getbuffer())
 
 

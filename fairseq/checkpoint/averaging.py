@@ -60,7 +60,8 @@ def average(
     parameters, and without the state of its training.
 
     Whole numbers, such as the counts of notes, are not averaged: the checkpoint with most updates
-    gives them, wherever it stands. Sums are float64; checkpoints are read one at a time.
+    gives them, wherever it stands. Sums are float64; checkpoints are read one at a time. One tensor
+    under several names, such as tied embeddings, stays one.
 
     Args:
         digest: of the dictionary of a checkpoint and its file; None where it is not known.
@@ -70,12 +71,16 @@ def average(
         UserError: a checkpoint cannot be read, or is of another model or dictionary.
     """
     first: dict[str, Any] = {}
+    owners: dict[str, str] = {}  # of each parameter's tensor in the first checkpoint: the first name that it has
     digests: dict[object, str | Path] = {}
     sums: dict[str, Tensor] = {}
     most = -1
     for path in paths:
         state = load(path, only="model")
-        first = first or state
+        if not first:
+            first, named = state, dict[object, str]()
+            for name, value in state["model"].items():
+                owners[name] = named.setdefault((value.data_ptr(), value.shape, value.stride(), value.dtype), name)
         # Equal shapes do not tell two dictionaries of one size apart.
         if (dictionary := digest(state, path)) is not None:
             digests.setdefault(dictionary, path)
@@ -89,6 +94,8 @@ def average(
         _check_settings(decisive(state.get("args") or {}), decisive(first.get("args") or {}), path, paths[0])
         updates = int((state.get("optimizer_history") or [{}])[-1].get("num_updates") or 0)
         for name, value in parameters.items():
+            if owners[name] != name:
+                continue
             # float64: with many checkpoints, sums in their own
             # precision would lose what distinguishes them.
             if value.is_floating_point():
@@ -97,10 +104,11 @@ def average(
                 # A copy: not a part of the memory-mapped file.
                 sums[name] = value.clone()
         most = max(most, updates)
-    model = {
+    means = {
         name: (total / len(paths)).to(first["model"][name].dtype) if total.is_floating_point() else total
         for name, total in sums.items()
     }
+    model = {name: means[owner] for name, owner in owners.items()}
     return {**first, "model": model, "optimizer_history": [], "last_optimizer_state": None, "extra_state": {}}
 
 

@@ -19,7 +19,7 @@ from fairseq.checkpoint import sharded
 from fairseq.checkpoint.store import save
 from fairseq.config.settings import CheckpointConfig
 from fairseq.errors import UserError
-from fairseq.system.files import atomic_file, link_or_copy, make_folder, new_folder, point_to, remove_leftovers
+from fairseq.system.files import atomic_file, atomic_folder, link_or_copy, make_folder, point_to, remove_leftovers
 from fairseq.system.opening import read_named
 from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
@@ -160,7 +160,7 @@ class CheckpointManager:
         folder = self.folder / f"{name}.parts"
         while os.path.exists(folder):  # of a run that went on from an earlier update
             folder = self.folder / f"{name}-{next(numbers)}.parts"
-        with new_folder(folder) as temporary:
+        with atomic_folder(folder) as temporary:
             yield temporary
         for path in paths:
             point_to(path, folder.name)

@@ -75,7 +75,7 @@ class SubwordMarkConfig(Config):
 
     remove_bpe: str | None = flag(
         None,
-        "subword mark to join words at (without a value: @@)",
+        "join subwords: the mark at their ends (without a value: @@), or sentencepiece",
         aliases=("--post-process",),
         metavar="MARK",
         const="@@ ",
@@ -100,13 +100,13 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
     """Generation: settings of ``fairseq-interactive`` and ``fairseq-generate``."""
 
     max_new_tokens: int = flag(100, "maximum tokens to generate, line ends included", low=1, high=10_000_000)
-    beam: int = flag(1, "beam width (1: greedy)", low=1, high=10_000)
-    sampling: bool = flag(False, "sample from the distribution instead of searching")
-    sampling_topk: int = flag(0, "with `sampling`: only the K most probable tokens (0: all)", low=0, metavar="K")
+    beam: int | None = flag(None, "search with a beam of this width (1: greedy; default: sample)", low=1, high=10_000)
+    sampling: bool = flag(False, "sample from the distribution, also for fairseq's lines")
+    sampling_topk: int = flag(0, "when sampling: only the K most probable tokens (0: all)", low=0, metavar="K")
     sampling_topp: float = flag(
-        1.0, "with `sampling`: only the most probable tokens with this total probability", above=0, high=1, metavar="P"
+        1.0, "when sampling: only the most probable tokens with this total probability", above=0, high=1, metavar="P"
     )
-    temperature: float = flag(1.0, "with `sampling`: softmax temperature", above=0)
+    temperature: float = flag(1.0, "when sampling: softmax temperature", above=0)
     batch_size: int | None = flag(  # scripts written for fairseq leave it None
         None, "maximum texts generated at once; each beam counts (default: 16)", aliases=("--max-sentences",), low=1
     )
@@ -138,6 +138,11 @@ class GenerationConfig(ModelPathConfig, SubwordMarkConfig):
         """Whether texts end at ``</s>`` and are printed in fairseq's lines."""
         is_search = bool(self._changed(_OF_HYPOTHESES))
         return self.results_format == "fairseq" or (self.results_format is None and is_search)
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are sampled; else they are searched for."""
+        return self.sampling or (self.beam is None and not self.finds_hypotheses)
 
     @property
     def without_effect(self) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import functools
 import math
@@ -26,6 +27,8 @@ from fairseq.errors import SettingError, UserError, with_flags
 
 C = TypeVar("C")
 TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+SWITCHES = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 # Of any setting: sums and products of a few stay within 64 bits.
 LARGEST_INT = 2**31 - 1
@@ -72,12 +75,12 @@ def flag(
     high: float | None = None,
     above: float | None = None,
     below: float | None = None,
-    python: tuple[float, float] | None = None,
     metavar: str | None = None,
     negative: bool = False,
     const: object = None,
     same_as: str | None = None,
     stored: bool = True,
+    several: bool = False,
 ) -> Any:
     """A dataclass field that is also a command-line flag.
 
@@ -88,26 +91,25 @@ def flag(
         choices: the values allowed.
         low, high: closed bounds of a number (or of each number of a list).
         above, below: open bounds.
-        python: closed bounds instead, where Python code
-            sets the value and no flag or settings file does.
         metavar: how ``--help`` shows the value.
         negative: a bool that also has a ``--no-…`` form.
         const: the value where the flag is given without one.
         same_as: the setting whose value it has unless it is given.
         stored: False for a path: it is neither written to checkpoints nor taken from them, where it
             would be the path of somebody else's choice.
+        several: several words, as a shell makes of ``*.txt``, are one value with commas.
     """
     metadata = {
         "help": help,
         "aliases": tuple(aliases),
         "choices": choices,
         "bounds": (low, high, above, below),
-        "python": python,
         "metavar": metavar,
         "negative": negative,
         "const": const,
         "same_as": same_as,
         "stored": stored,
+        "several": several,
     }
     # dataclasses reject a list as a default, which all configs would share.
     if isinstance(default, list):
@@ -120,17 +122,27 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+class _Joined(argparse.Action):
+    def __call__(self, parser: object, namespace: object, values: Any, option: object = None) -> None:
+        setattr(namespace, self.dest, ",".join(values))
+
+
 def add_flags(
-    parser: argparse._ActionsContainer, config: type, only: Sequence[str] | None = None, otherwise: str | None = None
-) -> None:
-    """Add a flag for every field of *config*,
-    or for *only* those named, that *parser* does not have yet.
+    parser: Any,
+    config: type,
+    only: Sequence[str] | None = None,
+    otherwise: str | None = None,
+) -> list[argparse.Action]:
+    """Add to *parser*, or a group of one, a flag for every field of *config*, or for *only* those
+    named, that it does not have yet; return what was added.
 
     *otherwise* is what ``--help`` says in place of the default, where something else than the
     dataclass decides. Defaults stay out of the parsed namespace (``argparse.SUPPRESS``), so that
     what is in it was given by the user.
     """
-    known = {s for action in parser._actions for s in action.option_strings}
+    added = []
+    # A parser of argparse itself, as a plug-in's, does not tell what it has.
+    known = getattr(getattr(parser, "root", parser), "by_flag", {})
     for field, hint in _fields(config):
         names = [flag_name(field.name), *field.metadata.get("aliases", ())]
         # Two dataclasses may declare a setting, such as a model and a task; it is one flag.
@@ -147,19 +159,22 @@ def add_flags(
             negative = field.metadata.get("negative")
             options["action"] = argparse.BooleanOptionalAction if negative else "store_true"
         else:
-            options["type"] = functools.partial(coerce, field, hint, flags=True)
+            options["type"] = functools.partial(coerce, field, hint)
             options["metavar"] = field.metadata.get("metavar") or _metavar(field, kind, many)
+            if field.metadata.get("several"):
+                options.update(nargs="+", action=_Joined)
             if field.metadata.get("const") is not None:
                 options.update(nargs="?", const=field.metadata["const"])
-        parser.add_argument(*[n for n in names if n not in known], **options)
+        with contextlib.suppress(argparse.ArgumentError):
+            added.append(parser.add_argument(*[n for n in names if n not in known], **options))
+    return added
 
 
-def typed(config: type[C], settings: C | Mapping[str, object] | argparse.Namespace, flags: bool = False) -> C:
+def typed(config: type[C], settings: C | Mapping[str, object] | argparse.Namespace) -> C:
     """*settings* if they are a *config* already;
     else a *config* of the ones that it has, and of defaults.
 
     Values may be typed or be the strings a command line, a YAML file or an old checkpoint holds.
-    With *flags* they are what a user gave, within the bounds of flags; else within Python's.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
@@ -173,7 +188,7 @@ def typed(config: type[C], settings: C | Mapping[str, object] | argparse.Namespa
     for field, hint in _fields(config):
         name = field.name if field.name in values_by_name else field.metadata.get("same_as", "")
         if name in values_by_name:
-            kwargs[field.name] = coerce(field, hint, values_by_name[name], flags)
+            kwargs[field.name] = coerce(field, hint, values_by_name[name])
     return config(**kwargs)
 
 
@@ -215,12 +230,11 @@ def shortened(value: object) -> str:
 def checked(config: type, values: Mapping[str, object]) -> dict[str, Any]:
     """The fields of *config*: what *values* have of them, checked and converted, and the defaults
     of the others."""
-    return dataclasses.asdict(typed(config, values, flags=True))
+    return dataclasses.asdict(typed(config, values))
 
 
-def coerce(field: dataclasses.Field[Any], hint: object, value: object, flags: bool = False) -> Any:
-    """*value* as the type of *field*, checked against its choices and its bounds, the ones for
-    *flags* or for Python.
+def coerce(field: dataclasses.Field[Any], hint: object, value: object) -> Any:
+    """*value* as the type of *field*, checked against its choices and its bounds.
 
     Raises:
         SettingError: *value* is invalid.
@@ -232,7 +246,8 @@ def coerce(field: dataclasses.Field[Any], hint: object, value: object, flags: bo
             return None
         raise SettingError(f"{name}: a value is needed")
     if kind is bool:
-        # YAML files and old checkpoints have 0 and 1 for switches.
+        # Files and old checkpoints have several texts and numbers for switches.
+        value = SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
         if not isinstance(value, bool | int):
             raise SettingError(f"{name}: expected true or false, got {value!r}")
         return bool(value)
@@ -243,7 +258,7 @@ def coerce(field: dataclasses.Field[Any], hint: object, value: object, flags: bo
     if not items and _default(field) != []:
         raise SettingError(f"{name}: a value is needed")
     for item in items:
-        _check(name, field, item, flags)
+        _check(name, field, item)
     return items if many else items[0]
 
 
@@ -325,13 +340,11 @@ def _number(name: str, kind: type, value: object) -> Any:
     return converted
 
 
-def _check(name: str, field: dataclasses.Field[Any], value: object, flags: bool) -> None:
+def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:
     choices = field.metadata.get("choices")
     if choices is not None and value not in choices:
         raise SettingError(f"{name} {value}: choose from {', '.join(map(str, choices))}")
     low, high, above, below = field.metadata.get("bounds", (None,) * 4)
-    if not flags and (python := field.metadata.get("python")) is not None:
-        (low, high), above, below = python, None, None
     if low is not None and value < low:
         raise SettingError(f"{name} {value}: must be at least {low}")
     if high is not None and value > high:

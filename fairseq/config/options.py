@@ -13,33 +13,39 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
+from fairseq.config.fields import shortened
 from fairseq.config.parser import Parser, title_of
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, TASKS, chosen_part, extensions_of, is_outside
 from fairseq.config.settings import DEFAULT_BATCH_SIZE, DataConfig, RateConfig
 from fairseq.config.settings_file import for_another_run, read_yaml
 from fairseq.config.unused_flags import add_unused_flags, check_architecture
-from fairseq.errors import UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
+from fairseq.errors import SettingError, UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
 from fairseq.system import deferred
 from fairseq.system.allocator import keep_freed_memory
-from fairseq.system.files import removing_empty_folders
+from fairseq.system.files import FULL, removing_empty_folders
 from fairseq.system.plugins import import_user_module
-from fairseq.system.terminal import closed_pipes, end_quietly, open_standard_streams, printable, protect_terminal
-from fairseq.system.waiting import short_waits_under_load
+from fairseq.system.terminal import printable, write_line_by_line
 
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
 
 EXTENSION = "extension"  # in place of a choice
-# Settings of one thing. One that is given takes the place
-# of the others in --config and in a recipe.
+# Settings of one thing: one that is given takes the place of the others in --config.
 SAME = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
-# In a recipe alone: of those that are given,
-# the first that is reached ends training or fills a batch.
-SAME_IN_RECIPES = (*SAME, ("max_update", "max_epoch", "stages", "stop_time_hours"), ("batch_size", "max_tokens"))
+
+
+class Parsed(argparse.Namespace):
+    """Settings by name; :attr:`origins`, which is none of them, says where each comes from."""
+
+    __slots__ = ("origins",)
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)
+        self.origins: dict[str, str] = {}
 
 
 def parse_args_and_arch(
@@ -86,9 +92,11 @@ def parse_args_and_arch(
         fields.add_flags(parser, DataConfig)
     for choice, name, part in parts:
         defaults.update(_add_part_flags(parser, choice, name, part))
-    defaults.update(recommended)
     if "arch" in parser.choices and {"-h", "--help", "--help-all"} & set(argv):
         parser.show_defaults(ARCHITECTURES[arch].complete(recommended))
+        if "arch" in chosen:
+            [model] = [part for choice, _, part in parts if choice == "arch"]
+            parser.describe(_title(arch, model), arch, {n: v for n, v in recommended.items() if n not in chosen})
     if modify_parser is not None:
         modify_parser(parser)
     # Last, since a part may have a flag of that name.
@@ -96,10 +104,10 @@ def parse_args_and_arch(
         add_unused_flags(parser)
     # argparse would give an optional positional its default at the first flag, and reject
     # `CHECKPOINT --cpu TEXT`.
-    optional = any(not action.option_strings and action.nargs == "?" for action in parser._actions)
+    optional = any(not action.option_strings and action.nargs == "?" for _, action in parser.arguments)
     parse = parser.parse_known_intermixed_args if optional else parser.parse_known_args
     words = _switched(parser, argv)
-    args, unknown = parse(words)
+    args, unknown = parse(words, Parsed())
     if unread := [flag for flag in (word.partition("=")[0] for word in words) if flag in parser.unread]:
         print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
     if unknown and not parse_known:
@@ -121,10 +129,10 @@ def _switched(parser: Parser, argv: Sequence[str]) -> list[str]:
 
     A switch that is off is off in *parser*, even if ``--config`` or the architecture turns it on.
     """
-    words = []
+    words, by_flag = [], parser.by_flag
     for word in argv:
         name, _, value = word.partition("=")
-        action = parser._option_string_actions.get(name)
+        action = by_flag.get(name)
         has_two = isinstance(action, argparse.BooleanOptionalAction)
         if value not in ("true", "false") or action is None or action.nargs not in (0, "?"):
             words.append(word)
@@ -153,24 +161,16 @@ def as_program() -> Iterator[None]:
 
     Once nobody reads its output, as behind ``| head``, it ends as SIGPIPE ends other programs.
     """
-    open_standard_streams()
+    write_line_by_line()
     keep_freed_memory()
-    protect_terminal()
     # A shell's background job ignores interrupts, and continues to.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         # Until here an interrupt ended the process without a traceback: imports are done now.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    with closed_pipes(end_quietly), _failures_as_lines():
-        _check_working_folder()
-        with short_waits_under_load(), removing_empty_folders():
+    try:
+        with removing_empty_folders():
             yield
         sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _failures_as_lines() -> Iterator[None]:
-    try:
-        yield
     except UserError as error:
         fail(error.args[0])
     except (MemoryError, RuntimeError) as error:
@@ -180,28 +180,19 @@ def _failures_as_lines() -> Iterator[None]:
     except KeyboardInterrupt:
         # As shells number a process that SIGINT ended.
         sys.exit(130)
+    except BrokenPipeError:
+        # Without Python's own end, at which what is left in stdout's buffer would fail again.
+        os._exit(128 + signal.SIGPIPE)
     except OSError as error:
         # Paths that no system call takes are a user's mistake, whichever file they name.
         if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES) and error.filename is not None:
             name = str(error.filename)
             fail(f"{name if len(name) <= 80 else f'{name[:80]}…'}: {error.strerror}; give another path")
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            fail(f"{error.filename or 'a file'}: {error.strerror}; allow more with `ulimit -n`")
         # Errors without a file name are stdout's.
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
+        if error.filename is not None or error.errno not in FULL:
             raise
         print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
-        sys.stderr.flush()
-        # Without Python's own end, at which what is left in stdout's buffer would fail again.
         os._exit(2)
-
-
-def _check_working_folder() -> None:
-    """Raise UserError where the working folder was removed, to which most paths are relative."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        raise UserError(f"the working folder is gone ({error.strerror}); change to another one") from None
 
 
 def fail(message: str) -> NoReturn:
@@ -234,7 +225,7 @@ def _check_names(parser: Parser, args: argparse.Namespace) -> None:
 
     Flags of dataclasses check their text themselves.
     """
-    for action in parser._actions:
+    for _, action in parser.arguments:
         value = getattr(args, action.dest, None)
         name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
         for text in value if isinstance(value, list) else [value]:
@@ -279,8 +270,7 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dic
     """Add the flags of *part*; returns the defaults that its ``add_args`` names, and a plug-in
     schedule's, which wait for ``--config``."""
     cls = getattr(part, "config_class", None)
-    title = getattr(part, "__name__", name) if cls is None else title_of(cls, name)
-    group = parser.add_argument_group(title, argument_default=argparse.SUPPRESS)
+    group = parser.add_argument_group(_title(name, part), argument_default=argparse.SUPPRESS)
     if cls is not None:
         fields.add_flags(group, cls)
     defaults = {}
@@ -290,34 +280,64 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dic
         defaults = {name: declared[name] for name in fields.defaults(RateConfig) if declared.get(name) is not None}
     if not hasattr(part, "add_args"):
         return defaults
-    ours = list(parser._actions)
+    ours = [action for _, action in parser.arguments]
     # What a model's flags leave open, the architecture fills in: their defaults must not.
     part.add_args(group if choice == "arch" else parser)
-    for action in parser._actions:
+    for _, action in parser.arguments:
         if action not in ours and action.default is not argparse.SUPPRESS:
             # argparse would convert a default that is text;
             # here it waits for --config, and is converted now.
-            text = isinstance(action.default, str)
-            defaults[action.dest] = parser._get_value(action, action.default) if text else action.default
+            convert = action.type if isinstance(action.default, str) and callable(action.type) else None
+            defaults[action.dest] = action.default if convert is None else convert(action.default)
             action.default = argparse.SUPPRESS
     return defaults
 
 
+def _title(name: str, part: object) -> str:
+    cls = getattr(part, "config_class", None)
+    return getattr(part, "__name__", name) if cls is None else title_of(cls, name)
+
+
 def _from_file(parser: Parser, path: str) -> dict[str, object]:
     """The settings in the --config file at *path*, by the names that parsing gives them."""
-    known = {action.dest: action.dest for action in parser._actions}
-    for action in parser._actions:
+    known = {action.dest: action for _, action in parser.arguments if action.dest != argparse.SUPPRESS}
+    for _, action in parser.arguments:
         names = action.option_strings
         # A file says `name: false`, never `no_name: true`.
         if isinstance(action, argparse.BooleanOptionalAction):
             names = names[:1]
-        known.update((name.lstrip("-").replace("-", "_"), action.dest) for name in names)
+        known.update((name.lstrip("-").replace("-", "_"), action) for name in names)
     settings = {}
     for name, value in read_yaml(path).items():
         if name not in known:
-            raise UserError(f"--config {path}: {name}: no such setting; {nearest(name, known)}")
-        settings[known[name]] = value
+            close = nearest(name, known)
+            advice = close if close.startswith("did") else "see --help-all"
+            raise UserError(f"--config {path}: {name}: no such setting; {advice}")
+        try:
+            settings[known[name].dest] = _converted(known[name], value)
+        except (UserError, ValueError, TypeError, argparse.ArgumentTypeError) as error:
+            reason = error.args[0] if isinstance(error, UserError) else f"{name}: {shortened(value)}: {error}"
+            raise UserError(f"--config {path}: {reason}") from None
     return settings
+
+
+def _converted(action: argparse.Action, value: Any) -> Any:
+    """*value*, a text, a list or dict of texts, or None, as the flag of *action* would read it."""
+    if value is None:
+        return None
+    if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
+        if not isinstance(value, str) or value.lower() not in fields.SWITCHES:
+            raise SettingError(f"`{action.dest}`: expected true or false, got {shortened(value)}")
+        return fields.SWITCHES[value.lower()]
+    convert: Any = action.type if callable(action.type) else str
+    is_several = isinstance(value, list) and action.nargs not in (None, "?")
+    if isinstance(value, list) and not is_several:
+        value = ",".join(map(str, value))  # as on a command line
+    converted = [convert(item) for item in value] if is_several else convert(value)
+    for item in converted if is_several else [converted]:
+        if action.choices is not None and item not in action.choices:
+            raise SettingError(f"`{action.dest}` {item}: choose from {', '.join(map(str, action.choices))}")
+    return converted
 
 
 def _fill(
@@ -328,28 +348,43 @@ def _fill(
     left_open: Collection[str],
 ) -> None:
     """Complete *args*, but for the settings *left_open*: what is given, then --config,
-    a plug-in's *defaults*, the architecture, the dataclasses'."""
-    from_file = _from_file(parser, args.config) if hasattr(args, "config") else {}
-    if hasattr(args, "save_dir"):
-        from_file = for_another_run(from_file, args.save_dir)
+    a plug-in's *defaults*, the recipe, the architecture, the dataclasses' defaults."""
+
+    def fill(values: Mapping[str, object], origin: str, open: Collection[str] = left_open) -> None:
+        new = {name: value for name, value in values.items() if name not in args and name not in open}
+        vars(args).update(new)
+        args.origins |= dict.fromkeys(new, origin)
+
+    # A checkpoint stores the settings, not the file that they came from.
+    path = vars(args).pop("config", None)
+    args.origins |= dict.fromkeys(vars(args), "yours")
     for one, other in SAME:
         if hasattr(args, one) and hasattr(args, other):
             raise UserError(f"{fields.flag_name(one)} {fields.flag_name(other)}: choose one of the two")
-    for values, groups in ((from_file, SAME), (defaults, SAME_IN_RECIPES)):
-        replaced = {name for group in groups if any(hasattr(args, name) for name in group) for name in group}
-        for name, value in values.items():
-            if not hasattr(args, name) and name not in replaced:
-                setattr(args, name, value)
-    # A checkpoint stores the settings, not the file that they came from.
-    args.__dict__.pop("config", None)
-    vars(args).update({n: v for n, v in parser.chosen.items() if n in args or n not in left_open})
+    if path is not None:
+        from_file = _from_file(parser, path)
+        if hasattr(args, "save_dir"):
+            from_file = for_another_run(from_file, args.save_dir)
+        replaced = {name for group in SAME if any(hasattr(args, name) for name in group) for name in group}
+        fill({name: value for name, value in from_file.items() if name not in replaced}, str(path), ())
+    fill(defaults, "default")
+    dataclasses = [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]
+    known = {name for cls in dataclasses if cls is not None for name in fields.defaults(cls)} | set(CHOICES)
+    if parser.recommend is not None:
+        recipe = parser.recommend(parser.chosen["arch"], vars(args))
+        fill({name: value for name, value in recipe.items() if name in known}, f"recipe of {parser.chosen['arch']}")
+    fill(parser.chosen, "default")
     # Before the dataclasses' defaults, which fill what architectures leave open.
     if hasattr(args, "arch"):
-        ARCHITECTURES[args.arch].fill(args)
-    for settings in [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]:
-        if settings is not None:
-            values = fields.checked(settings, vars(args))
-            vars(args).update({n: v for n, v in values.items() if n in args or n not in left_open})
+        # A plug-in's function may replace what is given.
+        completed = ARCHITECTURES[args.arch].complete(vars(args))
+        args.origins |= {name: args.arch for name, value in completed.items() if vars(args).get(name, args) != value}
+        vars(args).update(completed)
+    for cls in dataclasses:
+        if cls is not None:
+            values = fields.checked(cls, vars(args))
+            vars(args).update({name: value for name, value in values.items() if name in args})
+            fill(values, "default")
     if "arch" in parser.choices and args.max_tokens is None and args.batch_size is None:
         args.batch_size = DEFAULT_BATCH_SIZE
     for name in ("fp16", "memory_efficient_fp16"):

@@ -8,7 +8,8 @@ import dataclasses
 import difflib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,30 +19,6 @@ from fairseq.config.registry import CHOICES, EXTENSIONS, chosen_part, extensions
 from fairseq.errors import UserError, first_of
 from fairseq.system.terminal import WIDTH
 from fairseq.system.version import __version__
-
-
-class Formatter(argparse.HelpFormatter):
-    """Help with a usage line of what is required, and with examples left as they are written."""
-
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=WIDTH)
-
-    def _format_usage(
-        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[object], prefix: str | None
-    ) -> str:
-        # argparse would list every flag, of which training has more than a hundred.
-        words = [self._prog]
-        for action in actions:
-            metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
-            if not action.option_strings:
-                # While a command line is parsed in two steps, optional ones have another `nargs`.
-                words.append(metavar if action.required and action.nargs != "?" else f"[{metavar}]")
-            elif action.required:
-                words.append(f"{action.option_strings[0]} {metavar}")
-        return f"usage: {' '.join(words)} [flags]\n\n"
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return text if "\n" in text else super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
@@ -64,6 +41,8 @@ class Parser(argparse.ArgumentParser):
         # and what the command line and ``--config`` choose.
         recommend: Callable[[str, Mapping[str, Any]], Mapping[str, object]] | None = None,
     ) -> None:
+        # Every argument with the title of its group, in the order in which it was added.
+        self.arguments: list[tuple[str, argparse.Action]] = []
         super().__init__(
             description=description,
             epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
@@ -71,10 +50,10 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
             # A plug-in may declare a flag again that is here already.
             conflict_handler="resolve",
-            formatter_class=Formatter,
         )
         self.configs = list(configs)
         self.first = list(first)
+        self.chosen_group = ""  # title of the flags that --help shows beside the first ones
         self.lists = ""  # what --help says last: further flags that list something
         self.left_open: tuple[str, ...] = ()  # settings that have no value unless they are given
         self.choices = list(choices)
@@ -100,18 +79,47 @@ class Parser(argparse.ArgumentParser):
         # Flags that nothing reads: *hidden* ones,
         # and others on the command line, while it is parsed.
         self.unread: list[str] = []
-        for action in self._actions:
+        for _, action in self.arguments:
             if action.dest in hidden:
                 action.help = argparse.SUPPRESS
                 self.unread += action.option_strings
 
+    @property
+    def by_flag(self) -> dict[str, argparse.Action]:
+        """Every flag's argument."""
+        return {flag: action for _, action in self.arguments for flag in action.option_strings}
+
     def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
         """Add an argument. A positional one that there is already, as in fairseq's tasks ``data``,
         stays as it is."""
-        for action in self._actions:
+        for _, action in self.arguments:
             if not action.option_strings and args == (action.dest,):
                 return action
-        return super().add_argument(*args, **kwargs)
+        title = "options" if args and args[0].startswith("-") else "positional arguments"
+        return self._noted(title, super().add_argument, args, kwargs)
+
+    def add_argument_group(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a group of arguments, which :attr:`arguments` has, too."""
+        return self._noting(super().add_argument_group(*args, **kwargs))
+
+    def add_mutually_exclusive_group(self, **kwargs: Any) -> Any:
+        """Add a group of arguments, of which one at most may be given."""
+        return self._noting(super().add_mutually_exclusive_group(**kwargs))
+
+    def _noted(self, title: str, add: Callable[..., argparse.Action], args: Any, kwargs: Any) -> argparse.Action:
+        action = add(*args, **kwargs)
+        # One that lost all its flags to another is gone.
+        positional = bool(args) and not args[0].startswith("-")
+        self.arguments = [each for each in self.arguments if each[1].option_strings or each[0].startswith("positional")]
+        place = sum(not each.option_strings for _, each in self.arguments) if positional else len(self.arguments)
+        self.arguments.insert(place, ("positional arguments" if positional else title, action))
+        return action
+
+    def _noting(self, group: Any) -> Any:
+        title, add = getattr(group, "title", None) or "options", group.add_argument
+        group.root = self
+        group.add_argument = lambda *args, **kwargs: self._noted(title, add, args, kwargs)
+        return group
 
     def add_user_dir(self) -> None:
         """Take ``--user-dir``, which commands that run a model have among their settings."""
@@ -122,37 +130,48 @@ class Parser(argparse.ArgumentParser):
     def show_defaults(self, values: Mapping[str, object]) -> None:
         """Show *values* as the defaults of their flags:
         an architecture's differ from the dataclass's."""
-        for action in self._actions:
+        for _, action in self.arguments:
             if action.dest in values and action.help not in (None, argparse.SUPPRESS):
                 text = re.sub(r" \(default: [^()]*\)$", "", str(action.help))
                 action.help = f"{text} (default: {fields.shown(values[action.dest])})"
 
+    def describe(self, group: str, arch: str, recipe: Mapping[str, object]) -> None:
+        """Show *group*, the flags of the architecture *arch*, and its *recipe* in short help."""
+        values = ", ".join(f"{name.replace('_', '-')} {fields.shown(value)}" for name, value in recipe.items())
+        self.chosen_group = group
+        self.lists = f"Recipe of {arch}, unless you choose: {values or 'none'}.\n{self.lists}"
+
     def format_help(self, all: bool = False) -> str:
         """The help text: usage, examples, the flags one needs first;
         with *all* also the others and the parts."""
-        formatter = self._get_formatter()
-        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
-        formatter.add_text(self.description)
-        formatter.add_text(self.epilog)
-        by_name = {action.dest: action for action in self._actions}
+        shown = [(title, action) for title, action in self.arguments if action.help != argparse.SUPPRESS]
+        by_name = {action.dest: action for _, action in shown}
         first = [by_name[name] for name in dict.fromkeys(self.first) if name in by_name]
-        groups = [(group.title, group._group_actions) for group in self._action_groups]
+        groups = {
+            title: [action for one, action in shown if one == title and action not in first] for title, _ in shown
+        }
+        parts = [self._usage(), *map(_paragraph, filter(None, [self.description])), self.epilog or ""]
+        if first:
+            parts.append(_section("most used", first))
         if first and not all:
-            count = sum(bool(action.option_strings) and action.help != argparse.SUPPRESS for action in self._actions)
-            formatter.start_section("what one needs first")
-            formatter.add_arguments(first)
-            formatter.end_section()
-            formatter.add_text(f"{self.prog} --help-all shows all {count} flags. {self.lists}".strip())
-            return formatter.format_help()
-        for title, actions in [("what one needs first", first), *groups]:
-            formatter.start_section(title)
-            formatter.add_arguments([action for action in actions if actions is first or action not in first])
-            formatter.end_section()
-        for name in self.choices:
-            formatter.start_section(CHOICES[name].flag)
-            formatter.add_text(", ".join(CHOICES[name]))
-            formatter.end_section()
-        return formatter.format_help()
+            parts += [_section(title, actions) for title, actions in groups.items() if title == self.chosen_group]
+            count = sum(bool(action.option_strings) for _, action in shown)
+            parts += [*map(_paragraph, self.lists.splitlines()), f"{self.prog} --help-all shows all {count} flags."]
+        else:
+            parts += [_section(title, actions) for title, actions in groups.items() if actions]
+            parts += [f"{CHOICES[name].flag}:\n{_paragraph(', '.join(CHOICES[name]), '  ')}" for name in self.choices]
+        return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+    def _usage(self) -> str:
+        # argparse would list every flag, of which training has more than a hundred.
+        words = [self.prog]
+        for _, action in self.arguments:
+            metavar = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
+            if not action.option_strings:
+                words.append(metavar if action.required and action.nargs != "?" else f"[{metavar}]")
+            elif action.required:
+                words.append(f"{action.option_strings[0]} {metavar}")
+        return f"usage: {' '.join(words)} [flags]"
 
     def error(self, message: str) -> NoReturn:
         """Raise a :class:`UserError`; an unknown flag gets
@@ -160,7 +179,12 @@ class Parser(argparse.ArgumentParser):
         # argparse gives its errors as text only.
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
         if unknown and unknown[1].startswith("-"):
+            # Names of Python and of YAML have underscores, flags dashes.
             flag = unknown[1].split("=")[0]
+            dashed = "--" + flag.lstrip("-").replace("_", "-")
+            if dashed != flag and not flag.startswith("---") and len(flag) > 2:
+                owner = None if dashed in self.by_flag else self._owner(dashed)
+                raise UserError(owner or f"{flag}: no such flag; {self._close(dashed)}")
             raise UserError(self._owner(flag) or f"{flag}: no such flag; {self._close(flag)}")
         flag = re.match(r"argument (\S+): (ignored explicit argument)?", message)
         if flag and flag[2]:
@@ -182,9 +206,9 @@ class Parser(argparse.ArgumentParser):
         return None
 
     def _close(self, flag: str) -> str:
-        visible = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        visible = [action for _, action in self.arguments if action.help != argparse.SUPPRESS]
         flags = [s for action in visible for s in action.option_strings if s.startswith("--")]
-        close = difflib.get_close_matches(flag, flags, n=2, cutoff=0.6)
+        close = [flag] if flag in flags else difflib.get_close_matches(flag, flags, n=2, cutoff=0.7)
         return f"did you mean {' or '.join(close)}?" if close else "see --help"
 
 
@@ -192,8 +216,20 @@ class _HelpAll(argparse.Action):
     """Shows the help of all flags, and exits."""
 
     def __call__(self, parser: Any, *args: object, **kwargs: object) -> NoReturn:
-        parser._print_message(parser.format_help(all=True), sys.stdout)
+        print(parser.format_help(all=True), end="")
         sys.exit(0)
+
+
+def _section(title: str, actions: Sequence[argparse.Action]) -> str:
+    formatter = argparse.HelpFormatter("", max_help_position=30, width=WIDTH)
+    formatter.start_section(title)
+    formatter.add_arguments(actions)
+    formatter.end_section()
+    return formatter.format_help()
+
+
+def _paragraph(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, WIDTH - 2, initial_indent=indent, subsequent_indent=indent)
 
 
 def version() -> str:

@@ -37,7 +37,17 @@ ROOMS = (
     *("analysis", "checkpoint", "config", "criterions", "data", "distributed", "errors", "evaluation", "hub"),
     *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "system"),
     *("tasks", "text", "training"),
+    # fairseq's names
+    *("checkpoint_utils", "dataclass", "distributed_utils", "file_io", "hub_utils", "incremental_decoding_utils"),
+    *("meters", "metrics", "options", "progress_bar", "registry", "search", "sequence_generator", "sequence_scorer"),
+    *("tokenizer", "trainer", "utils"),
 )
+# Names that transformers and torch have for parts.
+FORMER = {
+    "linear": "polynomial_decay",
+    "constant": "fixed",
+    "adamw": "adam",
+}
 _copied_modules: set[str] = set()
 
 
@@ -158,7 +168,7 @@ class Registry(Generic[T]):
         """The part called *name*; UserError, which names the nearest ones, if there is none."""
         part = self._find(name) if name in self else None
         if part is None:
-            raise UserError(f"{self.flag} {name}: no such {self.kind}; {nearest(name, list(self))}")
+            raise UserError(f"{self.flag} {name}: no such {self.kind}; {nearest(FORMER.get(name, name), list(self))}")
         return part
 
     def __contains__(self, name: str) -> bool:

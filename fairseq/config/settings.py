@@ -70,6 +70,7 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     )
     log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE", stored=False)
     wandb_project: str | None = flag(None, "project of Weights & Biases (needs the package wandb)", metavar="NAME")
+    trackio_project: str | None = flag(None, "project of trackio (needs the package trackio)", metavar="NAME")
     user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR", stored=False)
 
 
@@ -198,8 +199,8 @@ class OptimizationConfig(MeanConfig, RateConfig):
         None, "validate and save an exponential moving average of weights, e.g. 0.999", low=0, below=1, metavar="DECAY"
     )
     skip_nonfinite: int = flag(0, "maximum updates to skip for an infinite or NaN loss or gradient", low=0)
-    oom_retry: bool = flag(False, "split and repeat batches that exceed memory (not with memory models)")
     update_freq: list[int] = flag([1], "batches accumulated per update, or one number for each epoch", low=1)
+    batch_chunk: int = flag(1, "passes per batch, each with a share of its rows and of their memory", low=1)
     stages: str | None = flag(
         None,
         "staged training: LENGTH:LAST_UPDATE[:MAX_TOKENS[:LR]] of each stage, e.g. 128:140100,512:286000",
@@ -329,6 +330,7 @@ class TrainingSettings(Settings):
     profiling: ProfileConfig
     optimizer: Any
     lr_scheduler: Any
+    origins: Mapping[str, str] = dataclasses.field(default_factory=dict)  # where each setting comes from, by name
 
 
 def without_paths(args: Mapping[str, Any], source: object) -> dict[str, Any]:
@@ -376,6 +378,7 @@ def training_settings(args: argparse.Namespace | TrainingSettings) -> TrainingSe
         profiling=fields.typed(ProfileConfig, flat),
         optimizer=_typed_part("optimizer", flat),
         lr_scheduler=_typed_part("lr_scheduler", flat),
+        origins=getattr(args, "origins", {}),
     )
     if 0 in settings.optimization.lr and not flat.get("max_lr"):
         raise UserError("--lr 0: must be greater than 0, unless --max-lr is given and --lr is the minimum")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from fairseq.config.fields import Config, flag
+from fairseq.config.fields import Config, add_flags, flag
 from fairseq.errors import SettingError
 
 # Beyond any published model; a mistyped number would otherwise build modules until memory ends.
@@ -21,6 +21,12 @@ class Part:
     """The dataclass of its settings."""
     settings_name: ClassVar[str]
     """The name of its settings in :class:`~fairseq.config.settings.Settings`."""
+
+    @classmethod
+    def add_args(cls, parser: Any) -> None:
+        """Add the flags of the dataclass of its settings to *parser*."""
+        if cls.config_class is not None:
+            add_flags(parser, cls.config_class)
 
     @classmethod
     def settings_of(cls, settings: Any) -> Any:

@@ -207,7 +207,7 @@ def add_unused_flags(parser: argparse.ArgumentParser) -> None:
     add_unread(parser, SWITCHES, VALUES)
     if "arch" not in getattr(parser, "choices", []):
         add_unread(parser, OF_EVALUATION_SWITCHES, OF_EVALUATION)
-    if "--beam" in parser._option_string_actions:
+    if "--beam" in getattr(parser, "by_flag", {}):
         add_unread(parser, OF_GENERATION_SWITCHES, OF_GENERATION)
     for name, (neutral, _) in _INSTEAD.items():
         _add(parser, name, "?" if neutral else 0, Refused)
@@ -221,7 +221,7 @@ def check_architecture(name: str) -> None:
 
 
 def _add(parser: argparse.ArgumentParser, name: str, nargs: int | str | None, action: type[argparse.Action]) -> None:
-    if f"--{name}" not in parser._option_string_actions:
+    if f"--{name}" not in getattr(parser, "by_flag", {}):
         names = [*filter(None, [_SHORT.get(name)]), f"--{name}"]
         options: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
         parser.add_argument(*names, nargs=nargs, action=action, **options)

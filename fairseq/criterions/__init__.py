@@ -5,7 +5,10 @@ from fairseq.system.deferred import names_of
 __getattr__, __all__ = names_of(
     __name__,
     {
-        "fairseq.config.registry": "CRITERIONS register_criterion",
-        "fairseq.criterions.fairseq_criterion": "FairseqCriterion build_criterion",
+        "fairseq.config.registry": "CRITERIONS register_criterion CRITERION_REGISTRY=CRITERIONS",
+        "fairseq.criterions.fairseq_criterion": "FairseqCriterion LegacyFairseqCriterion build_criterion",
+        # Of a fork for mixtures of experts, which packages beside it import.
+        "fairseq.criterions.losses": "MoECriterion",
+        "fairseq.dataclass": "MoECriterionConfig=FairseqDataclass",
     },
 )

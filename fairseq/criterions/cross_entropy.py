@@ -12,6 +12,7 @@ from fairseq.config.fields import typed
 from fairseq.config.shared import AdaptiveCriterionConfig
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample, logging_output, subset_sums
 from fairseq.criterions.settings import CrossEntropyConfig, LabelSmoothedCrossEntropyConfig
+from fairseq.dataclass import settings_of
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.adaptive_softmax import BandedSoftmax
@@ -151,3 +152,12 @@ class AdaptiveLoss(CrossEntropyCriterion):
                 "`criterion` adaptive_loss: the model's softmax has no bands; use `criterion` cross_entropy"
             )
         return super().compute_loss(model, net_output, sample)
+
+
+__getattr__ = settings_of(  # fairseq's names
+    __name__,
+    {"fairseq.criterions.losses": "label_smoothed_nll_loss"},
+    CrossEntropyCriterionConfig=CrossEntropyConfig,
+    LabelSmoothedCrossEntropyCriterionConfig=LabelSmoothedCrossEntropyConfig,
+    AdaptiveLossConfig=AdaptiveCriterionConfig,
+)

@@ -112,6 +112,13 @@ class FairseqCriterion(Part, nn.Module):
         return self.compute_loss(model, model(**sample["net_input"]), sample)
 
 
+class LegacyFairseqCriterion(FairseqCriterion):
+    """A criterion that is given the namespace and the task, as in fairseq before 0.10."""
+
+    def __init__(self, args: object, task: object) -> None:
+        super().__init__(args, task)
+
+
 def build_criterion(settings: Settings, task: Any) -> FairseqCriterion:
     """Return the criterion that *settings* select."""
     settings = typed_settings(settings)

@@ -13,6 +13,7 @@ from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, perplexity, ratio
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.output_layer import OutputLayer, move_partition
+from fairseq.system.deferred import names_of
 
 
 class MaskedLMCriterion(FairseqCriterion):
@@ -86,3 +87,8 @@ def nll(logits: Tensor, target: Tensor, padding_idx: int) -> Tensor:
     """Summed negative log-likelihood of targets that are not padding: logits [N, V], target [N]."""
     # float32: sums over a vocabulary lose digits in half precision.
     return F.cross_entropy(logits.float(), target, ignore_index=padding_idx, reduction="sum")
+
+
+__getattr__, _ = names_of(  # fairseq's
+    __name__, {"fairseq.criterions.losses": "MaskedLmLoss", "fairseq.dataclass": "MaskedLmConfig=FairseqDataclass"}
+)

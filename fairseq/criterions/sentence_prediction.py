@@ -16,6 +16,7 @@ from fairseq.criterions.fairseq_criterion import FairseqCriterion, Loss, Sample,
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, Gathered, Values, ratio
 from fairseq.models.base import BaseFairseqModel
+from fairseq.system.deferred import names_of
 
 PREDICTIONS = "predictions"
 LIBRARIES = {"f1": "sklearn.metrics", "mcc": "sklearn.metrics", "pearson": "scipy.stats", "spearman": "scipy.stats"}
@@ -136,3 +137,6 @@ def _library(name: str) -> ModuleType:
         raise UserError(
             f"`criterion` sentence_prediction: {name} needs {package}: pip install scikit-learn scipy"
         ) from None
+
+
+__getattr__, _ = names_of(__name__, {"fairseq.dataclass": "SentencePredictionConfig=FairseqDataclass"})  # fairseq's

@@ -15,5 +15,23 @@ __getattr__, __all__ = names_of(
         "fairseq.data.samplers": "BlockSampler StreamSampler",
         "fairseq.data.dataset": "Dataset",
         "fairseq.data.iterator": "EpochIterator",
+        "fairseq.data.datasets": """
+            FairseqDataset BaseWrapperDataset NestedDictionaryDataset IdDataset NumSamplesDataset NumelDataset
+            PadDataset LeftPadDataset RightPadDataset PrependTokenDataset AppendTokenDataset TruncateDataset
+            StripTokenDataset OffsetTokensDataset SortDataset RawLabelDataset ListDataset ConcatDataset
+            LRUCacheDataset ConcatSentencesDataset RollDataset RandomCropDataset
+        """,
+        "fairseq.data.block_datasets": """
+            TokenBlockDataset MonolingualDataset MaskTokensDataset LMContextWindowDataset TruncatedDictionary
+            IndexedDataset MMapIndexedDataset=IndexedDataset IndexedCachedDataset=IndexedDataset
+        """,
+        "fairseq.data.iterators": """
+            BufferedIterator CountingIterator EpochBatchIterator GroupedIterator ShardedIterator
+        """,
+        "fairseq.data.language_pair_dataset": "LanguagePairDataset",
+        "fairseq.data.round_robin_zip_datasets": "RoundRobinZipDatasets",
+        "fairseq.data.inert": """
+            BacktranslationDataset TransformEosDataset FairseqIterableDataset IndexedRawTextDataset
+        """,
     },
 )

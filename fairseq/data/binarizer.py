@@ -35,6 +35,7 @@ class Summary:
     tokens: int = 0
     replaced: int = 0
     padding: int = 0
+    largest: int = 0  # id
 
 
 class LearnedTexts:
@@ -133,6 +134,7 @@ class Binarizer:
                 summary.replaced += int(np.count_nonzero(table.replaced[numbers]))
                 if table.padding is not None:
                     summary.padding += int(np.count_nonzero(numbers == table.padding))
+            summary.largest = writer.largest
             # Ends of lines alone are no corpus.
             if summary.tokens == summary.sentences:
                 raise no_words(path)

@@ -8,7 +8,7 @@ examples a split has in ``dataset(split)``, how they form batches in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,8 +38,8 @@ class Dataset(Protocol):
         """
 
     def checksums(self) -> Mapping[str, int]:
-        """Return a CRC-32 of each file that examples are read
-        from, by its name: equal on all processes."""
+        """Return a number for each file that examples are read from, by its name, that is another
+        one for another file: equal on all processes."""
 
     def at_epoch(self, epoch: int) -> Dataset:
         """Return the dataset as it is read in *epoch* (from 1): a view with the same sizes.
@@ -50,3 +50,34 @@ class Dataset(Protocol):
 
     def select(self, keep: np.ndarray) -> Dataset:
         """Return a view of the examples for which *keep*, bool [n], is true, numbered anew."""
+
+
+class Examples:
+    """fairseq's methods of a dataset of blocks: its examples one by one, and batches of them."""
+
+    pad: int
+    sizes: Any
+    batch: Any
+    __len__: Any
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """``id``, ``source`` and ``target`` [T] of example *index*."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        sample = self.batch(np.array([index]))
+        return {"id": int(index), "source": sample["net_input"]["src_tokens"][0], "target": sample["target"][0]}
+
+    def collater(self, samples: Sequence[dict[str, Any]]) -> Sample:
+        """The examples *samples* as one batch, padded on the right."""
+        from fairseq.data.data_utils import collate
+
+        return collate(samples, self.pad)
+
+    def num_tokens(self, index: int) -> int:
+        return int(self.sizes[index])
+
+    size = num_tokens
+
+    def ordered_indices(self) -> np.ndarray:
+        """The numbers of the examples in their order."""
+        return np.arange(len(self))

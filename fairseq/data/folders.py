@@ -1,7 +1,6 @@
 """Data folders: one dictionary; splits in one or several files, in one or several folders.
 
-Training reads ``train``, ``train1``, ``train2``, … as one corpus, without a copy in memory
-(:mod:`fairseq.system.stored_array`); every file is read once by a process, to check it.
+Training reads ``train``, ``train1``, ``train2``, … as one corpus, mapped into memory.
 ``DATA1:DATA2`` reads folder (epoch − 1) mod n (:class:`fairseq.data.iterator.Turns`); validation
 and evaluation read the first.
 """
@@ -14,9 +13,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, reopen, token_count
+from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus, token_count
 from fairseq.errors import UserError
-from fairseq.system.checksums import Verification
+from fairseq.system import checksums
 from fairseq.text.dictionary import Dictionary, read_dictionary
 from fairseq.text.tokenizers import TOKENIZATION, read_tokenization
 
@@ -117,35 +116,39 @@ def unread_splits(folder: str | Path, splits: Sequence[str]) -> list[str]:
 
 
 def open_corpus(
-    folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
+    folder: str | Path, split: str, dictionary: Dictionary | None, *, combine: bool = False
 ) -> IndexedCorpus | JoinedCorpus:
-    """Return the tokens of a split, left in their files
-    and read once to check them; see :func:`corpus_prefixes`.
+    """Return the tokens of a split, left in their files;
+    see :func:`corpus_prefixes` and :meth:`IndexedCorpus.check`.
 
     Raises:
-        UserError: files are missing or damaged, or were made with another dictionary.
+        UserError: files are missing or of another size than
+            they were written with, or were made with another dictionary.
     """
     check_split(folder, split)
-    prefixes = corpus_prefixes(folder, split, combine=combine)
-    verification = Verification(folder, (f"{prefix}.{kind}" for prefix in prefixes for kind in ("idx", "bin")))
-    parts = [IndexedCorpus(prefix, verification) for prefix in prefixes]
+    recorded = checksums.recorded(folder)
+    parts = [IndexedCorpus(prefix) for prefix in corpus_prefixes(folder, split, combine=combine)]
     for part in parts:
-        part.check(dictionary, verification)
+        part.check(dictionary, recorded)
     return parts[0] if len(parts) == 1 else JoinedCorpus(parts)
 
 
-def reopen_corpus(
-    folder: str | Path, split: str, dictionary: Dictionary, *, combine: bool = False
-) -> IndexedCorpus | JoinedCorpus:
-    """As :func:`open_corpus`, but files that an earlier epoch
-    or stage has checked are not checked again."""
-    # The number of files is part of the key: one may be added from epoch to epoch.
-    key = os.path.abspath(folder), split, len(corpus_prefixes(folder, split, combine=combine))
-    corpus = reopen(CORPORA, key, lambda: open_corpus(folder, split, dictionary, combine=combine))
-    corpus.check(dictionary)
-    return corpus
+def check_data(folder: str | Path) -> list[str]:
+    """Read every file of a data folder: compare its checksum, each token with the dictionary, and
+    each line with the one before it.
 
+    Returns:
+        The names of the files with checksums, and of the splits.
 
-# Checked when they were opened; about 1 KB a file, and 8 bytes a line once `offsets` has been read,
-# as scoring does.
-CORPORA: dict[tuple[str, str, int], IndexedCorpus | JoinedCorpus] = {}
+    Raises:
+        UserError: a file is damaged, missing or of another dictionary.
+    """
+    dictionary, recorded = load_dictionary(folder), checksums.recorded(folder)
+    for name in recorded:
+        checksums.check(os.path.join(folder, name))
+    for split in _splits(folder):
+        corpus = IndexedCorpus(os.path.join(folder, split))
+        corpus.check(dictionary, recorded)
+        corpus.check_tokens(dictionary)
+        corpus.check_lines()
+    return [*recorded, *_splits(folder)]

@@ -6,17 +6,18 @@ import contextlib
 import copy
 import dataclasses
 import logging
-import queue
-import threading
 import zlib
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, cast
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
 
 from fairseq.data import position
 from fairseq.data.dataset import Dataset, Sample
+from fairseq.data.position import Layout
 from fairseq.data.samplers import Sampler
 from fairseq.errors import UserError
 from fairseq.modules import devices
@@ -40,6 +41,7 @@ class EpochIterator:
             in the background thread; anything random in it must depend on its arguments only, so
             that a resumed run repeats it.
         prefetch: batches prepared ahead in a background thread; 0: none, no thread.
+        chunks: parts of its rows in which each batch is handed out; see :func:`chunks_of`.
         device: where the tensors go.
     """
 
@@ -49,11 +51,13 @@ class EpochIterator:
         *,
         prepare: Callable[[Sample, int], Sample] | None = None,
         prefetch: int = 1,
+        chunks: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
         self._turns = turns
         self.prepare = prepare
         self.prefetch = prefetch
+        self.chunks = chunks
         self.device = torch.device(device)
         self.epoch = 1
         self.read = 0
@@ -125,6 +129,12 @@ class EpochIterator:
         self.epoch += 1
         self.read = 0
 
+    def data_checksum(self) -> str | None:
+        """Return one checksum of the files of the epoch, whatever folder they are in; None where
+        the dataset has none."""
+        checksums: Mapping[str, int] = getattr(self.dataset, "checksums", dict)()
+        return f"{zlib.crc32(repr(sorted(checksums.items())).encode()):08x}" if checksums else None
+
     def facts(self) -> dict[str, Any]:
         """What must be equal on all processes, by name: the files' checksums, the layout, the
         position, the batch."""
@@ -141,11 +151,6 @@ class EpochIterator:
             facts["checksum of the next batch of rank 0"] = f"{zlib.crc32(batch.tobytes()):08x}"
         return facts
 
-    def rebatch(self, indices: np.ndarray) -> Sample:
-        """Return the examples *indices* [B] of the epoch as one sample on the device."""
-        sample = self._sample(self.dataset.at_epoch(self.epoch), indices, self.epoch)
-        return cast(Sample, _to_device(sample, self.device))
-
     def _sample(self, dataset: Dataset, indices: np.ndarray, epoch: int) -> Sample:
         sample = dataset.batch(indices)
         return sample if self.prepare is None else self.prepare(sample, epoch)
@@ -159,8 +164,20 @@ class EpochIterator:
             if len(indices) == 0:
                 yield None
                 continue
-            sample = self._sample(dataset, indices, epoch)
+            if self.chunks == 1:
+                sample = self._sample(dataset, indices, epoch)
+            else:
+                sample = self._in_chunks(dataset, indices, epoch)
             yield _map_tensors(devices.pin, sample) if devices.is_accelerator(self.device) else sample
+
+    def _in_chunks(self, dataset: Dataset, indices: np.ndarray, epoch: int) -> Sample:
+        chunks: list[Sample | None] = []
+        first = 0
+        for rows in np.array_split(indices, self.chunks):
+            place = {"first_row": first, "is_last": first + len(rows) == len(indices)}
+            chunks.append({**self._sample(dataset, rows, epoch), **place} if len(rows) else None)
+            first += len(rows)
+        return {"nsentences": len(indices), "chunks": chunks}
 
     def state_dict(self) -> dict[str, Any]:
         """The position, in fairseq's layout, and ``read``,
@@ -181,8 +198,8 @@ class EpochIterator:
         """Go to the position of *state*; a position at or behind the epoch's end is the start of
         the next epoch.
 
-        A run without ``read``, such as fairseq's, continues in NumPy's order
-        (:meth:`Sampler.in_numpy_order`).
+        The order stays that of the run that saved the state: of version 1.0, or of fairseq, which
+        stores no ``read`` (:meth:`Sampler.continuing`).
 
         Args:
             state: of :meth:`state_dict`, or fairseq's ``train_iterator``.
@@ -197,24 +214,36 @@ class EpochIterator:
         epoch, iterations = state.get("epoch"), state.get("iterations_in_epoch", 0)
         if not isinstance(epoch, int) or not isinstance(iterations, int) or epoch < 0 or iterations < 0:
             raise UserError(
-                f"`restore_file`: epoch {epoch!r}, batch {iterations!r} is not a position in the data; "
+                f"checkpoint: epoch {epoch!r}, batch {iterations!r} is not a position in the data; "
                 "give `reset_dataloader` to start at the first batch"
             )
-        order = (state.get("read") or {}).get("order")
-        if order is not None or saved is not None:
-            self._turns.in_numpy_order(order in (None, position.NUMPY))
+        read = state.get("read")
+        if read is not None or saved is not None:
+            self._turns.continuing(position.layout_of(read) if read else position.FAIRSEQ)
         self.epoch, self.read = max(1, epoch), 0
         if iterations == 0:
             return True
         layout = self.sampler.layout
         # Only in the middle of an epoch: at its start any layout fits.
-        here = position.find(layout, iterations, state.get("read"), saved)
+        here = position.find(layout, iterations, read, saved)
         self.read = here.read
         if here.read >= layout.units:
             self.epoch, self.read = self.epoch + 1, 0
         if here.remark:
             logger.info("epoch %d, batch %d of %d: %s", self.epoch, self.iterations_in_epoch, len(self), here.remark)
         return here.same_rows
+
+
+def chunks_of(sample: Sample | None, chunks: int) -> list[Sample | None]:
+    """Return the parts of a batch that an iterator handed out in *chunks*: as many on every rank;
+    None for empty ones.
+
+    A part has ``first_row``, the number of its first row in the batch, and ``is_last``: no row
+    comes after its rows.
+    """
+    if sample is None:
+        return [None] * chunks
+    return sample.get("chunks", [sample])
 
 
 def _to_device(sample: Sample | None, device: torch.device) -> Sample | None:
@@ -237,71 +266,16 @@ def _map_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: object
 _END = object()
 
 
-def _next(ready: queue.Queue[object], thread: threading.Thread) -> Any:
-    """The next item, as soon as there is one; an error if *thread* is gone and will make none."""
-    while True:
-        with contextlib.suppress(queue.Empty):
-            return ready.get(timeout=1.0)
-        if not thread.is_alive() and ready.empty():
-            raise RuntimeError(
-                "the thread that prepares batches died without an exception; `num_workers` 0 does without it"
-            )
-
-
-def _is_put(ready: queue.Queue[object], item: object) -> bool:
-    """Whether there was room for *item*, within some time."""
-    with contextlib.suppress(queue.Full):
-        ready.put(item, timeout=0.2)
-        return True
-    return False
-
-
-def _in_background(items: Iterator[object], ahead: int) -> Generator[Any, None, None]:
-    """*items*, made by a thread up to *ahead* of them early;
-    the thread is gone when the generator is closed.
-
-    Where no thread can be started they are made as they are asked for.
-    """
-    ready: queue.Queue[object] = queue.Queue(maxsize=ahead)
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def produce() -> None:
-        try:
-            for item in items:
-                while not _is_put(ready, item):
-                    # A generator that nobody closes, as after an error, is left when the main
-                    # thread has ended.
-                    if not threading.main_thread().is_alive():
-                        return
-                if stop.is_set():
-                    return
-        except BaseException as error:
-            failures.append(error)
-        # After an error, too: the consumer would wait for a batch for ever otherwise.
-        while not _is_put(ready, _END) and threading.main_thread().is_alive():
-            pass
-
-    # No daemon: one that is in an operator of torch
-    # when the interpreter ends ends the process with SIGABRT.
-    thread = threading.Thread(target=produce, name="batches")
+def _in_background(items: Iterator[Any], ahead: int) -> Generator[Any, None, None]:
+    """*items*, made by a thread up to *ahead* of them early; closing the generator ends it."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="batches")
     try:
-        thread.start()
-    except RuntimeError:
-        yield from items
-        return
-    try:
-        while (item := _next(ready, thread)) is not _END:
+        pending = deque(executor.submit(next, items, _END) for _ in range(ahead + 1))
+        while (item := pending.popleft().result()) is not _END:
+            pending.append(executor.submit(next, items, _END))
             yield item
-        if failures:
-            raise failures[0]
     finally:
-        stop.set()
-        # The thread may wait for room in the queue, which is made here.
-        while thread.is_alive():
-            with contextlib.suppress(queue.Empty):
-                ready.get_nowait()
-            thread.join(timeout=0.01)
+        executor.shutdown(cancel_futures=True)
 
 
 Turn = tuple[Dataset, Sampler]
@@ -317,8 +291,8 @@ class Turns:
     def __init__(self, openers: Sequence[Callable[[], Turn]]) -> None:
         self._openers = openers
         self._current: tuple[int, Turn] | None = None
-        self._next: _Opening | None = None
-        self._numpy = False
+        self._next: tuple[int, ThreadPoolExecutor, Future[Turn | None]] | None = None
+        self._saved: Layout | None = None
         self.known: dict[int, int] = {}  # batches an epoch, of the datasets that were opened
 
     @classmethod
@@ -356,55 +330,46 @@ class Turns:
         """Open the dataset of the epoch after *epoch*
         in the background, unless it is also *epoch*'s."""
         number = epoch % len(self._openers)
-        if len(self._openers) > 1 and (self._next is None or self._next.number != number):
-            self._next = _Opening(number, self._openers[number])
+        if len(self._openers) > 1 and (self._next is None or self._next[0] != number):
+            executor = ThreadPoolExecutor(1, thread_name_prefix="next data folder")
+            self._next = number, executor, executor.submit(_try_to_open, self._openers[number])
 
     def close(self) -> None:
         """Wait for what is being opened and drop it; the openers may refer to a model."""
         self._take(-1)
 
-    def in_numpy_order(self, numpy: bool = True) -> None:
-        """Read all of them in NumPy's order, or not."""
-        # Opened again if it was: its sampler is in the other order.
-        if numpy is not self._numpy:
+    def continuing(self, saved: Layout) -> None:
+        """Read all of them in the order of a run that stored *saved*."""
+        # What is open is in another order, unless this process stored it.
+        if self._current is None or self._current[1][1].layout != saved:
             self._current, self.known = None, {}
-        self._numpy = numpy
+        self._saved = saved
 
     def _take(self, number: int) -> Turn | None:
         """What was opened in the background, if it is *number*;
         None if that failed: the caller tries again."""
-        opening, self._next = self._next, None
-        if opening is None:
+        if self._next is None:
             return None
-        if opening.started:
-            opening.join()
-        return opening.turn if opening.number == number else None
+        (opening, executor, future), self._next = self._next, None
+        executor.shutdown()
+        return future.result() if opening == number else None
 
     def _ordered(self, turn: Turn) -> Turn:
-        return (turn[0], turn[1].in_numpy_order()) if self._numpy else turn
+        if self._saved is None:
+            return turn
+        dataset, sampler = turn
+        # Few datasets have an order of their own.
+        if hasattr(dataset, "continuing"):
+            dataset = dataset.continuing(self._saved)
+        return dataset, sampler.continuing(self._saved)
 
 
-class _Opening(threading.Thread):
-    """The thread that opens one dataset; *turn* stays None if it cannot be opened."""
-
-    def __init__(self, number: int, opener: Callable[[], Turn]) -> None:
-        # No daemon: one that is in an operator of torch
-        # when the interpreter ends ends the process with SIGABRT.
-        super().__init__(name="next data folder")
-        self.number = number
-        self.opener = opener
-        self.turn: Turn | None = None
-        # Where no thread can be started, the folder is opened when it is read.
-        self.started = False
-        with contextlib.suppress(RuntimeError):
-            self.start()
-            self.started = True
-
-    def run(self) -> None:
-        try:
-            self.turn = self.opener()
-        except UserError as error:
-            logger.warning("the next epoch's data cannot be read yet: %s", error.args[0])
-        # Reported with its traceback where it is tried again.
-        except Exception as error:
-            logger.warning("the next epoch's data cannot be read yet: %s: %s", type(error).__name__, error)
+def _try_to_open(opener: Callable[[], Turn]) -> Turn | None:
+    """Return what *opener* opens; None if that fails, which a warning says at once: the data are
+    read after hours only."""
+    try:
+        return opener()
+    except Exception as error:
+        text = error.args[0] if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        logger.warning("the next epoch's data cannot be read yet: %s", text)
+        return None

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fairseq.data.dataset import Sample
+from fairseq.data.dataset import Examples, Sample
+from fairseq.data.position import Layout
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import find_tokenizer
@@ -156,7 +157,7 @@ def word_parts(dictionary: Dictionary, rule: WordRule | None = None) -> tuple[np
 
 
 @dataclass(frozen=True, eq=False)
-class MaskedBlocks:
+class MaskedBlocks(Examples):
     """Blocks of a corpus, each after a begin symbol, with some tokens chosen for prediction.
 
     The choice depends on the seed, the epoch and the position of the token in the corpus only.
@@ -167,6 +168,10 @@ class MaskedBlocks:
     bos: int  # id of the symbol before each block
     fixed: bool = False  # the same choice in every epoch, for validation
     epoch: int = 0  # of the choice
+
+    @property
+    def pad(self) -> int:  # type: ignore[override]
+        return self.blocks.pad
 
     @property
     def sizes(self) -> np.ndarray:
@@ -181,6 +186,9 @@ class MaskedBlocks:
 
     def at_epoch(self, epoch: int) -> MaskedBlocks:
         return self if self.fixed else dataclasses.replace(self, blocks=self.blocks.at_epoch(epoch), epoch=epoch)
+
+    def continuing(self, saved: Layout) -> MaskedBlocks:
+        return dataclasses.replace(self, blocks=self.blocks.continuing(saved))
 
     def select(self, keep: np.ndarray) -> MaskedBlocks:
         return dataclasses.replace(self, blocks=self.blocks.select(keep))

@@ -18,9 +18,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fairseq.errors import UserError
+import numpy as np
+
+from fairseq.errors import UserError, counted
 
 BLOCKS, BATCHES, NUMPY, STREAMS = "blocks", "batches", "fairseq", "streams"
+SUM, SEQUENCE = 0, 1  # rules
 RESET = "or give `reset_dataloader` to start at the first batch"
 
 
@@ -28,16 +31,21 @@ RESET = "or give `reset_dataloader` to start at the first batch"
 class Layout:
     """Units of an epoch, and the way processes read them."""
 
-    # ``blocks``: of one size, in a random order; ``batches``: cut by size; ``fairseq``: cut by
-    # size, in NumPy's order; ``streams``: rows that continue each other.
+    # ``blocks``: in a random order, singly or in groups of similar size; ``batches``: cut by size;
+    # ``fairseq``: cut by size, in NumPy's order; ``streams``: rows that continue each other.
     order: str
     units: int  # an epoch
     step: int  # units that all processes read in one iteration
     processes: int
     block_size: int  # tokens of the longest block
-    cut: int = 0  # what must be equal for units to be the same: rows in all of streams, a checksum of batches by size
+    # What must be equal for units to be the same: the rows in all of streams, a checksum of
+    # batches, the number of blocks in a group (0: they are put in order singly).
+    cut: int = 0
     seed: int = 0  # of a random order; 0 where there is none
     passage: int = 0  # blocks that a row of streams reads in the corpus's order; 0: all
+    # What draws random orders, see :func:`order_generator`. Checkpoints of version 1.0 and of
+    # fairseq have no rule.
+    rule: int = SUM
 
     @property
     def batches(self) -> int:
@@ -49,6 +57,21 @@ class Layout:
         # Counted from the end: after a change of processes `read` need not be a multiple of the
         # step, and what is left must be right.
         return self.batches - -(-(self.units - read) // self.step)
+
+
+FAIRSEQ = Layout(NUMPY, units=0, step=1, processes=1, block_size=0)  # its checkpoints store none
+
+
+def order_generator(rule: int, seed: int, epoch: int, *purpose: int) -> np.random.RandomState:
+    """Return what draws the order of *epoch* for a *purpose*: by the rule ``SEQUENCE`` each seed,
+    epoch and purpose has a generator of its own; by ``SUM`` seed and epoch are added.
+
+    With sums, the third epoch of seed 1 has the order of the first one of seed 3.
+    """
+    if rule == SUM:
+        return np.random.RandomState((seed + epoch) % 2**32)
+    # The former class, whose permutations are the same in every version of NumPy.
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence([seed, epoch, *purpose])))
 
 
 @dataclass(frozen=True)
@@ -86,6 +109,11 @@ class Position:
     remark: str = ""  # for the log; empty if the position is as it was saved
 
 
+def layout_of(stored: Mapping[str, Any]) -> Layout:
+    """Return the layout of a checkpoint's ``read``."""
+    return Layout(**{key: stored[key] for key in stored if key != "count"})
+
+
 def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved: SavedBy | None) -> Position:
     """Return the position of a checkpoint's
     ``train_iterator`` within its epoch, in the layout *ours*.
@@ -99,8 +127,7 @@ def find(ours: Layout, iterations: int, stored: Mapping[str, Any] | None, saved:
         UserError: the position is in the middle of an epoch that *ours* cannot continue.
     """
     if stored is not None:
-        theirs = Layout(**{key: stored[key] for key in stored if key != "count"})
-        return _convert(ours, theirs, stored["count"], saved is None or saved.same_length)
+        return _convert(ours, layout_of(stored), stored["count"], saved is None or saved.same_length)
     if saved is None:
         return Position(min(iterations * ours.step, ours.units), same_rows=True)
     step = saved.processes if ours.order == NUMPY else ours.step
@@ -144,31 +171,32 @@ def _remark(ours: Layout, theirs: Layout, read: int) -> str:
     if (theirs.step, theirs.processes) == (ours.step, ours.processes):
         return ""
     return (
-        f"{read} of {ours.units} {_NAMES[ours.order]} read by {theirs.processes} processes, {theirs.step} at once; "
-        f"continues with {ours.processes} processes, {ours.step} at once"
+        f"{read} of {ours.units} {_NAMES[ours.order]} read by {counted(theirs.processes, 'process')}, "
+        f"{theirs.step} at once; "
+        f"continues with {counted(ours.processes, 'process')}, {ours.step} at once"
     )
 
 
 def _elsewhere(ours: Layout, order: str, cut: int, read: str) -> UserError:
     """The error for a position that *ours* does not have."""
-    where = f"the checkpoint is in the middle of an epoch ({read} read)"
+    where = f"in the middle of an epoch ({read} read)"
     if order != ours.order:
         return UserError(
-            f"`restore_file`: {where}, of data in the order of {order}; these settings read {ours.order}; "
+            f"checkpoint: {where}, of data in the order of {order}; these settings read {ours.order}; "
             f"keep those it was trained with, {RESET}"
         )
     if ours.order == STREAMS and cut != ours.cut:
         rows = f"{cut} rows" if cut else "another number of rows"
         return UserError(
-            f"`batch_size`, `max_tokens`: {where} by {rows} on all processes together, and {ours.cut} rows read other "
-            f"parts of the text; keep rows × processes, {RESET}"
+            f"`batch_size`, `max_tokens`: the checkpoint is {where} by {rows} on all processes together, and "
+            f"{ours.cut} rows read other parts of the text; keep rows × processes, {RESET}"
         )
     if cut != ours.cut:
         return UserError(
-            f"`max_tokens`, `batch_size`, `required_batch_size_multiple`: {where}, and its batches were cut otherwise; "
-            f"keep its settings (on fewer processes raise `update_freq`), {RESET}"
+            f"`max_tokens`, `batch_size`, `required_batch_size_multiple`: the checkpoint is {where}, and its batches "
+            f"were cut otherwise; keep its settings (on fewer processes raise `update_freq`), {RESET}"
         )
     return UserError(
-        f"`restore_file`: {where}, and this run's has {ours.units} {_NAMES[ours.order]}; "
+        f"checkpoint: {where}, and this run's has {ours.units} {_NAMES[ours.order]}; "
         f"keep the data and settings it was trained with, {RESET}"
     )

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fairseq.data.position import BATCHES, BLOCKS, NUMPY, STREAMS, Layout
+from fairseq.data.position import BATCHES, BLOCKS, NUMPY, SEQUENCE, STREAMS, SUM, Layout, order_generator
 from fairseq.errors import UserError
 
 _PIECE = 1 << 20  # blocks sorted together
@@ -47,9 +47,8 @@ class Sampler(Protocol):
         """The blocks of each batch of an epoch (numbered
         from 1), once *read* units of it were read."""
 
-    def in_numpy_order(self) -> Sampler:
-        """Return the sampler whose order NumPy draws,
-        in which runs continue that saved no layout."""
+    def continuing(self, saved: Layout) -> Sampler:
+        """Return the sampler in whose order a run goes on that stored the layout *saved*."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +66,7 @@ class Batching:
     rank: int = 0
     world_size: int = 1
     limit: str = "`max_tokens`"
+    accumulated: int = 1  # most batches of an update on one process
 
     def blocks(self, sizes: np.ndarray, *, by_size: bool, selection: np.ndarray | None = None) -> BlockSampler:
         """Return the sampler of independent examples of *sizes* [n], see :class:`BlockSampler`."""
@@ -116,26 +116,32 @@ def rows_per_batch(
 class BlockSampler:
     """Batches of independent blocks.
 
-    Blocks of one size (*by_size* false): they are put in an order, a new one each epoch,
-    and a step's global batch is a run of ``rows × world_size`` of them,
-    divided among the ranks. So N processes with B rows read the same as one process with N·B rows,
-    or with B rows and N batches per update.
+    They are put in an order, a new one each epoch, and a step's global batch is a run of
+    ``rows × world_size`` of them, divided among the ranks. So N processes with B rows read the same
+    as one process with N·B rows, or with B rows and N batches per update.
 
-    Blocks of many sizes (*by_size* true): they are sorted by size, ties in the order, and cut once
-    into batches that hold at most *max_tokens* with padding. Each epoch takes the batches in a new
-    order, and rank k every *world_size*-th of them, from the k-th on.
+    Blocks of many sizes (*by_size* true) are sorted by size first, ties in a random order, and put
+    in order in groups of as many as an update reads, so that they need little padding. A group that
+    is not full comes last.
 
-    A run whose checkpoint has no layout continues in *NumPy's order* (:meth:`in_numpy_order`), so
-    that its next losses are fairseq's: one permutation of all blocks, drawn from the seed; too long
-    ones leave it; sorting by size, ties by the permutation's values; batches are cut once, whether
-    blocks have one size or not, and shuffled with seed + epoch (not up to ``--curriculum``).
+    That is so in training where the size of batches is a number of rows. Where *max_tokens* limits
+    it, and in validation, blocks of many sizes are cut once into batches that hold at most
+    *max_tokens* with padding. Each epoch takes the batches in a new order, and rank k every
+    *world_size*-th of them, from the k-th on. So N processes read the same as one with N batches
+    per update. A run that version 1.0 began goes on so with rows, too.
+
+    A run whose checkpoint has no layout continues in *NumPy's order*, so that its next losses are
+    fairseq's: one permutation of all blocks, drawn from the seed; too long ones leave it; sorting
+    by size, ties by the permutation's values; batches are cut once, whether blocks have one size or
+    not, and shuffled with seed + epoch (not up to ``--curriculum``).
 
     Args:
         sizes: tokens of each block.
         batching: limits and order.
-        by_size: whether they are cut by size.
+        by_size: whether they are sorted by size.
         selection: bool [blocks before too long ones were left out]:
             which of them *sizes* are; None: all.
+        saved: the layout of a checkpoint, whose order is kept; None: that of a new run.
 
     Raises:
         UserError: a block is longer than *max_tokens*, or batches have no limit.
@@ -144,27 +150,46 @@ class BlockSampler:
     rows = 0
 
     def __init__(
-        self, sizes: np.ndarray, batching: Batching, *, by_size: bool, selection: np.ndarray | None = None
+        self,
+        sizes: np.ndarray,
+        batching: Batching,
+        *,
+        by_size: bool,
+        selection: np.ndarray | None = None,
+        saved: Layout | None = None,
     ) -> None:
         longest = int(sizes.max(initial=0))
         self.batching = batching
+        self.by_size = by_size
         self.shuffle = batching.shuffle
         self.rank = batching.rank
         self._sizes = sizes
         self._selection = selection
         self._rows = batching.rows(longest)
         self._sorted: np.ndarray | None = None
-        self._cuts = np.zeros(1, np.int64)
+        self._cuts: np.ndarray | None = None
+        step = self._rows * batching.world_size
         self.layout = Layout(
             BLOCKS,
             units=len(sizes),
-            step=self._rows * batching.world_size,
+            step=step,
             processes=batching.world_size,
             block_size=longest,
             seed=batching.seed if batching.shuffle else 0,
+            rule=SEQUENCE if saved is None else saved.rule,
         )
-        if by_size:
-            self._cut(BATCHES, sorted_by_size(self._permutation(len(sizes), epoch=0), sizes))
+        most, tokens = batching.batch_size, batching.max_tokens
+        limited_by_rows = most is not None and (tokens is None or most * longest <= tokens)
+        if saved is not None and saved.order == NUMPY:
+            self._cut(NUMPY, self._sorted_as_numpy())
+        elif by_size:
+            self._sorted = sorted_by_size(self._permutation(len(sizes), epoch=0), sizes)
+            if limited_by_rows and self.shuffle and self.layout.rule != SUM:
+                # The group stays when a run goes on with another number of processes.
+                group = saved.cut if saved is not None and saved.order == BLOCKS else 0
+                self.layout = dataclasses.replace(self.layout, cut=group or step * batching.accumulated)
+            else:
+                self._cut(BATCHES, self._sorted)
 
     def __len__(self) -> int:
         return self.layout.batches
@@ -172,14 +197,15 @@ class BlockSampler:
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
         """The blocks of each of this rank's batches of an epoch,
         once *read* blocks or batches were read."""
-        if self._sorted is None:
-            order = self._permutation(len(self._sizes), epoch)
+        if self._cuts is None:
+            order = self._order(epoch)
             for first in range(read, len(order), self._rows * self.batching.world_size):
                 # The ranks' parts of one global batch lie side by side: rank order is the order of
                 # one large batch.
                 first += self.rank * self._rows
                 yield order[first : first + self._rows].astype(np.int64)
             return
+        assert self._sorted is not None
         count = len(self._cuts) - 1
         order = self._permutation(count, epoch) if epoch > self.batching.curriculum else np.arange(count)
         for start in range(read, count, self.batching.world_size):
@@ -187,16 +213,20 @@ class BlockSampler:
             first, last = self._cuts[order[number] :][:2] if number < count else (0, 0)
             yield self._sorted[first:last].astype(np.int64)
 
-    def in_numpy_order(self) -> BlockSampler:
-        """Return a sampler with the same limits in NumPy's order."""
+    def continuing(self, saved: Layout) -> BlockSampler:
+        """Return a sampler with the same limits in the order of a run that stored *saved*."""
+        if dataclasses.replace(saved, step=self.layout.step, processes=self.layout.processes) == self.layout:
+            return self
+        return BlockSampler(self._sizes, self.batching, by_size=self.by_size, selection=self._selection, saved=saved)
+
+    def _sorted_as_numpy(self) -> np.ndarray:
+        """All blocks as fairseq sorts them."""
         selection = np.ones(len(self._sizes), bool) if self._selection is None else self._selection
         values = np.arange(len(selection))
         if self.shuffle:
             # NumPy's old generator, whose permutations are fairseq's; it takes seeds of 32 bits.
             values = np.random.RandomState(self.batching.seed % 2**32).permutation(len(selection))
-        sampler = copy.copy(self)
-        sampler._cut(NUMPY, np.lexsort((values[selection], self._sizes)))
-        return sampler
+        return np.lexsort((values[selection], self._sizes))
 
     def _cut(self, order: str, blocks: np.ndarray) -> None:
         """Cut *blocks*, in an order of rising sizes, into batches."""
@@ -211,14 +241,27 @@ class BlockSampler:
             cut=zlib.crc32(self._cuts.tobytes()),
         )
 
+    def _order(self, epoch: int) -> np.ndarray:
+        """All blocks in the order of *epoch*."""
+        if self._sorted is None:
+            return self._permutation(len(self._sizes), epoch)
+        groups, rest = divmod(len(self._sorted), self.layout.cut)
+        numbers = self._permutation(groups + 1, epoch) if epoch > self.batching.curriculum else np.arange(groups + 1)
+        # The group that is not full comes last, so that groups begin where updates do. Which blocks
+        # it has is random: it is the one at place *short* of the sizes.
+        short = int(numbers[-1])
+        shorter = slice(short * self.layout.cut, short * self.layout.cut + rest)
+        full = np.delete(self._sorted, shorter).reshape(groups, self.layout.cut)
+        return np.concatenate([full[numbers[:-1] - (numbers[:-1] > short)].ravel(), self._sorted[shorter]])
+
     def _permutation(self, count: int, epoch: int) -> np.ndarray:
         # 4 bytes a block where they suffice: large corpora have many millions.
         order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
         if self.shuffle:
-            seed = self.batching.seed + epoch if epoch > self.batching.curriculum else self.batching.seed
+            epoch = epoch if epoch > self.batching.curriculum else 0
             # `shuffle` in place gives the same order
             # as `permutation(count)`, without a second array.
-            np.random.RandomState(seed % 2**32).shuffle(order)
+            order_generator(self.layout.rule, self.batching.seed, epoch).shuffle(order)
         return order
 
 
@@ -310,16 +353,27 @@ class StreamSampler:
         self.curriculum = curriculum
         self.shuffle = passage > 0
         # Processes may share the rows in another way, but there must be as many in all.
-        layout = Layout(STREAMS, len(self), 1, world_size, block_size, cut=rows * world_size, passage=passage)
-        self.layout = dataclasses.replace(layout, seed=seed if self.shuffle else 0)
+        self.layout = Layout(
+            STREAMS,
+            units=len(self),
+            step=1,
+            processes=world_size,
+            block_size=block_size,
+            cut=rows * world_size,
+            seed=seed if self.shuffle else 0,
+            passage=passage,
+            rule=SEQUENCE,
+        )
 
     def __len__(self) -> int:
         # Rounded up: the last row may be shorter, but no block is left out.
         return -(-self.num_blocks // (self.rows * self.world_size))
 
-    def in_numpy_order(self) -> StreamSampler:
-        """Return this sampler: fairseq has no other order of streams."""
-        return self
+    def continuing(self, saved: Layout) -> StreamSampler:
+        """Return a sampler of the same rows in the order of a run that stored *saved*."""
+        sampler = copy.copy(self)
+        sampler.layout = dataclasses.replace(self.layout, rule=saved.rule)
+        return sampler
 
     def epoch(self, epoch: int, read: int = 0) -> Iterator[np.ndarray]:
         """The blocks of this rank's rows at each step of an epoch, once *read* steps were made."""
@@ -337,5 +391,5 @@ class StreamSampler:
     def _passages(self, epoch: int) -> np.ndarray:
         """The numbers of the passages in the order of *epoch*, an incomplete one last."""
         count = self.num_blocks // self.passage if self.passage else 0
-        seed = self.seed + epoch if epoch > self.curriculum else self.seed
-        return np.append(np.random.RandomState(seed % 2**32).permutation(count), count)
+        epoch = epoch if epoch > self.curriculum else 0
+        return np.append(order_generator(self.layout.rule, self.seed, epoch).permutation(count), count)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fairseq.data.folders import reopen_corpus
+from fairseq.data.folders import open_corpus
 from fairseq.data.glue import Label, Layout, label_of, read_lines
 from fairseq.errors import UserError
 from fairseq.text.dictionary import Dictionary
@@ -84,7 +84,7 @@ def read_labels(data: str | Path, split: str, layout: Layout, rows: int, labelle
 
 
 def _lines(folder: Path, split: str, dictionary: Dictionary) -> list[np.ndarray]:
-    corpus: Any = reopen_corpus(folder, split, dictionary)
+    corpus: Any = open_corpus(folder, split, dictionary)
     lines = np.split(corpus.tokens[:], corpus.offsets[1:-1])
     # Rows get their own `</s>`, one for each sentence; fairseq's files have one already.
     return [line[:-1] if len(line) and line[-1] == dictionary.eos() else line for line in lines]

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from fairseq.config.shared import BREAK_MODES
-from fairseq.data.block_starts import Piece, boundaries
-from fairseq.data.dataset import Sample
+from fairseq.data.dataset import Examples, Sample
 from fairseq.data.indexed_dataset import Corpus, IndexedCorpus, JoinedCorpus
+from fairseq.data.position import SEQUENCE, Layout, order_generator
 from fairseq.errors import SettingError, nearest
 
 __all__ = ["Sample", "TokenBlocks"]
 
-_PIECE = 1 << 20  # lines or blocks looked at together
+_LINES = 1  # purpose of the order of lines: that of blocks, which has none, is another
 
 
 class ShuffledLines:
@@ -29,14 +28,14 @@ class ShuffledLines:
 
     Args:
         sizes: int [lines], the tokens of each line.
-        seed: of the order, which follows from it and the number of lines alone.
+        generator: what draws the order.
     """
 
-    def __init__(self, sizes: np.ndarray, seed: int) -> None:
+    def __init__(self, sizes: np.ndarray, generator: np.random.RandomState) -> None:
         sizes = np.asarray(sizes)
         count = len(sizes)
         order = np.arange(count, dtype=np.int32 if count <= np.iinfo(np.int32).max else np.int64)
-        np.random.RandomState(seed % 2**32).shuffle(order)
+        generator.shuffle(order)
         shuffled = sizes[order]
         self._ends = np.cumsum(shuffled, dtype=np.int64)
         starts = np.cumsum(sizes, dtype=np.int64)
@@ -52,10 +51,10 @@ class ShuffledLines:
         return positions + self._shifts[np.searchsorted(self._ends, positions, side="right")]
 
 
-class TokenBlocks:
+class TokenBlocks(Examples):
     """Blocks of a corpus: block i scores ``tokens[starts[i] : starts[i] + sizes[i]]``.
 
-    Their sizes are in memory, 4 bytes a block; the corpus's lines are read in pieces and not kept.
+    Starts and sizes are in memory, 12 bytes a block.
 
     Args:
         corpus: the tokens and their lines.
@@ -76,7 +75,7 @@ class TokenBlocks:
             or *shuffle_lines* is not with *break_mode*.
 
     Attributes:
-        starts: int64 [n], computed when it is indexed, see :class:`BlockStarts`.
+        starts: int64 [n].
         sizes: int32 [n].
         selection: bool [blocks that were cut]: those that :meth:`select` left; None: all.
         before: int64 [n], tokens of context that :meth:`with_context`
@@ -106,8 +105,9 @@ class TokenBlocks:
         self.eos = eos
         self.bos = bos
         self._seed = shuffle_lines
+        self._rule = SEQUENCE
         self._lines: ShuffledLines | None = None
-        self._set(_cut(corpus, block_size, break_mode or "none"))
+        self._set(*_cut(corpus, block_size, break_mode or "none"))
         self.selection: np.ndarray | None = None
         self.before: np.ndarray | None = None
         self._context: _Context | None = None
@@ -127,7 +127,13 @@ class TokenBlocks:
         if self._seed is None:
             return self
         blocks = copy.copy(self)
-        blocks._lines = ShuffledLines(self.corpus.sizes, self._seed + epoch)
+        blocks._lines = ShuffledLines(self.corpus.sizes, order_generator(self._rule, self._seed, epoch, _LINES))
+        return blocks
+
+    def continuing(self, saved: Layout) -> TokenBlocks:
+        """Return these blocks with their lines in the order of a run that stored *saved*."""
+        blocks = copy.copy(self)
+        blocks._rule = saved.rule
         return blocks
 
     def cut_long(self, longest: int) -> TokenBlocks:
@@ -135,7 +141,7 @@ class TokenBlocks:
         if int(self.sizes.max(initial=0)) <= longest:
             return self
         cut = copy.copy(self)
-        cut._set(_cut_long(starts, sizes, longest) for starts, sizes in self._pieces())
+        cut._set(*_cut_long(self.starts, self.sizes.astype(np.int64), longest))
         return cut
 
     def with_context(self, window: int, longest: int) -> TokenBlocks:
@@ -145,7 +151,7 @@ class TokenBlocks:
         As in fairseq, context is what the blocks before hold: blank lines of ``complete_doc`` and
         blocks that were left out are not read. A block longer than *longest* has none.
         """
-        context = _Context(np.asarray(self.starts), np.cumsum(self.sizes, dtype=np.int64) - self.sizes)
+        context = _Context(self.starts, np.cumsum(self.sizes, dtype=np.int64) - self.sizes)
         blocks = copy.copy(self)
         # With `<s>` a row is longer than its block.
         room = longest - (self.bos is not None) - self.sizes.astype(np.int64)
@@ -156,21 +162,15 @@ class TokenBlocks:
     def select(self, keep: np.ndarray) -> TokenBlocks:
         """Return the blocks for which *keep*, bool [n], is true, renumbered."""
         selected = copy.copy(self)
-        masks = (keep[first : first + _PIECE] for first in range(0, len(self), _PIECE))
-        selected._set((starts[mask], sizes[mask]) for mask, (starts, sizes) in zip(masks, self._pieces(), strict=True))
+        selected._set(self.starts[keep], self.sizes[keep])
         selected.before = None if self.before is None else self.before[keep]
         # An order that is drawn once is drawn for all blocks, those left out included.
         selected.selection = np.ones(len(keep), bool) if self.selection is None else self.selection.copy()
         selected.selection[selected.selection] = keep
         return selected
 
-    def _pieces(self) -> Iterator[Piece]:
-        firsts = range(0, len(self), _PIECE)
-        return ((self.starts[first : first + _PIECE], self.sizes[first : first + _PIECE]) for first in firsts)
-
-    def _set(self, pieces: Iterable[Piece]) -> None:
-        self.starts: Any
-        self.starts, self.sizes = boundaries(pieces)
+    def _set(self, starts: np.ndarray, sizes: np.ndarray) -> None:
+        self.starts, self.sizes = starts, sizes.astype(np.int32, copy=False)
 
     def batch(self, indices: np.ndarray) -> Sample:
         """Blocks *indices* [B], at least one, as rows padded on the right.
@@ -259,60 +259,33 @@ class _Context:
         return np.where(positions < starts[:, None], context, positions)
 
 
-def _cut(corpus: Corpus, block_size: int, break_mode: str) -> Iterator[Piece]:
-    """Starts and sizes of the blocks, in pieces."""
+def _cut(corpus: Corpus, block_size: int, break_mode: str) -> tuple[np.ndarray, np.ndarray]:
+    """Starts, int64, and sizes of the blocks."""
     if break_mode == "none":
-        return _cut_stream(len(corpus.tokens), block_size)
+        starts = np.arange(0, len(corpus.tokens), block_size, dtype=np.int64)
+        return starts, np.minimum(len(corpus.tokens) - starts, block_size)
+    if break_mode not in BREAK_MODES:
+        raise SettingError(f"`sample_break_mode` {break_mode}: {nearest(break_mode, BREAK_MODES)}")
+    lines = np.asarray(corpus.sizes)
+    offsets = np.zeros(len(lines) + 1, dtype=np.int64)
+    np.cumsum(lines, dtype=np.int64, out=offsets[1:])
     if break_mode == "eos":
-        return _cut_lines(corpus.sizes)
-    if break_mode in ("complete", "complete_doc"):
-        return _pack_lines(corpus.sizes, block_size, documents=break_mode == "complete_doc")
-    raise SettingError(f"`sample_break_mode` {break_mode}: {nearest(break_mode, BREAK_MODES)}")
+        starts, sizes = offsets[:-1], lines
+    else:
+        ends = _ends(lines, offsets, block_size, documents=break_mode == "complete_doc")
+        first = np.fromiter(_chain(ends), dtype=np.int64)
+        starts, sizes = offsets[first], offsets[ends[first]] - offsets[first]
+        if break_mode == "complete_doc":
+            # A line of one token is a blank one: its `</s>`.
+            sizes = np.where(lines[first] == 1, 0, sizes)
+    return starts[sizes > 0], sizes[sizes > 0]
 
 
-def _cut_long(starts: np.ndarray, sizes: np.ndarray, longest: int) -> Piece:
+def _cut_long(starts: np.ndarray, sizes: np.ndarray, longest: int) -> tuple[np.ndarray, np.ndarray]:
     """The same tokens as blocks of at most *longest*."""
     parts = -(-sizes // longest)
     number = np.arange(parts.sum()) - np.repeat(np.cumsum(parts) - parts, parts)  # of a part in its block
     return np.repeat(starts, parts) + number * longest, np.minimum(np.repeat(sizes, parts) - number * longest, longest)
-
-
-def _cut_stream(tokens: int, block_size: int) -> Iterator[Piece]:
-    """Blocks of one size, the last one of the rest."""
-    for first in range(0, tokens, block_size * _PIECE):
-        starts = np.arange(first, min(tokens, first + block_size * _PIECE), block_size, dtype=np.int64)
-        yield starts, np.minimum(tokens - starts, block_size)
-
-
-def _cut_lines(sizes: np.ndarray) -> Iterator[Piece]:
-    """Lines that are not empty."""
-    total = 0
-    for first in range(0, len(sizes), _PIECE):
-        piece = sizes[first : first + _PIECE]
-        ends = np.cumsum(piece, dtype=np.int64) + total
-        yield (ends - piece)[piece > 0], piece[piece > 0]
-        total = int(ends[-1])
-
-
-def _pack_lines(sizes: np.ndarray, block_size: int, documents: bool) -> Iterator[Piece]:
-    """Blocks of whole lines. A block that the end of a piece
-    may have cut is packed again with the next one."""
-    total = 0
-    rest = np.empty(0, np.int32)
-    for first in range(0, len(sizes), _PIECE):
-        lines = np.concatenate([rest, sizes[first : first + _PIECE]])
-        offsets = np.zeros(len(lines) + 1, dtype=np.int64)
-        np.cumsum(lines, dtype=np.int64, out=offsets[1:])
-        ends = _ends(lines, offsets, block_size, documents)
-        blocks = np.fromiter(_chain(ends), dtype=np.int64)
-        if first + _PIECE < len(sizes):
-            # The last block of a piece is open: its lines begin the next piece.
-            blocks, rest = blocks[:-1], lines[blocks[-1] :]
-        starts, length = offsets[blocks], offsets[ends[blocks]] - offsets[blocks]
-        # A line of one token is a blank one: its `</s>`.
-        keep = (length > 0) & (lines[blocks] != 1) if documents else length > 0
-        yield total + starts[keep], length[keep]
-        total += int(offsets[len(lines) - len(rest)])
 
 
 def _ends(lines: np.ndarray, offsets: np.ndarray, block_size: int, documents: bool) -> np.ndarray:

@@ -10,16 +10,17 @@ from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-# Of a run that stopped and saved.
+# Of a run that stopped and saved, or whose output nobody reads.
 EXIT_CODES = {128 + number: signal.Signals(number).name for number in (*SIGNALS, signal.SIGPIPE)}
 
 
 class Interruption:
     """The signal that asked this process to stop, if one did, inside a ``with`` statement.
 
-    The first of SIGINT, SIGTERM and SIGUSR1 is recorded. A second one ends the process at once with
-    128 + its number, unless our launcher counts signals, or torchrun repeats them. A signal that is
-    ignored by inheritance (``nohup``, a script's background job) stays ignored.
+    The first of SIGINT, SIGTERM and SIGUSR1 is recorded, and rank 0 says what follows. A second one
+    ends the process at once with 128 + its number, unless our launcher counts signals, or torchrun
+    repeats them. A signal that is ignored by inheritance (``nohup``, a script's background job)
+    stays ignored.
     """
 
     def __init__(self) -> None:
@@ -33,27 +34,25 @@ class Interruption:
             for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._record)
-            # The launcher blocks them, as long as nothing would record them.
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return self
 
     def __exit__(self, *error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def record_closed_pipe(self) -> None:
-        """Record SIGPIPE; Python ignores the signal itself, which also comes of sockets."""
-        # Under `nohup`, a run that is to survive its terminal also survives a `tee`.
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-            self.signal = self.signal or signal.SIGPIPE
-
     def _record(self, number: int, frame: FrameType | None) -> None:
-        # A closed pipe is no request to hurry.
-        if self.signal not in (0, signal.SIGPIPE) and self.second_ends:
-            # Not sys.exit: whoever asks twice does not want to wait for handlers and threads.
-            os._exit(128 + number)
-        # The first one names the reason.
-        self.signal = self.signal or number
+        if self.signal:
+            if self.second_ends:
+                # Not sys.exit: whoever asks twice does not want to wait for handlers and threads.
+                os._exit(128 + number)
+            return
+        self.signal = number
+        if os.environ.get("RANK", "0") == "0":
+            line = f"{signal.Signals(number).name}: the run saves and stops after this update or validation"
+            if multiprocessing.parent_process() is not None or self.second_ends:
+                line += "; a second signal ends it at once, and loses what was not saved"
+            # Not print, which the signal may have interrupted; after a line of a progress bar.
+            os.write(2, f"\n{line}\n".encode())
 
 
 def end_at_signals() -> None:
@@ -63,6 +62,6 @@ def end_at_signals() -> None:
     """
     if multiprocessing.parent_process() is not None:
         for number in SIGNALS:
-            # Not sys.exit: it would be lost where a generator or a destructor is interrupted.
-            signal.signal(number, lambda number, frame: os._exit(128 + number))
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                # Not sys.exit: it would be lost where a generator or a destructor is interrupted.
+                signal.signal(number, lambda number, frame: os._exit(128 + number))

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from fairseq.data.dataset import Dataset, Sample
-from fairseq.data.folders import data_folders, load_dictionary, reopen_corpus
+from fairseq.data.folders import data_folders, load_dictionary, open_corpus
 from fairseq.data.masking import special_symbols, word_parts, word_rule
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -190,7 +190,7 @@ def training_counts(data: str | Path, dictionary: Dictionary) -> Counter[str]:
         if not os.path.isfile(folder / "train.idx"):
             raise UserError(f"`by_frequency`: {folder} has no training split to count; give `word_counts`")
         logger.info("counting the words of %s/train", folder)
-        counter += groups.counts(reopen_corpus(folder, "train", dictionary, combine=True).tokens)
+        counter += groups.counts(open_corpus(folder, "train", dictionary, combine=True).tokens)
     return counter
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from fairseq.errors import UserError
 from fairseq.evaluation.report import table
-from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_text
 
 SENTENCES = ("sentence_good", "sentence_bad")
@@ -54,7 +53,7 @@ def read_pairs(path: str | Path, limit: int | None = None) -> list[Pair]:
 
 def _pair(line: bytes, where: str) -> Pair:
     try:
-        values = parse_json(line)
+        values = json.loads(line)
     except ValueError as error:
         raise UserError(f"{where}: not JSON in UTF-8 ({error})") from None
     sentences = [values.get(name) for name in SENTENCES] if isinstance(values, dict) else []

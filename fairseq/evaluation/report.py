@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
 from fairseq.logging.figures import safe_power
 from fairseq.modules import devices
 from fairseq.text.dictionary import NONE, Dictionary
 from fairseq.text.raw_text import RawCounts
 from fairseq.text.symbols import BYTES
-from fairseq.text.tokenizers.tokenizer import readable_symbols
+from fairseq.text.tokenizers.rules import BeginMarks, SubwordMarks
+from fairseq.text.tokenizers.tokenizer import chosen_rule, readable_symbols
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Words:
     first: np.ndarray  # int64 [words]: index of each word's first token
     lprobs: np.ndarray  # float64 [words], natural logarithms
     lines: np.ndarray  # int64 [lines + 1]: line i is words ``lines[i]`` … ``lines[i + 1] − 1``
-    mark: str | None = None  # suffix of continued subwords, None if tokens are words
+    rule: SubwordMarks | BeginMarks | None = None  # by which subwords are joined, None if tokens are words
 
     def __len__(self) -> int:
         return len(self.first)
@@ -49,43 +49,33 @@ class Words:
     def word(self, number: int) -> str:
         end = self.first[number + 1] if number + 1 < len(self.first) else len(self.scores)
         pieces = [self.symbols[token] for token in self.scores.tokens[self.first[number] : end]]
-        return "".join(piece.removesuffix(self.mark or "") for piece in pieces[:-1]) + pieces[-1]
-
-
-def continued(dictionary: Dictionary, remove_bpe: str) -> np.ndarray:
-    """Which symbols of *dictionary* end with the mark *remove_bpe*: bool [V].
-
-    Raises:
-        UserError: none does, or the mark is empty or names SentencePiece, which is not supported.
-    """
-    mark = remove_bpe.strip()
-    if mark in ("", "sentencepiece"):
-        raise UserError(f"`remove_bpe` {remove_bpe!r}: expected a mark at the end of subwords, such as @@")
-    marked = np.array([symbol.endswith(mark) for symbol in dictionary.symbols])
-    if not marked.any():
-        raise UserError(f"`remove_bpe` {remove_bpe!r}: no symbol of the dictionary ends with it; leave it out")
-    return marked
+        if isinstance(self.rule, BeginMarks):
+            return "".join(pieces).replace(self.rule.mark, "") or self.rule.mark
+        mark = self.rule.mark if self.rule is not None else ""
+        return "".join(piece.removesuffix(mark) for piece in pieces[:-1]) + pieces[-1]
 
 
 def join_words(scores: Scores, dictionary: Dictionary, remove_bpe: str | None = None) -> Words:
     """The words of *scores*: its tokens, or with *remove_bpe* its joined subwords.
 
-    Args:
-        remove_bpe: suffix of a subword that is continued
-            by the next one; white space around it is ignored.
-
     Raises:
-        UserError: see :func:`continued`.
+        UserError: see :func:`~fairseq.text.tokenizers.tokenizer.chosen_rule`.
     """
     lprobs = scores.lprobs.astype(np.float64)
     if remove_bpe is None:
         return Words(scores, dictionary, np.arange(len(scores)), lprobs, scores.lines)
-    goes_on = continued(dictionary, remove_bpe)[scores.tokens]
+    rule = chosen_rule(remove_bpe, dictionary)
     begins = np.ones(len(scores), dtype=bool)
-    begins[1:] = ~goes_on[:-1]
+    if isinstance(rule, BeginMarks):
+        is_begin = np.array([symbol.startswith(rule.mark) for symbol in dictionary.symbols])
+        is_begin[dictionary.eos()] = True
+        # A word goes on neither from one line to the next nor from `</s>`.
+        begins[1:] = is_begin[scores.tokens[1:]] | (scores.tokens[:-1] == dictionary.eos())
+    else:
+        begins[1:] = ~np.array([symbol.endswith(rule.mark) for symbol in dictionary.symbols])[scores.tokens[:-1]]
     first = np.flatnonzero(begins)
     lines = np.concatenate([[0], np.cumsum(begins)])[scores.lines]
-    return Words(scores, dictionary, first, np.add.reduceat(lprobs, first), lines, remove_bpe.strip())
+    return Words(scores, dictionary, first, np.add.reduceat(lprobs, first), lines, rule)
 
 
 def metrics(words: Words, seconds: float) -> dict[str, Any]:
@@ -105,7 +95,7 @@ def metrics(words: Words, seconds: float) -> dict[str, Any]:
         "loss_base2": loss,
         "perplexity": safe_power(loss),
     }
-    if words.mark is not None:
+    if words.rule is not None:
         # The whole loss, ends of lines included, by the number of words: fairseq's definition.
         word_loss = -total / len(words) / math.log(2)
         report |= {"words": len(words), "word_loss_base2": word_loss, "word_perplexity": safe_power(word_loss)}

@@ -8,12 +8,13 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from fairseq.errors import UserError
 from fairseq.text.dictionary import FILLER, Dictionary
 from fairseq.text.symbols import BYTES
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.moses import Moses
+from fairseq.text.tokenizers.rules import BeginMarks
+from fairseq.text.tokenizers.tokenizer import chosen_rule
 
 SPACES = ("_", "▁", "␣", "<space>")  # symbols for a space in character corpora
 LONGEST_HEADING = 40  # words
@@ -64,16 +65,14 @@ def detokenizer_of(
     Text of words is read as tokens between white space, which the log tells.
 
     Args:
-        remove_bpe: suffix of a subword that is continued
-            by the next one, such as ``@@``; without a tokenizer only.
-        tokenizer: of the data; None: there is none.
+        remove_bpe: how subwords are joined, see :func:`chosen_rule`.
+        tokenizer: of the data, which joins its subwords; None: there is none.
 
     Raises:
-        UserError: *remove_bpe* is given beside a tokenizer.
+        UserError: the dictionary has no such subwords.
     """
+    rule = None if remove_bpe is None else chosen_rule(remove_bpe, dictionary)
     if tokenizer is not None:
-        if remove_bpe is not None:
-            raise UserError(f"`remove_bpe`: the data has a tokenizer ({tokenizer}), which joins subwords; leave it out")
         return Detokenizer(dictionary, lambda: LineStream(dictionary, tokenizer), tokenizer)
     special = set(never_written(dictionary)) | {dictionary.eos()}
     symbols = [word for index, word in enumerate(dictionary.symbols) if index not in special]
@@ -85,8 +84,9 @@ def detokenizer_of(
         space = next((symbol for symbol in SPACES if symbol in dictionary), dictionary[dictionary.eos()])
         return Detokenizer(dictionary, lambda: CharacterStream(dictionary, space))
     log_tokens(dictionary)
-    mark = remove_bpe.strip() if remove_bpe else None
-    return Detokenizer(dictionary, lambda: WordStream(dictionary, mark))
+    if isinstance(rule, BeginMarks):
+        return Detokenizer(dictionary, lambda: PieceStream(dictionary, rule.mark))
+    return Detokenizer(dictionary, lambda: WordStream(dictionary, rule.mark if rule is not None else None))
 
 
 class Stream:
@@ -164,6 +164,25 @@ class ByteStream(Stream):
 
     def _end_line(self) -> str:
         return self._take("10")
+
+
+class PieceStream(Stream):
+    """Pieces of SentencePiece, in which *mark* is a space; none stands before the first word of a
+    line."""
+
+    def __init__(self, dictionary: Dictionary, mark: str) -> None:
+        super().__init__(dictionary)
+        self.mark, self.is_first = mark, True
+
+    def _take(self, symbol: str) -> str:
+        text = symbol.replace(self.mark, " ")
+        text = text.removeprefix(" ") if self.is_first else text
+        self.is_first = False
+        return text
+
+    def _end_line(self) -> str:
+        self.is_first = True
+        return "\n"
 
 
 class LineStream(Stream):

@@ -141,11 +141,12 @@ def decoding(cfg: GenerationConfig) -> Decoding:
         what = "fairseq's lines, whose length `max_len_a` and `max_len_b` limit"
         what = what if cfg.finds_hypotheses else "`results_format` text"
         logger.warning("%s: no effect on %s", ", ".join(f"`{name}`" for name in cfg.without_effect), what)
-    if cfg.finds_hypotheses and (cfg.nbest or 1) > cfg.beam:
-        raise UserError(f"`nbest` {cfg.nbest}: a beam has {cfg.beam} hypotheses; raise `beam`")
-    if cfg.sampling:
-        if cfg.beam > 1 and not cfg.finds_hypotheses:
-            raise UserError(f"`beam` {cfg.beam} `sampling`: beam search does not sample; give one of the two")
+    beam = cfg.beam or 1
+    if cfg.finds_hypotheses and (cfg.nbest or 1) > beam:
+        raise UserError(f"`nbest` {cfg.nbest}: a beam has {beam} hypotheses; raise `beam`")
+    if cfg.samples:
+        if beam > 1 and not cfg.finds_hypotheses:
+            raise UserError(f"`beam` {beam} `sampling`: beam search does not sample; give one of the two")
         return Decoding(cfg.max_new_tokens, cfg.temperature, cfg.sampling_topk, cfg.sampling_topp)
     choices = {
         "`sampling_topk`": cfg.sampling_topk != 0,
@@ -155,7 +156,7 @@ def decoding(cfg: GenerationConfig) -> Decoding:
     # Flags that change nothing are errors: a user who gave them expects an effect.
     for flag in (flag for flag, is_chosen in choices.items() if is_chosen):
         raise UserError(f"{flag}: has no effect without `sampling`; add it")
-    return Decoding(cfg.max_new_tokens, temperature=0.0, beam=cfg.beam)
+    return Decoding(cfg.max_new_tokens, temperature=0.0, beam=beam)
 
 
 def check_samples(cfg: GenerationConfig, each: int, texts: int = 1) -> None:
@@ -171,5 +172,5 @@ def check_samples(cfg: GenerationConfig, each: int, texts: int = 1) -> None:
             f"`num_samples`: {texts * each} continuations of `max_new_tokens` {cfg.max_new_tokens} are more than "
             f"{MOST_TOKENS:,} tokens; lower one of them"
         )
-    if each > 1 and not cfg.sampling:
+    if each > 1 and not cfg.samples:
         raise UserError(f"`num_samples`: {each} continuations of one text are equal without `sampling`; add it")

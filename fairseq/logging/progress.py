@@ -82,7 +82,9 @@ def progress_bar(
     updates 1, 2, 5, 10, 20, 50, … below *log_interval*.
     """
     if log_format is None:
-        log_format = "simple" if default == "tqdm" and not sys.stderr.isatty() else default
+        # Lines of a bar are on stderr: they would not reach the file of `| tee`.
+        shows_bar = sys.stderr.isatty() and (sys.stdout.isatty() or stream is not None)
+        log_format = "simple" if default == "tqdm" and not shows_bar else default
     if log_format not in FORMATS:
         raise SettingError(f"`log_format` {log_format}: choose from {', '.join(FORMATS)}")
     if start is None:

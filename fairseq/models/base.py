@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fairseq.config.shared import Part
 from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
+from fairseq.system import deferred
 
 
 class BaseFairseqModel(Part, nn.Module):
@@ -102,6 +103,12 @@ class BaseFairseqModel(Part, nn.Module):
 
 class FairseqLanguageModel(BaseFairseqModel):
     """A language model that is a decoder alone."""
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **options: Any) -> Any:
+        """The model in a folder, as fairseq's hub gives it; see
+        :func:`fairseq.hub_utils.from_pretrained`."""
+        return deferred.plugins().from_pretrained(cls, *args, **options)
 
     def __init__(self, decoder: nn.Module) -> None:
         super().__init__()

@@ -91,6 +91,13 @@ class EncoderModel(BaseFairseqModel):
     def max_positions(self) -> int:
         return self.cfg.max_positions
 
+    def register_classification_head(self, name: str, num_classes: int = 2, **unused: object) -> None:
+        """Refuse what plug-ins' tasks call."""
+        raise UserError(
+            f"{type(self).__name__}: register_classification_head: use a roberta architecture, or derive the model "
+            "from RobertaModel"
+        )
+
 
 class BertModel(EncoderModel):
     """A masked language model (Devlin et al. 2019; Liu et al.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config.fields import typed
+from fairseq.dataclass import settings_of
 from fairseq.errors import SettingError
 from fairseq.models.base import FairseqLanguageModel
 from fairseq.models.lstm_lm_settings import LSTMLMConfig
@@ -146,3 +147,10 @@ class LSTMLanguageModel(FairseqLanguageModel):
         """*state* with the markers that this version of the adaptive softmax has."""
         markers = {name: value for name, value in self.state_dict().items() if name.endswith(".version")}
         return {**markers, **state}
+
+
+__getattr__ = settings_of(
+    __name__,
+    {"fairseq.models.registries": "base_architecture=lstm_lm_architecture"},
+    LSTMLanguageModelConfig=LSTMLMConfig,
+)  # fairseq's names

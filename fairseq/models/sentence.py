@@ -81,6 +81,10 @@ class SentenceModel(EncoderModel):
         output = self.classification_heads[head](hidden[:, 0]) if head else hidden
         return output, {"hidden": hidden}
 
+    def register_classification_head(self, name: str, num_classes: int = 2, **unused: object) -> None:
+        """Add a head over the first token, for a plug-in's ``build_model``."""
+        self.classification_heads[name] = ClassificationHead(self.cfg.encoder_embed_dim, num_classes)
+
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Parameters of fairseq's RoBERTa, with the heads of this model."""
         # Heads of other names are for other tasks: their classes may be of another number.

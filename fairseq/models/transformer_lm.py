@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config.fields import typed
+from fairseq.dataclass import extendable
 from fairseq.errors import SettingError
+from fairseq.models.architectures.transformer_lm import PLAIN
 from fairseq.models.decoder import Decoder, DecoderModel
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear, word_embedding
@@ -27,6 +29,7 @@ from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.output_layer import LinearOutput
 from fairseq.modules.positions import LearnedPositions, Rotation, SinusoidalPositions, TokenShift, sinusoids
 from fairseq.modules.transformer_layer import Infuse, TransformerLayer, layer_norm, skips_layer
+from fairseq.system.deferred import names_of
 
 
 class TransformerDecoder(Decoder):
@@ -235,6 +238,11 @@ class TransformerLanguageModel(DecoderModel):
         self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
 
     @classmethod
+    def build_embedding(cls, args: object, dictionary: Any, embed_dim: int, path: object = None) -> nn.Embedding:
+        """Embeddings of the words of *dictionary*, which plug-ins make their decoders of."""
+        return word_embedding(len(dictionary), embed_dim, dictionary.pad())
+
+    @classmethod
     def build_model(cls, args: TransformerLMConfig, task: Any) -> TransformerLanguageModel:
         cfg = typed(TransformerLMConfig, args)
         cfg.check_vocabulary(len(task.source_dictionary))
@@ -287,3 +295,23 @@ def _pruned(state: dict[str, Tensor], keep: list[int]) -> dict[str, Tensor]:
     names = {name: f"decoder.layers.{order.index(int(m[1]))}{m[2]}" for name, m in layered if int(m[1]) in keep}
     dropped = {name for name, match in layered if int(match[1]) not in keep}
     return {names.get(name, name): value for name, value in state.items() if name not in dropped}
+
+
+_FUNCTIONS = """
+    base_lm_architecture transformer_lm_big transformer_lm_baevski_wiki103 transformer_lm_baevski_gbw
+    transformer_lm_gpt transformer_lm_gpt2_small transformer_lm_gpt2_tiny transformer_lm_gpt2_medium
+    transformer_lm_gpt2_big transformer_lm_gpt2_big_wide transformer_lm_gpt2_bigger transformer_lm_gpt3_small
+    transformer_lm_gpt3_medium transformer_lm_gpt3_large transformer_lm_gpt3_xl transformer_lm_gpt3_2_7
+    transformer_lm_gpt3_6_7 transformer_lm_gpt3_13 transformer_lm_gpt3_175 base_gpt3_architecture
+"""
+_find = names_of(
+    __name__,
+    {"fairseq.models.registries": _FUNCTIONS, "fairseq.modules.transformer_config": "DEFAULT_MAX_TARGET_POSITIONS"},
+)[0]
+
+
+def __getattr__(name: str) -> Any:
+    """fairseq's names: its settings, whose defaults differ, and functions of architectures."""
+    if name == "TransformerLanguageModelConfig":
+        return extendable(name, TransformerLMConfig, **PLAIN)
+    return _find(name)

@@ -34,12 +34,12 @@ def extend_memory(old: Tensor | None, new: Tensor, length: int) -> Tensor:
     return torch.cat([old[:, max(0, old.size(1) + new.size(1) - length) :], new], dim=1)
 
 
-def keep_rows(memory: Memory | None, rows: int) -> Memory | None:
-    """The memory of the first *rows* rows; the last rows
+def keep_rows(memory: Memory | None, rows: int, first: int = 0) -> Memory | None:
+    """The memory of *rows* rows from *first* on; the last rows
     of a batch run out first at the end of a corpus."""
     if memory is None or not memory or memory[0].size(0) == rows:
         return memory
-    return [layer[:rows] for layer in memory]
+    return [layer[first : first + rows] for layer in memory]
 
 
 @dataclass

@@ -4,7 +4,7 @@ The [N, V] matrix of logits is the largest thing a language model computes. Here
 at a time: a chunk's logits are turned into its loss and, while they are in cache, into the
 gradients of both factors, so the backward pass only scales them: three matrix products, which is
 the minimum, and memory for one chunk. torch's ``F.linear_cross_entropy`` is slower on CPUs and less
-exact in bfloat16 (``benchmarks/linear_cross_entropy.py``).
+exact in bfloat16.
 """
 
 from __future__ import annotations

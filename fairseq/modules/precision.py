@@ -46,6 +46,11 @@ class Precision:
         in which small values underflow without loss scaling."""
         return self.half_parameters or self.dtype == torch.float16
 
+    def name(self, device: torch.device) -> str:
+        """Return what matrix products on *device* run in: fp32, fp16 or bf16."""
+        dtype = torch.float16 if self.half_parameters else self.on(device)
+        return {None: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[dtype]
+
     def move(self, model: nn.Module, device: torch.device | None) -> None:
         """Move *model* to *device*, unless that is None, and cast its parameters."""
         if device is not None:

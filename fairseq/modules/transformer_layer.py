@@ -17,6 +17,7 @@ from fairseq.modules.attention import CAUSAL, Visibility
 from fairseq.modules.dropout import add_dropout, dropout, is_cpu, kernels, on_cpu, relu_dropout, variational_dropout
 from fairseq.modules.linear import Linear, lowered
 from fairseq.modules.memory import LayerCache
+from fairseq.system.deferred import names_of
 
 logger = logging.getLogger(__name__)
 
@@ -255,3 +256,14 @@ def skips_layer(probability: float, training: bool) -> bool:
     """Draw whether the next layer is skipped, as LayerDrop does in training (Fan et al. 2020)."""
     # From the CPU's generator: reading a number that a GPU drew would synchronise.
     return training and probability > 0 and float(torch.rand(())) < probability
+
+
+__getattr__, _ = names_of(  # fairseq's
+    __name__,
+    {
+        "fairseq.modules.fairseq_layers": """
+            TransformerDecoderLayer TransformerEncoderLayer TransformerDecoderLayerBase=TransformerDecoderLayer
+            TransformerEncoderLayerBase=TransformerEncoderLayer
+        """
+    },
+)

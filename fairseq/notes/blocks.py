@@ -10,6 +10,7 @@ import torch
 
 from fairseq.data.dataset import Sample
 from fairseq.data.masking import MaskedBlocks
+from fairseq.data.position import Layout
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.notes.spans import NoteSpans
 
@@ -81,12 +82,17 @@ class NotedExamples(Generic[B]):
         return len(self.blocks)
 
     def checksums(self) -> dict[str, int]:
-        """CRC-32 of each file of the corpus and of its notes, by its name."""
-        return self.blocks.checksums() | self.spans.checksums()
+        """What tells the files of the corpus and of its notes from others, by their names."""
+        notes = int.from_bytes(self.spans.fingerprint[:4], "little")
+        return self.blocks.checksums() | {"notes.txt": notes}
 
     def at_epoch(self: N, epoch: int) -> N:
         """The examples as in *epoch* (from 1)."""
         return self._with(self.blocks.at_epoch(epoch))
+
+    def continuing(self: N, saved: Layout) -> N:
+        """The examples in the order of a run that stored *saved*."""
+        return self._with(self.blocks.continuing(saved))
 
     def select(self: N, keep: np.ndarray) -> N:
         """The examples for which *keep*, bool [n], is true, renumbered."""

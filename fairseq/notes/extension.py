@@ -24,7 +24,7 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.notes.blocks import SUBSETS, NotedBlocks, NotedStream
 from fairseq.notes.dictionary import CausalNoteDictionary, NoteDictionary
 from fairseq.notes.settings import NAME, CausalNoteConfig, NoteConfig, TNFMaskedLMConfig
-from fairseq.notes.spans import reopen_spans
+from fairseq.notes.spans import NoteSpans
 from fairseq.notes.state import NoteState, dictionary_of
 from fairseq.notes.words import NOTES, NoteWords, note_rule
 from fairseq.tasks.carried import CarriedState
@@ -249,7 +249,7 @@ class Notes:
         """*dataset* with its rare words: as subsets of tokens,
         and as spans if *model* has notes."""
         combine = self.task.combines(split, training)
-        spans = reopen_spans(corpus_prefixes(folder, split, combine=combine), self.words)
+        spans = NoteSpans(corpus_prefixes(folder, split, combine=combine), notes=self.words)
         notes = dictionary_of(model)
         written = self._written(notes) if self.distances else None
         if isinstance(dataset, MaskedBlocks):

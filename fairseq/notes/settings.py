@@ -10,7 +10,7 @@ from fairseq.config.shared import LanguageModelingTaskConfig
 from fairseq.errors import SettingError
 from fairseq.models.architectures.bert import BERT, ELECTRA
 from fairseq.models.encoder_settings import BertConfig, ElectraConfig
-from fairseq.models.recipes import OBJECTIVES, RECIPES
+from fairseq.models.recipes import OBJECTIVES, TNF
 from fairseq.tasks.settings import MaskedLMTaskConfig
 
 NAME = "notes"
@@ -21,7 +21,7 @@ SIZES = ("bert", "bert_base", "bert_small", "bert_tiny", "electra", "electra_bas
 # Encoders with notes have the sizes, recipes and objectives of encoders without.
 TNF_BERT = {PREFIX + name: BERT[name] for name in SIZES if name in BERT}
 TNF_ELECTRA = {PREFIX + name: ELECTRA[name] for name in SIZES if name in ELECTRA}
-TNF_RECIPES = {PREFIX + name: RECIPES[name] for name in ("bert", "electra")}
+TNF_RECIPES = {PREFIX + name: TNF for name in ("bert", "electra")}
 TNF_OBJECTIVES = {PREFIX + name: (PREFIX + OBJECTIVES[name][0], OBJECTIVES[name][1]) for name in ("bert", "electra")}
 
 
@@ -29,8 +29,8 @@ TNF_OBJECTIVES = {PREFIX + name: (PREFIX + OBJECTIVES[name][0], OBJECTIVES[name]
 class NoteConfig(Config):
     """Settings of notes."""
 
-    note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", above=0, below=1, python=(0, 1))
-    note_gamma: float = flag(0.1, "weight of an update's notes in the table", above=0, below=1, python=(0, 1))
+    note_lambda: float = flag(0.5, "weight of a note in the input of a rare word", low=0, high=1)
+    note_gamma: float = flag(0.1, "weight of an update's notes in the table", low=0, high=1)
     note_half_window: int = flag(16, "tokens on either side of a word that its note averages", low=0)
     note_context: bool = flag(False, "notes average the tokens around their word, without its own")
     note_form: str = flag(

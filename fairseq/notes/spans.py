@@ -16,14 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fairseq.data.indexed_dataset import reopen, token_count
+from fairseq.data.indexed_dataset import JoinedArray, mapped, token_count
 from fairseq.errors import UserError
 from fairseq.notes.words import AGAIN, NOTES, NoteWords, WordMarker
-from fairseq.system.checksums import Checksum, Verification
 from fairseq.system.files import atomic_file
-from fairseq.system.lazy_array import JoinedArray, LazyArray
-from fairseq.system.opening import open_regular, read_errors
-from fairseq.system.stored_array import StoredArray, stamp
+from fairseq.system.opening import read_errors
 from fairseq.system.workers import Workers
 from fairseq.text.counting import over
 from fairseq.text.dictionary import Dictionary
@@ -98,8 +95,8 @@ class NoteSpans:
         notes: the words (default: the ``notes.txt`` beside the corpus).
 
     Raises:
-        UserError: a file is missing, truncated or corrupt, has a number that is not a word's, or
-            was made for another corpus, dictionary or ``notes.txt``.
+        UserError: a file is missing or truncated, or was
+            made for another corpus, dictionary or ``notes.txt``.
 
     Attributes:
         notes: the words; a span's word is a number of theirs.
@@ -114,20 +111,13 @@ class NoteSpans:
     ) -> None:
         prefixes = [os.fspath(p) for p in ([prefix] if isinstance(prefix, str | Path) else prefix)]
         folder = os.path.dirname(prefixes[0])
-        # Taken before they are read, so that a change while they are read is one.
-        self._stamps = {path: stamp(path) for path in (os.path.join(folder, name) for name in ("dict.txt", NOTES))}
         self.notes = notes or NoteWords.load(folder)
         dictionary = dictionary or Dictionary.load(os.path.join(folder, "dict.txt"))
-        verification = Verification(folder, (f"{path}.notes.{kind}" for path in prefixes for kind in ("idx", "bin")))
         # Once, since it takes long where there are many words.
         self.fingerprint = self.notes.fingerprint(dictionary)
         files = [_open(path, self.fingerprint, len(self.notes), dictionary.path) for path in prefixes]
-        self._files = files
         self._numbers = JoinedArray([numbers for numbers, _ in files])
         self._begins = JoinedArray([_Bits(bits, len(numbers)) for numbers, bits in files])
-        for numbers, bits in files:
-            if _examine(numbers, bits, verification) > len(self.notes):
-                raise UserError(f"{numbers.path}: number of a word that {NOTES} does not have; {AGAIN}")
 
     def __len__(self) -> int:
         """Tokens of the corpus."""
@@ -180,16 +170,6 @@ class NoteSpans:
         or not: bool."""
         return self._numbers_at(positions) > 0
 
-    def checksums(self) -> dict[str, int]:
-        """CRC-32 of the numbers and of the beginnings of words, by name of their file."""
-        return {os.path.basename(array.path): array.crc for pair in self._files for array in pair}
-
-    def is_unchanged(self) -> bool:
-        """Return whether the files, ``dict.txt``
-        and ``notes.txt`` are still those that were opened."""
-        words = all(stamp(path) == before for path, before in self._stamps.items())
-        return words and all(numbers.is_unchanged() and bits.is_unchanged() for numbers, bits in self._files)
-
     def _numbers_at(self, positions: np.ndarray) -> np.ndarray:
         """The numbers at *positions*, 0 outside the corpus."""
         inside, nearest = self._inside(positions)
@@ -208,42 +188,22 @@ class NoteSpans:
         return (positions >= 0) & (positions < len(self)), np.clip(positions, 0, len(self) - 1)
 
 
-class _Bits(LazyArray):
-    """Bits of stored bytes, lowest first, as booleans."""
+class _Bits:
+    """Bits of bytes, lowest first, as booleans at positions of any shape."""
 
-    __slots__ = ("_bytes",)
+    dtype = np.dtype(bool)
 
-    def __init__(self, stored: StoredArray, count: int) -> None:
-        super().__init__("?", count)
-        self._bytes = stored
+    def __init__(self, stored: np.ndarray, count: int) -> None:
+        self._bytes, self._count = stored, count
 
-    def _run(self, first: int, last: int) -> np.ndarray:
-        return self._gather(np.arange(first, last))
+    def __len__(self) -> int:
+        return self._count
 
-    def _gather(self, flat: np.ndarray) -> np.ndarray:
-        return (self._bytes[flat >> 3] >> (flat & 7).astype(np.uint8)) & 1 > 0
-
-
-def reopen_spans(prefixes: Sequence[str], notes: NoteWords | None = None) -> NoteSpans:
-    """Return the checked :class:`NoteSpans` of corpora that are read one after the other.
-
-    Files that an earlier epoch or stage of this process has checked are not checked again.
-
-    Raises:
-        UserError: as :class:`NoteSpans`.
-    """
-    key = os.path.abspath(prefixes[0]), len(prefixes)
-    spans = reopen(SPANS, key, lambda: NoteSpans(prefixes, notes=notes))
-    if notes is not None and notes != spans.notes:
-        # Raises an error: the files were made for other words.
-        return NoteSpans(prefixes, notes=notes)
-    return spans
+    def __getitem__(self, positions: np.ndarray) -> np.ndarray:
+        return (self._bytes[positions >> 3] >> (positions & 7).astype(np.uint8)) & 1 > 0
 
 
-SPANS: dict[tuple[str, int], NoteSpans] = {}  # checked when they were opened; about 1 KB a file, and the words
-
-
-def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -> tuple[StoredArray, StoredArray]:
+def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -> tuple[np.ndarray, np.ndarray]:
     """The numbers [N] and bits of one corpus, once they
     are known to belong to it, to *fingerprint* and *words*."""
     index, numbers = f"{prefix}.notes.idx", f"{prefix}.notes.bin"
@@ -261,21 +221,10 @@ def _open(prefix: str, fingerprint: bytes, words: int, dictionary: str | None) -
     corpus = token_count(prefix)
     if corpus != tokens:
         raise UserError(f"{index}: made for {tokens} tokens, but {prefix}.bin has {corpus}; {AGAIN}")
-    return StoredArray(numbers, f"<u{size}", tokens), StoredArray(index, "<u1", -(-tokens // 8), _HEADER.size)
-
-
-def _examine(numbers: StoredArray, bits: StoredArray, verification: Verification) -> int:
-    """Read both files once, compare them with ``checksums.txt``, and return the highest number."""
-    highest = 0
-    for array in (bits, numbers):
-        checksum = Checksum(array.path, verification)
-        for piece in array.examine(checksum):
-            highest = max(highest, int(piece.max())) if array is numbers else 0
-        checksum.check()
-    return highest
+    return mapped(numbers, f"<u{size}", tokens), mapped(index, "<u1", -(-tokens // 8), _HEADER.size)
 
 
 def _begin(path: str) -> tuple[bytes, int]:
     """The first bytes of a file, as many as a header has, and its size."""
-    with read_errors(path, "run fairseq-preprocess --notes"), open_regular(path) as file:
+    with read_errors(path, "run fairseq-preprocess --notes"), open(path, "rb") as file:
         return file.read(_HEADER.size), os.fstat(file.fileno()).st_size

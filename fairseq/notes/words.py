@@ -77,7 +77,7 @@ class NoteWords:
         """
         path = os.path.join(folder, NOTES)
         content = read_named(path, "run fairseq-preprocess --notes")
-        checksums.check(path, [content])
+        checksums.check(path, content)
         text = decoded(content, path, AGAIN)
         words: dict[str, int] = {}
         for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):

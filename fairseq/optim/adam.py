@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fairseq.config.fields import typed
+from fairseq.dataclass import settings_of
 from fairseq.modules import devices
 from fairseq.optim.elementwise import (
     CountingOptimizer,
@@ -192,3 +193,6 @@ class FairseqLAMB(FairseqOptimizer):
         self, state: Mapping[str, object], overrides: Mapping[str, object] | None = None, *, adopt: bool = False
     ) -> None:
         super().load_state_dict(move_step(state, to_group=False), overrides, adopt=adopt)
+
+
+__getattr__ = settings_of(__name__, {}, FairseqAdamConfig=AdamConfig)  # fairseq's names

@@ -241,3 +241,6 @@ def _check_shapes(state: Mapping[str, Any], params: list[nn.Parameter]) -> None:
                     f"checkpoint: its optimizer state {name} {index} has shape {list(value.shape)}, "
                     f"the parameter {list(parameter.shape)}: {advice}"
                 )
+
+
+LegacyFairseqOptimizer = FairseqOptimizer  # its name for optimizers of the namespace

@@ -1,8 +1,10 @@
 """Sizes and checksums of a data folder's files, in ``checksums.txt`` beside them; the fingerprint
 of a dictionary.
 
-A line ``crc32 size name`` for each file that ``fairseq-preprocess`` wrote. fairseq ignores the
-file; folders without it are read unchecked.
+A line ``crc32 size name`` for each file that ``fairseq-preprocess`` wrote; behind the name of
+tokens, after tabs, the largest one and the fingerprint of their dictionary. fairseq ignores the
+file. Commands compare sizes, the largest token and the dictionary; checksums are compared by
+``fairseq-validate --check-data``.
 """
 
 from __future__ import annotations
@@ -10,85 +12,111 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_file
-from fairseq.system.opening import decoded, open_regular, read_errors, read_named
+from fairseq.system.opening import decoded, read_errors, read_named
 
 logger = logging.getLogger(__name__)
 
 NAME = "checksums.txt"
-INTERVAL = 10.0  # seconds between lines of progress
 _PIECE = 1 << 22
 
 
-def record(written: Path, folder: Path) -> None:
+@dataclass(frozen=True)
+class Entry:
+    """What ``checksums.txt`` has of a file; of tokens, also the *largest* and the fingerprint of
+    their *dictionary*."""
+
+    size: int
+    crc: int
+    largest: int | None = None
+    dictionary: str = ""
+
+    def check_size(self, path: str | Path, size: int) -> None:
+        """Raise UserError unless the file at *path*, of *size* bytes, has the recorded one."""
+        if size != self.size:
+            raise _changed(path, f"{size} bytes differs from {NAME}, {self.size} expected")
+
+
+def record(written: Path, folder: Path, tokens: Mapping[str, tuple[int, str]] = {}) -> None:
     """Write ``checksums.txt`` for the files of *written*, which move to *folder*; those it has
-    already are kept."""
+    already are kept.
+
+    Args:
+        tokens: by name of a file with tokens, the largest one and the dictionary's fingerprint.
+    """
     # A second run may add a split to a folder.
-    entries = _read(folder / NAME) if os.path.exists(folder / NAME) else {}
+    entries = recorded(folder)
     for entry in sorted(os.scandir(written), key=lambda entry: entry.name):
         if entry.is_file():
             crc = 0
             for piece in _pieces(entry.path):
                 crc = zlib.crc32(piece, crc)
-            entries[entry.name] = entry.stat().st_size, crc
+            entries[entry.name] = Entry(entry.stat().st_size, crc, *tokens.get(entry.name, ()))
     with atomic_file(written / NAME) as file:
-        for name, (size, crc) in sorted(entries.items()):
-            file.write(f"{crc:08x} {size} {name}\n".encode())
+        for name, found in sorted(entries.items()):
+            more = "" if found.largest is None else f"\t{found.largest}\t{found.dictionary}"
+            file.write(f"{found.crc:08x} {found.size} {name}{more}\n".encode())
 
 
-class Verification:
-    """The checks of a folder's files while they are opened: ``checksums.txt``, read once, and a log
-    of the progress.
+def recorded(folder: str | Path) -> dict[str, Entry]:
+    """Return the entries of ``checksums.txt`` in *folder*, by name; none without the file.
 
-    The progress is through *files*, which will be checked; without them none is logged.
+    Raises:
+        UserError: the file is cut off, or is something else.
     """
-
-    def __init__(self, folder: str | Path, files: Iterable[str] = ()) -> None:
-        listed = Path(folder) / NAME
-        self.folder = folder
-        self._entries = _read(listed) if os.path.exists(listed) else {}
-        self._done = 0
-        self._all = sum(os.path.getsize(path) for path in files if os.path.exists(path))
-        self._logged = time.monotonic()
-
-    def expected(self, path: str | Path) -> tuple[int, int] | None:
-        """Return size and CRC-32 of *path*, a file of the folder; None if they were not recorded.
-
-        Where other files were listed, a warning names *path*: it was put there beside what
-        ``fairseq-preprocess`` wrote, perhaps with the ids of another dictionary.
-        """
-        name = os.path.basename(path)
-        if self._entries and name not in self._entries:
-            logger.warning("%s: not in %s, so of another preparation; preprocess all texts together", path, NAME)
-        return self._entries.get(name)
-
-    def advance(self, size: int) -> None:
-        """Log that *size* more bytes were checked, if the last line is some seconds old."""
-        self._done += size
-        if self._all and time.monotonic() - self._logged >= INTERVAL:
-            self._logged = time.monotonic()
-            logger.info("%s: checked %.1f of %.1f GB", self.folder, self._done / 1e9, self._all / 1e9)
+    path, advice = Path(folder) / NAME, "preprocess the text again"
+    if not os.path.lexists(path):
+        return {}
+    content = decoded(read_named(path, advice), path, advice)
+    # The file that is written last tells whether the copy of a folder is complete.
+    if content and not content.endswith("\n"):
+        raise UserError(f"{path}: its last line is cut off; {advice}")
+    entries: dict[str, Entry] = {}
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            crc, size, names = line.split(" ", 2)
+            name, *tokens = names.split("\t")
+            largest, dictionary = (int(tokens[0]), tokens[1]) if tokens else (None, "")
+            entries[name] = Entry(int(size), int(crc, 16), largest, dictionary)
+        except (ValueError, IndexError):
+            raise UserError(
+                f"{path}: line {number}: expected `crc32 size name`, found {line[:80]!r}; {advice}"
+            ) from None
+    return entries
 
 
-def check(path: str | Path, pieces: Iterable[bytes] | None = None) -> None:
-    """Raise UserError if a file is missing, damaged or changed, by its line in ``checksums.txt``,
-    if there is one.
+def entry_of(path: str | Path, entries: Mapping[str, Entry]) -> Entry | None:
+    """Return the entry of *path* among those of its folder, or None.
 
-    *pieces* are its content, where it has been read already.
+    Where other files were listed, a warning names *path*: it was put there beside what
+    ``fairseq-preprocess`` wrote, perhaps with the ids of another dictionary.
     """
-    verification = Verification(os.path.dirname(path))
-    if verification.expected(path) is None:
+    entry = entries.get(os.path.basename(path))
+    if entries and entry is None:
+        logger.warning("%s: not in %s, so of another preparation; preprocess all texts together", path, NAME)
+    return entry
+
+
+def check(path: str | Path, content: bytes | None = None) -> None:
+    """Raise UserError if a file is damaged or changed, by its entry in ``checksums.txt``, if there
+    is one.
+
+    *content* is the file's where it has been read already.
+    """
+    if (entry := entry_of(path, recorded(os.path.dirname(path) or "."))) is None:
         return
-    checksum = Checksum(path, verification)
-    for piece in _pieces(path) if pieces is None else pieces:
-        checksum.add(piece)
-    checksum.check()
+    size = crc = 0
+    for piece in _pieces(path) if content is None else [content]:
+        size, crc = size + len(piece), zlib.crc32(piece, crc)
+    entry.check_size(path, size)
+    if crc != entry.crc:
+        raise _changed(path, f"its content differs from {NAME}")
 
 
 def fingerprint(symbols: Iterable[str]) -> str:
@@ -97,52 +125,13 @@ def fingerprint(symbols: Iterable[str]) -> str:
     return hashlib.sha256("".join(f"{symbol}\n" for symbol in symbols).encode()).hexdigest()
 
 
-class Checksum:
-    """The CRC-32 of a file, ``crc``, computed while it is read for another purpose."""
-
-    def __init__(self, path: str | Path, verification: Verification) -> None:
-        self.path = path
-        self._verification = verification
-        self._size = self.crc = 0
-
-    def add(self, piece: bytes | memoryview) -> None:
-        self.crc = zlib.crc32(piece, self.crc)
-        self._size += len(piece)
-        self._verification.advance(len(piece))
-
-    def check(self) -> None:
-        """Raise UserError if the content differs from ``checksums.txt``."""
-        size, crc = self._verification.expected(self.path) or (self._size, self.crc)
-        if (self._size, self.crc) == (size, crc):
-            return
-        difference = f"its content differs from {NAME}"
-        if self._size != size:
-            difference = f"{self._size} bytes differs from {NAME}, {size} expected"
-        raise UserError(
-            f"{self.path}: {difference}: damaged or changed since preprocessing; preprocess the text again, or remove "
-            f"{NAME} if the change is intended"
-        )
-
-
-def _read(path: Path) -> dict[str, tuple[int, int]]:
-    """(size, CRC-32) of each file that ``checksums.txt`` lists."""
-    advice = "preprocess the text again"
-    content = decoded(read_named(path, advice), path, advice)
-    # The file that is written last tells whether the copy of a folder is complete.
-    if content and not content.endswith("\n"):
-        raise UserError(f"{path}: its last line is cut off; preprocess the text again")
-    entries: dict[str, tuple[int, int]] = {}
-    for number, line in enumerate(content.splitlines(), 1):
-        crc, size, name = (line.split(" ", 2) + ["", ""])[:3]
-        try:
-            entries[name] = int(size), int(crc, 16)
-        except ValueError:
-            raise UserError(
-                f"{path}: line {number}: expected `crc32 size name`, found {line[:80]!r}; preprocess the text again"
-            ) from None
-    return entries
+def _changed(path: str | Path, difference: str) -> UserError:
+    return UserError(
+        f"{path}: {difference}: damaged or changed since preprocessing; preprocess the text again, or remove {NAME} if "
+        "the change is intended"
+    )
 
 
 def _pieces(path: str | Path) -> Iterator[bytes]:
-    with read_errors(path, "make it with fairseq-preprocess"), open_regular(path) as file:
+    with read_errors(path, "make it with fairseq-preprocess"), open(path, "rb") as file:
         yield from iter(lambda: file.read(_PIECE), b"")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from fairseq.errors import UserError
+from fairseq.errors import UserError, counted
 
 PROCESSES_PER_CORE = 16
 
@@ -14,4 +14,6 @@ def check_processes(flag: str, count: int) -> None:
     if this machine cannot run *count* processes on its CPUs."""
     most = PROCESSES_PER_CORE * (os.cpu_count() or 1)
     if count > most:
-        raise UserError(f"{flag} {count}: at most {most} processes run on the {os.cpu_count()} cores of this machine")
+        raise UserError(
+            f"{flag} {count}: at most {most} processes run on {counted(os.cpu_count() or 1, 'core')} of this machine"
+        )

@@ -4,16 +4,14 @@ or in several, with results in the order of the work."""
 from __future__ import annotations
 
 import collections
-import concurrent.futures
-import contextlib
 import multiprocessing
 import multiprocessing.connection
-import multiprocessing.resource_tracker
 import os
 import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -31,33 +29,23 @@ class Workers(Generic[R]):
     def __init__(self, task: Callable[..., R], count: int) -> None:
         self._task = task
         self.count = count
-        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
+        self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Workers[R]:
         if self.count > 1:
-            self._pool = concurrent.futures.ProcessPoolExecutor(
-                self.count,
-                # A fork of a process with threads, such as torch's, may hang.
-                multiprocessing.get_context("spawn"),
-                initializer=_set_task,
-                # The task is pickled here and read by the worker
-                # only after its plug-ins are imported.
-                initargs=(imported_folders(), pickle.dumps(self._task)),
-            )
+            # A fork of a process with threads, such as torch's, may hang. The task is pickled here
+            # and read by the worker only after its plug-ins are imported.
+            context = multiprocessing.get_context("spawn")
+            arguments = imported_folders(), pickle.dumps(self._task)
+            self._pool = ProcessPoolExecutor(self.count, context, initializer=_set_task, initargs=arguments)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._pool is None:
-            return
-        if kind is not None:
-            # Nobody waits for what they compute or import:
-            # after an interrupt that would take seconds.
-            for process in list((self._pool._processes or {}).values()):
-                process.kill()
-        # Work that waits in the queue would be done before the pool ends.
-        self._pool.shutdown(cancel_futures=True)
+        if self._pool is not None:
+            # After an error work that waits in the queue is not done.
+            self._pool.shutdown(wait=kind is None, cancel_futures=True)
 
     def map(self, work: Iterable[tuple[object, ...]]) -> Iterator[R]:
         """Yield ``task(*arguments)`` for each of *work*,
@@ -67,11 +55,10 @@ class Workers(Generic[R]):
                 yield self._task(*arguments)
             return
         # Bound the pieces in flight: they, and finished results, wait in memory until their turn.
-        waiting: collections.deque[concurrent.futures.Future[R]] = collections.deque()
+        waiting: collections.deque[Future[R]] = collections.deque()
         try:
             for arguments in work:
-                with _interrupts_blocked():  # the first one starts the processes
-                    waiting.append(self._pool.submit(_run_task, *arguments))
+                waiting.append(self._pool.submit(_run_task, *arguments))
                 if len(waiting) >= 2 * self.count:
                     yield waiting.popleft().result()
             while waiting:
@@ -80,66 +67,14 @@ class Workers(Generic[R]):
             raise UserError(f"`workers` {self.count}: a process died, possibly out of memory; use fewer") from None
 
 
-def in_another_process(task: Callable[..., R], items: Iterable[object], *arguments: object) -> R:
-    """Return ``task(items, *arguments)``, computed
-    in a process that any exception here ends at once.
-
-    For libraries that do not look for signals while they compute. Everything is picklable.
-
-    Raises:
-        UserError: *task* failed, or the process died.
-    """
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=_answer, args=(there, task, arguments))
-    with _interrupts_blocked():
-        process.start()
-    there.close()
-    try:
-        for item in items:
-            here.send((item,))
-        here.send(())
-        result, error = here.recv()
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        raise UserError("a process died, possibly out of memory; give a smaller text") from None
-    finally:
-        process.kill()
-        process.join()
-        here.close()
-    if error is not None:
-        raise error
-    return result
-
-
-def _answer(connection: multiprocessing.connection.Connection, task: Callable[..., Any], arguments: Any) -> None:
-    watch_parent()
-    items = (item for (item,) in iter(connection.recv, ()))
-    try:
-        connection.send((task(items, *arguments), None))
-    except UserError as error:
-        connection.send((None, error))
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Hold SIGINT back until the end; processes that start
-    meanwhile never get it, from their imports on."""
-    # Its own start would unblock the signal.
-    multiprocessing.resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 _process_task: Callable[..., object]
 
 
 def _set_task(plugins: list[str], pickled: bytes) -> None:
-    """Initialise a worker process; interrupts, which it does not get, are left to the main process,
-    which ends it."""
+    """Initialise a worker process."""
     global _process_task
+    # Ctrl-C, which a terminal sends to all processes, ends a worker without a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Before the task is read, which may name classes of the plug-ins.
     for folder in plugins:
         import_user_module(folder)
@@ -150,20 +85,17 @@ def _set_task(plugins: list[str], pickled: bytes) -> None:
     watch_parent()
 
 
-def watch_parent() -> None:
-    """Let a thread end this process with the one that started it;
-    where none can be started, it goes without."""
-    with contextlib.suppress(RuntimeError):
-        threading.Thread(target=end_with_parent, name="parent", daemon=True).start()
-
-
-def end_with_parent() -> None:
-    """End this process when the one that started it has ended, however it went."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-        os._exit(1)
-
-
 def _run_task(*arguments: object) -> Any:
     return _process_task(*arguments)
+
+
+def watch_parent() -> None:
+    """Let a thread end this process with the one that started it, however that went."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            multiprocessing.connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()

@@ -5,7 +5,9 @@ from fairseq.system.deferred import names_of
 __getattr__, __all__ = names_of(
     __name__,
     {
-        "fairseq.config.registry": "TASKS register_task",
-        "fairseq.tasks.fairseq_task": "FairseqTask setup_task",
+        "fairseq.config.registry": "TASKS register_task TASK_REGISTRY=TASKS",
+        "fairseq.tasks.fairseq_task": "FairseqTask LegacyFairseqTask=FairseqTask setup_task get_task",
+        "fairseq.dataclass": "FairseqDataclass",
+        "fairseq.utils": "import_tasks",
     },
 )

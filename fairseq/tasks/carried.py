@@ -10,8 +10,9 @@ does not. After a forward pass that is not finite, the state is unchanged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample
@@ -67,6 +68,14 @@ class CarriedState:
         """The value in *saved*; *rows* is the number of rows of a batch on one rank."""
 
 
+class Chunks(NamedTuple):
+    """The memory of a batch of which some chunks have been read: of all rows, and of those after
+    them."""
+
+    before: Memory | None
+    after: list[Memory]
+
+
 class RowMemory(CarriedState):
     """The memory of rows that continue each other from batch to batch (Shortformer's cache,
     Transformer-XL's memory).
@@ -86,15 +95,27 @@ class RowMemory(CarriedState):
                 "(`tokens_from_prev`, `mem_len`); define compute_loss instead"
             )
 
-    def inputs(self, value: Memory | None, sample: Sample) -> dict[str, object]:
+    def inputs(self, value: Memory | Chunks | None, sample: Sample) -> dict[str, object]:
         """The memory of the rows that *sample* has;
         exhausted rows are dropped from the end of the batch."""
-        memory = keep_rows(value, sample["nsentences"])
+        before = value.before if isinstance(value, Chunks) else value
+        memory = keep_rows(before, sample["nsentences"], sample.get("first_row", 0))
         # Left out and not passed as None: a model without memory need not have the argument.
         return {} if memory is None else {"memory": memory}
 
-    def advance(self, value: Memory | None, extra: Mapping[str, Any], sample: Sample) -> Memory | None:
-        return extra.get("memory")
+    def advance(
+        self, value: Memory | Chunks | None, extra: Mapping[str, Any], sample: Sample
+    ) -> Memory | Chunks | None:
+        memory: Memory | None = extra.get("memory")
+        if memory is None or "first_row" not in sample:
+            return memory
+        before, after = (value.before, value.after) if isinstance(value, Chunks) else (value, [])
+        after = [*after, memory]
+        if not sample["is_last"]:
+            return Chunks(before, after)
+        # A chunk that holds the corpus's last block alone may be shorter. Its row ends here.
+        complete = [chunk for chunk in after if chunk[0].size(1) == after[0][0].size(1)]
+        return [torch.cat(rows) for rows in zip(*complete, strict=True)]
 
     def save(self, value: Memory | None, world: World) -> list[Tensor]:
         """The rows of all ranks, a tensor a layer; [] without memory."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, set_up
-from fairseq.config.settings import DataConfig, Settings, typed_settings
+from fairseq.config.settings import DataConfig, Settings, TrainingSettings, typed_settings
 from fairseq.config.shared import Part
 from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, build_criterion, subset_figures
 from fairseq.data.dataset import Dataset
@@ -28,6 +29,7 @@ from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import build_model
 from fairseq.modules import devices
 from fairseq.tasks.carried import Carried, CarriedState, RowMemory
+from fairseq.tasks.fairseq_methods import FairseqMethods
 from fairseq.text.dictionary import Dictionary
 
 logger = logging.getLogger(__name__)
@@ -97,7 +99,7 @@ class Extension(Protocol):
         with what *model* reads of them in addition."""
 
 
-class FairseqTask(Part):
+class FairseqTask(FairseqMethods, Part):
     """A registered task: data, batches, model and criterion,
     and the state that training steps carry along.
 
@@ -122,7 +124,6 @@ class FairseqTask(Part):
     """
 
     settings_name = "task"
-    cfg: Any
     reads: tuple[str, ...] = ()
     checks_splits = True
     evaluated_by = "validate"
@@ -165,7 +166,7 @@ class FairseqTask(Part):
         """The dictionary of the model's output."""
         return self.source_dictionary
 
-    def build_model(self, args: Settings) -> BaseFairseqModel:
+    def build_model(self, args: Settings, from_checkpoint: bool = False) -> BaseFairseqModel:
         """Return the model of the architecture that *args* select."""
         return build_model(args, self)
 
@@ -228,6 +229,11 @@ class FairseqTask(Part):
         """
         data = self.settings.data
         batching = _batching(data, self.settings.common.seed, training, rank, world_size)
+        chunks = 1
+        if training and isinstance(self.settings, TrainingSettings):
+            optimization = self.settings.optimization
+            batching = dataclasses.replace(batching, accumulated=max(optimization.update_freq))
+            chunks = optimization.batch_chunk
 
         def prepare(sample: Sample, epoch: int) -> Sample:
             return criterion.prepare(model, self.prepare(sample, epoch, model=model, training=training))
@@ -236,6 +242,7 @@ class FairseqTask(Part):
             self._turns(split, model, training, batching),
             prepare=prepare,
             # On a CPU, a thread that prepares batches takes time from the computation.
+            chunks=chunks,
             prefetch=data.num_workers if devices.is_accelerator(torch.device(device)) else 0,
             device=device,
         )
@@ -400,3 +407,11 @@ def setup_task(settings: Settings, dictionary: Dictionary | None = None) -> Fair
     settings = typed_settings(settings)
     task: FairseqTask = set_up(TASKS[settings.chosen.task], settings, dictionary)
     return task
+
+
+def get_task(name: str) -> Any:
+    """The class of the task called *name*."""
+    return TASKS[name]
+
+
+LegacyFairseqTask = FairseqTask  # its name for tasks of the namespace, from fairseq 0.10 on

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +13,14 @@ import torch
 
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.config.shared import LanguageModelingTaskConfig
+from fairseq.data.block_datasets import LMContextWindowDataset
 from fairseq.data.dataset import Dataset, Sample
-from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
+from fairseq.data.datasets import FairseqDataset
+from fairseq.data.folders import check_split, data_folders, load_dictionary, open_corpus
 from fairseq.data.indexed_dataset import IndexedCorpus, JoinedCorpus
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
+from fairseq.dataclass import settings_of
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
@@ -34,14 +40,56 @@ class LanguageModelingTask(FairseqTask):
     config_class = LanguageModelingTaskConfig
     evaluated_by = "eval_lm"
 
-    def __init__(self, args: Settings, dictionary: Dictionary) -> None:
+    def __init__(
+        self,
+        args: Settings,
+        dictionary: Dictionary,
+        output_dictionary: Dictionary | None = None,
+        targets: Sequence[str] | None = None,
+    ) -> None:
+        """Make a task whose model predicts words of *output_dictionary*, and whose examples have
+        *targets*.
+
+        Raises:
+            UserError: they are other ones than the dictionary and the next word, without a
+                ``load_dataset`` of the task's own.
+        """
         super().__init__(args)
         self.cfg = self.typed(LanguageModelingTaskConfig)
-        self.dictionary = dictionary
+        self.dictionary, self.output_dictionary = dictionary, output_dictionary or dictionary
+        self.targets = list(targets or ["future"])
+        is_plain = self.output_dictionary is dictionary and self.targets == ["future"]
+        if not is_plain and type(self).load_dataset is LanguageModelingTask.load_dataset:
+            raise UserError(
+                f"{type(self).__name__}: its examples have the dictionary's next words as targets; other targets or "
+                "another output_dictionary need a load_dataset of its own"
+            )
+
+    # Which a plug-in's constructor may leave to these defaults.
+    @functools.cached_property
+    def output_dictionary(self) -> Dictionary:
+        return self.dictionary
+
+    @functools.cached_property
+    def targets(self) -> list[str]:
+        return ["future"]
+
+    @property
+    def target_dictionary(self) -> Dictionary:
+        return self.output_dictionary
+
+    @classmethod
+    def setup_dictionary(cls, args: Any, **unused: object) -> tuple[Dictionary, Dictionary]:
+        """The dictionaries of input and output, which are one."""
+        return (load_dictionary(args.data),) * 2
 
     @classmethod
     def setup_task(cls, args: Settings, **kwargs: object) -> LanguageModelingTask:
-        return cls(args, load_dictionary(typed_settings(args).data_path))
+        dictionary = load_dictionary(typed_settings(args).data_path)
+        # fairseq's arguments, as far as a plug-in's constructor names them.
+        known = inspect.signature(cls).parameters
+        options: dict[str, Any] = {"output_dictionary": dictionary, "targets": ["future"]}
+        return cls(args, dictionary, **{name: value for name, value in options.items() if name in known})
 
     @property
     def reads_streams(self) -> bool:
@@ -60,7 +108,7 @@ class LanguageModelingTask(FairseqTask):
             UserError: its files are missing, damaged or made with another dictionary.
         """
         # One folder, joined or not: training may read several, an analysis reads one text.
-        return reopen_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
+        return open_corpus(data_folders(self.settings.data_path)[0], split, self.dictionary)
 
     def check_folder(self, split: str, folder: Path) -> None:
         check_split(folder, split)
@@ -69,7 +117,7 @@ class LanguageModelingTask(FairseqTask):
         shuffled = training and self.cfg.shuffle_lines
         folder = folder or data_folders(self.settings.data_path)[0]
         return TokenBlocks(
-            reopen_corpus(folder, split, self.dictionary, combine=self.combines(split, training)),
+            open_corpus(folder, split, self.dictionary, combine=self.combines(split, training)),
             self.cfg.tokens_per_sample,
             self.cfg.sample_break_mode,
             pad=self.dictionary.pad(),
@@ -106,6 +154,35 @@ class LanguageModelingTask(FairseqTask):
         target[torch.arange(target.size(1)) < lengths // 2] = self.dictionary.pad()
         return {**sample, "target": target, "ntokens": int((lengths - lengths // 2).sum())}
 
+    def eval_lm_dataloader(
+        self,
+        dataset: FairseqDataset,
+        max_tokens: int | None = 36000,
+        batch_size: int | None = None,
+        max_positions: object = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+        num_workers: int = 1,
+        data_buffer_size: int = 10,
+        context_window: int = 0,
+    ) -> Any:
+        """The batches of *dataset* in its order, each row after *context_window* tokens of the rows
+        before."""
+        if context_window:
+            pad = self.source_dictionary.pad()
+            dataset = LMContextWindowDataset(dataset, self.cfg.tokens_per_sample, context_window, pad)
+        batches = self.get_batch_iterator(
+            dataset,
+            max_tokens,
+            batch_size,
+            max_positions,
+            ignore_invalid_inputs=True,
+            num_shards=num_shards,
+            shard_id=shard_id,
+            num_workers=num_workers,
+        )
+        return batches.next_epoch_itr(shuffle=False)
+
 
 class TruncatedBPTTLMTask(LanguageModelingTask):
     """Language modelling over rows that continue from batch to batch,
@@ -119,7 +196,7 @@ class TruncatedBPTTLMTask(LanguageModelingTask):
     def reads_streams(self) -> bool:
         return True
 
-    def build_model(self, args: Settings) -> BaseFairseqModel:
+    def build_model(self, args: Settings, from_checkpoint: bool = False) -> BaseFairseqModel:
         settings = typed_settings(args)
         cfg, words = settings.model, len(self.dictionary)
         if isinstance(cfg, TransformerXLConfig) and cfg.cutoffs and cfg.cutoffs[-1] >= words:
@@ -127,3 +204,6 @@ class TruncatedBPTTLMTask(LanguageModelingTask):
             logger.info("`cutoffs`: those beyond the dictionary of %d symbols are left out", words)
             settings = settings.changed(cutoffs=cutoffs or None)
         return super().build_model(settings)
+
+
+__getattr__ = settings_of(__name__, {}, LanguageModelingConfig=LanguageModelingTaskConfig)  # fairseq's names

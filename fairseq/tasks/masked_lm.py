@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ import numpy as np
 
 from fairseq.config.settings import Settings, typed_settings
 from fairseq.data.dataset import Dataset
-from fairseq.data.folders import check_split, data_folders, load_dictionary, reopen_corpus
+from fairseq.data.folders import check_split, data_folders, load_dictionary, open_corpus
 from fairseq.data.masking import MaskedBlocks, Masking, special_symbols, word_parts, word_rule
 from fairseq.data.samplers import Batching, Sampler
 from fairseq.data.token_blocks import TokenBlocks
+from fairseq.dataclass import settings_of
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.tasks.fairseq_task import FairseqTask, check_symbols
@@ -45,12 +47,17 @@ class MaskedLMTask(FairseqTask):
     def batch_settings(self) -> dict[str, Any]:
         return {"tokens_per_sample": self.cfg.tokens_per_sample}
 
+    @functools.cached_property
+    def mask_idx(self) -> int:
+        """The id of the symbol that stands for a masked token."""
+        return self.dictionary.index("<mask>")
+
     def check_folder(self, split: str, folder: Path) -> None:
         check_split(folder, split)
 
     def dataset(self, split: str, *, training: bool = False, folder: str | Path | None = None) -> Dataset:
         folder = folder or data_folders(self.settings.data_path)[0]
-        corpus = reopen_corpus(folder, split, self.dictionary, combine=self.combines(split, training))
+        corpus = open_corpus(folder, split, self.dictionary, combine=self.combines(split, training))
         blocks = TokenBlocks(
             # One less: the begin symbol is put before each block.
             corpus,
@@ -98,3 +105,6 @@ class MaskedLMTask(FairseqTask):
 
     def sampler(self, dataset: Dataset, model: BaseFairseqModel, batching: Batching) -> Sampler:
         return batching.blocks(dataset.sizes, by_size=self.cfg.sample_break_mode != "none")
+
+
+__getattr__ = settings_of(__name__, {}, MaskedLMConfig=MaskedLMTaskConfig)  # fairseq's names

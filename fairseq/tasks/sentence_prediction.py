@@ -8,6 +8,7 @@ with a head over the first token.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from fairseq.data.folders import data_folders, load_dictionary
 from fairseq.data.glue import Label, check_labels, read_examples, split_file
 from fairseq.data.sentence_folders import check_sentences, input_folders, read_labels, read_sentences
 from fairseq.data.sentences import SentenceRows
+from fairseq.dataclass import settings_of
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
@@ -53,11 +55,15 @@ class SentencePredictionTask(FairseqTask):
     config_class = SentencePredictionTaskConfig
     reads = ("shorten_method",)
 
-    def __init__(self, args: Settings, dictionary: Dictionary, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, args: Settings, dictionary: Dictionary, tokenizer: Tokenizer | Dictionary | None = None) -> None:
+        """Make the task; plug-ins give the dictionary of the classes for the *tokenizer*."""
         super().__init__(args)
+        labels, tokenizer = (tokenizer, None) if isinstance(tokenizer, Dictionary) else (None, tokenizer)
         self.encode = TextReader(dictionary, tokenizer)
         self.cfg = self.typed(SentencePredictionTaskConfig)
         self.layout = self.cfg.layout()
+        if labels is not None and not self.layout.is_regression:
+            self.layout = dataclasses.replace(self.layout, labels=tuple(labels.words()))
         self.dictionary = dictionary
         if dictionary.nspecial:
             dictionary.add_mask()
@@ -97,6 +103,15 @@ class SentencePredictionTask(FairseqTask):
         dictionary = Dictionary.load(folder) if os.path.isfile(folder) else load_dictionary(folder)
         return cls(settings, dictionary, _tokenizer(dictionary, cfg.bpe_codes))
 
+    @classmethod
+    def load_dictionary(cls, *words: Any, source: bool = True) -> Dictionary:
+        """The dictionary in a file: the last of *words*, which are settings and the file in fairseq
+        up to 0.10. One of the *source* has ``<mask>``."""
+        dictionary = Dictionary.load(words[-1])
+        if source and dictionary.nspecial:
+            dictionary.add_mask()
+        return dictionary
+
     @property
     def label_dictionary(self) -> Dictionary:
         """The classes, as scripts written for fairseq number them: after the special symbols."""
@@ -105,7 +120,7 @@ class SentencePredictionTask(FairseqTask):
             dictionary.add_symbol(label)
         return dictionary
 
-    def build_model(self, args: Settings) -> BaseFairseqModel:
+    def build_model(self, args: Settings, from_checkpoint: bool = False) -> BaseFairseqModel:
         """The encoder of the chosen architecture,
         with a classification head instead of the pre-training head."""
         cfg, model = self.cfg, cast(Any, super().build_model(args))
@@ -202,3 +217,6 @@ def _tokenizer(dictionary: Dictionary, codes: str | None) -> Tokenizer | None:
         raise UserError(f"`bpe_codes` {codes}: {Path(dictionary.path).parent} has its tokenizer; leave the flag out")
     text = TextConfig(tokenizer="moses", bpe="subword_nmt", bpe_codes=codes)
     return Tokenizer(Moses(), chosen_subwords(text))
+
+
+__getattr__ = settings_of(__name__, {}, SentencePredictionConfig=SentencePredictionTaskConfig)  # fairseq's names

@@ -13,7 +13,7 @@ import numpy as np
 
 from fairseq.errors import UserError
 from fairseq.system import checksums
-from fairseq.system.files import Create, atomic_file
+from fairseq.system.files import atomic_file
 from fairseq.system.opening import decoded, read_named
 
 ROLES = ("bos", "pad", "eos", "unk")
@@ -273,7 +273,7 @@ class Dictionary:
             UserError: the content is empty, not UTF-8 or differs from ``checksums.txt``, a line has
                 no count, a word is there twice, or the header names a word that is not there.
         """
-        checksums.check(path, [content])
+        checksums.check(path, content)
         text = decoded(content, path, "make the dictionary again")
         # Not splitlines: words may hold other separators, such as U+2028.
         lines = text.replace("\r\n", "\n").replace("\r", "\n").removesuffix("\n").split("\n")
@@ -307,7 +307,7 @@ class Dictionary:
             self.indices.pop(word, None)
         self.add_symbol(word, int(count))
 
-    def save(self, path: str | Path, create: Create = atomic_file) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the symbols that are not special (or all, after a header) as ``word count``, whole
         or not at all."""
         words = zip(self.symbols[self.nspecial :], self.count[self.nspecial :], strict=True)
@@ -321,7 +321,7 @@ class Dictionary:
             mark = f" {OVERWRITE}" if word in before and self.indices[word] == index else ""
             lines.append(f"{word} {n}{mark}\n")
             before.add(word)
-        with create(path, "") as file:
+        with atomic_file(path) as file:
             file.write("".join(lines).encode())
 
     def encode(self, text: str, append_eos: bool = True) -> np.ndarray:

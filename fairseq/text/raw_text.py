@@ -1,9 +1,10 @@
-"""Raw text of files: compressed or not, lines,
-hard-wrapped paragraphs, JSON lines or tables, in bounded blocks."""
+"""Raw text of files: compressed or not, lines, hard-wrapped paragraphs, JSON lines, columns of
+``.csv`` and ``.tsv`` or of other tables, in bounded blocks."""
 
 from __future__ import annotations
 
-import errno
+import bz2
+import csv
 import io
 import itertools
 import json
@@ -14,10 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from fairseq.errors import UserError, read_failure
-from fairseq.system.json_files import parse_json
-from fairseq.system.opening import BOM, open_input, open_regular, read_errors
-from fairseq.text.text_tables import is_table, table_files, table_rows
+from fairseq.errors import UserError
+from fairseq.system.opening import BOM, read_errors
+from fairseq.text.text_tables import ROWS, is_table, table_files, table_rows
 from fairseq.text.tokenizers.base import EXTRA, import_package
 
 BLOCK_BYTES = 1 << 20  # read at once
@@ -27,6 +27,21 @@ LONGEST_LINE = 1 << 20  # bytes; a longer line is read in parts
 LONGEST_ROW = 1 << 26  # bytes of a row of JSON lines, which is read as a whole
 STDIN = "-"  # as the name of a file
 BLANKS = b" \t\r\n"
+JSON_LINES = (".jsonl", ".ndjson", ".json")
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
+MAGIC = {  # how files begin that are no text, with what they are and what to do
+    b"PK\x03\x04": "a ZIP archive or an office document; give the text in it",
+    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
+    b"Rar!\x1a\x07": "a RAR archive; unpack it",
+    b"%PDF-": "a PDF; extract its text",
+    b"\x1f\x8b": "compressed; let its name end in .gz",
+    b"BZh91AY&SY": "compressed; let its name end in .bz2",
+    b"\xfd7zXZ\x00": "compressed; let its name end in .xz",
+    b"\x28\xb5\x2f\xfd": "compressed; let its name end in .zst",
+    b"\xff\xfe": "UTF-16; convert the text to UTF-8, as with iconv",
+    b"\xfe\xff": "UTF-16; convert the text to UTF-8, as with iconv",
+}
 
 
 @dataclass(frozen=True)
@@ -68,14 +83,17 @@ class RawCounts:
 
 
 def format_of(path: str, field: str, join_lines: bool) -> TextFormat:
-    """Return the format of a file by its name: JSON lines end in ``.jsonl``, compressed or not."""
-    has_rows = path.removesuffix(_suffix(path)).endswith(".jsonl") or is_table(path)
-    return TextFormat(field if has_rows else None, join_lines)
+    """Return the format of a file by its name, which may end in a suffix of compression."""
+    return TextFormat(field if _has_rows(path) else None, join_lines)
+
+
+def _has_rows(path: str) -> bool:
+    return path.removesuffix(_suffix(path)).endswith((*JSON_LINES, *DELIMITERS)) or is_table(path)
 
 
 def is_plain(path: str) -> bool:
     """Return whether a file is neither compressed nor JSON lines nor a table, by its name."""
-    return not _suffix(path) and not path.endswith(".jsonl") and not is_table(path)
+    return not _suffix(path) and not _has_rows(path)
 
 
 def read_blocks(path: str, form: TextFormat, report: Callable[[int], object] = lambda count: None) -> Iterator[Block]:
@@ -88,10 +106,10 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], object] = l
     Raises:
         UserError: the file cannot be read, or is not what its suffix says.
     """
-    if is_table(path):
+    if is_table(path) or path.removesuffix(_suffix(path)).endswith(tuple(DELIMITERS)):
         yield from _table_blocks(path, form.field or "text", report)
         return
-    with read_errors(path, "give a text file"), open_input(path) as raw:
+    with read_errors(path, "give a text file"), open(path, "rb") as raw:
         before = 0
         for block in blocks_of(path, _decompressed(raw, path), form):
             yield block
@@ -103,7 +121,7 @@ def read_blocks(path: str, form: TextFormat, report: Callable[[int], object] = l
 def _table_blocks(path: str, field: str, report: Callable[[int], object]) -> Iterator[Block]:
     first, data = 1, bytearray()
     for file in table_files(path):
-        for texts, size in table_rows(file, field):
+        for texts, size in table_rows(file, field) if is_table(file) else _delimited_rows(file, field):
             number = first + data.count(b"\n")
             for text in texts:
                 # As JSON lines: everything behind this point knows one format with a field of text.
@@ -116,6 +134,42 @@ def _table_blocks(path: str, field: str, report: Callable[[int], object]) -> Ite
                 first, data = number + len(texts), bytearray()
     if data:
         yield Block(path, first, bytes(data), False)
+
+
+def _delimited_rows(path: str, field: str) -> Iterator[tuple[list[str], int]]:
+    """The texts in the column *field* of a ``.csv`` or ``.tsv`` file, some rows at once, and the
+    bytes of the file that they took."""
+    delimiter = DELIMITERS[path.removesuffix(_suffix(path))[-4:]]
+    csv.field_size_limit(LONGEST_ROW)
+    texts, before = list[str](), 0
+    with read_errors(path, "give a text file"), open(path, "rb") as raw:
+        lines = lines_as_they_arrive(path, _decompressed(raw, path))
+        # Quotes of tab-separated text are those of the text: only .csv has a rule for them.
+        rows = csv.reader(
+            (text_line(line, number, path) for number, line in enumerate(lines, 1)),
+            delimiter=delimiter,
+            quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL,
+            strict=True,
+        )
+        try:
+            names = next(rows, [])
+            if field not in names:
+                known = ", ".join(names)[:200]
+                raise UserError(f"{path}: no column {field!r} in the first line, found {known}; see `text_field`")
+            column = names.index(field)
+            for row in rows:
+                if row and len(row) != len(names):
+                    raise UserError(
+                        f"{path}: line {rows.line_num}: {len(row)} columns where the first line has {len(names)}"
+                    )
+                if row:
+                    texts.append(row[column])
+                if len(texts) == ROWS:
+                    yield texts, raw.tell() - before
+                    texts, before = [], raw.tell()
+            yield texts, raw.tell() - before
+        except csv.Error as error:
+            raise UserError(f"{path}: line {rows.line_num}: not a row of a table ({error}); correct it") from None
 
 
 def lines_of(block: Block, form: TextFormat) -> list[str]:
@@ -150,7 +204,7 @@ def _decoded(block: Block) -> str:
 
 
 def _suffix(path: str) -> str:
-    return next((suffix for suffix in (".gz", ".xz", ".zst") if path.endswith(suffix)), "")
+    return next((suffix for suffix in (".gz", ".xz", ".zst", ".bz2") if path.endswith(suffix)), "")
 
 
 def _decompressed(raw: BinaryIO, path: str) -> BinaryIO:
@@ -159,6 +213,8 @@ def _decompressed(raw: BinaryIO, path: str) -> BinaryIO:
         frames = _Frames(raw, path, lambda: zlib.decompressobj(GZIP), b"\0")
     elif suffix == ".xz":
         frames = _Frames(raw, path, lzma.LZMADecompressor, b"\0")
+    elif suffix == ".bz2":
+        frames = _Frames(raw, path, bz2.BZ2Decompressor, b"\0")
     elif suffix == ".zst":
         library = import_package("zstandard", f"{path}: needs the package zstandard; {EXTRA}")
         frames = _Frames(raw, path, lambda: library.ZstdDecompressor().decompressobj())
@@ -278,7 +334,7 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
         rest = b""
         if not complete and len(line) == limit:
             if form.field is not None:
-                raise _too_long(path, f"line {number}")
+                raise _no_rows(path) if line.lstrip().startswith(b"[") else _too_long(path, f"line {number}")
             line, rest = _cut(line)
         parts.append(line)
         size += len(line)
@@ -293,6 +349,10 @@ def blocks_of(path: str, file: BinaryIO, form: TextFormat) -> Iterator[Block]:
             parts, size, first = [rest] * bool(rest), len(rest), number
     if parts:
         yield Block(path, first, b"".join(parts), False)
+
+
+def _no_rows(path: str) -> UserError:
+    return UserError(f"{path}: is a JSON array; write one object per line, as jq -c '.[]' does")
 
 
 def _too_long(path: str, row: str) -> UserError:
@@ -317,9 +377,17 @@ def _documents(rows: str, block: Block, field: str) -> Iterator[list[str]]:
         if not row.strip():
             continue
         try:
-            value = parse_json(row, any_text=True)
-        except ValueError:
-            value = None
+            value = json.loads(row)
+        except ValueError as error:
+            reason = str(error).partition(": line ")[0]  # it counts lines from here
+            # The beginning of an array alone is no JSON, either.
+            if row.lstrip().startswith("["):
+                raise _no_rows(block.path) from None
+            raise UserError(
+                f"{block.path}: line {number}: not valid JSON ({reason}); write one object per line"
+            ) from None
+        if isinstance(value, list):
+            raise _no_rows(block.path)
         text = value.get(field) if isinstance(value, dict) else None
         if not isinstance(text, str):
             known = f"fields {', '.join(map(str, value))}"[:100] if isinstance(value, dict) else "no JSON object"
@@ -343,22 +411,22 @@ def _paragraphs(lines: list[str]) -> list[str]:
 
 
 def check_raw(path: str) -> int:
-    """Return the size on disk of a text; UserError
-    if it cannot be read, is no regular file, or is empty."""
+    """Return the size on disk of a text; UserError if it cannot be read, is no regular file, is
+    empty, or is of a kind that is not text."""
     if os.path.isdir(path):
         return sum(map(check_raw, table_files(path)))
-    try:
-        with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        # What `open_regular` raises for a pipe or a device.
-        if error.errno == errno.EINVAL:
-            raise UserError(
-                f"{path}: not a regular file; the text is read more than once, so save it to a file first"
-            ) from None
-        raise UserError(f"{path}: {read_failure(error)}; give a text file") from None
+    # As `<(command)` of a shell.
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{path}: not a regular file; the text is read more than once, so save it to a file first")
+    with read_errors(path, "give a text file"), open(path, "rb") as file:
+        size, head = os.fstat(file.fileno()).st_size, file.read(512)
     if size == 0:
         raise no_words(path)
+    kind = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None) if is_plain(path) else None
+    if path.endswith(ARCHIVES) or head[257:262] == b"ustar":
+        kind = "an archive; unpack it"
+    if kind is not None:
+        raise UserError(f"{path}: is {kind}")
     return size
 
 

@@ -17,8 +17,7 @@ from typing import BinaryIO
 import numpy as np
 
 from fairseq.errors import UserError
-from fairseq.system.files import atomic_files, prepare_file
-from fairseq.system.opening import open_regular
+from fairseq.system.files import atomic_folder, prepare_file
 from fairseq.system.terminal import byte_bar
 from fairseq.text.dictionary import Dictionary
 
@@ -47,22 +46,24 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
 
     Raises:
         UserError: the text cannot be read, is too short to split or has other characters than
-            letters; the files cannot be written.
+            letters; the files are there, or cannot be written.
     """
     try:
         with contextlib.ExitStack() as files:
-            text = files.enter_context(open_regular(source))
+            text = files.enter_context(open(source, "rb"))
             total = os.fstat(text.fileno()).st_size
             if total < 20:
                 raise UserError(f"{source}: has {total} bytes; a split of 90, 5 and 5 % needs at least 20")
             for name in (*split_sizes(total), "dict"):
+                if os.path.lexists(destdir / f"{name}.txt"):
+                    raise UserError(f"DIR {destdir}: has a {name}.txt; give a new folder, or remove it")
                 prepare_file("DIR", destdir / f"{name}.txt", {"TEXT": source})
             report = files.enter_context(byte_bar(total))
             tokens, counts = {}, np.zeros(256, dtype=np.int64)
-            group = files.enter_context(atomic_files())
+            folder = files.enter_context(atomic_folder(destdir, flag="DIR", last="dict.txt"))
             for name, size in split_sizes(total).items():
-                out = files.enter_context(group.file(destdir / f"{name}.txt"))
-                tokens[name] = _write_split(text, out, size, kind, counts, report)
+                with open(folder / f"{name}.txt", "wb") as out:
+                    tokens[name] = _write_split(text, out, size, kind, counts, report)
             dictionary = Dictionary()
             # From all three splits: of 256 possible symbols none
             # must be unknown in a test of bits per character.
@@ -70,7 +71,7 @@ def convert(source: Path, destdir: Path, kind: str) -> dict[str, int]:
                 if byte != LINE_ENDS[kind]:
                     dictionary.add_symbol(symbol(byte, kind), int(counts[byte]))
             dictionary.finalize()
-            dictionary.save(destdir / "dict.txt", group.file)
+            dictionary.save(folder / "dict.txt")
     except FileNotFoundError as error:
         raise UserError(f"{error.filename or source}: file not found; check the path") from None
     except OSError as error:

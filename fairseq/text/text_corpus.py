@@ -118,8 +118,27 @@ class TextReader:
         """Return the ids of *text*, with what stands between
         its lines, and without ``</s>`` at the end."""
         lines = [text] if self.keeps_lines else LINE_END.split(text)
+        return self._joined(self.symbols(lines))
+
+    def ids_around(self, text: str, mask: str) -> tuple[list[int], int]:
+        """Return the ids of *text*, which has the symbol *mask* once, and the index of its id."""
+        index = self.dictionary.index(mask)
+        if self.keeps_lines and (ids := self.ids(text)).count(index) == 1:
+            return ids, ids.index(index)
+        # The space before a word belongs to its first symbol, where symbols hold spaces at all.
+        start, rest = text.split(mask)
+        before = self.ids(start.rstrip())
+        first, *lines = [rest] if self.keeps_lines else LINE_END.split(rest)
+        if self.tokenizer is not None and not self.keeps_lines:
+            first = " ".join(span.symbol for span in self.tokenizer.spans_after(first))
+        else:
+            [first] = self.symbols([first])
+        return [*before, index, *self._joined([first, *self.symbols(lines)])], len(before)
+
+    def _joined(self, lines: Sequence[str]) -> list[int]:
+        """The ids of *lines* of symbols, with ``</s>`` between them."""
         ids: list[int] = []
-        for number, line in enumerate(self.symbols(lines)):
+        for number, line in enumerate(lines):
             ids += [self.dictionary.eos()] * (number > 0) + self.dictionary.encode(line, append_eos=False).tolist()
         return ids
 

@@ -8,14 +8,14 @@ an optional dependency, is imported on demand.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fairseq.errors import UserError, read_failure
-from fairseq.system.json_files import parse_json
-from fairseq.system.opening import open_regular, read_named
+from fairseq.system.opening import read_named
 from fairseq.text.tokenizers.base import import_package
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
@@ -29,6 +29,11 @@ BUFFER = 1 << 20  # bytes of a column of a Parquet file that are read at once
 def is_table(path: str) -> bool:
     """Return whether *path* is a table: by its name, or a folder."""
     return path.endswith(SUFFIXES) or os.path.isdir(path)
+
+
+def is_dataset(folder: str) -> bool:
+    """Return whether the ``datasets`` library saved *folder*."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in (STATE, SPLITS))
 
 
 def table_files(path: str) -> list[str]:
@@ -48,7 +53,7 @@ def table_files(path: str) -> list[str]:
         raise UserError(f"{path}: is a folder; give a text file, or a folder that save_to_disk of datasets wrote")
     content = read_named(folder / STATE, "save the dataset again")
     try:
-        state: Any = parse_json(content)
+        state: Any = json.loads(content)
         names = [entry["filename"] for entry in state["_data_files"]]
         # Files of this folder only: a name could lead to any other.
         is_valid = all(isinstance(name, str) and name == Path(name).name for name in names)
@@ -79,7 +84,7 @@ def table_rows(path: str, field: str) -> Iterator[tuple[list[str | None], int]]:
     import_package("pyarrow.parquet", missing)
     read = _parquet_batches if path.endswith(".parquet") else _arrow_batches
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             for batch, size in read(arrow, file, path, field):
                 # Arrow trusts the offsets in a file, and would read beyond its end.
                 batch.validate(full=True)

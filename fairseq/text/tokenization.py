@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -19,12 +19,12 @@ from fairseq.config.command_settings import TextFormatConfig
 from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
-from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_named
 from fairseq.system.terminal import byte_bar
 from fairseq.system.workers import Workers
 from fairseq.text.counting import count_words
 from fairseq.text.raw_text import (
+    BLOCK_BYTES,
     Block,
     RawCounts,
     TextFormat,
@@ -49,6 +49,13 @@ class TokenizedText:
     source: str  # the file that the user named
     path: str  # its symbols, separated by white space; the source itself if that holds symbols
     counts: RawCounts | None = None  # size of the raw text; None if the source holds symbols
+
+
+def useful_workers(workers: int, sources: Iterable[str]) -> int:
+    """Return *workers*, but at most one for each core and MiB of text: others cost their start and
+    find nothing to do."""
+    size = sum(map(check_raw, sources))
+    return max(1, min(workers, os.cpu_count() or 1, size // BLOCK_BYTES))
 
 
 @contextlib.contextmanager
@@ -186,7 +193,7 @@ def load_counts(prefix: str | Path) -> RawCounts | None:
     checksums.check(path)
     content = read_named(path, "run fairseq-preprocess again")
     try:
-        values = parse_json(content)
+        values = json.loads(content)
         is_valid = values.keys() == asdict(RawCounts()).keys()
         is_valid = is_valid and all(type(value) is int and value > 0 for value in values.values())
     except (ValueError, AttributeError):

@@ -1,8 +1,7 @@
-"""Training: the state of a run, one update, the loop and its callbacks."""
+"""Training: the state of a run, one update, the loop and its hooks."""
 
-from fairseq.training.callbacks import Callback, register_callback
-from fairseq.training.limit import Limit
+from fairseq.training.hooks import Hook, register_hook
 from fairseq.training.loop import train, training_job
 from fairseq.training.state import TrainingState
 
-__all__ = ["Callback", "Limit", "TrainingState", "register_callback", "train", "training_job"]
+__all__ = ["Hook", "TrainingState", "register_hook", "train", "training_job"]

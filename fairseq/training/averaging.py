@@ -16,11 +16,13 @@ from fairseq.optim.elementwise import slices
 
 
 class WeightAverage:
-    """The mean of *parameters* after each update
-    from number *start* on, in float32 whatever they are.
+    """The mean of *parameters* after each update from number *start* on.
 
     Weights that are n updates old count *decay*^n: with 1 all alike, with 0 the last alone. The
     weighted mean is exact from the first update on, so that initial weights have no part in it.
+
+    It is in float32 whatever the parameters are, with a *decay* of 1 in float64, where the device
+    has that: the share of the last update becomes too small for float32.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], start: int, decay: float = 1.0) -> None:
@@ -37,7 +39,7 @@ class WeightAverage:
             return
         self.count += 1
         if self.count == 1:
-            self.mean = [p.detach().to(torch.float32, copy=True) for p in self.parameters]
+            self.mean = [p.detach().to(self._dtype(p), copy=True) for p in self.parameters]
         else:
             # The last update's weight in the mean: 1 / (1 + decay + … + decay^(count − 1)).
             share = 1 / self.count if self.decay == 1 else (1 - self.decay) / (1 - self.decay**self.count)
@@ -48,7 +50,10 @@ class WeightAverage:
             for mean, p in (pair for pair in pairs if pair[0].dtype != pair[1].dtype):
                 # Widened a slice at a time.
                 for piece, narrow in zip(slices(mean), slices(p), strict=True):
-                    piece.lerp_(narrow.float(), share)
+                    piece.lerp_(narrow.to(piece.dtype), share)
+
+    def _dtype(self, parameter: Tensor) -> torch.dtype:
+        return torch.float64 if self.decay == 1 and parameter.device.type != "mps" else torch.float32
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
@@ -81,7 +86,7 @@ class WeightAverage:
         # A state without a mean is of a run that had not reached the first update of it.
         pairs = zip(state["mean"], self.parameters, strict=bool(self.count))
         _check_shapes(self.parameters, state["mean"])
-        self.mean = [mean.to(p.device, torch.float32, copy=True) for mean, p in pairs]
+        self.mean = [mean.to(p.device, self._dtype(p), copy=True) for mean, p in pairs]
         restore_weights(self.parameters, state)
 
 

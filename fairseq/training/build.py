@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from fairseq.config.fields import parse_dict
@@ -42,9 +43,11 @@ def build_state(settings: TrainingSettings, world: World, stage: Stage | None = 
     criterion = task.build_criterion(settings)
     # From here on processes differ: the parameters are the same on all, dropout is not.
     if world.rank > 0:
-        torch.manual_seed(settings.common.seed + world.rank)
+        # Hashed: with a sum, rank 1 of seed 1 would draw the dropout of rank 0 of seed 2.
+        sequence = np.random.SeedSequence([settings.common.seed, world.rank])
+        torch.manual_seed(int(sequence.generate_state(1)[0]))
     state = TrainingState(settings, task, model, criterion, world, stage)
-    state.inferred = inferred
+    state.found = inferred
 
     def iterator(split: str, training: bool) -> EpochIterator:
         return task.iterator(

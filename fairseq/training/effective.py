@@ -11,8 +11,7 @@ from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.manager import DICTIONARY
 from fairseq.config.fields import shown
 from fairseq.config.settings import TrainingSettings
-from fairseq.config.settings_file import OUTPUTS, for_another_run, read_yaml
-from fairseq.errors import UserError
+from fairseq.config.settings_file import OUTPUTS
 from fairseq.system.files import atomic_file
 from fairseq.system.terminal import printable
 from fairseq.tasks.dictionary_digest import check_save_dir, dictionary_of
@@ -22,10 +21,9 @@ from fairseq.text.dictionary import Dictionary
 logger = logging.getLogger(__name__)
 
 SETTINGS_FILE = "settings.yaml"
-EVENTS = "events.out.tfevents.*"  # TensorBoard's names
 
 
-def effective(settings: TrainingSettings) -> dict[str, Any]:
+def plain_settings(settings: TrainingSettings) -> dict[str, Any]:
     """The settings by flag name with underscores, sorted;
     without the data folder and what Python objects have."""
     plain = (bool, int, float, str, list, tuple)
@@ -38,39 +36,10 @@ def describe(settings: TrainingSettings) -> str:
     """The data folder and the settings that are not empty, as one line."""
     # A 0 is equal to False, but it is a value.
     empty: tuple[object, ...] = (None, False, "", [])
-    values = {n: value for n, value in effective(settings).items() if type(value) in (int, float) or value not in empty}
-    return ", ".join([f"data={settings.data_path}", *(f"{name}={shown(value)}" for name, value in values.items())])
-
-
-def check_outputs(settings: TrainingSettings) -> None:
-    """Raise UserError if a metrics file or TensorBoard logs are of another run, which this one
-    would cut or hide.
-
-    The run's own are those in the settings that it wrote last.
-    """
-    save_dir = settings.checkpoint.save_dir
-    former = for_another_run(_outputs(Path(save_dir)), save_dir)
-    metrics, board = settings.common.metrics_file, settings.common.tensorboard_logdir
-    tags = ("train_inner", "train", *settings.data.valid_subset.split(","))
-    used = {
-        # An empty file holds no lines of another run.
-        "metrics_file": bool(metrics) and os.path.isfile(metrics) and os.path.getsize(metrics) > 0,
-        "tensorboard_logdir": bool(board) and any(any(Path(board, tag.strip()).glob(EVENTS)) for tag in tags),
+    values = {
+        n: value for n, value in plain_settings(settings).items() if type(value) in (int, float) or value not in empty
     }
-    for name in [name for name, is_used in used.items() if is_used]:
-        path = getattr(settings.common, name)
-        if os.path.abspath(path) != os.path.abspath(str(former.get(name) or os.devnull)):
-            raise UserError(f"`{name}` {path}: exists, and is not of the run in {save_dir}; choose another name")
-
-
-def _outputs(save_dir: Path) -> dict[str, object]:
-    """The files that the run in *save_dir* writes outside
-    its checkpoints, with the name of its folder."""
-    try:
-        written = read_yaml(save_dir / SETTINGS_FILE)
-    except UserError:  # there is none
-        return {}
-    return {name: written[name] for name in ("save_dir", *OUTPUTS) if written.get(name)}
+    return ", ".join([f"data={settings.data_path}", *(f"{name}={shown(value)}" for name, value in values.items())])
 
 
 def record(settings: TrainingSettings, task: FairseqTask, manager: CheckpointManager, has_work: bool) -> None:
@@ -97,7 +66,7 @@ def write_settings(settings: TrainingSettings, path: Path) -> None:
     paths are absolute."""
     import yaml
 
-    values = effective(settings)
+    values = plain_settings(settings)
     values |= {name: os.path.abspath(values[name]) for name in ("save_dir", *OUTPUTS) if values.get(name)}
     with atomic_file(path) as file:
         text = yaml.safe_dump(values, allow_unicode=True)

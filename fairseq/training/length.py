@@ -1,4 +1,4 @@
-"""The number of updates of a run, which may follow from its data."""
+"""How many updates a run has, by its limits or its data."""
 
 from __future__ import annotations
 
@@ -68,6 +68,18 @@ def updates_left(cfg: OptimizationConfig, batches: EpochIterator, epochs: int, c
     rounds, more = divmod(epochs + 1 - first, len(turn))
     varied = sum(updates(epoch) for epoch in range(now + 1, first))
     return updates(now, batches.iterations_in_epoch) + varied + rounds * sum(turn) + sum(turn[:more])
+
+
+def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochIterator) -> int | None:
+    """The updates of the whole run, by the limit that comes first; None without one.
+
+    *batches* of training stand at the position that *num_updates* have reached; ``max_update`` is
+    the last stage's.
+    """
+    limits = [cfg.max_update] if cfg.max_update else []
+    if cfg.max_epoch:
+        limits.append(num_updates + updates_left(cfg, batches, cfg.max_epoch, batches.known_counts()))
+    return min(limits) if limits else None
 
 
 def frequency(cfg: OptimizationConfig, epoch: int) -> int:

@@ -1,77 +1,219 @@
-"""The lines of a run's log: which metrics, at what speed."""
+"""The log of a run: its lines, progress bar and recorders."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
-from fairseq.config.settings import CheckpointConfig, CommonConfig, OptimizationConfig, TrainingSettings
+from fairseq.checkpoint.manager import LAST
+from fairseq.config.settings import CheckpointConfig, OptimizationConfig, TrainingSettings
 from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import World
-from fairseq.logging.progress import ProgressBar, progress_bar
+from fairseq.logging.figures import Meter
+from fairseq.logging.progress import ProgressBar, RunProgress, progress_bar
 from fairseq.logging.recorders import Record, recording
-from fairseq.training.length import frequency, updates_left
+from fairseq.system.terminal import duration
+from fairseq.training.effective import plain_settings
+from fairseq.training.length import frequency, total_updates
 from fairseq.training.stages import Stage
 from fairseq.training.state import TrainingState
+from fairseq.training.utilisation import count_flops, device_peak
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 
-class Reporter:
-    """Shows metrics by progress bars, and writes them
-    to the recorders; processes but the first do neither."""
+class Clock:
+    """Seconds since it was made, and since the last lap; validations and saves are taken out.
 
-    def __init__(
-        self, common: CommonConfig, saving: CheckpointConfig, world: World, flat: Mapping[str, object] | None = None
-    ) -> None:
-        self.common, self.flat = common, flat
-        self.saving = saving
+    Args:
+        meters: the run's; what they hold already does not count as done since.
+
+    Attributes:
+        update_share: percentage of the device's peak that one update per second needs; None: not
+            known.
+    """
+
+    def __init__(self, meters: Mapping[str, Meter]) -> None:
+        self.update_share: float | None = None
+        self.before = {name: (meter.tokens, meter.updates) for name, meter in meters.items()}
+        self.start = self.last = time.perf_counter()
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return max(time.perf_counter() - self.start, 1e-9)
+
+    def lap(self, ends: bool = True) -> float:
+        """Seconds since the last lap, which *ends* now or goes on."""
+        now, last = time.perf_counter(), self.last
+        self.last = now if ends else last
+        return max(now - last, 1e-9)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave out the time of the ``with`` block: speeds of the log are of training alone."""
+        since = time.perf_counter()
+        yield
+        passed = time.perf_counter() - since
+        self.start += passed
+        self.last += passed
+
+    def speeds(self, name: str, meter: Meter, seconds: float) -> dict[str, float]:
+        """Tokens and updates a second that *meter*, called *name*,
+        counted in *seconds*, without restored ones.
+
+        ``mfu``, the model FLOPs utilisation in percent, is added where it is known.
+        """
+        tokens, updates = self.before[name]
+        speeds = {"wps": (meter.tokens - tokens) / seconds, "ups": (meter.updates - updates) / seconds}
+        return speeds if self.update_share is None else {**speeds, "mfu": self.update_share * speeds["ups"]}
+
+
+class RunLog:
+    """The log of a run, or of one of its stages; processes but the first show nothing.
+
+    Args:
+        settings: of the run, or of the stage.
+    """
+
+    def __init__(self, settings: TrainingSettings, world: World) -> None:
+        self.settings = settings
         self.is_first = world.is_first
+        self.peak = device_peak(settings.common, world)
+        self.progress = RunProgress(0, 0)
+        self.shown: Meter | None = None  # what the loss in the bar was made of, in the present interval
         self._record: Record = lambda values, tag, step: None
 
     @contextlib.contextmanager
-    def recording(self, updates: int) -> Iterator[None]:
-        """Open the recorders of a run that has made
-        so many *updates*, inside the ``with`` block."""
-        common, saving = self.common if self.is_first else None, self.saving
-        with recording(common, saving.save_dir, updates, not saving.no_save, self.flat) as self._record:
+    def recording(self, state: TrainingState) -> Iterator[None]:
+        """Describe *state*, and open the recorders of its run in a ``with`` statement."""
+        self.clock = Clock(state.meters)
+        self.progress = RunProgress(state.num_updates, state.num_updates)
+        for line in opening_lines(state):
+            logger.info("%s", line)
+        saving = self.settings.checkpoint
+        common = self.settings.common if self.is_first else None
+        config = plain_settings(state.settings)
+        with recording(common, saving.save_dir, state.num_updates, not saving.no_save, config) as self._record:
             yield
-
-    def record(self, values: Mapping[str, object] | None, tag: str, step: int) -> None:
-        """Write *values*, what they are of (``train_inner``, ``train`` or a split), and step; None:
-        no line is due."""
-        self._record(values, tag, step)
 
     def bar(self, items: Iterable[T], epoch: int, total: int, **shown_at: Any) -> ProgressBar[T]:
         """Return *items* as a progress bar."""
-        log_format = self.common.log_format or ("simple" if self.common.no_progress_bar else None)
-        resolved = log_format if self.is_first else "none"
-        interval = self.common.log_interval
-        return progress_bar(items, log_format=resolved, log_interval=interval, epoch=epoch, total=total, **shown_at)
+        common = self.settings.common
+        log_format = common.log_format or ("simple" if common.no_progress_bar else None)
+        return progress_bar(
+            items,
+            log_format=log_format if self.is_first else "none",
+            log_interval=common.log_interval,
+            epoch=epoch,
+            total=total,
+            **shown_at,
+        )
+
+    def epoch(self, state: TrainingState, updates: Iterable[T]) -> ProgressBar[T]:
+        """Return the *updates* that are left of the epoch of *state* as a progress bar."""
+        batches, size = state.batches, state.frequency
+        self.clock = Clock(state.meters)
+        self.progress.total = total_updates(state.cfg, state.num_updates, batches)
+        done, total = math.ceil(batches.iterations_in_epoch / size), math.ceil(len(batches) / size)
+        return self.bar(updates, batches.epoch, total, start=done, run=self.progress)
+
+    def measured(self, update: Callable[[], T]) -> T:
+        """Return the result of *update*; count the operations of the first one of an epoch, where
+        the peak of the device is known."""
+        if self.peak is None or self.clock.update_share is not None:
+            return update()
+        result, flops = count_flops(update)
+        self.clock.update_share = 100 * flops / self.peak
+        return result
+
+    def update(self, bar: ProgressBar[Any], state: TrainingState) -> None:
+        """Show an update that was applied, where a line is due."""
+
+        def line() -> dict[str, object]:
+            ends = state.num_updates % self.settings.common.log_interval == 0
+            if ends:
+                self.shown = None
+            return interval_line(state, self.clock, ends)
+
+        shown = bar.log(
+            line,
+            "train_inner",
+            state.num_updates,
+            lambda line: seconds_left(line, state.cfg, state.batches, state.wall()),
+        )
+        self._record(shown, "train_inner", state.num_updates)
+        if state.meters["train_inner"].updates:
+            bar.show_loss(lambda: self._present_loss(state))
+
+    def end_epoch(self, bar: ProgressBar[Any], state: TrainingState) -> None:
+        """Show the metrics of an epoch."""
+        self._record(bar.print(epoch_line(state, self.clock), tag="train"), "train", state.num_updates)
+
+    def validation(self, bar: ProgressBar[Any], state: TrainingState, split: str, line: Mapping[str, object]) -> None:
+        """Show the metrics of a validation of *split*."""
+        self._record(bar.print(line, tag=split), split, state.num_updates)
+
+    def _present_loss(self, state: TrainingState) -> float:
+        """Return the loss of the updates since the last call,
+        in this interval; NaN if there are none."""
+        meter = state.meters["train_inner"]
+        recent = meter if self.shown is None else meter.since(self.shown)
+        self.shown = meter.copy()
+        return recent.report(state.figures).get("loss", math.nan)
 
 
-def interval_line(state: TrainingState, ends: bool = True) -> dict[str, object]:
+def opening_lines(state: TrainingState) -> list[str]:
+    """Return the size of the model, how much data an update and an epoch read, how long the run is,
+    its precision and its folder."""
+    settings, batches, world = state.settings, state.batches, state.world
+    count = sum(p.numel() for p in state.model.parameters())
+    processes = f" × {world.size} processes" if world.size > 1 else ""
+    stage = f", stage {state.stage.number} ({state.stage.tokens_per_sample} tokens)" if state.stage else ""
+    model = f"{settings.chosen.arch}: {count:,} parameters on {world.device}{processes}{stage}"
+    per_epoch = math.ceil(len(batches) / frequency(state.cfg, batches.epoch))
+    sizes = getattr(batches.dataset, "sizes", None)
+    tokens = int(sizes.sum()) if sizes is not None else 0
+    data = f"{per_epoch:,} updates per epoch"
+    if tokens and per_epoch:
+        data = f"{tokens:,} tokens per epoch in {per_epoch:,} updates of {tokens // per_epoch:,}"
+    total = total_updates(state.cfg, state.num_updates, batches)
+    to_come = "no limit: it ends with Ctrl-C"
+    if total is not None:
+        left = max(total - state.num_updates, 0)
+        to_come = f"{left:,} updates to come" + (f" ({left / per_epoch:.2g} epochs)" if per_epoch else "")
+    no_save, save_dir = settings.checkpoint.no_save, settings.checkpoint.save_dir
+    saved = "nothing is saved" if no_save else f"saved in {save_dir}"
+    return [model, data, f"{to_come}; {state.precision.name(world.device)}; {saved}"]
+
+
+def interval_line(state: TrainingState, clock: Clock, ends: bool = True) -> dict[str, object]:
     """Metrics of the updates since the interval began; if it *ends*, the next one begins.
 
     A line within the interval leaves its sums as they are,
     so that the line at its end is fairseq's.
     """
-    meter, clock = state.meters["train_inner"], state.clock
+    meter = state.meters["train_inner"]
     report = meter.report(state.figures)
     speeds = clock.speeds("train_inner", meter, clock.lap(ends))
     if ends:
         meter.reset()
         clock.before["train_inner"] = (0.0, 0)
-    return _line(state, report, speeds)
+    return _line(state, report, speeds, clock)
 
 
-def epoch_line(state: TrainingState) -> dict[str, object]:
+def epoch_line(state: TrainingState, clock: Clock) -> dict[str, object]:
     """Metrics of an epoch."""
     meter = state.meters["train"]
-    speeds = state.clock.speeds("train", meter, state.clock.elapsed())
-    return _line(state, meter.report(state.figures), speeds)
+    speeds = clock.speeds("train", meter, clock.elapsed())
+    return _line(state, meter.report(state.figures), speeds, clock)
 
 
 def validation_line(epoch: int, stage: Stage | None, report: Mapping[str, float], wps: float) -> dict[str, object]:
@@ -81,63 +223,12 @@ def validation_line(epoch: int, stage: Stage | None, report: Mapping[str, float]
     return {"epoch": epoch, **stage_line(stage), **metrics, "wps": wps, **sizes}
 
 
-def is_due(updates: int, interval: int) -> bool:
-    """Return whether something that is done every *interval*
-    updates, 0 never, follows update *updates*."""
-    return interval > 0 and updates % interval == 0
-
-
-def total_updates(cfg: OptimizationConfig, num_updates: int, batches: EpochIterator) -> int | None:
-    """Return the updates of the whole run, by the limit that comes first; None without one.
-
-    *batches* of training stand at the position that *num_updates* have reached; ``max_update`` is
-    the last stage's.
-    """
-    limits = [cfg.max_update] if cfg.max_update else []
-    if cfg.max_epoch:
-        limits.append(num_updates + updates_left(cfg, batches, cfg.max_epoch, batches.known_counts()))
-    return min(limits) if limits else None
-
-
-def opening_lines(settings: TrainingSettings, num_updates: int, batches: EpochIterator) -> list[str]:
-    """Return how much data an update and an epoch read,
-    how long the run is, its precision and its folder."""
-    cfg, common = settings.optimization, settings.common
-    per_epoch = math.ceil(len(batches) / frequency(cfg, batches.epoch))
-    sizes = getattr(batches.dataset, "sizes", None)
-    tokens = int(sizes.sum()) if sizes is not None else 0
-    data = f"{per_epoch:,} updates per epoch"
-    if tokens and per_epoch:
-        data = f"{tokens:,} tokens per epoch in {per_epoch:,} updates of {tokens // per_epoch:,}"
-    total = total_updates(cfg, num_updates, batches)
-    left = None if total is None else max(total - num_updates, 0)
-    to_come = "no limit: Ctrl-C saves and ends" if left is None else f"{left:,} updates to come"
-    if left is not None and per_epoch:
-        to_come += f" ({left / per_epoch:.2g} epochs)"
-    precision = "bfloat16" if common.bf16 else "float16" if common.fp16 else "float32"
-    saved = "nothing is saved" if settings.checkpoint.no_save else f"saved in {settings.checkpoint.save_dir}"
-    return [data, f"{to_come}; {precision}; {saved}"]
-
-
-def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: EpochIterator, wall: float) -> float | None:
-    """Return the seconds to the end of the run at the speed
-    of *line*; see :func:`total_updates`."""
-    if line["ups"] <= 0:
-        return None
-    total = total_updates(cfg, line["num_updates"], batches)
-    limits = [] if total is None else [(total - line["num_updates"]) / line["ups"]]
-    # The clock of the run goes on where the restored run stopped it.
-    if cfg.stop_time_hours:
-        limits.append(cfg.stop_time_hours * 3600 - wall)
-    return max(min(limits), 0.0) if limits else None
-
-
 def stage_line(stage: Stage | None) -> dict[str, int]:
     """Number and length of the stage; nothing where a run has no stages."""
     return {} if stage is None else {"stage": stage.number, "tokens_per_sample": stage.tokens_per_sample}
 
 
-def _line(state: TrainingState, report: dict[str, float], speeds: dict[str, float]) -> dict[str, object]:
+def _line(state: TrainingState, report: dict[str, float], speeds: dict[str, float], clock: Clock) -> dict[str, object]:
     batches = state.batches
     # fairseq's order, which scripts that read its logs rely on.
     return {
@@ -151,6 +242,39 @@ def _line(state: TrainingState, report: dict[str, float], speeds: dict[str, floa
         "lr": state.get_lr(),
         **{name: report[name] for name in ("gnorm", "clip") if name in report},
         **({"loss_scale": state.scaler.scale} if state.scaler is not None else {}),
-        "train_wall": state.clock.elapsed(),
+        "train_wall": clock.elapsed(),
         "wall": state.wall(),
     }
+
+
+def seconds_left(line: Mapping[str, Any], cfg: OptimizationConfig, batches: EpochIterator, wall: float) -> float | None:
+    """Return the seconds to the end of the run at the speed of *line*; None where that is not
+    known."""
+    if line["ups"] <= 0:
+        return None
+    total = total_updates(cfg, line["num_updates"], batches)
+    limits = [] if total is None else [(total - line["num_updates"]) / line["ups"]]
+    # The clock of the run goes on where the restored run stopped it.
+    if cfg.stop_time_hours:
+        limits.append(cfg.stop_time_hours * 3600 - wall)
+    return max(min(limits), 0.0) if limits else None
+
+
+def describe_end(state: TrainingState, seconds: float) -> str:
+    """Return the last message of a run of *seconds* that ended by its settings."""
+    metric = state.settings.checkpoint.best_checkpoint_metric
+    result = "no validation" if state.best is None else f"best validation {metric} {state.best:.4g}"
+    return f"done training in {seconds:.1f} seconds ({duration(seconds)}); {result}"
+
+
+def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -> str:
+    """Return what the log says of a run that the signal
+    *number* stopped after *updates*: how to go on."""
+    if saving.no_save or saving.no_last_checkpoints:
+        then = f"nothing to go on from was saved (`{'no_save' if saving.no_save else 'no_last_checkpoints'}`)"
+    else:
+        # These flags would begin anew.
+        begins = saving.restore_file != LAST or saving.finetune_from_model or saving.reset_optimizer
+        without = " without `restore_file`, `finetune_from_model` and `reset_optimizer`" if begins else ""
+        then = f"saved {Path(saving.save_dir) / LAST}; the same command{without} goes on from there"
+    return f"stopped by {signal.Signals(number).name} after update {updates}; {then}"

@@ -1,39 +1,53 @@
-"""Training: stages, their epochs, the updates of an epoch,
-and what accompanies them as callbacks."""
+"""Training: stages, their epochs, the updates of an epoch, and what follows an update."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
+import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import fields
+from pathlib import Path
+
+import torch
 
 from fairseq.checkpoint import CheckpointManager
+from fairseq.checkpoint.manager import SavePoint
 from fairseq.checkpoint.store import copied
 from fairseq.config.registry import TASKS
-from fairseq.config.settings import CheckpointConfig, TrainingSettings
+from fairseq.config.settings import CheckpointConfig, OptimizationConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import check_validation
 from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import Interruption, Job, World
+from fairseq.errors import UserError, nearest
 from fairseq.logging.recorders import check_recorders, log_file
-from fairseq.system.terminal import closed_pipes, log_to_stderr
-from fairseq.training import resume, stages
+from fairseq.models.recipes import summary
+from fairseq.system.terminal import log_to_stderr
+from fairseq.training import effective, resume, stages
 from fairseq.training.agreement import check_agreement
 from fairseq.training.build import build_state
-from fairseq.training.callbacks import Callback, callbacks_of
-from fairseq.training.effective import check_outputs
-from fairseq.training.state import TrainingState
-from fairseq.training.stop import describe_interruption, log_end
+from fairseq.training.hooks import Hook, registered_hooks
+from fairseq.training.log import RunLog, describe_end, describe_interruption, validation_line
+from fairseq.training.milestones import Milestones
+from fairseq.training.nonfinite import FILE, Finding, NonFinite, check_weights
+from fairseq.training.profiler import Profiler, parse_window
+from fairseq.training.saving import Saver
+from fairseq.training.state import Due, Requests, TrainingState
 from fairseq.training.update import update
+from fairseq.training.validation import evaluate
 
 logger = logging.getLogger(__name__)
 
 RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.name.startswith("reset_")}
+SIGNAL = "a signal"
+SHORTEST = 1000
+"""Updates between validations that nobody asked for, at least."""
 
 
 def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
@@ -49,7 +63,7 @@ def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
 def run_process(settings: TrainingSettings, world: World) -> None:
     """Train as one process of *world*, with a log on stderr; if a signal stops the run, exit with
     128 + its number."""
-    with Interruption() as interruption, closed_pipes(interruption.record_closed_pipe):
+    with Interruption() as interruption:
         log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
         with log_file(settings.common.log_file if world.is_first else None):
             number = train(settings, world, interruption)
@@ -61,15 +75,15 @@ def train(
     settings: TrainingSettings,
     world: World,
     interruption: Interruption | None = None,
-    callbacks: Sequence[Callback] = (),
+    hooks: Sequence[Hook] = (),
 ) -> int:
-    """Train what *settings* describe, on one process of *world*:
-    restore, then run every stage that is left; callbacks validate, log and save.
+    """Train what *settings* describe, on one process of *world*: restore, then run every stage that
+    is left.
 
     Args:
-        interruption: the signal that asks this process to stop. Ranks vote on it in each update and
-            stop after the next one that is applied, in a validation, or after a save.
-        callbacks: further callbacks, the same objects in every stage.
+        interruption: the signal that asks this process to stop. All ranks stop after the next
+            update that is applied, after a validation, or after a save.
+        hooks: beside the registered ones, the same objects in every stage.
 
     Returns:
         The number of the signal that stopped the run,
@@ -87,30 +101,36 @@ def train(
         # so that no other run changes the folder meanwhile.
         if manager is not None:
             check_recorders(settings.common)
-            check_outputs(settings)
-        planned = stages.plan(settings)
         origin = resume.choose(settings, world, manager)
+        settings = resume.as_begun(settings, origin)
         settings = resume.at_version(settings, (origin.state or {}).get("args") or {})
+        for line in summary(settings):
+            logger.info("%s", line)
+        planned = stages.plan(settings)
         while True:
             stage = stages.stage_at(planned, origin.updates_done(settings.checkpoint)) if planned else None
             of_stage = stages.settings_at(settings, planned, stage) if stage else settings
-            # In the first stage only: the file of settings describes all stages.
-            recorded = settings if origin.kind != "stage" else None
-            accompanying = callbacks_of(of_stage, world, stage, manager, interruption, callbacks, recorded)
             state = build_state(of_stage, world, stage)
+            run = Run(state, manager, interruption, [*registered_hooks(of_stage), *hooks])
+            is_first_stage = origin.kind != "stage"
             resume.begin(state, origin)
-            settings = settings.changed(**{**state.inferred, **state.restored})
+            settings = settings.changed(**state.found)
             # What is wrong with the data is found before anything is written.
             state.batches.open()
-            before = state.num_updates
-            train_stage(state, accompanying)
-            if state.interrupted:
+            before = state.num_updates if state.due is None else None  # that is left to do
+            if state.due is None:
+                state.end = limit_reached(state, run.asked_by_any(run.is_over_time()))
+            if manager is not None and is_first_stage:  # of all stages
+                effective.record(settings, state.task, manager, has_work=state.end is None)
+            run.train()
+            if run.stopped:
                 number = max(world.gather(interruption.signal, everywhere=True))
-                logger.info(describe_interruption(number, state.num_updates, settings.checkpoint))
+                logger.info("%s", describe_interruption(number, state.num_updates, settings.checkpoint))
                 return number
-            if stage is None or stage is planned[-1] or state.end is None or not state.end.ends_stage:
-                if state.num_updates > before or state.metric is not None:
-                    log_end(state, time.perf_counter() - started)
+            if stage is None or stage is planned[-1] or state.end != end_of_stages(state.cfg):
+                if state.num_updates != before:
+                    logger.info("%s is reached after %d updates", state.end, state.num_updates)
+                    logger.info("%s", describe_end(state, time.perf_counter() - started))
                 return 0
             logger.info("stage %d is done after %d updates", stage.number, state.num_updates)
             # From here on the state is on the host alone: a device never holds the models and
@@ -118,69 +138,288 @@ def train(
             origin = resume.Origin("stage", copied(state.state_dict(), again=False), f"stage {stage.number}")
             # What opens the next data folder refers to the model.
             state.batches.close()
-            del state, accompanying
+            del state, run
             # Reference cycles in wrapped modules and in PyTorch's optimizer keep device memory.
             gc.collect()
             # Resets concern the file that the run began from.
             settings = settings.changed(**RESETS_OFF)
 
 
-def train_stage(state: TrainingState, callbacks: Sequence[Callback]) -> None:
-    """Train *state* until a callback sets ``state.end``: at the end of the stage or of the run, or
-    on entering it, when a restored run is there already."""
-    read = {state.settings.data.train_subset: state.batches}
-    check_agreement(state.world, {**read, **state.validation}, state.counts)
-    with contextlib.ExitStack() as running:
-        for callback in callbacks:
-            running.enter_context(callback.running(state))
-        if state.due.validate:
-            logger.info("validation of update %d, in which the run was interrupted", state.num_updates)
-            finish_update(state, callbacks)
-        # Each epoch may read another folder: ranks compare each when they reach it.
-        compared = state.batches.epoch
-        while state.end is None:
-            if state.batches.changes_data and state.batches.epoch != compared:
-                check_agreement(state.world, read, state.counts)
-            train_epoch(state, callbacks)
+class Run:
+    """One stage of a run, or a run without stages, on one process.
+
+    Args:
+        state: as it is built; it is restored before :meth:`train`.
+        manager: the checkpoints; None except on the first process.
+
+    Attributes:
+        stopped: whether a signal stopped it.
+
+    Raises:
+        UserError: a setting is invalid.
+    """
+
+    def __init__(
+        self, state: TrainingState, manager: CheckpointManager | None, interruption: Interruption, hooks: Sequence[Hook]
+    ) -> None:
+        settings, world = state.settings, state.world
+        self.state, self.manager, self.interruption, self.hooks = state, manager, interruption, hooks
+        self.saving = settings.checkpoint
+        self.saver = Saver(self.saving, settings.distributed, world, manager)
+        self.milestones = Milestones(self.saving, settings.data_path, settings.data.train_subset)
+        self.log = RunLog(settings, world)
+        parse_window(settings.profiling.profile, settings.optimization.max_update)
+        self.stopped = False
+        self.saved, self.saved_at = -1, time.perf_counter()  # number of updates, and time of the last save
+
+    def train(self) -> None:
+        """Train until ``state.end`` says why not further: at the end of the stage or of the run, or
+        on entering it, when a restored run is there already."""
+        state, world = self.state, self.state.world
+        read = {state.settings.data.train_subset: state.batches}
+        counts = {"updates so far": state.num_updates, "updates of the run": state.cfg.max_update}
+        check_agreement(world, {**read, **state.validation}, counts)
+        # The number of updates may follow from the data.
+        window = parse_window(state.settings.profiling.profile, state.cfg.max_update)
+        self.profiler = Profiler(window if world.is_first else None, self.saving.save_dir, world.device)
+        self.read = max(self.milestones.amount(state.batches), self.milestones.amount_at(state.restored_position))
+        if state.incomparable and self.manager is not None:
+            self.manager.set_best_aside()
+        with self.log.recording(state):
+            if state.end is not None:
+                logger.info(
+                    "nothing to do: %s is reached after %d updates; change it to train on", state.end, state.num_updates
+                )
+            for hook in self.hooks:
+                hook.on_start(state)
+            try:
+                if state.due is not None:
+                    logger.info("validation of update %d, before which the run was interrupted", state.num_updates)
+                    due, state.due = state.due, None
+                    self.finish_update(due)
+                first = state.batches.epoch
+                while state.end is None:
+                    # Each epoch may read another folder: ranks compare each when they reach it.
+                    if state.batches.changes_data and state.batches.epoch != first:
+                        check_agreement(world, read, {"updates so far": state.num_updates})
+                    self.epoch()
+            except NonFinite as error:
+                # Weights, optimizer and carried state are as before the update: with the batches
+                # that the finding names, it can be repeated.
+                self.save_for_inspection(error.finding)
+                raise
+            else:
+                self.profiler.finish(state.num_updates)
+                self.saver.wait()
+            finally:
+                self.profiler.drop()
+            for hook in self.hooks:
+                hook.on_end(state)
+
+    def epoch(self) -> None:
+        """Train to the end of the epoch, or of the run."""
+        state, batches, epoch = self.state, self.state.batches, self.state.batches.epoch
+        state.begin_epoch()
+        # An iteration that is left early must not leave its thread behind.
+        remaining = contextlib.closing(groups(batches, state.frequency))
+        with remaining as updates, self.log.epoch(state, updates) as bar:
+            for samples in bar:  # the position in the data is behind *samples* already
+                self.profiler.before_update(state.num_updates)
+                applied = self.log.measured(functools.partial(update, state, samples, self.requests))
+                if applied:
+                    for hook in self.hooks:
+                        hook.on_update(state)
+                    self.log.update(bar, state)
+                if batches.end_of_epoch:
+                    self.log.end_epoch(bar, state)
+                # After a skipped update nothing is due; a signal waits for the next one that is
+                # applied.
+                if applied or batches.end_of_epoch:
+                    state.end = state.end or limit_reached(state, state.requests.end)
+                    self.finish_update(self.due())
+                if batches.end_of_epoch or state.end is not None:
+                    break
+        # Checkpoints of a complete epoch hold the start of the next one already. An epoch that a
+        # limit cut short stays where it is: the resumed run completes it.
+        if batches.end_of_epoch:
+            batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
+
+    def due(self) -> Due:
+        """What is due after an update: at intervals of updates, epochs or text, and at the end of
+        the run."""
+        state, saving, batches = self.state, self.saving, self.state.batches
+        updates, epoch, ended, last = state.num_updates, batches.epoch, batches.end_of_epoch, state.end is not None
+        # Resumed with other batches, a run may read some text again.
+        before, self.read = self.read, max(self.read, self.milestones.amount(batches))
+        milestone = self.milestones.passed(before, self.read)
+        interval = validation_interval(saving, state.cfg, math.ceil(len(batches) / state.frequency))
+        scheduled = interval > 0 and updates % interval == 0
+        save = (
+            bool(milestone)
+            or last
+            or (saving.save_interval_updates > 0 and updates % saving.save_interval_updates == 0)
+            or (ended and epoch % saving.save_interval == 0)
+            or (scheduled and saving.validate_interval_updates is None)
+        )
+        validate = last or scheduled or (epoch % saving.validate_interval == 0 if ended else save)
+        # These weights were validated before an update that was skipped and ended the epoch.
+        is_known = state.metric is not None
+        validate = validate and bool(state.validation) and updates >= saving.validate_after_updates and not is_known
+        return Due(epoch, ended, validate, save, milestone)
+
+    def finish_update(self, due: Due) -> None:
+        """Do what is *due* after an update: validate, end the epoch if it is over, save, stop."""
+        state, asked = self.state, self.state.requests
+        stop, is_best = asked.stop, False
+        if due.validate and stop:
+            # A signal leaves no time for a validation: the resumed run begins with it.
+            state.due = due
+            self.save(due)
+            state.end, self.stopped = SIGNAL, True
+            return
+        if due.validate:
+            is_best = self.validate(due.epoch)
+            for hook in self.hooks:
+                hook.on_validate(state)
+            stop = self.asked_by_any(self.interruption.signal > 0)
+        if due.end_of_epoch:
+            state.end_epoch(due.epoch)
+        # A validation uses up patience, and may lower the rate.
+        state.end = state.end or limit_reached(state, asked.end)
+        if due.save or is_best or asked.save or stop or state.end is not None:
+            self.save(due, is_best)
+            # Saving takes long: a signal that came meanwhile does not wait for another update.
+            stop = stop or self.asked_by_any(self.interruption.signal > 0)
+        if stop:
+            # Whatever else is reached: the message of any other limit would call the run complete.
+            state.end, self.stopped = SIGNAL, True
+
+    def validate(self, epoch: int) -> bool:
+        """Log the metrics of every split. The first one decides, as in fairseq, which checkpoint is
+        the best; return whether this one is to be saved for it."""
+        state, name = self.state, self.saving.best_checkpoint_metric
+        is_best = False
+        with self.log.clock.paused():
+            for number, (split, batches) in enumerate(state.validation.items()):
+                batches.load_state_dict({"epoch": 1, "iterations_in_epoch": 0})
+                steps = min(len(batches), state.settings.data.max_valid_steps or len(batches))
+                started, samples = time.perf_counter(), itertools.islice(batches, steps)
+                with self.log.bar(samples, epoch, steps, prefix=f"valid on {split!r} subset") as bar:
+                    meter = evaluate(state, bar)
+                    report = meter.report(state.figures)
+                    if name not in report:
+                        # Names of figures may be known only once they were logged.
+                        near = nearest(name, list(report))
+                        raise UserError(f"`best_checkpoint_metric` {name}: not a figure of validation; {near}")
+                    speed = meter.tokens / max(time.perf_counter() - started, 1e-9)
+                    line = validation_line(epoch, state.stage, report, speed) | {"num_updates": state.num_updates}
+                    if number == 0:
+                        is_best = state.validated(report[name])
+                        line[f"best_{name}"] = report[name] if state.best is None else state.best
+                    self.log.validation(bar, state, split, line | {"wall": state.wall()})
+        if not is_best and self.saving.keep_best_checkpoints > 0 and state.metric is not None:
+            # Among the best ones that are kept.
+            return state.world.share(self.manager is not None and self.manager.is_among_best(state.metric))
+        return is_best
+
+    def save(self, due: Due, is_best: bool = False) -> None:
+        """Save a checkpoint, on every process.
+
+        Raises:
+            UserError: weights are not finite, or the checkpoint cannot be written.
+        """
+        state = self.state
+        if self.saving.no_save:
+            return
+        with self.log.clock.paused():
+            check_weights(dict(state.reducer.named_parameters()), state.world, state.num_updates)
+            is_best = is_best and state.metric == state.best
+            pending = state.due is not None
+            point = SavePoint(
+                due.epoch, state.num_updates, due.end_of_epoch, is_best, state.metric, due.milestone, pending
+            )
+            self.saver.save(state.state_dict(), point)
+            self.saved, self.saved_at = state.num_updates, time.perf_counter()
+            state.world.barrier()
+
+    def save_for_inspection(self, finding: Finding) -> None:
+        """Save the state before an update that is not finite,
+        and what is known of it, as ``nonfinite.pt``."""
+        state = self.state
+        if self.saving.no_save:
+            return
+        saved = state.state_dict()
+        # Under the names that these files have always had.
+        known = {"update": finding.update, "ids": finding.ids, "place": finding.location}
+        saved["extra_state"]["nonfinite"] = known
+        self.saver.save_as(FILE, saved, state.batches.epoch, state.num_updates)
+        logger.error("saved %s for inspection", Path(self.saving.save_dir) / FILE)
+        state.world.barrier()
+
+    def requests(self) -> Requests:
+        """What this process asks of all of them. The clock of the first one counts."""
+        minutes = self.saving.save_interval_minutes
+        is_first, unsaved = self.state.world.is_first, time.perf_counter() - self.saved_at
+        return Requests(
+            self.interruption.signal > 0, is_first and 0 < minutes * 60 < unsaved, is_first and self.is_over_time()
+        )
+
+    def is_over_time(self) -> bool:
+        """Return whether training has taken longer than ``--stop-time-hours`` by this clock."""
+        return 0 < self.state.cfg.stop_time_hours * 3600 < self.state.wall()
+
+    def asked_by_any(self, wish: bool) -> bool:
+        """Return whether any rank has the *wish*; to be called on all of them."""
+        world = self.state.world
+        return wish if world.size == 1 else bool(world.sum(torch.tensor(float(wish), device=world.device)))
 
 
-def train_epoch(state: TrainingState, callbacks: Sequence[Callback]) -> None:
-    """Train *state* to the end of its epoch, or of the run."""
-    state.begin_epoch()
-    for callback in callbacks:
-        callback.begin_epoch(state)
-    batches, epoch = state.batches, state.batches.epoch
-    for samples in groups(batches, state.frequency):
-        for callback in callbacks:  # the position in the data is behind *samples* already
-            callback.before_update(state)
-        state.applied = update(state, samples)
-        for callback in callbacks:  # one decides what is due, another whether a limit is reached
-            callback.after_update(state)
-        # After a skipped update nothing is due; a signal waits for the next one that is applied.
-        if state.applied or batches.end_of_epoch:
-            finish_update(state, callbacks)
-        if batches.end_of_epoch or state.end is not None:
-            break
-    # Checkpoints of a complete epoch hold the start of the next one already. An epoch that a limit
-    # cut short stays where it is: the resumed run completes it.
-    if batches.end_of_epoch:
-        batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
-
-
-def finish_update(state: TrainingState, callbacks: Sequence[Callback]) -> None:
-    """Do what is due after an update: validate, end the epoch if it is over, save."""
-    for callback in callbacks:
-        callback.validate(state)
-    # A validation that a signal ended is still due: the state is saved as it is.
-    if state.due.end_of_epoch and not state.due.validate:
-        state.end_epoch()
-    for callback in callbacks:
-        callback.complete(state)
-
-
-def groups(batches: EpochIterator, size: int) -> Iterator[list[Sample | None]]:
+def groups(batches: EpochIterator, size: int) -> Generator[list[Sample | None], None, None]:
     """The rest of the epoch in groups of *size* batches, one per update. The position in the data
     counts the groups that were handed out."""
     samples = iter(batches)
     for remaining in range(len(batches) - batches.iterations_in_epoch, 0, -size):
         yield list(itertools.islice(samples, min(size, remaining)))
+
+
+def limit_reached(state: TrainingState, is_late: bool) -> str | None:
+    """Return the limit that is reached, None while training goes on; the same on all ranks, which
+    agree on what *is_late*."""
+    cfg, updates, batches = state.cfg, state.num_updates, state.batches
+    between = batches.end_of_epoch or batches.iterations_in_epoch == 0
+    epochs = batches.epoch if batches.end_of_epoch else batches.epoch - 1
+    stop_lr, patience = state.lr_scheduler.stop_lr, state.settings.checkpoint.patience
+    if 0 < patience <= state.without_improvement:
+        return f"`patience` {patience}"
+    if is_late:
+        return f"`stop_time_hours` {cfg.stop_time_hours:g}"
+    if state.stage is not None and state.stage.max_update <= updates:
+        return end_of_stages(cfg)
+    all_made = 0 < cfg.max_update <= updates
+    if all_made and not state.length_from_data:
+        return f"`max_update` {cfg.max_update}"
+    if all_made or 0 < cfg.max_epoch <= epochs:
+        return f"`max_epoch` {cfg.max_epoch}"
+    # As in fairseq, a rate that is reached within an epoch lets the epoch be completed.
+    if between and updates > 0 and state.get_lr() <= stop_lr:
+        return f"`{'min_lr' if cfg.stop_min_lr is None else 'stop_min_lr'}` {stop_lr:g}"
+    return None
+
+
+def end_of_stages(cfg: OptimizationConfig) -> str:
+    """The limit that ends a stage."""
+    return f"the end of `stages` {cfg.stages}"
+
+
+def validation_interval(saving: CheckpointConfig, cfg: OptimizationConfig, epoch_updates: int) -> int:
+    """Updates between validations within epochs of *epoch_updates*; 0: none.
+
+    A long run is validated and saved ten times, if its epochs do not end more often and the user
+    asks for no interval.
+    """
+    if saving.validate_interval_updates is not None:
+        return saving.validate_interval_updates
+    if saving.save_interval_updates or saving.save_interval_words or saving.save_interval_tokens:
+        return 0
+    interval = max(SHORTEST, math.ceil((cfg.max_update or (cfg.max_epoch or 1) * epoch_updates) / 10))
+    return interval if interval < epoch_updates else 0

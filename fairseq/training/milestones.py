@@ -26,12 +26,7 @@ _FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 class Milestones:
-    """The amounts of text at which a run saves a checkpoint
-    of its own name, and the amount that it has read.
-
-    Attributes:
-        amount: words or tokens read so far; 0 where no checkpoint is saved by them.
-        name: of the checkpoint that is due here, after the last milestone reached; None: none is.
+    """The amounts of text at which a run saves a checkpoint of its own name.
 
     Raises:
         UserError: a setting is malformed, or the data do not know their words.
@@ -42,35 +37,32 @@ class Milestones:
         requested = {unit: text for unit, text in texts.items() if text}
         if len(requested) == 2:
             raise UserError("`save_interval_words`: cannot be combined with `save_interval_tokens`; give one of them")
-        self.amount = 0
-        self.name: str | None = None
         self._unit, text = next(iter(requested.items()), ("", ""))
         self._ranges = _ranges(f"`save_interval_{self._unit}` {text}", text) if text else []
         folders = data_folders(data_path) if text else []
         self._epochs = [sum(_amounts(folder, split, self._unit)) for folder in folders]
 
-    def restore(self, state: Mapping[str, Any], batches: EpochIterator) -> None:
-        """Go on from the position *state* of a saved run;
-        *batches* stand at this run's, which may be earlier."""
-        read = state.get("iterations_in_epoch") and state.get("read") or {"count": 0, "units": 1}
-        self.amount = max(self._at(batches), self._amount(state["epoch"] or 1, read["count"], read["units"]))
-
-    def passed(self, batches: EpochIterator) -> bool:
-        """Go to the position of *batches*; return whether
-        a milestone was reached since the last call."""
-        before, self.amount = self.amount, max(self.amount, self._at(batches))
-        milestone = previous = 0
-        for every, end in self._ranges:
-            last = int(min(self.amount, end)) // every * every
-            # Several may have been passed in one update: the file is named after the last.
-            milestone = last if last > max(before, previous) else milestone
-            previous = int(min(self.amount, end))
-        self.name = f"checkpoint_{self._unit}_{milestone}.pt" if milestone else None
-        return self.name is not None
-
-    def _at(self, batches: EpochIterator) -> int:
+    def amount(self, batches: EpochIterator) -> int:
+        """Words or tokens before the position of *batches*; 0 where no checkpoint is saved by
+        them."""
         # At the start of an epoch its data need not be open.
         return self._amount(batches.epoch, batches.read, batches.sampler.layout.units if batches.read else 1)
+
+    def amount_at(self, position: Mapping[str, Any]) -> int:
+        """Words or tokens before a *position* in the data as a checkpoint holds it."""
+        read = position.get("iterations_in_epoch") and position.get("read") or {"count": 0, "units": 1}
+        return self._amount(position["epoch"] or 1, read["count"], read["units"])
+
+    def passed(self, before: int, amount: int) -> str:
+        """The name of the checkpoint for the last milestone between two amounts; empty: there is
+        none."""
+        milestone = previous = 0
+        for every, end in self._ranges:
+            last = int(min(amount, end)) // every * every
+            # Several may have been passed in one update: the file is named after the last.
+            milestone = last if last > max(before, previous) else milestone
+            previous = int(min(amount, end))
+        return f"checkpoint_{self._unit}_{milestone}.pt" if milestone else ""
 
     def _amount(self, epoch: int, read: int, units: int) -> int:
         if not self._epochs:

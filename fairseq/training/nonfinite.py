@@ -33,7 +33,8 @@ class Finding:
     Attributes:
         update: its number, from 1.
         ids: examples of its batches, of all ranks.
-        location: the first value that is not finite, and its rank if there are several.
+        location: the first value that is not finite, and its rank if there are
+            several; empty if none was found.
     """
 
     update: int
@@ -42,7 +43,8 @@ class Finding:
 
     def __str__(self) -> str:
         ids = " ".join(map(str, self.ids[:MOST_IDS])) + (" …" if len(self.ids) > MOST_IDS else "")
-        return f"update {self.update}: loss or gradients are infinite or NaN, first in {self.location}; examples {ids}"
+        where = f"first in {self.location}" if self.location else "which a second forward pass did not show"
+        return f"update {self.update}: loss or gradients are infinite or NaN, {where}; examples {ids}"
 
 
 class NonFinite(UserError):
@@ -121,8 +123,7 @@ def find(
     first = first or bad or _in_gradients(graph, parameters, order)
     gathered = world.gather((ids, first), everywhere=True)
     parts = [part if world.size == 1 else f"{part} on rank {rank}" for rank, (_, part) in enumerate(gathered) if part]
-    unknown = "no place that a second forward pass would show"
-    return Finding(update, [number for numbers, _ in gathered for number in numbers], parts[0] if parts else unknown)
+    return Finding(update, [number for numbers, _ in gathered for number in numbers], parts[0] if parts else "")
 
 
 def _second_pass(

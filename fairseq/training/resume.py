@@ -3,9 +3,11 @@ restore the state from it, report settings that differ."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +16,19 @@ from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config.fields import differ, shown
-from fairseq.config.settings import CheckpointConfig, DistributedConfig, ProfileConfig, TrainingSettings
+from fairseq.config.settings import (
+    CheckpointConfig,
+    DistributedConfig,
+    ProfileConfig,
+    TrainingSettings,
+    training_settings,
+)
 from fairseq.distributed import World
 from fairseq.distributed.sharding import is_sharded, shard_of
 from fairseq.errors import UserError
 from fairseq.models.architectures.transformer_lm import resumed
 from fairseq.models.loading import check_settings, load_fitting
+from fairseq.models.recipes import ONE_OF
 from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import stages
 from fairseq.training.state import TrainingState
@@ -34,10 +43,18 @@ LONGEST = 100  # items of a list, characters of a value
 # schedules, whose rates the log has.
 IGNORED_ON_RESUME = {
     *(field.name for cls in (CheckpointConfig, DistributedConfig, ProfileConfig) for field in dataclasses.fields(cls)),
-    *("data", "user_dir", "cpu", "compile", "no_apex", "num_workers", "dataset_impl", "oom_retry"),
+    *("data", "user_dir", "cpu", "compile", "no_apex", "num_workers", "dataset_impl", "batch_chunk"),
     *("max_epoch", "max_update", "stop_time_hours", "stages"),
     *("log_format", "log_interval", "no_progress_bar", "tensorboard_logdir", "metrics_file", "log_file"),
-    *("wandb_project", "valid_subset", "gen_subset", "max_tokens_valid", "batch_size_valid", "max_valid_steps"),
+    *(
+        "wandb_project",
+        "trackio_project",
+        "valid_subset",
+        "gen_subset",
+        "max_tokens_valid",
+        "batch_size_valid",
+        "max_valid_steps",
+    ),
 }
 
 
@@ -118,8 +135,8 @@ def begin(state: TrainingState, origin: Origin) -> None:
         case "checkpoint":
             with restoring(origin.source):
                 requested = state.settings
-                restore(state, saved, origin.source)
-                log_differences(state, requested, saved.get("args") or {}, origin.source)
+                restored = restore(state, saved, origin.source)
+                log_differences(state, requested, restored, saved.get("args") or {}, origin.source)
         case "weights":
             _load_weights(state, saved, origin.source)
         # Not within restoring(): a state of this process
@@ -129,14 +146,25 @@ def begin(state: TrainingState, origin: Origin) -> None:
     state.plan()
 
 
-def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adopt: bool = False) -> None:
+def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adopt: bool = False) -> dict[str, object]:
     """Continue from the checkpoint *saved*, called *source*; see
     :meth:`TrainingState.load_state_dict`."""
     check_dictionary(saved, source, dictionary_of(state.task))
-    # First, because it names the setting by which parameters have other names or shapes.
-    check_settings(state.model, saved.get("args") or {}, state.settings.model, source, state.settings.extensions)
-    state.load_state_dict(saved, source, adopt=adopt)
+    stored, folder = saved.get("args") or {}, state.settings.checkpoint.save_dir
+    try:
+        # First, because it names the setting by which parameters have other names or shapes.
+        check_settings(state.model, stored, state.settings.model, source, state.settings.extensions)
+        restored = state.load_state_dict(saved, source, adopt=adopt)
+    except UserError:
+        is_in_folder = os.path.abspath(os.path.dirname(source)) == os.path.abspath(folder)
+        if is_in_folder and stored.get("arch", state.settings.chosen.arch) != state.settings.chosen.arch:
+            # What differs first is a setting that nobody gave.
+            raise UserError(
+                f"`save_dir` {folder}: holds another run, of {stored['arch']}; choose another `save_dir`"
+            ) from None
+        raise
     logger.info("restored %s: epoch %d, update %d", source, state.batches.epoch, state.num_updates)
+    return restored
 
 
 def _load_weights(state: TrainingState, saved: Mapping[str, Any], source: str) -> None:
@@ -152,6 +180,25 @@ def at_version(settings: TrainingSettings, stored: Mapping[str, object]) -> Trai
         text = ", ".join(f"{name}={value}" for name, value in values.items())
         logger.info("`arch` transformer_lm as in the checkpoint, by fairseq's up to 0.10.2: %s", text)
     return settings.changed(**values)
+
+
+def as_begun(settings: TrainingSettings, origin: Origin) -> TrainingSettings:
+    """*settings* in which the run that *origin* goes on with keeps what it was begun with, where
+    the recipe of the architecture says otherwise: another version may have another recipe."""
+    stored, options = (origin.state or {}).get("args") or {}, settings.checkpoint
+    if origin.kind != "checkpoint" or options.reset_optimizer or options.reset_lr_scheduler:
+        return settings
+    recipe = {name for name, source in settings.origins.items() if source == f"recipe of {settings.chosen.arch}"}
+    # Where a recipe has rows a batch, a run may have tokens.
+    others = {name for group in ONE_OF if recipe & set(group) for name in group if name not in recipe}
+    names = recipe | {name for name in others if settings.origins.get(name) == "default"}
+    kept = {name: stored[name] for name in names - IGNORED_ON_RESUME if name in stored}
+    if all(value == settings.flat.get(name) for name, value in kept.items()):
+        return settings
+    begun = training_settings(argparse.Namespace(**{**settings.flat, **kept}))
+    # The schedule may be another one, with settings of its own.
+    flat = {**vars(begun.optimizer), **vars(begun.lr_scheduler), **begun.flat}
+    return dataclasses.replace(begun, flat=flat, origins={**settings.origins, **dict.fromkeys(kept, origin.source)})
 
 
 @contextlib.contextmanager
@@ -174,14 +221,18 @@ def restoring(path: str) -> Iterator[None]:
 
 
 def log_differences(
-    state: TrainingState, requested: TrainingSettings, stored: Mapping[str, object], source: str
+    state: TrainingState,
+    requested: TrainingSettings,
+    restored: Mapping[str, object],
+    stored: Mapping[str, object],
+    source: str,
 ) -> None:
-    """Log one warning with the settings of *state*, restored, that differ from the checkpoint's;
-    nothing without any.
+    """Log one warning with the settings of *state* that differ from the checkpoint's, and the ones
+    *restored* in place of those *requested*; nothing without any.
 
     Those *stored* in the checkpoint may be of another version or of fairseq.
     """
-    now, restored = state.stored_settings(), state.restored
+    now = state.stored_settings()
     names = sorted(now.keys() & stored.keys() - IGNORED_ON_RESUME - _of_stages(requested))
     # A stored setting may be of any kind and length.
     names = [name for name in names if _is_flat(now[name]) and _is_flat(stored[name])]

@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fairseq.checkpoint.optimizer_state import ParameterNames, convert_state
-from fairseq.config.fields import differ, parse_dict
-from fairseq.config.settings import CheckpointConfig, TrainingSettings
+from fairseq.config import fields
+from fairseq.config.fields import differ, parse_dict, shown
+from fairseq.config.settings import CheckpointConfig, MemoryConfig, TrainingSettings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.data.iterator import EpochIterator
 from fairseq.data.position import SavedBy
@@ -23,26 +26,48 @@ from fairseq.errors import SettingError, UserError
 from fairseq.logging.figures import Meter
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import load_parameters, stored_parameters, stored_settings
+from fairseq.modules import devices
 from fairseq.modules.precision import Precision
 from fairseq.optim.elementwise import ElementwiseOptimizer
 from fairseq.optim.lr_scheduler.fairseq_lr_scheduler import build_lr_scheduler
 from fairseq.tasks import dictionary_digest
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training.averaging import restore_weights, weight_average
-from fairseq.training.best import Best, changes, fingerprint
-from fairseq.training.clock import Clock
-from fairseq.training.due import Due
 from fairseq.training.gradients import LossScaler
 from fairseq.training.length import Length, frequency, length_of, needs_length
-from fairseq.training.limit import Limit
 from fairseq.training.nonfinite import NonFiniteUpdates
-from fairseq.training.oom_retry import BatchSplitter, Rebatch
 from fairseq.training.parallel import data_parallel, optimizer_of
-from fairseq.training.random_states import gather_random_states, restore_random_states
 from fairseq.training.stages import Stage
-from fairseq.training.votes import Votes
 
 logger = logging.getLogger(__name__)
+
+MEASURED = (
+    *("best_checkpoint_metric", "maximize_best_checkpoint_metric", "max_valid_steps", "label_smoothing"),
+    *("tokens_per_sample", "sample_break_mode", "add_bos_token", "mask_prob", "leave_unmasked_prob"),
+    *("random_token_prob", "mask_whole_words", "freq_weighted_replacement", "discriminator_weight"),
+    *("init_token", "separator_token", "shorten_method", "max_option_length"),
+    *fields.defaults(MemoryConfig),
+)
+"""Settings that change what a validation measures."""
+
+
+class Requests(NamedTuple):
+    """What a rank asks of all of them, in the reduction of an update's sums."""
+
+    stop: bool = False  # a signal came
+    save: bool = False  # the last save is --save-interval-minutes ago
+    end: bool = False  # --stop-time-hours are over
+
+
+@dataclass(frozen=True)
+class Due:
+    """What is left to do after an update: a checkpoint holds it if a signal left no time for it."""
+
+    epoch: int  # of the update, from 1
+    end_of_epoch: bool = False
+    validate: bool = False  # on all splits
+    save: bool = False  # whatever the validation gives
+    milestone: str = ""  # name of the checkpoint that is due by words or tokens; empty: none is
 
 
 class TrainingState:
@@ -52,12 +77,11 @@ class TrainingState:
     The model is placed on the device of *world*.
 
     Attributes:
-        settings: in force: the run's, with what is *inferred* and *restored*.
-        inferred: settings that the task inferred from the data, such as the classes of a table.
-        restored: settings that a restored state put in place of the ones given, by name.
-        length_from_data: whether ``max_update`` follows from the data. Then :meth:`plan` makes the
-            schedule.
-        length: what :meth:`plan` found; None before it, and where the settings give the length.
+        settings: in force: the run's, with what was *found*.
+        found: settings by name that the task inferred from the data, such as the classes of a
+            table, or that a restored state put in place of the ones given.
+        length: the number of updates where it follows from the data (``length_from_data``), once
+            :meth:`plan` has made the schedule.
         graph: model and criterion as one module, so that whatever wraps it sees the whole
             computation.
         reducer: the execution of *graph* on the data of all processes.
@@ -65,14 +89,14 @@ class TrainingState:
         average: the mean of the weights, which is validated and saved; None: the weights are.
         batches: the training data, at the position that the run has reached.
         validation: the data of each split that is validated.
-        votes: decisions of all ranks, taken with each update.
-        applied: whether the last update changed anything.
-        due: what is left to do after the last update.
-        metric: of the last update's validation; None without one.
-        is_best: no validation gave a better metric than the last update's.
-        best: the best metric, and for how many validations.
-        end: why training ends here; None while it goes on.
-        saved: the number of updates at the last save.
+        metric: of the present weights, from the first split; None before their validation.
+        best: the best metric so far, which ``checkpoint_best.pt`` has.
+        without_improvement: validations since then.
+        incomparable: how *best* of the checkpoint was measured otherwise; empty: it was not.
+        restored_position: in the data, of a checkpoint; that of *batches* may be earlier.
+        requests: what any rank asked for with the last update.
+        due: what an interrupted run has to do before its next update, else None.
+        end: why training ends here, a setting and its value; None while it goes on.
 
     Raises:
         UserError: settings contradict each other, the model or the optimizer.
@@ -88,7 +112,7 @@ class TrainingState:
         stage: Stage | None = None,
     ) -> None:
         self.settings, self.stage = settings, stage
-        self.cfg = cfg = settings.optimization
+        self.cfg = settings.optimization
         self.world = world = world or World()
         self.task = task
         self.graph = task.loss_graph(model, criterion)
@@ -106,32 +130,27 @@ class TrainingState:
         self.scaler: LossScaler | None = None
         if self.precision.needs_scaling:
             self.scaler = LossScaler(settings.common, world.size)
-        self.average = weight_average(cfg, self._trained())
-        self.splitter = BatchSplitter(
-            cfg.oom_retry, model, world.size == 1 or settings.distributed.reduces_after_backward
-        )
-        self.skipped = NonFiniteUpdates(cfg.skip_nonfinite)
+        self.average = weight_average(self.cfg, self._trained())
+        self.skipped = NonFiniteUpdates(self.cfg.skip_nonfinite)
         self.figures = task.figures(self.criterion)
         self.meters = {name: Meter(world.device) for name in ("train", "train_inner")}
-        self.votes = Votes(world)
         self._batches: EpochIterator | None = None
-        self.rebatch: Rebatch | None = None
         self.validation: dict[str, EpochIterator] = {}
-        self.num_updates, self.saved, self.applied = 0, -1, False
-        self.due, self.metric, self.is_best = Due(1), None, False
-        self.best = Best(settings.checkpoint.maximize_best_checkpoint_metric)
-        self.former_best: Mapping[str, Any] | None = None
-        self.end: Limit | None = None
-        self.inferred: dict[str, object] = {}
-        self.restored: dict[str, object] = {}
+        self.num_updates = 0
+        self.metric: float | None = None
+        self.best: float | None = None
+        self.without_improvement, self.incomparable = 0, ""
+        self.requests, self.due, self.end = Requests(), None, None
+        self.found: dict[str, object] = {}
         self.length_from_data, self.length = needs_length(settings), None
         if not self.length_from_data:
             self._make_schedule()
-        self.restored_position: Mapping[str, object] | None = None
-        self.clock, self.started, self.trained_before = Clock(self.meters), time.perf_counter(), 0.0
-        self._measured: Mapping[str, object] | None = None
+        self.started, self.trained_before = time.perf_counter(), 0.0
+        self.restored_position: Mapping[str, Any] = {"epoch": 1}
+        self._measured: Mapping[str, Any] | None = None
 
-    metric: float | None
+    due: Due | None
+    end: str | None
     length: Length | None
 
     def plan(self, done: int = 0, before: Mapping[str, Any] | None = None, former: int = 0) -> None:
@@ -168,22 +187,12 @@ class TrainingState:
 
     @batches.setter
     def batches(self, batches: EpochIterator) -> None:
-        self._batches, self.rebatch = batches, batches.rebatch
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a signal has asked a rank to stop."""
-        return self.votes["interrupted"]
+        self._batches = batches
 
     @property
     def frequency(self) -> int:
         """Batches of an update of this epoch."""
         return frequency(self.cfg, self.batches.epoch)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Counts that are equal on all ranks, with what to call them in messages."""
-        return {"updates so far": self.num_updates, "updates of the run": self.cfg.max_update}
 
     def begin_epoch(self) -> None:
         """Prepare for the first update of an epoch, or for the next one of a resumed epoch."""
@@ -195,16 +204,25 @@ class TrainingState:
         self.lr_scheduler.step_begin_epoch(self.batches.epoch)
         if self.scaler is not None:
             self.scaler.begin_epoch(self.frequency)
-        self.clock = Clock(self.meters)
 
-    def end_epoch(self) -> None:
-        """End the epoch of the last update, after its validation: a checkpoint then is at the start
-        of the next."""
+    def end_epoch(self, epoch: int) -> None:
+        """End *epoch* after its validation: a checkpoint then is at the start of the next."""
         # The next epoch begins elsewhere in the corpus.
         self.task.restart()
         # A metric that does not improve may lower the rate.
-        self.lr_scheduler.step(self.due.epoch, self.metric)
+        self.lr_scheduler.step(epoch, self.metric)
         self.lr_scheduler.step_update(self.num_updates)
+
+    def validated(self, metric: float) -> bool:
+        """Record the *metric* of a validation; return whether it is the best, ties included."""
+        is_tie, best, self.metric = metric == self.best, self.best, metric
+        maximize = self.settings.checkpoint.maximize_best_checkpoint_metric
+        if not math.isnan(metric) and (best is None or (metric > best if maximize else metric < best)):
+            self.best, self.without_improvement = metric, 0
+            return True
+        # As in fairseq, an equal metric is saved as the best, and uses up patience.
+        self.without_improvement += 1
+        return is_tie
 
     def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Context in which the model has the weights to validate
@@ -223,6 +241,23 @@ class TrainingState:
         """Return the settings in force, as a checkpoint stores them."""
         return stored_settings(self.settings.flat, self.model)
 
+    def measured(self) -> Mapping[str, Any] | None:
+        """Return what validations measure, by setting: metrics that differ in it are not compared.
+        None if not known."""
+        # Once, since the data of a split stay: computed where it is first needed, which opens them.
+        if self._measured is None and self.validation:
+            split, batches = next(iter(self.validation.items()))
+            flat, sizes = self.settings.flat, getattr(batches.dataset, "sizes", None)
+            names = [*MEASURED, *(["seed"] if flat.get("mask_prob") is not None else [])]
+            self._measured = {
+                "valid_subset": split,
+                # Not the folder, which may have been moved.
+                "valid_tokens": len(batches.dataset) if sizes is None else int(sizes.sum()),
+                "precision": self.precision.name(self.world.device),
+                **{name: flat[name] for name in names if flat.get(name) is not None},
+            }
+        return self._measured
+
     # --- saving
 
     def state_dict(self) -> dict[str, Any]:
@@ -237,7 +272,8 @@ class TrainingState:
             "carried": self.task.save_carried(self.world),
             "sums": {name: meter.state_dict() for name, meter in self.meters.items()},
             "previous_training_time": self.wall(),
-            **self.best.state_dict(),
+            "best": self.best,
+            "without_improvement": self.without_improvement,
             "val_loss": self.metric,
         }
         if self._batches is not None:
@@ -246,8 +282,8 @@ class TrainingState:
             extra["validation"] = measured
         if self.length is not None:
             extra["length"] = asdict(self.length)
-        if self.due.validate:
-            extra["due"] = self.due.state_dict()
+        if self.due is not None:
+            extra["due"] = asdict(self.due)
         if self.stage is not None:
             names = ("number", "tokens_per_sample", "max_update")
             extra["stage"] = {name: getattr(self.stage, name) for name in names}
@@ -280,18 +316,11 @@ class TrainingState:
         """Settings of the batches that memory depends on."""
         return {
             "batches": len(self.batches),
+            "data": self.batches.data_checksum(),
             **self.task.batch_settings(),
             "memory_length": self.model.memory_length,
             "processes": self.world.size,
         }
-
-    def measured(self) -> Mapping[str, Any] | None:
-        """Return what validations measure, see
-        :func:`~fairseq.training.best.fingerprint`; None if not known."""
-        # Once, since the data of a split stay: computed where it is first needed, which opens them.
-        if self._measured is None and self.validation:
-            self._measured = fingerprint(self.settings, *next(iter(self.validation.items())))
-        return self._measured
 
     def _stored_model(self) -> dict[str, object]:
         """The model as a checkpoint stores it: where a mean of the weights is asked for, in place
@@ -326,7 +355,7 @@ class TrainingState:
         rows: int = 0,
         *,
         adopt: bool = False,
-    ) -> None:
+    ) -> dict[str, object]:
         """Continue from *state*, ours or fairseq's.
 
         Args:
@@ -337,24 +366,34 @@ class TrainingState:
             adopt: nothing else uses the tensors of the optimizer's
                 state, so that they need not be copied.
 
+        Returns:
+            The settings that the state put in place of the ones given, by name.
+
         Raises:
             UserError: its parameters are not the model's, or its optimizer not the one asked for.
         """
         options = options or self.settings.checkpoint
         extra, history = state.get("extra_state") or {}, (state.get("optimizer_history") or [{}])[-1]
+        goes_on = not options.reset_optimizer and state.get("last_optimizer_state") is not None
+        # What cannot be restored is refused before anything is.
+        if goes_on:
+            for kind, part in (("criterion", self.criterion), ("optimizer", self.optimizer)):
+                name = type(part).__name__
+                if (stored := history.get(f"{kind}_name", name)) != name:
+                    advice = f"give its `{kind}`, or `reset_optimizer`"
+                    raise UserError(f"{source}: made with {kind} {stored}, not {name}; {advice}")
         if self._batches is not None and not options.reset_dataloader and "train_iterator" in extra:
             rows = self._load_position(state, extra, source)
         load_parameters(self.model, state["model"], source)
-        starts = options.reset_optimizer or state.get("last_optimizer_state") is None
-        done = 0 if starts else int(history.get("num_updates", 0))
+        done = int(history.get("num_updates", 0)) if goes_on else 0
         former = int((state.get("args") or {}).get("max_update") or 0) if done else 0
-        self.plan(done, None if starts or options.reset_dataloader else extra.get("length"), former)
-        if not options.reset_optimizer:
-            self._load_average(extra)
-            if "criterion" in extra:
-                self.criterion.load_state_dict(extra["criterion"])
-            if state.get("last_optimizer_state") is not None:
-                self._load_optimizer(state, extra, history, source, options, adopt)
+        self.plan(done, extra.get("length") if goes_on and not options.reset_dataloader else None, former)
+        if not options.reset_optimizer and "criterion" in extra:
+            self.criterion.load_state_dict(extra["criterion"])
+        self.num_updates = done
+        if "average" in extra and not options.reset_optimizer:
+            self._load_average(extra["average"], goes_on)
+        restored = self._load_optimizer(state, extra, history, options, adopt) if goes_on else {}
         if self._batches is not None:
             # The rate of the epoch that the run is in, or has ended: a limit may be reached by it.
             epoch = self.batches.epoch if self.batches.iterations_in_epoch else self.batches.epoch - 1
@@ -365,17 +404,30 @@ class TrainingState:
             self._load_metrics(extra, state.get("args") or {}, options)
         if not options.reset_dataloader:
             restore_random_states(extra.get("random"), self.world, source)
-            if extra.get("due") and not options.reset_optimizer:
-                self.due = Due.of(extra["due"])
+            if extra.get("due") and goes_on:
+                self.due = Due(**{name: extra["due"][name] for name in Due.__dataclass_fields__})
         self.task.load_carried(extra.get("carried") or {}, rows, self.world)
+        return restored
 
     def _load_position(self, state: Mapping[str, Any], extra: Mapping[str, Any], source: str) -> int:
         """Go to the position of *state* in the data; return the rows whose memory fits."""
         length = self.task.batch_settings().get("tokens_per_sample")
         saved = SavedBy.of(state, length, self.stage.number if self.stage else None)
-        same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
+        signature = extra.get("batches") or {}
+        try:
+            same_rows = self.batches.load_state_dict(extra["train_iterator"], saved)
+        except UserError:
+            if self._is_of_other_data(signature):
+                raise UserError(
+                    f"{source}: the data have changed: it is in the middle of an epoch of other data than "
+                    f"{self.settings.data_path}; use those it was trained with, another `save_dir`, or "
+                    "`reset_dataloader` to begin with the new ones"
+                ) from None
+            raise
+        if self._is_of_other_data(signature):
+            logger.warning("%s: the data have changed: trained on others than %s", source, self.settings.data_path)
         self.restored_position = extra["train_iterator"]
-        signature, here = extra.get("batches") or {}, self.batches_signature()
+        here = self.batches_signature()
         names = ("tokens_per_sample", "memory_length", "shuffled_with")
         rows = self.batches.sampler.rows if same_rows else 0
         if any(signature.get(name) != here.get(name) for name in names):
@@ -384,11 +436,17 @@ class TrainingState:
             logger.info("%s: memory dropped, because rows, segments or memory have another length", source)
         return rows
 
-    def _load_average(self, extra: Mapping[str, Any]) -> None:
-        if "average" not in extra:
-            return
-        average = self._each(self.reducer.local_shard, extra["average"])
-        if self.average is not None:
+    def _is_of_other_data(self, signature: Mapping[str, Any]) -> bool:
+        """Whether the data of the epoch are not those of a checkpoint with the *signature*."""
+        # At the end of an epoch it is of that epoch, and the next one may read another folder.
+        if signature.get("data") is None or (self.batches.changes_data and not self.batches.iterations_in_epoch):
+            return False
+        return bool(signature["data"] != self.batches.data_checksum())
+
+    def _load_average(self, stored: Mapping[str, Any], goes_on: bool) -> None:
+        """Restore the weights, and their mean if a run that *goes_on* has begun one."""
+        average = self._each(self.reducer.local_shard, stored)
+        if self.average is not None and goes_on and self.num_updates >= self.average.start:
             self.average.load_state_dict(average)
         else:
             # The file has the mean in place of the parameters;
@@ -400,15 +458,9 @@ class TrainingState:
         state: Mapping[str, Any],
         extra: Mapping[str, Any],
         history: Mapping[str, Any],
-        source: str,
         options: CheckpointConfig,
         adopt: bool,
-    ) -> None:
-        for kind, part in (("criterion", self.criterion), ("optimizer", self.optimizer)):
-            name = type(part).__name__
-            if (stored := history.get(f"{kind}_name", name)) != name:
-                advice = f"give its `{kind}`, or `reset_optimizer`"
-                raise UserError(f"{source}: made with {kind} {stored}, not {name}; {advice}")
+    ) -> dict[str, object]:
         numbered = self.names.by_number(state["last_optimizer_state"], self.optimizer.param_groups, state["model"])
         self.optimizer.load_state_dict(
             convert_state(numbered, self.parameters, self.reducer.local_shard),
@@ -423,15 +475,16 @@ class TrainingState:
         if self.scaler is not None and "loss_scaler" in extra:
             self.scaler.load_state_dict(extra["loss_scaler"])
             names = (*names, "fp16_init_scale")
-        self.num_updates = int(history.get("num_updates", 0))
         self.skipped.count = int(extra.get("skipped_nonfinite", 0))
         # What is in force now by the state of the optimizer,
         # the schedule or the scaler, whatever was given.
         stored_values = {name: value for name, value in (state.get("args") or {}).items() if name in names}
         in_force = {**self.optimizer.settings_in_force(), **stored_values}
         flat = self.settings.flat
-        self.restored = {n: value for n, value in in_force.items() if n in flat and differ(flat[n], value)}
-        self.settings = self.settings.changed(**self.restored)
+        restored = {name: value for name, value in in_force.items() if name in flat and differ(flat[name], value)}
+        self.settings = self.settings.changed(**restored)
+        self.found |= restored
+        return restored
 
     def _load_metrics(self, extra: Mapping[str, Any], stored: Mapping[str, Any], options: CheckpointConfig) -> None:
         """Restore sums, times and the best metric, unless that was measured otherwise than this
@@ -442,10 +495,42 @@ class TrainingState:
         self.trained_before = float(extra.get("previous_training_time") or 0.0)
         if options.reset_optimizer:
             return
-        if (measured := self.measured()) is None:
-            self._measured = extra.get("validation")
-        elif text := changes(measured, extra.get("validation"), stored):
-            logger.info("best validation: starts anew, because it measures something else: %s", text)
-            self.former_best = extra.get("stage") or {}
+        before = extra.get("validation")
+        if (now := self.measured()) is None:
+            self._measured = before
+        else:
+            # fairseq's checkpoints have the settings of the run alone.
+            given = {name: value for name, value in stored.items() if value is not None}
+            split = str(given.get("valid_subset", "valid")).split(",")[0]
+            former = {**given, "valid_subset": split, **(before or {})}
+            changed = [name for name in sorted(now) if name in former and differ(now[name], former[name])]
+            self.incomparable = ", ".join(f"`{n}` {shown(now[n])} (was {shown(former[n])})" for n in changed)
+        if self.incomparable:
+            logger.info("best validation: starts anew, because it measures something else: %s", self.incomparable)
             return
-        self.best = self.best.restored(extra)
+        self.best, self.without_improvement = extra.get("best"), int(extra.get("without_improvement") or 0)
+        self.metric = extra.get("val_loss")
+
+
+def gather_random_states(world: World) -> list[dict[str, Tensor]]:
+    """Return the random states of every process, in rank order; to be called on all of them."""
+    states = {"cpu": torch.get_rng_state()}
+    if devices.is_accelerator(world.device):
+        states[world.device.type] = devices.random_state(world.device)
+    return world.gather(states, everywhere=True)
+
+
+def restore_random_states(states: Sequence[Mapping[str, Tensor]] | None, world: World, source: str) -> None:
+    """Restore this process's part of *states*; states of another number of processes are dropped
+    with a line."""
+    if states and len(states) != world.size:
+        logger.info(
+            "random states of %s are dropped: processes then %d, now %d; dropout starts from `seed`",
+            source, len(states), world.size,
+        )  # fmt: skip
+    elif states:
+        state = states[world.rank]
+        torch.set_rng_state(state["cpu"].cpu())
+        # A run that continues on another kind of device starts its random numbers from `seed`.
+        if devices.is_accelerator(world.device) and world.device.type in state:
+            devices.set_random_state(state[world.device.type], world.device)

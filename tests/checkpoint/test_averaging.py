@@ -107,6 +107,16 @@ def test_parameters_are_the_mean_in_float64_of_their_own_type(tmp_path: Path, ki
     assert found.dtype == kind and torch.equal(found, expected)
 
 
+def test_tied_weights_stay_one_tensor(tmp_path: Path) -> None:
+    paths = []
+    for number in (1.0, 3.0):
+        weight = torch.full((2, 2), number)
+        paths.append(save(tmp_path / f"{number}.pt", model={"in": weight, "out": weight, "other": weight.clone()}))
+    model = average(paths, no_digest, no_settings)["model"]
+    assert list(model) == ["in", "out", "other"] and all(value.tolist() == [[2.0] * 2] * 2 for value in model.values())
+    assert model["in"] is model["out"] is not model["other"]
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_whole_numbers_are_those_after_most_updates_and_the_rest_is_of_the_first(
     tmp_path: Path, order: tuple[int, ...]

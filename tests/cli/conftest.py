@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+import types
+from typing import Any
 
 import pytest
 import runs
@@ -41,3 +43,38 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     runs.train(folder, runs.SHORT, "--disable-validation")
     return folder / "checkpoint_last.pt"
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """An evaluation harness that scores one text with the model of each run, which it collects."""
+    models: list[Any] = []
+
+    class LM:
+        pass
+
+    class TaskManager:
+        def __init__(self, **options: object) -> None: ...
+
+        def match_tasks(self, names: list[str]) -> list[str]:
+            return names
+
+    def simple_evaluate(model: Any, tasks: list[str], **options: object) -> dict[str, Any]:
+        models.append(model)
+        [score] = model.loglikelihood_rolling([types.SimpleNamespace(args=("the cat",))])
+        return {"results": dict.fromkeys(tasks, {"total,none": score})}
+
+    made = {
+        "lm_eval": {"simple_evaluate": simple_evaluate, "__spec__": object()},
+        "lm_eval.api": {},
+        "lm_eval.api.model": {"LM": LM},
+        "lm_eval.api.registry": {"register_model": lambda name: lambda cls: cls},
+        "lm_eval.tasks": {"TaskManager": TaskManager},
+    }
+    for name, content in made.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.delitem(sys.modules, "fairseq.interop.harness.model", raising=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    return models

@@ -50,13 +50,6 @@ def test_data_file_that_is_truncated(mistake, data, name, size):
     assert str(data) in mistake(data=data)
 
 
-def test_data_file_that_is_corrupt(mistake, data):
-    content = bytearray((data / "valid.idx").read_bytes())
-    content[60:64] = b"\xff\xff\xff\x7f"
-    (data / "valid.idx").write_bytes(content)
-    assert mistake(data=data).startswith(f"{data}/valid.idx: ")
-
-
 def test_dictionary_of_other_data(mistake, data):
     lines = (data / "dict.txt").read_text().splitlines(keepends=True)
     (data / "dict.txt").write_text("".join(lines[:700]))

@@ -23,7 +23,7 @@ from fairseq.data.samplers import Batching
         ("--arch xyz", "--arch xyz: no such architecture; known: "),
         ("--task language_modelling", "--task language_modelling: no such task; did you mean language_modeling?"),
         ("--criterion adaptive_los", "--criterion adaptive_los: no such criterion; did you mean adaptive_loss?"),
-        ("--optimizer adm", "--optimizer adm: no such optimizer; did you mean adam or lamb?"),
+        ("--optimizer adm", "--optimizer adm: no such optimizer; did you mean adam?"),
         ("--lr-scheduler cosin", "--lr-scheduler cosin: no such learning-rate schedule; did you mean cosine?"),
         ("--activation-fn rely", "--activation-fn rely: choose from relu"),
         ("--max-updates 3", "--max-updates: no such flag; did you mean --max-update"),
@@ -185,7 +185,10 @@ def test_cuda_asked_for_and_absent(mistake, flags, line):
         ("decoder_layer: 3", "decoder_layer: no such setting; did you mean decoder_layers"),
         ("- 1\n- 2", "expected `name: value` lines, found list"),
         ("dropout: 0.1\nlr: [", "not valid YAML at line 2"),
-        ("dropout: !!python/object/apply:os.system ['false']", "not valid YAML"),
+        ("dropout: !!python/object/apply:os.system ['false']", "--dropout: expected a number"),
+        ("no_save: sometimes", "--no-save: expected true or false, got 'sometimes'"),
+        ("decoder_ffn_embed_dim: wide", "--decoder-ffn-embed-dim: expected a whole number, got 'wide'"),
+        ("keep_last_epochs: -7", "--keep-last-epochs -7: must be at least -1"),
     ],
 )
 def test_config_files_that_cannot_be(mistake, tmp_path, text, line):
@@ -193,19 +196,10 @@ def test_config_files_that_cannot_be(mistake, tmp_path, text, line):
     assert mistake("--config", tmp_path / "c.yaml").startswith(f"--config {tmp_path}/c.yaml: {line}")
 
 
-@pytest.mark.parametrize(
-    "text, line",
-    [
-        ("decoder_ffn_embed: wide", "--decoder-ffn-embed-dim: expected a whole number, got 'wide'"),
-        ("no_save: sometimes", "--no-save: expected true or false, got 'sometimes'"),
-        ("arch: transformer", "--arch transformer: no such architecture"),
-        ("keep_last_epochs: -7", "--keep-last-epochs -7: must be at least -1"),
-    ],
-)
-def test_values_in_config_files(mistake, tmp_path, text, line):
-    (tmp_path / "c.yaml").write_text(text.replace("embed:", "embed_dim:"))
-    base = "--cpu --max-tokens 64 --tokens-per-sample 16"
-    assert mistake("--config", tmp_path / "c.yaml", base=base).startswith(line)
+def test_an_architecture_in_a_config_file_that_there_is_not(mistake, tmp_path):
+    (tmp_path / "c.yaml").write_text("arch: transfrmer_lm")
+    line = mistake("--config", tmp_path / "c.yaml", base="--cpu --max-tokens 64 --tokens-per-sample 16")
+    assert line.startswith("--arch transfrmer_lm: no such architecture")
 
 
 def test_config_file_sets_what_flags_leave_open(tmp_path):

@@ -20,12 +20,16 @@ from evaluations import evaluate, make_data
 from mistakes import user_error
 
 from fairseq import checkpoint
+from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.errors import UserError
 from fairseq.system import provenance
 from fairseq.system.files import ARCHIVE
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import eval_lm
+from fairseq_cli import eval_lm, generate, interactive
+from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.generate import get_generation_parser
+from fairseq_cli.interactive import get_interactive_generation_parser
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 BASELINE = runs.GOLDEN / "baseline.pt"
@@ -266,6 +270,34 @@ def test_remove_bpe_joins_subwords(mark, capsys, tmp_path):
     assert out[3].startswith(f"Loss (base 2): {total / 5:.4f}, Perplexity: {2 ** (total / 5):.2f}")
 
 
+def test_remove_bpe_joins_pieces_of_sentencepiece(capsys, tmp_path):
+    pieces = ["▁un", "read", "able", "▁word", "▁x", "▁"]
+    data = make_data(tmp_path / "data", pieces, ["▁un read able ▁word", "▁x ▁ read"])
+    naive.checkpoint(tmp_path / "c.pt", 10)
+    _, lprobs = scores(tmp_path, f"--cpu --path {tmp_path / 'c.pt'}", data=data)
+    capsys.readouterr()
+    figures = evaluate(f"--cpu --path {tmp_path / 'c.pt'} --output-word-probs --remove-bpe sentencepiece", data=data)
+    out = capsys.readouterr().out.splitlines()
+    found = [re.findall(r"(\S+) \[(.*?)\]", line) for line in out[:2]]
+    assert [[word for word, _ in line] for line in found] == [["unreadable", "word", "</s>"], ["x", "read", "</s>"]]
+    assert float(found[0][0][1]) == pytest.approx(lprobs[:3].sum(), abs=1e-5)
+    assert figures["words"] == 6
+
+
+@pytest.mark.parametrize("command", ["eval_lm", "generate", "interactive"])
+@pytest.mark.parametrize("choice", ["nonsense", "wordpiece", "letter", "sentencepiece", " "])
+def test_subwords_that_the_dictionary_lacks_cannot_be_joined_in_any_command(command, choice, tmp_path):
+    (tmp_path / "prompts").write_text("a b\n")
+    module, parser, more = {
+        "eval_lm": (eval_lm, get_eval_lm_parser, ""),
+        "generate": (generate, get_generation_parser, "--context-tokens 4 --max-new-tokens 2"),
+        "interactive": (interactive, get_interactive_generation_parser, f"--input {tmp_path / 'prompts'}"),
+    }[command]
+    words = [str(runs.DATA), "--cpu", "--path", str(BASELINE), *more.split(), "--remove-bpe", choice]
+    with user_error(rf"--remove-bpe '{choice}': no symbol of the dictionary"):
+        module.main(options.parse_args_and_arch(parser(), words))
+
+
 @pytest.mark.parametrize("length", [2, 3, 16])
 def test_a_word_that_the_end_of_a_block_cuts_counts_once(length, tmp_path):
     data = make_data(tmp_path / "data", ["un@@", "read@@", "able", "word"], ["un@@ read@@ able word", "un@@ able"])
@@ -316,8 +348,11 @@ def mistake(monkeypatch, capsys):
         (BASELINE, "--max-tokens 63", "--max-tokens 63: a block has 64 tokens"),
         (BASELINE, "--gen-subset nothing", "data-bin/nothing.idx: file not found"),
         (BASELINE, "--model-overrides print(1)", "--model-overrides print(1): expected a dict"),
-        (BASELINE, "--remove-bpe sentencepiece", "--remove-bpe 'sentencepiece': expected a mark"),
-        (BASELINE, "--remove-bpe wordpiece", "--remove-bpe 'wordpiece': no symbol of the dictionary ends with it"),
+        (
+            BASELINE,
+            "--remove-bpe wordpiece",
+            "--remove-bpe 'wordpiece': no symbol of the dictionary ends with wordpiece",
+        ),
         (BASELINE, "--softmax-batch 0", "--softmax-batch 0: must be at least 1"),
         (BASELINE, "--results-path /dev/null/x", "--results-path /dev/null/x: cannot be written"),
         (BASELINE, "--save-token-scores /dev/null/x/y.npz", "--save-token-scores /dev/null/x: cannot be written"),

@@ -65,3 +65,11 @@ def test_a_text_of_unknown_words_says_so():
     figures = report.metrics(words, seconds=1.0)
     assert figures["unknown_share"] == 1 and "perplexity_without_unknown" not in figures
     assert "Unknown: 100 % of the tokens" in report.summary({**figures, "peak_rss_mb": 1.0})
+
+
+def test_the_seed_decides_on_the_text_of_sample(tmp_path):
+    texts = []
+    for number, flags in enumerate(["", "--seed 1", "--seed 2"]):
+        evaluate(["--path", str(SHORTFORMER), "--sample", str(tmp_path / f"{number}.txt")], flags)
+        texts.append((tmp_path / f"{number}.txt").read_text())
+    assert texts[0] == texts[1] != texts[2]

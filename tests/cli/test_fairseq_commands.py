@@ -17,7 +17,7 @@ import runs
 
 from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.roberta import RobertaModel
+from fairseq.models.roberta import RobertaModel
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import eval_lm, preprocess
 from fairseq_cli import train as train_command

@@ -127,7 +127,7 @@ def test_a_command_knows_every_flag_of_fairseqs(command: str) -> None:
     parser, flags = PARSERS[command](), IN_FAIRSEQ[command]
     options.parse_args_and_arch(parser, [] if command == "preprocess" else ["data"])
     switches = f"{flags['switches']} {EARLIER if command != 'preprocess' else ''}".split()
-    known = parser._option_string_actions
+    known = parser.by_flag
     assert {*switches, *flags["values"].split()} <= known.keys()
     assert [flag for flag in switches if known[flag].nargs not in (0, "?")] == []
     assert [flag for flag in flags["values"].split() if known[flag].nargs == 0] == []

@@ -16,9 +16,8 @@ import pytest
 import runs
 
 from fairseq.analysis import plots
-from fairseq.config.options import as_program
 from fairseq.errors import UserError
-from fairseq.system.files import atomic_folder, make_folder, prepare_file, removing_empty_folders
+from fairseq.system.files import make_folder, prepare_file, removing_empty_folders
 
 COMMANDS = {
     "symbols": "TEXT new/folder --kind bytes",
@@ -73,12 +72,6 @@ def test_after_an_exception_new_folders_that_are_empty_are_gone_and_others_stay(
     assert remaining == ["before", "full", "full/file"]
 
 
-def test_a_folder_of_files_takes_the_folders_above_it_along(tmp_path: Path) -> None:
-    with pytest.raises(UserError), atomic_folder(tmp_path / "a" / "b"):
-        raise UserError("a mistake")
-    assert os.listdir(tmp_path) == []
-
-
 @pytest.mark.parametrize("kind", ["pdf", "svg", "png"])
 def test_a_picture_that_fills_the_disk_is_one_line(kind: str, tmp_path: Path) -> None:
     figure = plots._figure(3, 3)
@@ -92,30 +85,3 @@ def test_a_picture_that_fills_the_disk_is_one_line(kind: str, tmp_path: Path) ->
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     assert os.listdir(tmp_path) == []
-
-
-def test_metrics_of_which_no_line_fits_leave_neither_file_nor_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The limit on the length of a file stands for the disk: what is written ends within the first
-    line."""
-    monkeypatch.chdir(tmp_path)
-    flags = f"{runs.DATA} {runs.SHORT} --no-save --disable-validation --metrics-file new/m.jsonl"
-    monkeypatch.setattr(sys, "argv", ["train", *flags.split()])
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20, limits[1]))
-    try:
-        with pytest.raises(SystemExit) as end:
-            importlib.import_module("fairseq_cli.train").cli_main()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert end.value.code == 2 and "--metrics-file new/m.jsonl: cannot be written (File too large)" in last
-    assert os.listdir(tmp_path) == []
-
-
-def test_too_many_open_files_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end, as_program():
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "part.py")
-    assert end.value.code == 2
-    assert capsys.readouterr().err.endswith("error: part.py: Too many open files; allow more with `ulimit -n`\n")

@@ -66,6 +66,12 @@ def test_passages_are_the_corpus_and_the_models_text(capsys, tmp_path):
     assert not list((tmp_path / "out").glob("*.tmp"))
 
 
+def test_contexts_are_by_default_as_long_as_the_model_reads(tmp_path):
+    [passage] = run("--cpu --max-new-tokens 1 --results-path", tmp_path / "out", "--path", SHORTFORMER)
+    assert len(passage.context.tokens) == 128  # segment and cache
+    assert json.loads((tmp_path / "out" / "generate.json").read_text())["settings"]["context_tokens"] == 128
+
+
 def test_same_seed_gives_the_same_texts_and_another_seed_others():
     def texts(*flags):
         return [
@@ -182,10 +188,10 @@ MISTAKES = {
     "--path {baseline} --sampling --sampling-topk -1": r"--sampling-topk -1: must be at least 0",
     "--path {baseline} --sampling --sampling-topp 0": r"--sampling-topp 0.0: must be greater than 0",
     "--path {baseline} --sampling --temperature 0": r"--temperature 0.0: must be greater than 0",
-    "--path {baseline} --sampling-topk 4": r"--sampling-topk: has no effect without --sampling",
-    "--path {baseline} --sampling-topp 0.4": r"--sampling-topp: has no effect without --sampling",
-    "--path {baseline} --temperature 0.4": r"--temperature: has no effect without --sampling",
-    "--path {baseline} --num-samples 4 --num-contexts 2": r"--num-samples: 2 continuations .* without --sampling",
+    "--path {baseline} --beam 1 --sampling-topk 4": r"--sampling-topk: has no effect without --sampling",
+    "--path {baseline} --beam 1 --sampling-topp 0.4": r"--sampling-topp: has no effect without --sampling",
+    "--path {baseline} --beam 1 --temperature 0.4": r"--temperature: has no effect without --sampling",
+    "--path {baseline} --beam 1 --num-samples 4 --num-contexts 2": r"--num-samples: 2 continuations .* without",
     "--path {baseline} --num-samples 4 --num-contexts 3": r"--num-samples 4: must be a multiple of --num-contexts 3",
     "--path {baseline} --num-samples 2 --num-contexts 3": r"--num-samples 2: must be a multiple of --num-contexts 3",
     "--path {baseline} --min-len 201": r"--min-len 201: texts have at most 200 tokens; raise --max-len-b",

@@ -4,20 +4,29 @@ belongs."""
 from __future__ import annotations
 
 import argparse
+import importlib
+import pkgutil
 import re
 from typing import Any
 
 import pytest
 import runs
 
+import fairseq_cli
 from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.former_names import NAMES
 from fairseq.models import ARCHITECTURES
 from fairseq_cli.common import get_training_parser
 
-COMMANDS = NAMES["fairseq.config.options"]  # where the parsers that fairseq.config.options has are
-PARSERS = {name: getattr(options, name) for name in COMMANDS if re.fullmatch(r"get_\w+_parser", name)}
+MODULES = [
+    importlib.import_module(f"fairseq_cli.{module.name}") for module in pkgutil.iter_modules(fairseq_cli.__path__)
+]
+PARSERS = {
+    name: make
+    for module in MODULES
+    for name, make in vars(module).items()
+    if re.fullmatch(r"get_\w+_parser", name) and make.__module__ == module.__name__
+}
 EVALUATION = ("get_eval_lm_parser", "get_validation_parser", "get_recl_parser", "get_interactive_generation_parser")
 
 
@@ -59,7 +68,7 @@ def test_training_help_begins_with_what_one_needs_and_ends_with_names(train_help
     heads = [
         "usage: ",
         "\nexamples:",
-        "\nwhat one needs first:",
+        "\nmost used:",
         "\n  DATA ",
         "\n  --max-tokens",
         "\n  --fp16-init-scale",
@@ -78,7 +87,7 @@ def test_choices_list_their_values(train_help: Any) -> None:
 def test_groups_have_names_for_people(train_help: Any) -> None:
     text = train_help("--arch transformer_xl_tiny --lr-scheduler cosine")
     titles = re.findall(r"^(\S.*):$", text, flags=re.MULTILINE)
-    assert {"Nesterov accelerated gradient (nag)", "Transformer-XL (transformer_xl_tiny)"} <= set(titles)
+    assert {"Adam (adam)", "Transformer-XL (transformer_xl_tiny)"} <= set(titles)
     assert {"Device, precision and logging", "Cosine annealing with warm restarts (cosine)"} <= set(titles)
 
 
@@ -88,6 +97,15 @@ def test_help_shows_the_chosen_architectures_flags_and_defaults(train_help: Any)
     assert "--adaptive-input-cutoff" not in small
     wiki = " ".join(train_help("--arch transformer_lm_wiki103").split())
     assert "(default: 20000,60000)" in wiki and "adaptive input embeddings (default: on)" in wiki
+
+
+def test_the_short_help_of_an_architecture_has_its_flags_and_its_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options.parse_args_and_arch(get_training_parser(), ["--arch", "transformer_xl_wiki103_base", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--mem-len N" in text and "--n-layer N number of layers (default: 16)" in text
+    assert "Recipe of transformer_xl_wiki103_base, unless you choose: optimizer adam" in text
+    assert "max-update 200000" in text and "--fp16-init-scale" not in text
 
 
 @pytest.mark.parametrize("name", EVALUATION)
@@ -131,7 +149,7 @@ def test_help_fits_a_terminal_and_a_screen(name: str, capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     assert [line for line in (text + everything).splitlines() if len(line) > 80 and " {" not in line] == []
     assert "examples:" in text and text.count("\n") <= 56
-    if "what one needs first" in text:
+    if "most used" in text:
         assert "--help-all shows all" in text and everything.count("\n") > text.count("\n")
 
 
@@ -171,5 +189,5 @@ def test_optional_arguments_are_in_brackets(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_default_with_a_meaning_is_said_once() -> None:
-    action = next(a for a in get_training_parser()._actions if a.dest == "max_epoch")
+    action = next(a for _, a in get_training_parser().arguments if a.dest == "max_epoch")
     assert isinstance(action, argparse.Action) and str(action.help).endswith("epochs (default: 0, no limit)")

@@ -22,11 +22,14 @@ from mistakes import user_error
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
+from fairseq.inference import Decoding
 from fairseq.inference.text import SPACES, detokenizer_of, never_written
+from fairseq.inference.writer import decoding
 from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import interactive, interactive_program
-from fairseq_cli.interactive import get_interactive_generation_parser
+from fairseq_cli.generate import GenerateConfig
+from fairseq_cli.interactive import InteractiveConfig, get_interactive_generation_parser
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 BASELINE = runs.GOLDEN / "baseline.pt"
@@ -79,6 +82,18 @@ def test_text_is_that_of_the_python_interface(pipe, capsys):
     assert (found["prompt"], found["sample"], found["text"]) == (0, 0, "shouth gres")
 
 
+def test_a_terminal_a_pipe_python_and_passages_choose_tokens_alike_by_default(monkeypatch, capsys):
+    model = LanguageModel.from_pretrained(SHORTFORMER, runs.DATA)
+    lines = model.sample("shouth gres", seed=1).removeprefix("shouth gres ").split("\n")
+    for is_terminal in (True, False):
+        stdin = SimpleNamespace(buffer=io.BytesIO(b"shouth gres\n"), isatty=lambda answer=is_terminal: answer)
+        monkeypatch.setattr(interactive_program.sys, "stdin", stdin)
+        run("--cpu --json --path", SHORTFORMER)
+        tokens = json.loads(capsys.readouterr().out)["tokens"]
+        assert [model.dictionary[token] for token in tokens] == " </s> ".join(lines).split()
+    assert decoding(InteractiveConfig()) == decoding(GenerateConfig()) == Decoding()
+
+
 def test_seed_and_prompt_number_decide_what_is_sampled(pipe, capsys):
     def texts(*flags):
         pipe(b"gres\ngres\n")
@@ -125,7 +140,7 @@ MISTAKES = {
     "--path {model} --input {folder}": r"--input .*: cannot be read \(Is a directory",
     "--path {model} --input {folder}/empty": r"--input .*empty: is empty; give a file",
     "--path {model} --input {folder}/latin": r"--input .*latin: line 2, byte 3: not UTF-8",
-    "--path {model} --num-samples 2": r"--num-samples: 2 continuations .* without --sampling",
+    "--path {model} --num-samples 2 --beam 1": r"--num-samples: 2 continuations .* without --sampling",
     "--path {model} --num-samples 2 --beam 4": r"--num-samples: 2 continuations .* without --sampling",
     "--path {model} --beam 2 --sampling": r"--beam 2 --sampling: .*give one",
     "--path {model} --batch-size 0": r"--batch-size 0: must be at least 1",
@@ -236,6 +251,10 @@ def test_subwords_are_joined():
     subwords = ["un@@", "know@@", "n", "thing@@", "s", ",", "a@@"]
     dictionary = dictionary_of(*subwords)
     assert detokenizer_of(dictionary, "@@ ").decode(map(dictionary.index, subwords)) == "unknown things, a"
+    pieces = ["▁un", "known", "▁things", ",", "</s>", "▁", "un"]
+    dictionary = dictionary_of("▁un", "known", "▁things", ",", "▁", "un")
+    text = detokenizer_of(dictionary, "sentencepiece").decode(map(dictionary.index, pieces))
+    assert text == "unknown things,\nun"
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -10,16 +10,18 @@ from typing import Any
 
 import pytest
 import runs
+from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.checkpoint.manager import find_checkpoint
 from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq_cli import average_checkpoints, eval_lm, generate, interactive, validate
+from fairseq_cli import average_checkpoints, eval_lm, generate, interactive, recl, validate
 from fairseq_cli.average_checkpoints import get_average_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.generate import get_generation_parser
 from fairseq_cli.interactive import get_interactive_generation_parser
+from fairseq_cli.recl import get_recl_parser
 from fairseq_cli.validate import get_validation_parser
 
 TEXT = "= dun =\nthe dun is a horse\n"
@@ -97,3 +99,8 @@ def test_mistakes_name_the_argument(model: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError) as error:
             run(eval_lm, get_eval_lm_parser, *words)
         assert message in str(error.value)
+    # These read splits only, as their help says.
+    for command, parser in ((validate, get_validation_parser), (recl, get_recl_parser)):
+        assert "\n  DATA                        data folder\n" in parser().format_help()
+        with user_error(f"^DATA: {model} is a model, which has no splits; give the data folder, and --path {model}"):
+            run(command, parser, model)

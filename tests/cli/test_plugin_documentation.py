@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import runs
+from fairseq.training.callbacks import callback
 from mistakes import logged
 
 from fairseq.system import plugins
-from fairseq.training.callbacks import callback
 
 CODE = re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / "plugins.md").read_text(encoding="utf-8"), re.DOTALL)
 

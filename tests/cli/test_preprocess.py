@@ -25,6 +25,7 @@ from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.text import counting
 from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
+from fairseq.text.tokenization import useful_workers
 from fairseq_cli import preprocess
 from fairseq_cli.preprocess import get_preprocessing_parser
 
@@ -88,6 +89,15 @@ def test_any_number_of_processes_agrees_on_awkward_text(tmp_path: Path, workers:
     run(tmp_path / "many", trainpref=path, workers=workers)
     assert files(tmp_path / "one") == files(tmp_path / "many")
     assert len(IndexedCorpus(str(tmp_path / "many" / "train"))) == len(plain_lines(path))
+
+
+def test_there_are_no_more_processes_than_cores_and_mebibytes_of_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    small, large = text_file(tmp_path, "a\n"), text_file(tmp_path, "a b c\n" * 2**19, "large.txt")
+    assert [useful_workers(20, texts) for texts in ([small], [small, large], [large] * 9)] == [1, 3, 6]
+    assert useful_workers(2, [large]) == 2
 
 
 def test_many_parts_come_back_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,13 +252,28 @@ def test_running_again_replaces_what_was_there(tmp_path: Path) -> None:
     assert sorted(files(tmp_path / "out")) == ["dict.txt", "train.bin", "train.idx"]
 
 
+def test_another_text_does_not_replace_a_split_that_a_model_may_have_been_trained_on(tmp_path: Path) -> None:
+    out, text, other = tmp_path / "out", text_file(tmp_path, "a\nb\n" * 9), text_file(tmp_path, "b\n", "other.txt")
+    run(out, trainpref=text, valid_fraction=0.3)
+    message = f"--destdir {out}: its train split is of {text}, not of {other}; give another --destdir, or --overwrite"
+    assert message in refused(out, trainpref=other)
+    assert f"its valid split is of {text}, not of {other}" in refused(out, trainpref=text, validpref=other)
+    # The same text with other settings, and a new split, are no question.
+    run(out, trainpref=text, valid_fraction=0.4, padding_factor=1)
+    run(out, testpref=other, srcdict=str(out / "dict.txt"))
+    (out / "preprocess.log").unlink()  # as beside the files of other programs
+    assert "its train split is of an unknown text" in refused(out, trainpref=text)
+    run(out, trainpref=other, validpref=other, testpref=other, overwrite=True)
+    assert (out / "dict.txt").read_text().splitlines()[0] == "b 1"
+
+
 def test_splits_of_another_dictionary_are_not_left_beside_a_new_one(tmp_path: Path) -> None:
     first, other = text_file(tmp_path, "a\n"), text_file(tmp_path, "b b\n", "other.txt")
     run(tmp_path / "out", trainpref=first, validpref=first)
-    assert "out: valid in it use another dictionary; " in refused(tmp_path / "out", trainpref=other)
+    assert "out: valid in it use another dictionary; " in refused(tmp_path / "out", trainpref=other, overwrite=True)
     assert "out: train, valid in it use" in refused(tmp_path / "out", trainpref=other, dict_only=True)
     run(tmp_path / "out", testpref=other, srcdict=str(tmp_path / "out" / "dict.txt"))
-    run(tmp_path / "out", trainpref=other, validpref=other, testpref=other)
+    run(tmp_path / "out", trainpref=other, validpref=other, testpref=other, overwrite=True)
 
 
 SUBWORDS = "the fi@@ sh sw@@ im@@ s\nfi@@ sh fi@@ sh the end\n" * 40 + "a bird fl@@ ies\n" * 3
@@ -300,15 +325,13 @@ def test_the_log_of_the_folder_has_the_settings_and_output_of_every_run(
     run(out, testpref=text, srcdict=str(out / "dict.txt"))
     log = (out / "preprocess.log").read_text()
     settings, output = [line for line in log.splitlines() if line.startswith("settings: ")], capsys.readouterr().out
-    assert [line for line in log.splitlines() if line not in settings] == output.splitlines()
+    lines = [line for line in log.splitlines() if not line.startswith(("settings: ", "texts: "))]
+    assert lines == output.splitlines()
     assert output.endswith(f"Wrote preprocessed data to {out}\n")
     assert f"trainpref={text}" in settings[0] and f"testpref={text}" in settings[1]
     with user_error("--thresholdsrc 9: "):
         run(out, trainpref=text, thresholdsrc=9)
     assert (out / "preprocess.log").read_text() == log
-    (out / "preprocess.log").unlink()
-    (out / "preprocess.log").symlink_to("/dev/zero")
-    assert refused(out, trainpref=text).startswith(f"--destdir {out}/preprocess.log: cannot be read")
 
 
 def test_fairseqs_values_for_no_threshold_and_no_padding_are_taken(tmp_path: Path) -> None:

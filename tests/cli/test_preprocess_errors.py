@@ -27,7 +27,7 @@ def test_text_that_is_not_utf8_is_named_with_line_and_byte_and_the_old_data_stay
     bad = text_file(tmp_path, b"one\r\ntwo\rthree\n\nfi\xc3\xa9ve \xff\n" + b"six\n" * 50, "bad.txt")
     good = text_file(tmp_path, "new\n", "good.txt")
     flags = {"trainpref": bad} if split == "train" else {"trainpref": good, "validpref": bad}
-    message = refused(tmp_path / "out", workers=workers, **flags)
+    message = refused(tmp_path / "out", workers=workers, overwrite=True, **flags)
     assert message.startswith(f"{bad}: line 5, byte offset 23: 0xff is not UTF-8")
 
 
@@ -54,7 +54,7 @@ def test_a_character_cut_off_at_the_end_is_not_utf8(tmp_path: Path) -> None:
 def test_an_empty_text_is_refused(tmp_path: Path, workers: int, content: bytes, split: str) -> None:
     flags = {"trainpref": text_file(tmp_path, "good\n", "good.txt")}
     flags[f"{split}pref"] = text_file(tmp_path, content, "empty.txt")
-    message = refused(tmp_path / "out", workers=workers, **flags)
+    message = refused(tmp_path / "out", workers=workers, overwrite=True, **flags)
     assert "empty.txt: the text is empty" in message
 
 
@@ -65,7 +65,7 @@ def test_an_empty_text_is_refused(tmp_path: Path, workers: int, content: bytes, 
         ({"validpref": "GOOD"}, "--trainpref or --srcdict: give one of them"),
         ({"trainpref": "MISSING"}, "missing.txt: file not found; give a text file"),
         ({"trainpref": "GOOD", "testpref": "MISSING"}, "missing.txt: file not found"),
-        ({"trainpref": "FOLDER"}, "is a folder; give a text file"),
+        ({"trainpref": "FOLDER/*.none"}, "no files there; give a text file, a folder of them, or a pattern"),
         ({"trainpref": "GOOD,"}, "--trainpref"),
         ({"trainpref": "GOOD", "source_lang": "en"}, "good.txt.en: file not found"),
         ({"trainpref": "GOOD", "srcdict": "MISSING"}, "missing.txt: file not found; give a dict.txt"),
@@ -114,7 +114,7 @@ def test_no_space_left_keeps_the_old_data(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", no_space)
-    message = refused(tmp_path / "out", trainpref=text_file(tmp_path, "new\n", "new.txt"))
+    message = refused(tmp_path / "out", trainpref=text_file(tmp_path, "new\n", "new.txt"), overwrite=True)
     assert "out/dict.txt: cannot be written (No space left on device)" in message
 
 

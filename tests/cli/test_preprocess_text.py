@@ -45,7 +45,9 @@ def text_file(folder: Path, lines: int = 60, name: str = "text.txt", seed: int =
 
 
 def run(destdir: Path, **flags: Any) -> None:
-    preprocess.main(argparse.Namespace(only_source=True, destdir=str(destdir), **flags))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preprocess, "useful_workers", lambda workers, sources: workers)
+        preprocess.main(argparse.Namespace(only_source=True, destdir=str(destdir), **flags))
 
 
 def settings_of(kind: str, folder: Path) -> dict[str, Any]:
@@ -181,7 +183,8 @@ def test_tokens_written_over_raw_text_leave_no_tokenizer_of_it(tmp_path: Path) -
     path = text_file(tmp_path)
     run(tmp_path / "out", trainpref=path, validpref=path, tokenizer="moses")
     (tmp_path / "tokens.txt").write_text("some other words\n")
-    run(tmp_path / "out", trainpref=str(tmp_path / "tokens.txt"), validpref=str(tmp_path / "tokens.txt"))
+    tokens = str(tmp_path / "tokens.txt")
+    run(tmp_path / "out", trainpref=tokens, validpref=tokens, overwrite=True)
     assert not {"tokenization.json", "valid.raw.json"} & files(tmp_path / "out").keys()
 
 

@@ -19,7 +19,7 @@ from fairseq.config.fields import Config
 from fairseq.config.registry import CRITERIONS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
 from fairseq.config.settings import CommonConfig
 from fairseq.data import glue
-from fairseq.distributed import rank
+from fairseq.distributed import launch
 from fairseq.errors import SettingError, UserError
 from fairseq.models.encoder_settings import BertConfig, ElectraConfig
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
@@ -53,8 +53,6 @@ def refused(field: dataclasses.Field[Any]) -> Iterator[Any]:
     if field.metadata["choices"] is not None:
         yield "nonsense" if isinstance(field.metadata["choices"][0], str) else max(field.metadata["choices"]) + 1
     low, high, above, below = field.metadata["bounds"]
-    if field.metadata["python"] is not None:
-        (low, high), above, below = field.metadata["python"], None, None
     limits = ((low, -1), (high, 1), (above, 0), (below, 0))  # the last two are open
     yield from (limit + beyond for limit, beyond in limits if limit is not None)
 
@@ -101,8 +99,7 @@ def test_values_out_of_range_are_refused_in_the_name_of_the_field_and_of_the_fla
                 on_command_line = refusal_on_command_line(config, f"{flag}={value}")
                 assert on_command_line.startswith(f"{flag} "), config
                 assert shown.startswith(f"{field.name} "), config
-                if field.metadata["python"] is None:
-                    assert on_command_line == flag + shown.removeprefix(field.name), config
+                assert on_command_line == flag + shown.removeprefix(field.name), config
     assert tried > 300
 
 
@@ -196,7 +193,7 @@ def test_a_command_prints_the_flag_of_a_setting_that_it_finds_wrong_later(capsys
 
 def test_a_rank_reports_a_mistake_with_flags():
     error = SettingError("`n_head` 3: must divide `d_model` 10")
-    assert str(rank._mistake(error)) == "--n-head 3: must divide --d-model 10"
+    assert str(launch._mistake(error)) == "--n-head 3: must divide --d-model 10"
 
 
 def test_an_error_that_another_process_raised_still_knows_fields_and_flags():

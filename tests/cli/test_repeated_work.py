@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kills import leftover
 from states import a_state
 
 from fairseq import checkpoint
 from fairseq.config.command_settings import ModelPathConfig
 from fairseq.errors import UserError
 from fairseq.interop.hugging_face.model_folder import TOKENIZER, vocabulary
-from fairseq.system import checksums, files
+from fairseq.system import checksums
 from fairseq_cli import export_model_program, import_model_program, merge_checkpoint_program
 from fairseq_cli.shared import data_and_models
 
@@ -25,8 +26,8 @@ from fairseq_cli.shared import data_and_models
 @pytest.mark.parametrize("work", ["export", "import"])
 def test_work_that_was_killed_is_repeated_into_the_same_folder(work: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    leftover = files._temporary_path(out / "folder")
-    (leftover / "half").mkdir(parents=True)
+    half = leftover(out / "folder") / "half"
+    half.mkdir(parents=True)
     if work == "import":
         import_model_program._check(tmp_path, out)
     else:
@@ -50,15 +51,9 @@ def test_a_path_with_a_colon_is_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
-    for name in ("source", "target"):
-        (tmp_path / name).symlink_to(name)
+    (tmp_path / "source").symlink_to("source")
     args = argparse.Namespace(source=str(tmp_path / "source"), target=str(tmp_path / "t"), no_save_optimizer_state=True)
     with pytest.raises(UserError, match="source: file not found"):
-        merge_checkpoint_program.main(args)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "plain.pt").write_text("{}")
-    args.source, args.target = str(tmp_path / "folder"), str(tmp_path / "target")
-    with pytest.raises(UserError, match="target: cannot be written .a symbolic link to itself"):
         merge_checkpoint_program.main(args)
 
 

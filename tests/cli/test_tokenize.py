@@ -118,15 +118,3 @@ def test_mistakes_are_one_line_and_write_nothing(flags: str, tmp_path: Path) -> 
         run(*flags.format(data=data, empty=empty, latin=latin).split(), "--output", tmp_path / "out")
     assert MISTAKES[flags] in str(caught.value) and "\n" not in str(caught.value)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_control_characters_reach_files_and_pipes_but_no_terminal(
-    terminal: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "text").write_text("a\x1b]0;title\x07 b\tc\n")
-    out = Pipe(terminal=terminal)
-    monkeypatch.setattr("sys.stdout", out)
-    run(tmp_path / "text", "--tokenizer", "space")
-    want = r"a\x1b]0;title\x07 b c" if terminal else "a\x1b]0;title\x07 b c"
-    assert out.buffer.getvalue() == f"{want}\n".encode()

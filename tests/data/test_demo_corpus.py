@@ -53,7 +53,7 @@ add_docstr(lib.paint, "Paint the box that was drawn last in the colour that the 
 def build(folder: Path, hash_seed: str) -> dict[str, str]:
     command = [sys.executable, "-m", "fairseq_cli.demo_corpus", str(folder), "--max-words", "25000"]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": hash_seed})
-    return {split: (folder / f"pydoc.{split}.tokens").read_text(encoding="utf-8") for split in SPLITS}
+    return {split: (folder / f"{split}.txt").read_text(encoding="utf-8") for split in SPLITS}
 
 
 @pytest.fixture(scope="module")
@@ -108,9 +108,17 @@ def test_a_word_that_is_rare_in_the_training_text_is_unknown(corpus: dict[str, s
 def test_rare_words_are_left_as_they_are_if_asked_for(tmp_path: Path) -> None:
     articles = [Article("one", [Section("", ["A rare word occurs once, as gizmo does."])])]
     demo_corpus.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
-    assert (
-        tmp_path / "pydoc.valid.tokens"
-    ).read_text() == " \n = one = \n \n A rare word occurs once , as gizmo does . \n"
+    assert (tmp_path / "valid.txt").read_text() == " \n = one = \n \n A rare word occurs once , as gizmo does . \n"
+
+
+def test_another_text_of_the_same_name_is_not_replaced(tmp_path: Path) -> None:
+    articles = [Article("one", [Section("", ["A word."])])]
+    for _ in range(2):  # its own may be written again
+        demo_corpus.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
+    (tmp_path / "valid.txt").write_text("mine")
+    with pytest.raises(UserError, match="has another valid.txt; give a new folder"):
+        demo_corpus.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
+    assert (tmp_path / "valid.txt").read_text() == "mine"
 
 
 def test_a_package_that_is_not_installed_is_an_error(tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ from fairseq.data.folders import check_split, corpus_prefixes, data_folders, loa
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.system import opening
 from fairseq.tasks import setup_task
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import preprocess
@@ -117,8 +116,8 @@ def test_the_dictionary_of_each_folder_is_read_once(
         path.mkdir()
         (path / "dict.txt").write_text(text)
     opened: list[str] = []
-    open_descriptor = opening.open_descriptor
-    monkeypatch.setattr(opening, "open_descriptor", lambda path: opened.append(str(path)) or open_descriptor(path))
+    read_bytes = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(str(path)) or read_bytes(path))
     assert load_dictionary(":".join(map(str, folders))).symbols[4:] == ["a", "b"]
     assert opened == [f"{path}/dict.txt" for path in folders]
 

@@ -43,7 +43,8 @@ def test_golden_corpus_is_the_text_word_by_word() -> None:
         assert ids.tolist() == dictionary.encode(line).tolist()
         assert corpus.sizes[number] == len(ids)
     assert corpus.offsets[-1] == len(corpus.tokens) == 2670
-    corpus.check(dictionary)
+    corpus.check(dictionary, {})
+    corpus.check_lines()
 
 
 @pytest.mark.parametrize(("symbols", "dtype"), [(1200, "<u2"), (65499, "<u2"), (65500, "<i4"), (300000, "<i4")])
@@ -141,9 +142,6 @@ def test_a_file_of_the_wrong_length_is_named(prefix: str, ending: str, change: s
         (17, b"\x63", "type code 99 is not a token type"),
         (18, b"\xff" * 8, "truncated or corrupt"),
         (18, b"\x00", "truncated or corrupt"),
-        (26, b"\x02", "the lines do not follow one another"),
-        (26, struct.pack("<i", -1), "the lines do not follow one another"),
-        (-8, b"\x00" * 8, "the lines do not follow one another"),
     ],
 )
 def test_a_corrupt_index_is_named(prefix: str, start: int, new: bytes, complaint: str) -> None:
@@ -153,13 +151,11 @@ def test_a_corrupt_index_is_named(prefix: str, start: int, new: bytes, complaint
     assert message.startswith(f"{prefix}.idx: ") and complaint in message
 
 
-def test_a_line_of_fewer_than_no_tokens_is_refused(tmp_path: Path) -> None:
-    index = (
-        b"MMIDIDX\x00\x00" + struct.pack("<QBQ", 1, 8, 3) + struct.pack("<3i", 3, -1, 2) + struct.pack("<3q", 0, 6, 4)
-    )
-    (tmp_path / "x.idx").write_bytes(index)
-    (tmp_path / "x.bin").write_bytes(bytes(8))
-    assert "the lines do not follow one another" in refused(str(tmp_path / "x"))
+@pytest.mark.parametrize(("start", "new"), [(26, b"\x02"), (26, struct.pack("<i", -1)), (-16, b"\x00" * 8)])
+def test_lines_that_do_not_follow_one_another_are_found_when_asked(prefix: str, start: int, new: bytes) -> None:
+    edit(f"{prefix}.idx", start % Path(f"{prefix}.idx").stat().st_size, new)
+    with pytest.raises(UserError, match=r"valid\.idx: the lines do not follow one another"):
+        IndexedCorpus(prefix).check_lines()
 
 
 def test_a_corpus_without_lines_is_refused(tmp_path: Path) -> None:
@@ -168,11 +164,8 @@ def test_a_corpus_without_lines_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "token"), [("<u2", 1200), ("<i4", 70000), ("<i4", -1)])
-def test_a_token_outside_the_dictionary_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, token: int
-) -> None:
-    monkeypatch.setattr(indexed_dataset, "_STEP", 4)
+def test_a_token_outside_the_dictionary_is_found(tmp_path: Path, dtype: str, token: int) -> None:
     dictionary = Dictionary.load(GOLDEN / "data-bin" / "dict.txt")
     write(tmp_path / "x", [[1199] * 5 + [token, 2]], dtype)
     with pytest.raises(UserError, match=f"x.bin: token 5 is number {token}, but the dictionary has 1200 symbols"):
-        IndexedCorpus(str(tmp_path / "x")).check(dictionary)
+        IndexedCorpus(str(tmp_path / "x")).check(dictionary, {})

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mistakes import user_error
 
 from fairseq.data.iterator import EpochIterator, Turns
-from fairseq.data.position import SavedBy
+from fairseq.data.position import FAIRSEQ, SavedBy
 from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
@@ -34,7 +34,11 @@ def dataset(blocks: int, size: int = 5) -> TokenBlocks:
 def shuffled(data: TokenBlocks, rows: int, rank: int, world: int, **how: Any) -> Sampler:
     settings: dict[str, Any] = {"by_size": False, "seed": 3} | how
     by_size = settings.pop("by_size")
-    return BlockSampler(data.sizes, Batching(None, rows, rank=rank, world_size=world, **settings), by_size=by_size)
+    limits = (rows * int(data.sizes.max()), None) if settings.pop("tokens", False) else (None, rows)
+    return BlockSampler(data.sizes, Batching(*limits, rank=rank, world_size=world, **settings), by_size=by_size)
+
+
+CUT = {"by_size": True, "tokens": True}  # batches that are cut once, by tokens
 
 
 def streams(data: TokenBlocks, rows: int, rank: int, world: int) -> Sampler:
@@ -65,10 +69,10 @@ def resumed(before: list[EpochIterator], after: list[EpochIterator], state: dict
 
 
 @pytest.mark.parametrize("worlds", [(4, 8), (4, 2), (4, 1), (1, 2), (2, 4), (1, 8)])
-@pytest.mark.parametrize("by_size", [False, True])
-def test_at_75_of_100_batches_the_remaining_blocks_are_read(worlds: tuple[int, int], by_size: bool) -> None:
+@pytest.mark.parametrize("how", [{}, {"by_size": True}, CUT])
+def test_at_75_of_100_batches_the_remaining_blocks_are_read(worlds: tuple[int, int], how: dict[str, bool]) -> None:
     data = dataset(1200 if worlds[0] == 4 else 300 * worlds[0])
-    before, after = (iterators(data, shuffled, 3, world, by_size=by_size) for world in worlds)
+    before, after = (iterators(data, shuffled, 3, world, **how) for world in worlds)
     assert len(before[0]) == 100
     first = read(before, 75)
     resumed(before, after)
@@ -79,17 +83,37 @@ def test_at_75_of_100_batches_the_remaining_blocks_are_read(worlds: tuple[int, i
 
 @given(
     blocks=st.integers(1, 80), rows=st.tuples(st.integers(1, 4), st.integers(1, 4)),
-    worlds=st.tuples(st.integers(1, 5), st.integers(1, 5)), stop=st.integers(0, 80), by_size=st.booleans(),
+    worlds=st.tuples(st.integers(1, 5), st.integers(1, 5)), stop=st.integers(0, 80),
+    how=st.sampled_from([{}, {"by_size": True}, CUT]),
 )  # fmt: skip
 def test_every_block_is_read_once_whatever_the_number_of_processes(
-    blocks: int, rows: tuple[int, int], worlds: tuple[int, int], stop: int, by_size: bool
+    blocks: int, rows: tuple[int, int], worlds: tuple[int, int], stop: int, how: dict[str, bool]
 ) -> None:
     data = dataset(blocks)
-    rows = (rows[0], rows[0]) if by_size else rows  # batches by size must be the same
-    before, after = (iterators(data, shuffled, r, w, by_size=by_size) for r, w in zip(rows, worlds, strict=True))
+    rows = (rows[0], rows[0]) if how == CUT else rows  # batches that are cut must be the same
+    before, after = (iterators(data, shuffled, r, w, **how) for r, w in zip(rows, worlds, strict=True))
     first = read(before, min(stop, len(before[0])))
     resumed(before, after)
     assert sorted((first if after[0].epoch == 1 else []) + read(after)) == list(range(blocks))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=60), rows=st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    worlds=st.tuples(st.integers(1, 5), st.integers(1, 5)), stop=st.integers(0, 60), by_size=st.booleans(),
+)  # fmt: skip
+def test_blocks_come_in_the_same_order_on_another_number_of_processes_with_other_rows(
+    sizes: list[int], rows: tuple[int, int], worlds: tuple[int, int], stop: int, by_size: bool
+) -> None:
+    before, after, whole = (
+        _of_sizes(np.array(sizes), r, w, by_size=by_size)
+        for r, w in zip((*rows, rows[0]), (*worlds, worlds[0]), strict=True)
+    )
+    expected = read(whole) + read(whole)
+    first = read(before, min(stop, len(before[0])))
+    resumed(before, after)
+    while len(first) < len(expected):
+        first += read(after)
+    assert first == expected
 
 
 @given(
@@ -150,15 +174,15 @@ def test_blocks_of_another_size_go_on_after_the_same_share(caplog: pytest.LogCap
     [
         (
             lambda data: streams(data, 3, 0, 1),
-            "--restore-file: .* in the order of batches; these settings read streams",
+            "checkpoint: .* in the order of batches; these settings read streams",
         ),
-        (lambda data: shuffled(data, 4, 0, 1, by_size=True), "--max-tokens, --batch-size, .* cut otherwise"),
-        (lambda data: shuffled(dataset(50), 3, 0, 1, by_size=True), "cut otherwise"),
+        (lambda data: shuffled(data, 4, 0, 1, **CUT), "--max-tokens, --batch-size, .* cut otherwise"),
+        (lambda data: shuffled(dataset(50), 3, 0, 1, **CUT), "cut otherwise"),
     ],
 )
 def test_batches_that_are_not_there_are_refused(after: Any, message: str) -> None:
     data = dataset(60)
-    before = iterators(data, shuffled, 3, 1, by_size=True)
+    before = iterators(data, shuffled, 3, 1, **CUT)
     read(before, 5)
     with user_error(message):
         EpochIterator(Turns.of_one(data, after(data))).load_state_dict(before[0].state_dict())
@@ -212,7 +236,7 @@ def test_fairseqs_order_is_that_of_its_rules(
             Batching(24, None, 1, seed, curriculum, rank=rank, world_size=world),
             by_size=data.draw(st.booleans()),
             selection=np.array(sizes) <= longest,
-        ).in_numpy_order()
+        ).continuing(FAIRSEQ)
         for rank in range(world)
     ]
     for rank, sampler in enumerate(ours):
@@ -242,7 +266,7 @@ def test_lines_that_are_cut_at_another_length_go_on_after_the_same_share() -> No
     """The longest line, which no length cuts, is the longest block before and after: the length
     alone tells."""
     sizes = {16: [4] * 30 + [9], 32: [8] * 15 + [9]}
-    runs_of = {length: _by_size(np.array(blocks)) for length, blocks in sizes.items()}
+    runs_of = {length: _of_sizes(np.array(blocks), 2, 1, **CUT) for length, blocks in sizes.items()}
     read(runs_of[16], 6)
     state = runs_of[16][0].state_dict()
     assert state["read"]["block_size"] == 9
@@ -253,7 +277,7 @@ def test_lines_that_are_cut_at_another_length_go_on_after_the_same_share() -> No
     assert runs_of[32][0].iterations_in_epoch == int(share * len(runs_of[32][0]))
 
 
-def _by_size(sizes: np.ndarray) -> list[EpochIterator]:
+def _of_sizes(sizes: np.ndarray, rows: int, world: int, **how: bool) -> list[EpochIterator]:
     class Lines:
         def __init__(self) -> None:
             self.sizes = sizes
@@ -271,4 +295,4 @@ def _by_size(sizes: np.ndarray) -> list[EpochIterator]:
             return self
 
     data: Any = Lines()
-    return [EpochIterator(Turns.of_one(data, shuffled(data, 2, 0, 1, by_size=True)), prefetch=0)]
+    return iterators(data, shuffled, rows, world, **how)

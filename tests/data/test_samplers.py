@@ -3,6 +3,8 @@ promised."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from mistakes import user_error
 
 from fairseq.data import samplers
+from fairseq.data.position import Layout
 from fairseq.data.samplers import Batching, BlockSampler, StreamSampler, rows_per_batch
 
 worlds = st.integers(1, 5)
@@ -76,12 +79,44 @@ def test_processes_together_read_what_one_reads(blocks: int, rows: int, world: i
     assert together == [sum(single[i : i + world], []) for i in range(0, len(single), world)]
 
 
-def test_order_is_the_seeds_permutation_then_a_new_one_every_epoch_after_the_curriculum() -> None:
+def permutation(seed: int, epoch: int, count: int = 20) -> list[int]:
+    bits = np.random.MT19937(np.random.SeedSequence([seed, epoch]))
+    order: list[int] = np.random.RandomState(bits).permutation(count).tolist()
+    return order
+
+
+def test_order_is_that_of_seed_and_epoch_0_up_to_the_curriculum_then_of_seed_and_epoch() -> None:
     sampler = uniform(20, 20, seed=7, curriculum=2)
-    fixed = np.random.RandomState(7).permutation(20).tolist()
-    assert read(sampler, 1) == read(sampler, 2) == [fixed]
-    assert read(sampler, 3) == [np.random.RandomState(10).permutation(20).tolist()]
-    assert read(sampler, 4) == [np.random.RandomState(11).permutation(20).tolist()]
+    assert read(sampler, 1) == read(sampler, 2) == [permutation(7, 0)]
+    assert read(sampler, 3) == [permutation(7, 3)]
+    assert read(sampler, 4) == [permutation(7, 4)]
+
+
+def test_a_run_of_1_0_keeps_its_order() -> None:
+    """It adds seed and epoch, and cuts blocks of many sizes into batches, which it permutes."""
+    saved = Layout("blocks", 20, 20, 1, 8, seed=7)
+    sampler = uniform(20, 20, seed=7, curriculum=2).continuing(saved)
+    former = [np.random.RandomState(seed).permutation(20).tolist() for seed in (7, 10, 11)]
+    assert [read(sampler, epoch) for epoch in (2, 3, 4)] == [[order] for order in former]
+    assert sampler.layout == saved
+    cut = by_size(list(range(1, 21)), batch_size=4, seed=7).continuing(Layout("batches", 5, 1, 1, 20, seed=7))
+    order = np.random.RandomState(7 + 3).permutation(5)
+    assert read(cut, 3) == [[4 * batch + row for row in range(4)] for batch in order]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda seed, epoch: read(uniform(30, 30, seed=seed), epoch),
+        lambda seed, epoch: read(by_size(list(range(1, 31)), batch_size=1, seed=seed), epoch),
+        lambda seed, epoch: read(by_size(list(range(1, 31)), max_tokens=30, seed=seed), epoch),
+        lambda seed, epoch: read(StreamSampler(30, 1, passage=1, seed=seed), epoch),
+    ],
+)
+def test_each_seed_and_epoch_has_an_order_of_its_own(order: Any) -> None:
+    """With sums of the two, epoch 3 of seed 1 is epoch 1 of seed 3."""
+    orders = {str(order(seed, epoch)) for seed in range(1, 6) for epoch in range(1, 6)}
+    assert len(orders) == 25
 
 
 def test_without_shuffling_the_order_is_the_corpus() -> None:
@@ -115,6 +150,27 @@ def test_by_size_every_block_is_read_once_in_batches_that_fit(
     for batch in (batch for rank in batches for batch in rank if batch):
         assert len(batch) * max(sizes[block] for block in batch) <= max_tokens
         assert batch_size is None or len(batch) <= batch_size
+
+
+@given(sizes=sizes, rows=st.integers(1, 5), world=worlds, epoch=epochs, more=st.sampled_from([1, 2]))
+def test_by_size_processes_together_read_what_one_reads(
+    sizes: list[int], rows: int, world: int, epoch: int, more: int
+) -> None:
+    """Where the size of batches is a number of rows, with *more* batches an update or not."""
+
+    def updates(*ranks: BlockSampler) -> list[list[int]]:
+        batches = [read(rank, epoch) for rank in ranks]
+        together: list[list[int]] = [sum(step, []) for step in zip(*batches, strict=True)]
+        each = ranks[0].batching.accumulated
+        return [sum(together[i : i + each], []) for i in range(0, len(together), each)]
+
+    ranks = [by_size(sizes, batch_size=rows, rank=rank, world_size=world, accumulated=more) for rank in range(world)]
+    found = updates(*ranks)
+    assert found == updates(by_size(sizes, batch_size=rows * world * more))
+    assert found == updates(by_size(sizes, batch_size=rows, accumulated=world * more))
+    # The blocks of an update are neighbours by size: they need little padding.
+    assert [len(blocks) for blocks in found[:-1]] == [rows * world * more] * (len(found) - 1)
+    assert sum(sorted(sorted(sizes[block] for block in blocks) for blocks in found), []) == sorted(sizes)
 
 
 @given(sizes=sizes, world=worlds, epoch=epochs)
@@ -221,4 +277,4 @@ def test_blocks_are_sorted_stably_by_size_whatever_the_pieces(sizes: list[int], 
 def test_the_permutation_is_numpys(count: int) -> None:
     order = np.concatenate(list(uniform(count, 16, seed=5).epoch(3)))
     assert order.dtype == np.int64
-    assert order.tolist() == np.random.RandomState(8).permutation(count).tolist()
+    assert order.tolist() == permutation(5, 3, count)

@@ -17,6 +17,7 @@ from mistakes import user_error
 from fairseq import checkpoint
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.iterator import EpochIterator, Turns
+from fairseq.data.position import SEQUENCE, Layout, order_generator
 from fairseq.data.samplers import Batching, BlockSampler, Sampler, StreamSampler
 from fairseq.data.token_blocks import ShuffledLines, TokenBlocks
 from fairseq.tasks import setup_task
@@ -86,7 +87,11 @@ def lines_of(tokens: list[int]) -> list[tuple[int, ...]]:
 def test_the_lines_are_a_permutation_of_whole_lines(sizes: list[int], seed: int) -> None:
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     total = int(offsets[-1])
-    places = ShuffledLines(np.array(sizes, np.int32), seed).positions(np.arange(total)).tolist()
+    places = (
+        ShuffledLines(np.array(sizes, np.int32), order_generator(SEQUENCE, seed, 1))
+        .positions(np.arange(total))
+        .tolist()
+    )
     lines = {int(a): list(range(a, b)) for a, b in zip(offsets[:-1], offsets[1:], strict=True) if b > a}
     read = []
     while places:
@@ -98,13 +103,13 @@ def test_the_lines_are_a_permutation_of_whole_lines(sizes: list[int], seed: int)
 
 
 def test_places_keep_their_shape() -> None:
-    lines = ShuffledLines(CORPUS.sizes, 1)
+    lines = ShuffledLines(CORPUS.sizes, order_generator(SEQUENCE, 1, 1))
     flat = lines.positions(np.arange(24))
     assert np.array_equal(lines.positions(np.arange(24).reshape(4, 6)), flat.reshape(4, 6))
 
 
 def test_sixteen_bytes_a_line_are_kept() -> None:
-    lines = ShuffledLines(np.full(10_000, 25, np.int32), 1)
+    lines = ShuffledLines(np.full(10_000, 25, np.int32), order_generator(SEQUENCE, 1, 1))
     assert sum(array.nbytes for array in vars(lines).values()) == 16 * 10_000
 
 
@@ -129,6 +134,22 @@ def test_the_source_is_the_shuffled_text_shifted_by_one(kind: str) -> None:
 def test_another_seed_gives_another_order_and_none_gives_the_corpus(kind: str) -> None:
     assert text(list(iterator(kind, seed=3))) != text(list(iterator(kind, seed=40)))
     assert text(list(iterator(kind, seed=None))) == CORPUS.tokens.tolist()
+
+
+def test_each_seed_and_epoch_has_an_order_of_its_own() -> None:
+    """With sums of the two, epoch 3 of seed 1 is epoch 1 of seed 3."""
+    blocks = [TokenBlocks(CORPUS, 7, "none", pad=PAD, eos=EOS, shuffle_lines=seed) for seed in range(4)]
+    orders = {
+        b.at_epoch(epoch).batch(np.arange(len(b)))["target"].numpy().tobytes() for b in blocks for epoch in range(4)
+    }
+    assert len(orders) == 16
+
+
+def test_a_run_of_1_0_keeps_its_order() -> None:
+    """Its lines are permuted by the sum of seed and epoch."""
+    blocks = TokenBlocks(CORPUS, 7, "none", pad=PAD, eos=EOS, shuffle_lines=3).continuing(Layout("streams", 1, 1, 1, 7))
+    found = lines_of(text([blocks.at_epoch(2).batch(np.arange(len(blocks)))]))
+    assert found == [CORPUS.lines()[line] for line in np.random.RandomState(3 + 2).permutation(60)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairseq.data import block_starts, token_blocks
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 
@@ -127,37 +126,17 @@ def test_an_unknown_break_mode_and_a_block_of_nothing_are_refused() -> None:
         TokenBlocks(Lines([3]), 0, "none", pad=PAD, eos=EOS)
 
 
-def test_memory_for_blocks_is_their_sizes_and_little_more() -> None:
-    corpus = Lines([5000])
-    blocks = TokenBlocks(corpus, 5, "none", pad=PAD, eos=EOS)
-    assert blocks.starts.nbytes + blocks.sizes.nbytes < 5 * len(blocks)
-
-
 @pytest.mark.parametrize("mode", ["none", "complete", "complete_doc", "eos"])
-@given(corpus=corpora, block_size=st.integers(1, 25), piece=st.integers(1, 9), longest=st.integers(1, 25))
-def test_blocks_do_not_depend_on_the_pieces_in_which_lines_are_read(
-    mode: str, corpus: Lines, block_size: int, piece: int, longest: int
-) -> None:
+@given(corpus=corpora, block_size=st.integers(1, 25), longest=st.integers(1, 25))
+def test_long_blocks_are_cut_and_blocks_are_selected(mode: str, corpus: Lines, block_size: int, longest: int) -> None:
     expected = plain_blocks(corpus.lines(), block_size, mode)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(token_blocks, "_PIECE", piece)
-        patch.setattr(block_starts, "_STRIDE", 4)
-        patch.setattr(block_starts, "_PIECE", piece)
-        blocks = TokenBlocks(corpus, block_size, mode, pad=PAD, eos=EOS)
-        assert texts(corpus, blocks) == expected
-        cut = blocks.cut_long(longest)
-        keep = cut.sizes != min(2, longest)
-        selected = cut.select(keep)
-        pieces = [block[i : i + longest] for block in expected for i in range(0, len(block), longest)]
-        assert texts(corpus, cut) == pieces
-        assert texts(corpus, selected) == [block for block in pieces if len(block) != min(2, longest)]
-        if len(selected):
-            order = np.random.default_rng(1).permutation(len(selected))
-            assert selected.starts[order].tolist() == np.asarray(selected.starts)[order].tolist()
-            assert (
-                selected.selection is not None
-                and np.flatnonzero(selected.selection).tolist() == np.flatnonzero(keep).tolist()
-            )
+    cut = TokenBlocks(corpus, block_size, mode, pad=PAD, eos=EOS).cut_long(longest)
+    pieces = [block[i : i + longest] for block in expected for i in range(0, len(block), longest)]
+    assert texts(corpus, cut) == pieces
+    keep = cut.sizes != min(2, longest)
+    selected = cut.select(keep)
+    assert texts(corpus, selected) == [block for block in pieces if len(block) != min(2, longest)]
+    assert selected.selection is not None and selected.selection.tolist() == keep.tolist()
 
 
 def texts(corpus: Lines, blocks: TokenBlocks) -> list[list[int]]:

@@ -81,7 +81,7 @@ def test_one_process_goes_on_where_two_stopped_with_their_rows_and_memory(tmp_pa
     with caplog.at_level("INFO"):
         alone = runs.train(tmp_path, SHORTFORMER, "--max-tokens 64 --no-save --disable-validation")
     assert runs.losses(alone) == pytest.approx(runs.losses(log)[20:], abs=1e-5)
-    assert "20 of 42 blocks of each row read by 2 processes, 1 at once; continues with 1 processes" in caplog.text
+    assert "20 of 42 blocks of each row read by 2 processes, 1 at once; continues with 1 process," in caplog.text
     assert "random states of" in caplog.text and "dropped: processes then 2, now 1" in caplog.text
 
 

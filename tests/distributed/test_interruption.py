@@ -7,7 +7,6 @@ import argparse
 import multiprocessing
 import os
 import signal
-import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
@@ -76,31 +75,9 @@ def test_an_ignored_signal_stays_ignored() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_that_the_launcher_held_back_is_recorded(number: signal.Signals) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, [number])
-    signal.pthread_kill(threading.get_ident(), number)
-    assert raise_signals() == number
-
-
-def test_another_thread_has_no_signals_to_record() -> None:
-    recorded: list[int] = []
-
-    def run() -> None:
-        with Interruption() as interruption:
-            recorded.append(interruption.signal)
-
-    before = [signal.getsignal(other) for other in SIGNALS]
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert recorded == [0] and [signal.getsignal(other) for other in SIGNALS] == before
-
-
 def _evaluate(number: int) -> None:
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # as the launcher does
-    os.kill(os.getpid(), number)
-    shared._evaluate((lambda args, world: None, argparse.Namespace()), World(0, 2, torch.device("cpu")))
+    kill = lambda args, world: os.kill(os.getpid(), number)  # noqa: E731
+    shared._evaluate((kill, argparse.Namespace()), World(0, 2, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -115,3 +92,24 @@ def test_a_process_without_a_launcher_keeps_its_handlers() -> None:
     before = [signal.getsignal(number) for number in SIGNALS]
     end_at_signals()
     assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+SAID = "SIGINT: the run saves and stops after this update or validation"
+
+
+@pytest.mark.parametrize(
+    "variables, said",
+    [
+        ({}, f"{SAID}; a second signal ends it at once, and loses what"),
+        ({"RANK": "0", "TORCHELASTIC_RUN_ID": "x"}, f"{SAID}\n"),
+        ({"RANK": "1"}, ""),
+    ],
+)
+def test_the_first_signal_is_answered_at_once_by_rank_0(
+    variables: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert raise_signals(signal.SIGINT) == signal.SIGINT
+    error = capfd.readouterr().err
+    assert error.startswith(f"\n{said}" if said else "") and error.count("\n") == (2 if said else 0)

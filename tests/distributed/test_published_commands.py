@@ -42,18 +42,14 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def published(name: str, processes: int, notes: Path) -> list[str]:
     """The words after ``train.py DATA`` of a published command; any number of processes has the
-    same global batch.
-
-    The recipe of TNF reads whole lines; they form batches by their sizes, which must be the same
-    for all.
-    """
+    same global batch."""
     if name == "shortformer":
         text = re.sub(r"\\\n\s*", "", (runs.ROOT / "docs" / "shortformer.md").read_text(encoding="utf-8"))
-        (line,) = re.findall(r"fairseq-train data-bin/wikitext-103 (--arch shortformer_wiki103 --stages .*)", text)
-        words = [word for word in shlex.split(line) if word != "--bf16"] + [f"--max-tokens={64 // processes}"]
+        (line,) = re.findall(r"fairseq-train data-bin/wikitext-103 (--arch .*) --bf16 --save-dir shortformer", text)
+        words = [*shlex.split(line), f"--max-tokens={64 // processes}"]
     else:
-        batches = 4 // processes if name == "tnf" else 2
-        variables = {"DRY_RUN": 1, "SMALL": 1, "PRECISION": "fp32", "UPDATE_FREQ": batches, "GPUS": processes}
+        passes = {"UPDATE_FREQ" if name == "tnf" else "BATCH_CHUNK": 2}
+        variables = {"DRY_RUN": 1, "SMALL": 1, "PRECISION": "fp32", "GPUS": processes, **passes}
         printed = subprocess.run(
             ["bash", str(runs.ROOT / "examples" / name / RECIPES[name])],
             env={**os.environ, **{key: str(value) for key, value in variables.items()}, "DATA": "data-bin"},

@@ -21,7 +21,7 @@ from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.config.settings import CommonConfig
-from fairseq.distributed import World, launch, rank, run
+from fairseq.distributed import World, launch, run
 from fairseq.errors import UserError
 from fairseq.modules import devices
 
@@ -52,7 +52,7 @@ def ranks(main: Callable[[Any, World], Any], size: int = 2, fail: bool = False, 
 def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of processes that jobs would start."""
     sizes: list[int] = []
-    monkeypatch.setattr(launch, "_launch", lambda job, size, task: sizes.append(size))
+    monkeypatch.setattr(launch, "_launch", lambda job, size, step: sizes.append(size))
     return sizes
 
 
@@ -103,8 +103,8 @@ def test_a_job_of_one_process_runs_here_and_returns_its_result(
         ({"distributed_world_size": 10**7}, None, {}, "--distributed-world-size 10000000"),
         ({}, None, {"RANK": "0", "WORLD_SIZE": "-2"}, "WORLD_SIZE=-2: the variable must be a whole number"),
         ({}, None, {"RANK": "first", "WORLD_SIZE": "2"}, "RANK=first: the variable must be a whole number"),
-        ({}, None, {"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: WORLD_SIZE=2 processes are numbered from 0"),
-        ({}, None, {"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0: WORLD_SIZE=0 processes are numbered from 0"),
+        ({}, None, {"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2: ranks of WORLD_SIZE=2 are numbered from 0"),
+        ({}, None, {"RANK": "0", "WORLD_SIZE": "0"}, "RANK=0: ranks of WORLD_SIZE=0 are numbered from 0"),
         ({}, None, {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR and MASTER_PORT: .*MASTER_ADDR expected"),
         ({"max_restarts": 1}, None, {"RANK": "0", "WORLD_SIZE": "2"}, "--max-restarts: another program started"),
     ],
@@ -173,55 +173,10 @@ def test_gpus_talk_over_nccl_and_processors_over_gloo(
         raise UserError(f"asked for {backend}")
 
     monkeypatch.setattr(dist, "init_process_group", refuse)
-    monkeypatch.setattr(rank, "_connect", lambda *_: None)
-    monkeypatch.setattr(rank, "device_of", lambda *_: torch.device(device))
+    monkeypatch.setattr(launch, "device_of", lambda *_: torch.device(device))
     os.environ.update(RANK="0", WORLD_SIZE="2")
     with user_error(f"^asked for {backend}$"):
-        rank.join(job(described))
-
-
-def test_an_interface_that_the_user_names_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo0")])
-    assert [result[0][3][2] for _, result in ranks(described)] == ["lo", "lo"]
-
-
-def test_a_store_on_the_loopback_listens_there_only() -> None:
-    first, second = rank.listen(0), rank.listen(0)
-    with socket.socket() as other:  # a listener on every interface would be in the way of this one
-        other.bind(("127.0.0.2", first.port))
-    assert first.port != second.port
-    with user_error(rf"^--distributed-port {first.port}: cannot be opened \(Address already in use\); use another"):
-        rank.listen(first.port)
-
-
-def test_ranks_that_never_connect_are_counted_and_an_agents_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "SLOWEST_START", 0.2)
-    os.environ.update(RANK="0", WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    with user_error("^MASTER_ADDR and MASTER_PORT: Timed out after 1 seconds waiting for clients. 1/3 clients joined"):
-        run(job(described, distributed_timeout=0.2))
-    server = rank.listen(0)
-    os.environ.update(MASTER_PORT=str(server.port), TORCHELASTIC_USE_AGENT_STORE="True")
-    with user_error(r"^MASTER_ADDR and MASTER_PORT: .*missing_ranks=\[(1, 2|2, 1)\], timeout=0.2"):
-        run(job(described, distributed_timeout=0.2))
-
-
-def test_a_store_that_does_not_open_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank, "SLOWEST_START", 0.2)
-    os.environ.update(RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    with user_error("^MASTER_ADDR and MASTER_PORT: "):
-        run(job(described, distributed_timeout=0.1))
-
-
-def test_ranks_that_start_again_do_not_read_what_those_before_left() -> None:
-    server = rank.listen(0)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(server.port), TORCHELASTIC_USE_AGENT_STORE="True")
-    os.environ.update(GROUP_WORLD_SIZE="1")
-    for attempt in "01":
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = attempt
-        rank._connect(0, 1, 60).set("key", attempt)
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = "2"
-    assert not rank._connect(0, 1, 60).check(["key"])
+        launch._join(job(described))
 
 
 @pytest.mark.parametrize("code", [143, 5])
@@ -255,16 +210,3 @@ def test_a_rank_without_an_agent_fails_at_once_when_another_is_gone(capfd: pytes
 
     assert [code for code, _ in ranks(main, fail=True)] == [1, 7]
     assert re.search("Connection (closed|reset) by peer", capfd.readouterr().err)
-
-
-def test_a_collective_that_times_out_tells_how_to_see_where_it_hangs(capfd: pytest.CaptureFixture[str]) -> None:
-    def main(value: Any, world: World) -> None:
-        world.barrier()
-        if world.rank == 1:
-            threading.Event().wait(3)
-            os._exit(0)
-        world.barrier()
-
-    assert ranks(main, fail=True, distributed_timeout=1.0)[0][0] == 1
-    error = capfd.readouterr().err
-    assert "a collective did not end in 1 s (" in error and "`py-spy dump -p PID`" in error

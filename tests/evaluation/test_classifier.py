@@ -233,7 +233,6 @@ def test_what_cannot_be_classified_is_one_line(
         (path, tmp_path / "none"): "none: file not found",
         (path, tmp_path / "empty"): "empty: the text is empty; give a file with at least one word",
         (path, tmp_path): "cannot be read",
-        (path, "/dev/zero"): "/dev/zero: cannot be read",
         (path, tmp_path / "latin", "--data", tmp_path): f"{tmp_path}/dict.txt: file not found",
         (tmp_path / "none.pt", tmp_path / "latin"): "none.pt: file not found",
     }.items():

@@ -150,7 +150,7 @@ def test_a_masked_model_of_a_plugin_is_read_with_the_task_it_was_trained_with(
 
 
 def test_a_plugins_model_may_say_that_it_does_not_predict_the_next_token() -> None:
-    from fairseq.interop.fairseq.decoders import PluginModel
+    from fairseq.models.fairseq_decoder import PluginModel
 
     model: Any = PluginModel()
     assert model.predicts_next_token
@@ -179,7 +179,7 @@ def test_an_adaptive_loss_of_a_plugin_equals_ours(plugin: list[Any], tmp_path: P
 
 
 def test_a_copied_adaptive_softmax_is_called_as_in_fairseq() -> None:
-    from fairseq.interop.fairseq.decoders import FairseqDecoder
+    from fairseq.models.fairseq_decoder import FairseqDecoder
     from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
     from fairseq.text.dictionary import Dictionary
 

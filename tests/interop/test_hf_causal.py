@@ -114,13 +114,18 @@ def test_what_is_exported_comes_back_exactly(name: str, tmp_path: Path) -> None:
 
 
 def test_the_card_has_the_measured_figures(tmp_path: Path) -> None:
-    results = {"perplexity": 87.654, "bits_per_byte": 1.23456, "tokens": 12345, "command": "fairseq-eval-lm x\n|"}
+    results = {
+        "perplexity": 87.654,
+        "bits_per_byte": 1.23456,
+        "tokens": 12345,
+        "command": "/a/bin/fairseq-eval-lm x/y\n|",
+    }
     results["tasks"] = {"lambada": {"acc": 0.25}}
     (tmp_path / "results.json").write_text(json.dumps(results))
     source = saved(made("baseline"), tmp_path / "in", MODELS["baseline"])
     card = (exported(source, tmp_path / "hf", "--results", tmp_path / "results.json") / "README.md").read_text()
     rows = ["Updates | 1,234", "`loss` | 9.5000", "Perplexity of a token | 87.65", "raw text | 1.2346"]
-    rows += ["`lambada, acc` | 0.25", "Command | `fairseq-eval-lm x \\|`"]
+    rows += ["`lambada, acc` | 0.25", "Command | `fairseq-eval-lm x/y \\|`"]
     assert all(f"{row} |\n" in card for row in rows)
     assert "Tokens | 12,345 |" in card and "transformer_lm_tiny" in card
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from evaluations import evaluate
 from runs import arguments, model_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -112,6 +114,12 @@ def test_imported_bert_reads_text_with_the_tokenizer_of_its_folder(tmp_path: Pat
     for text in ("The rivers, again", "a  RIVER\tthé", "kilt 語"):
         want = tokenizer.encode(text, add_special_tokens=False).ids
         assert [scorer.reader.dictionary.index(word) for word in scorer.score(text)[0]] == want
+    # A file is lines, each of which is a row.
+    lines = ["the rivers, again", "a river", "again"] * 20
+    (tmp_path / "text").write_text("\n".join(lines) + "\n")
+    report = evaluate(f"--cpu --text {tmp_path / 'text'}", data=out)
+    total = sum(float(lprobs.double().sum()) for _, lprobs in scorer.score(lines))
+    assert report["loss_base2"] * report["tokens"] == pytest.approx(-total / math.log(2), rel=1e-5)
     shutil.copy(out / "tokenization.json", tmp_path)
     again = imported(exported(out / "checkpoint.pt", tmp_path / "again"), tmp_path / "back")
     assert (again / "tokenization.json").read_bytes() == (tmp_path / "tokenization.json").read_bytes()

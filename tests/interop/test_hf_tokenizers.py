@@ -3,8 +3,8 @@ encoders."""
 
 from __future__ import annotations
 
-import shutil
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from fairseq_cli.import_model import get_import_parser
 
 transformers = pytest.importorskip("transformers")
 TEXT = "The  café\tlow-lying 🙂 世界,\nthe <unk> lower river isn't </s> new"
+TEXT_OF_MASK = "the low <mask>, the lower river"
 ENCODER = "--task masked_lm --criterion masked_lm --arch bert_tiny --encoder-embed-dim 32 --encoder-ffn-embed-dim 64"
 ENCODER += " --encoder-attention-heads 2 --max-positions 20 --token-types 2"
 
@@ -159,11 +160,14 @@ def test_offsets_follow_truncation_padding_and_pairs(tmp_path: Path) -> None:
         other(["the", "river"], is_split_into_words=True, return_offsets_mapping=True)
 
 
-def encoder(folder: Path, tokenizer: Tokenizer | None = None) -> Path:
-    """A checkpoint of an encoder, with its dictionary and a tokenizer."""
+def encoder(folder: Path, tokenizer: Tokenizer | None = None, symbols: Sequence[str] = ()) -> Path:
+    """A checkpoint of an encoder, with its dictionary, whose first words are *symbols*, and a
+    tokenizer."""
     folder.mkdir()
-    shutil.copy(DATA / "dict.txt", folder)
-    (tokenizer or Tokenizer(Moses())).save(folder, Dictionary.load(DATA / "dict.txt").symbols)
+    words = [line.split()[0] for line in (DATA / "dict.txt").read_text().splitlines()]
+    words = [*dict.fromkeys(symbols), *(word for word in words if word not in symbols)][: len(words)]
+    (folder / "dict.txt").write_text("".join(f"{word} 1\n" for word in words))
+    (tokenizer or Tokenizer(Moses())).save(folder, Dictionary.load(folder / "dict.txt").symbols)
     model = model_of(ENCODER)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
@@ -221,6 +225,22 @@ def test_lines_of_an_exported_encoder_end_as_before_once_it_is_imported(tmp_path
     readers = [load_scorer(path).reader for path in (source, back / "checkpoint.pt")]  # type: ignore[union-attr]
     before, after = (reader.ids("the low\nriver <mask>") for reader in readers)  # type: ignore[operator]
     assert before == after and before.count(2) == 1
+
+
+def test_text_behind_a_mask_goes_on_without_a_space_here_and_in_transformers(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(None, encodings()["sentencepiece"])
+    source = encoder(tmp_path / "in", tokenizer, tokenizer.encode(TEXT_OF_MASK.replace("<mask>", "wide")).split())
+    folder = exported(source, tmp_path / "hf", "--data", tmp_path / "in")
+    theirs = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    model = load_scorer(source)
+    symbols = tokenizer.encode(TEXT_OF_MASK.replace("<mask>", "wide")).split()
+    at = symbols.index("▁wide")
+    want = ["<mask>" if number == at else symbol for number, symbol in enumerate(symbols)]
+    assert theirs.convert_ids_to_tokens(theirs(TEXT_OF_MASK)["input_ids"])[1:-1] == want
+    ids, place = model.reader.ids_around(TEXT_OF_MASK, "<mask>")  # type: ignore[operator,union-attr]
+    assert ids == theirs(TEXT_OF_MASK)["input_ids"][1:-1] and place == at
+    texts = {text for text, _, _ in model.fill(TEXT_OF_MASK, 200)}  # type: ignore[union-attr]
+    assert TEXT_OF_MASK.replace("<mask>", "wide") in texts
 
 
 def test_a_saved_tokenizer_of_a_decoder_is_loaded_again_with_its_offsets(tmp_path: Path) -> None:

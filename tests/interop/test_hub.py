@@ -13,11 +13,11 @@ import pytest
 import runs
 import torch
 from exports import BASE
-from fairseq.hub_utils import GeneratorHubInterface
 from subword_encodings import TEXT, encodings
 
 from fairseq import checkpoint_utils
 from fairseq.errors import UserError
+from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models.transformer_lm import TransformerLanguageModel
 
 MODEL = f"--arch transformer_lm {BASE.replace('--tokens-per-sample 8', '--tokens-per-sample 32')} --max-tokens 512"
@@ -89,7 +89,7 @@ def test_a_model_with_subwords_is_pickled_and_an_explicit_file_comes_first(load:
 
 def test_a_folder_of_plugins_is_imported_first(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders: list[str] = []
-    monkeypatch.setattr("fairseq.interop.fairseq.hub_utils.import_user_module", folders.append)
+    monkeypatch.setattr("fairseq.hub_utils.import_user_module", folders.append)
     load(user_dir=str(tmp_path))
     assert folders == [str(tmp_path)]
 

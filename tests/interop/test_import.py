@@ -24,8 +24,9 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import eval_lm, preprocess
+from fairseq_cli import eval_lm, import_model, preprocess
 from fairseq_cli.eval_lm import get_eval_lm_parser
+from fairseq_cli.import_model import get_import_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
 
 # The numbers of the originals
@@ -324,6 +325,68 @@ def test_dictionary_must_be_given_where_none_is_beside_the_checkpoint(tmp_path):
     assert len(LanguageModel.from_pretrained(out, tmp_path / "dict.txt").dictionary) == 40
     with pytest.raises(UserError, match="dict.txt: file not found"):
         LanguageModel.from_pretrained(out)
+
+
+class Vocab:
+    """As the authors' code pickles it, but for what is not read."""
+
+
+def vocabulary(path: Path, words: list[str], kind: str) -> Path:
+    """A file of *words*: a list, or a corpus as old and new versions of torch write it."""
+    if kind == "list":
+        path.write_text("".join(f"{word} 7\n" for word in words))
+        return path
+    corpus, corpus.vocab = (Vocab(),) * 2 if kind == "vocabulary" else (Vocab(), Vocab())
+    corpus.vocab.__dict__.update(idx2sym=words, sym2idx=OrderedDict((w, i) for i, w in enumerate(words)), eos_idx=0)
+    corpus.vocab.counter, corpus.train = Counter(words), torch.arange(9)
+    torch.save(corpus, path, _use_new_zipfile_serialization=kind != "old corpus")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["corpus", "old corpus", "vocabulary", "list"])
+def test_the_page_on_the_authors_checkpoints_gives_the_authors_numbers(kind, tmp_path, capsys):
+    page = (runs.ROOT / "docs" / "from-transformer-xl.md").read_text()
+    commands = page.split("## Checkpoints")[1].split("```bash\n")[1].split("```")[0].replace("\\\n", " ").splitlines()
+    config, expected = golden("same_length_clamp")
+    words = ["<eos>", *(f"w{index}" for index in range(1, config["vocab_size"]))]
+    stream = expected["tokens"][:200, 0].tolist()
+    text = "".join("\n" if index == 0 else f"{words[index]} " for index in stream)
+    (tmp_path / "wiki.test.tokens").write_text(f"{text}\n")
+    files = {
+        "model.pt": f"{AUTHORS}/same_length_clamp.state_dict.pt --config {AUTHORS}/same_length_clamp.json",
+        "cache.pt": str(vocabulary(tmp_path / "cache.pt", words, kind)),
+        **{name: str(tmp_path / name) for name in ("imported", "authors-bin", "wiki.test.tokens")},
+    }
+    for name, path in files.items():
+        commands = [re.sub(rf"(?<=[ ]){re.escape(name)}(?=[ /]|$)", path, command) for command in commands]
+    parsers = {
+        "fairseq-import": (import_model, get_import_parser),
+        "fairseq-preprocess": (preprocess, get_preprocessing_parser),
+        "fairseq-eval-lm": (eval_lm, get_eval_lm_parser),
+    }
+    for command in commands:
+        name, *argv = command.split()
+        # One row, as the reference reads the text.
+        argv += ["--batch-size", "1", "--cpu"] * (name == "fairseq-eval-lm")
+        program, parser = parsers[name]
+        program.main(options.parse_args_and_arch(parser(), argv))
+    state = torch.load(AUTHORS / "same_length_clamp.state_dict.pt", weights_only=True)
+    settings = {**config, "same_length": True, "clamp_len": 400}
+    nll = naive_xl.nll(state, settings, torch.tensor([[0, *stream, 0]]).numpy(), 64, 640)
+    found = re.search(r"Loss \(base 2\): ([\d.]+)", capsys.readouterr().out)
+    assert found and float(found[1]) == pytest.approx(float(nll.mean()) / np.log(2), abs=6e-5)
+
+
+def test_a_vocabulary_of_another_size_or_with_code_in_it_is_refused(tmp_path):
+    argv = [AUTHORS / "base.state_dict.pt", "--from", "transformer-xl", "--config", AUTHORS / "base.json"]
+    small = vocabulary(tmp_path / "small.txt", ["<eos>", "a"], "list")
+    assert refusal(*argv, "--vocab", small, "--out", tmp_path / "out").startswith(
+        f"--vocab {small}: has 2 words, but the model 600; give its own"
+    )
+    evil = tmp_path / "evil.pt"
+    evil.write_bytes(b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00true\x85R.")
+    assert "rejected: the pickle contains os.system" in refusal(*argv, "--vocab", evil, "--out", tmp_path / "out")
+    assert "has no list of words" in refusal(*argv, "--vocab", argv[0], "--out", tmp_path / "out")
 
 
 def test_imported_model_generates_and_trains_on(tmp_path):

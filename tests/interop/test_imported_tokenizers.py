@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from subword_encodings import TEXT
 
 from fairseq.config import options
+from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.interop.harness.requests import Requests
@@ -117,13 +118,16 @@ def test_texts_have_the_ids_of_the_library_and_come_back_as_it_writes_them(
 @torch.no_grad()
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_text_of_two_lines_has_the_probability_of_transformers(
-    kind: str, models: dict[str, tuple[LanguageModel, Any, Any]]
+    kind: str, models: dict[str, tuple[LanguageModel, Any, Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     ours, model, library = models[kind]
     row = torch.tensor([[ours.dictionary.eos(), *ids_of(library, TWO_LINES), ours.dictionary.eos()]])
     lprobs = model(row).logits[0, :-1].log_softmax(-1).gather(-1, row[0, 1:, None])[:, 0]
     torch.testing.assert_close(ours.score(TWO_LINES)[1], lprobs, atol=1e-5, rtol=1e-5)
-    [(found, _)] = Requests(ours).log_likelihoods([("", TWO_LINES)])
+    with caplog.at_level("WARNING"):
+        requests = Requests(ours)
+    assert "vocabulary is closed" not in caplog.text
+    [(found, _)] = requests.log_likelihoods([("", TWO_LINES)])
     assert found == pytest.approx(float(lprobs[:-1].double().sum()), rel=1e-5)
 
 
@@ -159,14 +163,17 @@ def test_prompts_and_preprocessed_lines_have_the_symbols_of_the_library(
         folder.mkdir()
         ours.dictionary.save(folder / "dict.txt")
         (folder / "codes").write_bytes(ours.tokenizer.subwords.content)  # type: ignore[union-attr]
-        lines = ["the  cat", "quick\u3000the", "cat."]
+        lines = ["the  cat", "quick\u3000the", "cat.", "the <unk> cat"]
         preprocessing.run(
             folder / "data-bin", trainpref=preprocessing.text_file(folder, "\n".join(lines) + "\n", "train.txt"),
             srcdict=folder / "dict.txt", bpe="sentencepiece" if kind == "sentencepiece" else "hf",
             bpe_codes=folder / "codes",
         )  # fmt: skip
         reader = TextReader.of(folder / "data-bin", Dictionary.load(folder / "data-bin" / "dict.txt"))
-        assert [reader(line).tolist() for line in lines] == [ids_of(library, line) for line in lines]
+        want = [ids_of(library, line) for line in lines]
+        assert [reader(line).tolist() for line in lines] == want
+        tokens = IndexedCorpus(str(folder / "data-bin" / "train")).tokens.tolist()
+        assert tokens == [index for line in want for index in [*line, ours.dictionary.eos()]]
 
 
 def test_a_tokenizer_that_is_not_read_is_an_error_unless_it_is_left_out(tmp_path: Path) -> None:

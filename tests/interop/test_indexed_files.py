@@ -11,15 +11,15 @@ import pytest
 import runs
 import torch
 
+from fairseq.data.block_datasets import IndexedDataset
 from fairseq.data.indexed_dataset import IndexedCorpus
-from fairseq.errors import UserError
-from fairseq.interop.fairseq.block_datasets import IndexedDataset
-from fairseq.interop.fairseq.indexed_files import (
+from fairseq.data.token_block_utils_fast import (
     PlasmaView,
     _get_block_to_dataset_index_fast,
     _get_slice_indices_fast,
     make_builder,
 )
+from fairseq.errors import UserError
 
 
 def test_files_of_a_builder_are_those_of_preprocessing(tmp_path: Path) -> None:

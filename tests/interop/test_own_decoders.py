@@ -17,8 +17,8 @@ from fairseq import checkpoint
 from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
-from fairseq.interop.fairseq import parts
-from fairseq.interop.fairseq.utils import load_embedding, parse_embedding
+from fairseq.models import registries as parts
+from fairseq.utils import load_embedding, parse_embedding
 
 PLUGIN = """
 import torch.nn as nn

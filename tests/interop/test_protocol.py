@@ -20,11 +20,11 @@ from mistakes import user_error
 
 from fairseq import checkpoint
 from fairseq.config import options, registry
-from fairseq.data.folders import reopen_corpus
+from fairseq.data.folders import open_corpus
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_models
-from fairseq.interop.fairseq import metrics
 from fairseq.interop.fairseq.logged import Logged, LoggedFigures, LoggingSums
+from fairseq.logging import metrics
 from fairseq.logging.figures import Meter, NamedSums
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import eval_lm
@@ -320,7 +320,7 @@ def test_a_tasks_own_batches_are_those_of_an_evaluation(tmp_path: Path) -> None:
     words += ["--gen-subset", "test", "--task", "truncated_bptt_lm"]
     results = eval_lm.main(options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), words))
     order = sys.modules["scored_plugin"].ORDER
-    corpus = reopen_corpus(runs.DATA, "test", Dictionary.load(runs.DATA / "dict.txt"))
+    corpus = open_corpus(runs.DATA, "test", Dictionary.load(runs.DATA / "dict.txt"))
     # Blocks of 16 tokens, of which the first is no target; the rest at the end is in no block.
     assert results["tokens"] == 15 * (len(corpus.tokens) // 16)
     assert order[-(len(corpus.tokens) // 16) :] == list(range(len(corpus.tokens) // 16))
@@ -382,9 +382,8 @@ def test_names_that_differ_between_processes_and_batches_stay_apart() -> None:
 
 
 def test_settings_in_groups_train(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-
     from fairseq import distributed_utils, options
+    from fairseq.dataclass.utils import convert_namespace_to_omegaconf
     from fairseq_cli import train
 
     words = [str(runs.DATA), "--save-dir", str(tmp_path), *runs.words(FLAGS, LM, "--max-update 5 --disable-validation")]
@@ -401,13 +400,12 @@ def test_settings_in_groups_train(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 
 def test_names_of_translation_are_refused_when_one_is_made() -> None:
-    from fairseq.data.language_pair_dataset import LanguagePairDataset
-
     from fairseq.criterions import MoECriterion
-    from fairseq.models import FairseqEncoderDecoderModel
+    from fairseq.data import BacktranslationDataset
+    from fairseq.models.transformer import TransformerModel
     from fairseq.modules import BaseLayer
 
-    for part in (LanguagePairDataset, FairseqEncoderDecoderModel, BaseLayer, MoECriterion):
+    for part in (BacktranslationDataset, TransformerModel, BaseLayer, MoECriterion):
         with pytest.raises(UserError, match=part.__name__):
             part(argparse.Namespace())
 

@@ -14,9 +14,9 @@ import torch
 from sentences import write_folders
 
 from fairseq import checkpoint
+from fairseq.data.data_utils import collate_tokens
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.data_utils import collate_tokens
-from fairseq.interop.fairseq.roberta import RobertaModel
+from fairseq.models.roberta import RobertaModel
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.hf import HuggingFace
 

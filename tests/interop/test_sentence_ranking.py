@@ -17,10 +17,8 @@ from subword_encodings import MERGES, encodings
 from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.data import encoders
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
-from fairseq.models.bert import BertModel
-from fairseq.models.loading import load_parameters
 from fairseq.tasks import setup_task
 from fairseq.text.tokenizers.rules import BYTES
 from fairseq_cli import validate
@@ -121,26 +119,10 @@ def test_the_loss_is_that_of_the_right_candidate_among_all(tmp_path: Path) -> No
     assert criterion(model, sample)[0] == 0
 
 
-def test_heads_of_several_names_are_registered_and_loaded_again() -> None:
+def test_only_robertas_take_heads_of_plugins() -> None:
     args = runs.arguments(f"--cpu --task masked_lm --arch bert_tiny {SIZES} {NO_DROPOUT} --tokens-per-sample 16")
-    task: Any = setup_task(args)
-    models = []
-    for _ in range(2):
-        models.append(task.build_model(args).eval())
-        models[-1].register_classification_head("first")
-        models[-1].register_classification_head("second", num_classes=3)
-    load_parameters(models[1], models[0].state_dict(), "heads.pt")
-    tokens = torch.tensor([[0, 7, 8, 2]])
-    for name, classes in {"first": 2, "second": 3}.items():
-        scores = [model(tokens, classification_head_name=name)[0] for model in models]
-        assert scores[0].shape == (1, classes) and torch.equal(*scores)
-    assert not [name for name in models[0].state_dict() if "lm_head" in name]
-
-    class Outside(BertModel):
-        __module__ = "plugin"
-
-    with pytest.raises(UserError, match="Outside: .* derive the class from RobertaModel"):
-        Outside(task.build_model(args).encoder, task.settings.model).register_classification_head("first", 2)
+    with pytest.raises(UserError, match="BertModel: register_classification_head: use a roberta architecture"):
+        setup_task(args).build_model(args).register_classification_head("first")
 
 
 @pytest.mark.parametrize(

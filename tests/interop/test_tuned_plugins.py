@@ -16,7 +16,7 @@ from sentences import NO_DROPOUT, SIZES, WORDS, write_dictionary, write_pretrain
 from fairseq.config import registry
 from fairseq.data import NumelDataset, encoders
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.roberta import RobertaModel
+from fairseq.models.roberta import RobertaModel
 
 TASK = """
 import os

@@ -12,12 +12,12 @@ import pytest
 import runs
 import torch
 import torch.nn.functional as F
-from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq import checkpoint_utils, tasks
 from fairseq.config import options, registry
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.views import LogitsModel, logits_model, plain, view
+from fairseq.models.views import LogitsModel, logits_model, plain, view
+from fairseq.sequence_generator import SequenceGenerator
 from fairseq_cli import eval_lm
 from fairseq_cli.generate import get_generation_parser
 

@@ -117,7 +117,8 @@ def test_nothing_is_shown_when_nothing_is_asked_for(capsys):
 
 
 def test_the_default_is_a_bar_on_a_terminal_and_lines_elsewhere(monkeypatch):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
     assert type(progress_bar([])).__name__ == "TqdmBar"
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
     assert type(progress_bar([])).__name__ == "SimpleBar"

@@ -11,7 +11,6 @@ import math
 import os
 import pty
 import re
-import shlex
 import struct
 import sys
 import termios
@@ -33,8 +32,7 @@ from fairseq.data.glue import GLUE
 from fairseq.logging.figures import NamedSums
 from fairseq.logging.progress import RunProgress, _fitted, progress_bar
 from fairseq.system.terminal import MessageHandler, duration
-from fairseq.training.callbacks.log import Log
-from fairseq_cli import eval_lm
+from fairseq.training.log import RunLog
 
 QUICK = f"{runs.BASELINE} {runs.NO_DROPOUT} --no-epoch-checkpoints --log-interval 4"
 NO_SAVE = f"{QUICK} --no-save --disable-validation"
@@ -93,14 +91,14 @@ def test_a_terminal_keeps_lines_and_messages_above_a_bar_that_counts_the_whole_r
 
 def test_the_bar_has_the_loss_of_the_last_second(monkeypatch: pytest.MonkeyPatch) -> None:
     run = a_run("--log-interval 100")
-    log, meter, shown = run.part(Log), run.meters["train_inner"], []
+    log, meter, shown = RunLog(run.settings, run.world), run.meters["train_inner"], []
     for loss in (9.0, 7.0, 3.0):
         meter.add(NamedSums.of({"loss": loss * math.log(2), "ntokens": 1, "nsentences": 1}, 1, run.world.device))
-        shown.append(log.present_loss(run))
+        shown.append(log._present_loss(run))
     assert shown == pytest.approx([9, 7, 3])
     meter.add(NamedSums.of({"loss": math.log(2), "ntokens": 1, "nsentences": 1}, 1, run.world.device))
     meter.add(NamedSums.of({"loss": math.log(2) * 5, "ntokens": 1, "nsentences": 1}, 1, run.world.device))
-    assert log.present_loss(run) == pytest.approx(3), "the mean of two updates"
+    assert log._present_loss(run) == pytest.approx(3), "the mean of two updates"
 
 
 def test_a_line_on_a_terminal_has_at_most_80_columns() -> None:
@@ -214,11 +212,11 @@ def test_messages_do_not_end_up_in_the_line_of_a_bar() -> None:
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--max-update 2", "--max-update 2 is reached after 2 updates; raise it to train on"),
-        ("--max-epoch 1 --max-update 0", "--max-epoch 1 is reached after 42 updates; raise it to train on"),
-        ("--stop-time-hours 1e-9", "--stop-time-hours 1e-09 is reached after 2 updates; raise it to train on"),
-        ("--stages 8:1,16:2", "the end of --stages 8:1,16:2 is reached after 2 updates; raise it to train on"),
-        ("--patience 1", "--patience 1 is reached after 2 updates; raise it to train on"),
+        ("--max-update 2", "--max-update 2 is reached after 2 updates; change it to train on"),
+        ("--max-epoch 1 --max-update 0", "--max-epoch 1 is reached after 42 updates; change it to train on"),
+        ("--stop-time-hours 1e-9", "--stop-time-hours 1e-09 is reached after 2 updates; change it to train on"),
+        ("--stages 8:1,16:2", "the end of --stages 8:1,16:2 is reached after 2 updates; change it to train on"),
+        ("--patience 1", "--patience 1 is reached after 2 updates; change it to train on"),
     ],
     ids=["updates", "epochs", "time", "stages", "patience"],
 )
@@ -239,23 +237,18 @@ def test_nothing_to_do_names_the_limit_and_what_to_change(
     assert not any("done training" in text for text in caplog.messages)
 
 
-def test_the_last_lines_have_the_command_that_evaluates_time_and_best_metric(
+def test_the_last_lines_have_time_and_best_metric(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(sys, "argv", ["/env/bin/fairseq-train"])
     log = runs.train(tmp_path, QUICK, "--max-update 3")
-    *_, limit, evaluate, _, _, end = logged(caplog)
+    *_, limit, end = logged(caplog)
     assert limit == "--max-update 3 is reached after 3 updates"
     match = re.fullmatch(r"done training in [\d.]+ seconds \(\d\d:\d\d\); best validation loss ([\d.]+)", end)
     assert match is not None, caplog.messages[-1]
     (validation,) = runs.summaries(log, "test")
     assert float(match[1]) == pytest.approx(validation["loss"], rel=1e-3)
-    _, *words = shlex.split(evaluate)
-    assert words == ["fairseq-eval-lm", str(runs.DATA), "--path", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", [*words, "--cpu", "--gen-subset", "test"])
-    report = eval_lm.main(runs.options.parse_args_and_arch(eval_lm.get_eval_lm_parser(), sys.argv[1:]))
-    assert report["perplexity"] == pytest.approx(validation["ppl"], rel=1e-4)
 
 
 def test_the_time_of_a_run_is_that_of_all_its_stages(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

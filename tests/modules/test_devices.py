@@ -21,9 +21,9 @@ APPLE, INTEL, NVIDIA = (torch.device(name) for name in ("mps:0", "xpu:0", "cuda:
 NAMES = {
     "fairseq/modules/devices.py": "the one that knows it",
     "fairseq/modules/attention.py": "torch's flash kernel, which others do not have",
-    "fairseq/interop/fairseq/utils.py": "plug-ins call `move_to_cuda`, as fairseq calls it",
+    "fairseq/utils.py": "plug-ins call `move_to_cuda`, as fairseq calls it",
     "fairseq/interop/fairseq/roberta_hub.py": "tasks of plug-ins take `use_cuda`, as fairseq gives it",
-    "fairseq/distributed/rank.py": "NCCL, whose name depends on the device",
+    "fairseq/distributed/launch.py": "NCCL, whose name depends on the device",
 }
 
 

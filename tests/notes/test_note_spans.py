@@ -3,7 +3,6 @@ files are refused."""
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -229,17 +228,6 @@ def test_notes_of_another_dictionary_or_corpus_are_refused(folder: Path) -> None
     Binarizer(Dictionary.load(folder / "dict.txt")).binarize(str(folder / "text.txt"), folder / "train")
     with pytest.raises(UserError, match="made for 21 tokens, but .* has 3"):
         NoteSpans(folder / "train")
-
-
-def test_a_number_that_no_word_has_is_found_when_the_files_are_opened(folder: Path) -> None:
-    for suffix in ("notes.bin", "notes.idx", "idx", "bin"):
-        shutil.copy(folder / f"train.{suffix}", folder / f"train1.{suffix}")
-    prefixes = [folder / "train", folder / "train1"]
-    NoteSpans(prefixes)
-    path = folder / "train1.notes.bin"
-    path.write_bytes(b"\x09" + path.read_bytes()[1:])
-    with pytest.raises(UserError, match=r"train1\.notes\.bin: number of a word"):
-        NoteSpans(prefixes)
 
 
 def test_without_notes_the_command_that_makes_them_is_named(tmp_path: Path) -> None:

@@ -54,6 +54,14 @@ def test_a_killed_run_is_resumed_and_ends_in_a_table_and_an_export(text: Path, t
     assert (out / "exported" / "config.json").exists()
 
 
+def test_a_dry_run_at_a_small_size_needs_no_texts(tmp_path: Path) -> None:
+    result = recipe(tmp_path / "out", DRY_RUN="1")
+    assert result.returncode == 0, result.stderr
+    made, prepared, *_ = result.stdout.splitlines()
+    assert " fairseq_cli.demo_corpus " in made and f"--trainpref {tmp_path}/out/text/train.txt " in prepared
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_setting_that_was_measured_is_in_its_file() -> None:
     files = dict.fromkeys(("ideas", "bytes", "equal time"), "ideas.yaml")
     files |= {name: f"{name.removesuffix(' bf16')}.yaml" for name in ("memory", "memory bf16", "both", "notes")}

@@ -88,6 +88,12 @@ def test_preparing_prints_a_download_for_each_task_and_names_those_without() -> 
     assert result.returncode == 2 and "MRPC cannot be downloaded; put its train.tsv" in result.stderr
 
 
+def test_few_updates_shorten_the_warm_up() -> None:
+    for updates, warmup in ((50, 5), (5000, 500), (200_000, 10_000), (1_000_000, 10_000)):
+        (args,) = commands(run("pretrain-bert.sh", DRY_RUN=1, UPDATES=updates, PRECISION="fp32"), "train.py")
+        assert (args.max_update, args.total_num_update, args.warmup_updates) == (updates, updates, warmup)
+
+
 def test_wrong_variables_are_one_line() -> None:
     for script, variables, message in [
         ("finetune-glue.sh", {}, "CHECKPOINT, DATA_BIN: name"),

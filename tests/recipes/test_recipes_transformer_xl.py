@@ -26,7 +26,7 @@ from fairseq_cli.preprocess import get_preprocessing_parser
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "transformer_xl"
 VARIABLES = (
-    "DATA", "SAVE_DIR", "EXTRA", "DRY_RUN", "SMALL", "UPDATE_FREQ", "GPUS", "PRECISION", "GEN_SUBSET",
+    "DATA", "SAVE_DIR", "EXTRA", "DRY_RUN", "SMALL", "BATCH_CHUNK", "GPUS", "PRECISION", "GEN_SUBSET",
     "SYSTEM", "ENWIK8_URL", "TEXT8_URL", "LM1B_URL", "PTB_URL",
 )  # fmt: skip
 NOWHERE = "http://127.0.0.1:9"
@@ -56,7 +56,7 @@ AUTHORS = {
     "enwik8-medium": Settings("enwik8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),  # sizes: ours
     "enwik8-large": Settings("enwik8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),
     "text8-base": Settings("text8", 22, 400_000, 0, 80, 2100, 820, 512, words=False),
-    "text8-large": Settings("text8", 64, 400_000, 4_000, 128, 3800, 1000, 768, words=False),
+    "text8-large": Settings("text8", 64, 400_000, 0, 128, 3800, 1000, 768, words=False),
     "lm1b-base": Settings("lm1b", 224, 500_000, 20_000, 32, 128, None, 32, shuffled=True),
     "lm1b-large": Settings("lm1b", 512, 1_200_000, 30_000, 32, 128, None, 32, shuffled=True),
     "ptb": Settings("ptb", 20, 60_000, 0, 64, 256, 200, 70),  # ours: the authors give none
@@ -105,7 +105,7 @@ def test_training_has_the_authors_settings(recipe: str) -> None:
     assert args.arch == f"transformer_xl_{recipe.replace('-', '_')}"
     assert (args.data, args.save_dir) == (f"data-bin/{authors.corpus}", f"{recipe}/")
     assert (args.tokens_per_sample, args.mem_len) == (authors.length, authors.length)
-    assert args.batch_size * args.update_freq[0] * args.distributed_world_size == authors.rows
+    assert (args.batch_size * args.distributed_world_size, args.update_freq) == (authors.rows, [1])
     assert args.required_batch_size_multiple == 1
     assert (args.max_update, args.warmup_updates) == (authors.updates, authors.warmup)
     assert (args.optimizer, args.lr_scheduler, args.clip_norm) == ("adam", "cosine", 0.25)
@@ -171,15 +171,15 @@ def test_a_small_dry_run_is_understood_and_writes_nothing(recipe: str, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("recipe, frequency, gpus, rows", [("wiki103-base", 2, 3, 10), ("lm1b-large", 8, 4, 16)])
-def test_a_batch_can_be_cut_into_pieces(recipe: str, frequency: int, gpus: int, rows: int) -> None:
-    args = parsed(printed(run(recipe, DRY_RUN=1, UPDATE_FREQ=frequency, GPUS=gpus))[0])
-    assert (args.batch_size, args.update_freq, args.distributed_world_size) == (rows, [frequency], gpus)
+@pytest.mark.parametrize("recipe, chunks, gpus, rows", [("wiki103-base", 2, 3, 20), ("lm1b-large", 8, 4, 128)])
+def test_a_batch_can_be_cut_into_pieces(recipe: str, chunks: int, gpus: int, rows: int) -> None:
+    """Of its rows: with batches of fewer rows, an update would read several segments of each."""
+    args = parsed(printed(run(recipe, DRY_RUN=1, BATCH_CHUNK=chunks, GPUS=gpus))[0])
+    assert (args.batch_size, args.batch_chunk, args.distributed_world_size) == (rows, chunks, gpus)
+    assert args.update_freq == [1]
 
 
-@pytest.mark.parametrize(
-    "variable, value", [("UPDATE_FREQ", "7"), ("UPDATE_FREQ", "x"), ("GPUS", "0"), ("PRECISION", "fp8")]
-)
+@pytest.mark.parametrize("variable, value", [("GPUS", "7"), ("BATCH_CHUNK", "x"), ("GPUS", "0"), ("PRECISION", "fp8")])
 def test_an_impossible_setting_is_refused_in_one_line(variable: str, value: str) -> None:
     result = run("enwik8-base", DRY_RUN=1, **{variable: value})
     assert (result.returncode, result.stdout) == (2, "")

@@ -1,25 +1,25 @@
-"""Data folders carry sizes and checksums: no damaged byte reaches training."""
+"""Data folders carry sizes, checksums, and the range and dictionary of their tokens."""
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
-import runs
 
 from fairseq.config import options
 from fairseq.data import indexed_dataset
-from fairseq.data.folders import load_dictionary, open_corpus
+from fairseq.data.folders import check_data, load_dictionary, open_corpus
 from fairseq.errors import UserError
 from fairseq.notes.spans import NoteSpans
 from fairseq.system import checksums
-from fairseq.training import loop
-from fairseq_cli import preprocess
+from fairseq.text.dictionary import Dictionary
+from fairseq_cli import preprocess, validate
 from fairseq_cli.preprocess import get_preprocessing_parser
+from fairseq_cli.validate import get_validation_parser
 
 TEXT = "the cat sat on the mat\nthe dog sat\nrare words word\n" * 30
 
@@ -39,40 +39,80 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_all(folder: Path) -> None:
-    """Read what training reads of a folder before its first update."""
+    """Open what training reads of a folder before its first update."""
     dictionary = load_dictionary(folder)
     for split in ("train", "valid"):
         open_corpus(folder, split, dictionary)
         NoteSpans(folder / split, dictionary)
 
 
-def test_the_side_file_lists_size_and_crc_of_every_file(folder):
+def test_the_side_file_lists_size_and_crc_of_every_file_and_what_tokens_need(folder):
     lines = (folder / "checksums.txt").read_text().splitlines()
-    assert [line.split()[2] for line in lines] == sorted(
-        {p.name for p in folder.iterdir()} - {"checksums.txt", "preprocess.log"}
-    )
+    names = [line.split()[2] for line in lines]
+    assert names == sorted({p.name for p in folder.iterdir()} - {"checksums.txt", "preprocess.log"})
+    dictionary = load_dictionary(folder)
     for line in lines:
-        crc, size, name = line.split()
+        crc, size, name, *tokens = line.split()
         content = (folder / name).read_bytes()
         assert (int(crc, 16), int(size)) == (zlib.crc32(content), len(content))
+        is_corpus = name in ("train.bin", "valid.bin")
+        assert tokens == ([str(np.frombuffer(content, "<u2").max()), dictionary.digest()] if is_corpus else [])
     read_all(folder)
 
 
-def test_every_flipped_bit_and_truncation_is_found_before_training(folder, tmp_path):
+def test_nothing_of_a_corpus_is_read_when_it_is_opened(folder, monkeypatch):
+    """The range of tokens that preprocessing wrote is compared with the dictionary."""
+    monkeypatch.setattr(indexed_dataset.IndexedCorpus, "check_tokens", None)
+    open_corpus(folder, "train", load_dictionary(folder))
+
+
+def test_every_flipped_bit_is_found_when_asked_and_every_truncation_before_training(folder, tmp_path):
     chance = random.Random(1)
     names = sorted(path.name for path in folder.iterdir() if path.name not in ("checksums.txt", "preprocess.log"))
-    for number in range(120):
+    for number in range(60):
         name = names[number % len(names)]
         content = bytearray((folder / name).read_bytes())
-        if number % 4:
-            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
-        else:
+        if is_cut := number % 4 == 0:
             del content[chance.randrange(len(content)) :]
+        else:
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
         shutil.rmtree(tmp_path / "bad", ignore_errors=True)
         shutil.copytree(folder, tmp_path / "bad")
         (tmp_path / "bad" / name).write_bytes(content)
         with pytest.raises(UserError, match=str(tmp_path / "bad")):
-            read_all(tmp_path / "bad")
+            check_data(tmp_path / "bad")
+        if is_cut:
+            with pytest.raises(UserError, match=str(tmp_path / "bad")):
+                read_all(tmp_path / "bad")
+
+
+@pytest.mark.parametrize("words", [["the"], ["the", "a", "cat", "sat", "on", "mat", "dog", "rare", "words", "word"]])
+def test_another_dictionary_beside_the_data_is_refused(folder, tmp_path, words):
+    """A smaller one, and one of other words that has all ids."""
+    data = tmp_path / "bin"
+    shutil.copytree(folder, data)
+    other = Dictionary()
+    other.update(dict.fromkeys(words, 1))
+    other.save(data / "dict.txt")
+    with pytest.raises(UserError, match="dict.txt: .*differs from checksums.txt"):
+        load_dictionary(data)
+    message = "the dictionary has" if len(words) == 1 else "train.bin: has the ids of another dictionary"
+    with pytest.raises(UserError, match=message):
+        open_corpus(data, "train", other)
+
+
+def test_the_command_that_validates_checks_data(folder, tmp_path, capsys):
+    def check(data: Path) -> None:
+        validate.main(options.parse_args_and_arch(get_validation_parser(), [str(data), "--check-data"]))
+
+    check(folder)
+    assert "train.bin" in capsys.readouterr().out
+    shutil.copytree(folder, tmp_path / "bad")
+    content = bytearray((folder / "train.bin").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "bad" / "train.bin").write_bytes(content)
+    with pytest.raises(UserError, match=r"train\.bin: its content differs from checksums\.txt"):
+        check(tmp_path / "bad")
 
 
 def test_a_folder_without_the_side_file_is_read(folder, tmp_path):
@@ -99,35 +139,3 @@ def test_a_damaged_side_file_is_reported(folder, tmp_path, content):
     (tmp_path / "bad" / "checksums.txt").write_bytes(content)
     with pytest.raises(UserError, match="checksums.txt: "):
         read_all(tmp_path / "bad")
-
-
-def test_the_tokens_are_read_once_for_ids_and_checksum(folder, monkeypatch):
-    read: list[int] = []
-    run = indexed_dataset.StoredArray._read
-
-    def count(self, first, last):
-        if self.path.endswith("train.bin"):
-            read.append(last - first)
-        return run(self, first, last)
-
-    monkeypatch.setattr(indexed_dataset.StoredArray, "_read", count)
-    corpus = open_corpus(folder, "train", load_dictionary(folder))
-    assert sum(read) == len(corpus.tokens)
-
-
-@pytest.mark.parametrize("split, change", [("valid", "truncate"), ("test", "truncate"), ("valid", "overwrite")])
-def test_data_that_change_during_a_run_end_it_in_one_line(tmp_path, monkeypatch, split, change):
-    data = shutil.copytree(runs.DATA, tmp_path / "data")
-    step = loop.update
-
-    def spoil(state, samples):
-        path = data / f"{split}.bin"
-        if state.num_updates == 2 and change == "truncate":
-            os.truncate(path, 8)
-        elif state.num_updates == 2:
-            path.write_bytes(b"\xff" * path.stat().st_size)
-        return step(state, samples)
-
-    monkeypatch.setattr(loop, "update", spoil)
-    with pytest.raises(UserError, match=f"{data}/{split}.bin: changed while it was read"):
-        runs.train(tmp_path / "run", runs.BASELINE, "--max-epoch 1", data=data)

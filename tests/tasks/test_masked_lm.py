@@ -16,8 +16,8 @@ from fairseq.tasks import setup_task
 
 SMALL = """--cpu --task masked_lm --train-subset valid --valid-subset test --encoder-layers 1 --encoder-embed-dim 16
     --encoder-ffn-embed-dim 32 --encoder-attention-heads 2 --max-positions 24 --tokens-per-sample 24 --max-tokens 240
-    --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --clip-norm 1 --seed 3 --log-format json
-    --log-interval 1 --no-epoch-checkpoints"""
+    --required-batch-size-multiple 1 --optimizer adam --lr-scheduler fixed --lr 0.003 --clip-norm 1 --seed 3
+    --log-format json --log-interval 1 --no-epoch-checkpoints"""
 BERT = f"--arch bert_tiny --criterion masked_lm {SMALL}"
 ELECTRA = f"--arch electra_tiny --criterion electra --encoder-input-dim 12 {SMALL}"
 NO_DROPOUT = "--dropout 0 --attention-dropout 0"

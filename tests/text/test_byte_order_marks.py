@@ -11,8 +11,8 @@ import pytest
 from subword_encodings import COUNTS, MERGES
 
 from fairseq.config.command_settings import TextConfig
+from fairseq.data.encoders import Numbered
 from fairseq.evaluation.by_frequency import word_counts
-from fairseq.interop.fairseq.encoders import Numbered
 from fairseq.interop.hugging_face.model_folder import vocabulary
 from fairseq.notes.words import NoteWords
 from fairseq.text.dictionary import Dictionary

@@ -29,11 +29,14 @@ def preprocessed(folder: Path, *flags: Any) -> Path:
     return folder / "bin"
 
 
-def parts(path: Path, form: TextFormat, folder: Path) -> tuple[list[str], list[tuple[int, int]]]:
+def parts(
+    path: Path, form: TextFormat, folder: Path, shares: dict[str, float] = SHARES
+) -> tuple[list[str], list[tuple[int, int]]]:
     folder.mkdir()
-    found = split_text(str(path), form, SHARES, folder)
-    assert list(found) == ["train", "valid", "test"]
-    return [Path(part.path).read_text() for part in found.values()], [(p.first, p.last) for p in found.values()]
+    found = split_text([str(path)], form, shares, folder)
+    assert list(found) == ["train", *shares]
+    places = [part.place.split() for part in found.values()]
+    return [Path(part.path).read_text() for part in found.values()], [(int(p[1]), int(p[3])) for p in places]
 
 
 def test_the_end_is_held_out_and_nothing_is_lost(tmp_path: Path) -> None:
@@ -56,7 +59,7 @@ def test_documents_longer_than_a_part_are_cut_and_leave_no_part_empty(tmp_path: 
     text = "".join(f"line {n:03}\n" + "\n" * (n == 96) for n in range(100))
     (tmp_path / "only.txt").write_text(text)
     texts, lines = parts(tmp_path / "only.txt", TextFormat(), tmp_path / "parts")
-    assert "".join(texts) == text and lines == [(1, 70), (71, 80), (81, 101)]
+    assert "".join(texts) == text and lines == [(1, 71), (72, 81), (82, 101)]
 
 
 def test_rows_of_json_lines_are_documents(tmp_path: Path) -> None:
@@ -66,16 +69,47 @@ def test_rows_of_json_lines_are_documents(tmp_path: Path) -> None:
     assert texts == ["".join(rows[:35]), "".join(rows[35:40]), "".join(rows[40:])] and lines[2] == (41, 50)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_share_is_one_of_the_lines_whatever_their_lengths_and_ends(tmp_path: Path, end: str) -> None:
+    lines = [f"{'long ' * 30}{n}" for n in range(90)] + [f"{n}" for n in range(10)]
+    (tmp_path / "only.txt").write_bytes("".join(line + end for line in lines).encode())
+    texts, places = parts(tmp_path / "only.txt", TextFormat(), tmp_path / "parts", {"valid": 0.05})
+    assert places == [(1, 95), (96, 100)] and "".join(texts).splitlines() == lines
+
+
+@pytest.mark.parametrize("text", ["word " * 400, "文字" * 400])
+def test_one_long_line_is_cut_at_a_space_or_else_between_letters(tmp_path: Path, text: str) -> None:
+    (tmp_path / "only.txt").write_text(text)
+    texts, _ = parts(tmp_path / "only.txt", TextFormat(), tmp_path / "parts")
+    assert "".join(texts) == text + "\n" and [round(len(part) / len(text), 2) for part in texts] == [0.7, 0.1, 0.2]
+    assert all(part.endswith((" ", "文", "字")) for part in texts[:2])
+
+
+@pytest.mark.parametrize(
+    "given", ["{}/many", "{}/many/*.txt", "{0}/many/a.txt,{0}/many/b.txt", "{0}/many/a.txt {0}/many/b.txt"]
+)
+def test_the_end_of_several_texts_is_held_out(tmp_path: Path, given: str) -> None:
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "b.txt").write_text("".join(f"b{n}\n" for n in range(50)))
+    (tmp_path / "many" / "a.txt").write_text("\n".join(f"a{n}" for n in range(50)))
+    data = preprocessed(tmp_path, "--trainpref", given.format(tmp_path), "--valid-fraction 0.05")
+    dictionary = Dictionary.load(data / "dict.txt")
+    assert [len(IndexedCorpus(str(data / split))) for split in ("train", "valid")] == [95, 5]
+    assert {"a0", "a49", "b44"} < set(dictionary.symbols) and "b45" not in dictionary.symbols
+    whole = preprocessed(tmp_path / "whole", "--trainpref", given.format(tmp_path))
+    assert [len(IndexedCorpus(str(whole / split))) for split in ("train", "train1")] == [50, 50]
+
+
 def test_one_text_makes_three_splits_and_the_log_says_which_lines(tmp_path: Path) -> None:
     lines = [f"w{n} same" for n in range(100)]
     (tmp_path / "only.txt").write_text("\n".join(lines) + "\n")
     data = preprocessed(tmp_path, "--trainpref", tmp_path / "only.txt", "--valid-fraction 0.05 --test-fraction 0.1")
     dictionary = Dictionary.load(data / "dict.txt")
-    assert len(IndexedCorpus(str(data / "train"))) == 86 and len(IndexedCorpus(str(data / "test"))) == 9
-    assert "w85" in dictionary.symbols and "w86" not in dictionary.symbols, "the dictionary is of the training text"
+    assert len(IndexedCorpus(str(data / "train"))) == 85 and len(IndexedCorpus(str(data / "test"))) == 10
+    assert "w84" in dictionary.symbols and "w85" not in dictionary.symbols, "the dictionary is of the training text"
     log = (data / "preprocess.log").read_text()
     only = tmp_path / "only.txt"
-    assert f"train: {only}, lines 1 to 86\nvalid: {only}, lines 87 to 91\ntest: {only}, lines 92 to 100\n" in log
+    assert f"train: {only}, lines 1 to 85\nvalid: {only}, lines 86 to 90\ntest: {only}, lines 91 to 100\n" in log
     assert sorted(path.name for path in data.iterdir() if path.is_dir()) == []
 
 
@@ -93,16 +127,14 @@ def test_subwords_are_learned_from_what_is_left_to_train_on(tmp_path: Path) -> N
         ("--validpref {only} --valid-fraction 0.1", "--valid-fraction 0.1: the valid split has a text of its own"),
         ("--test-fraction 0.5 --valid-fraction 0.5", "--valid-fraction 0.5: nothing is left to train on"),
         ("--test-fraction 0.5 --dict-only", "--test-fraction 0.5: no split is written with --dict-only"),
-        ("--valid-fraction 0.1 --test-fraction 0.1", "only.txt: too short to leave lines for valid"),
+        ("--valid-fraction 0.01 --test-fraction 0.01", "only.txt: too short to leave text for valid"),
     ],
 )
 def test_what_cannot_be_held_out_is_refused(flags: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "only.txt").write_text("a b\nb a\n")
+    (tmp_path / "only.txt").write_text("a\n")
     flags = flags.format(only=tmp_path / "only.txt")
     with pytest.raises(UserError, match=message):
         preprocessed(tmp_path, "--trainpref", tmp_path / "only.txt", flags)
-    with pytest.raises(UserError, match="one training text"):
-        preprocessed(tmp_path, f"--trainpref {tmp_path}/only.txt,{tmp_path}/only.txt", "--valid-fraction 0.1")
     assert not (tmp_path / "bin").exists()
 
 

@@ -109,3 +109,13 @@ def test_symbols_of_a_tokenizer_file_span_what_its_library_says(name: str) -> No
 def test_half_of_a_surrogate_pair_is_blamed_on_the_text(name: str) -> None:
     with pytest.raises(UserError, match="half of a surrogate pair"):
         Tokenizer(None, encodings()[name]).spans("the \ud83d low")
+
+
+@pytest.mark.parametrize("name", ["subword_nmt", "sentencepiece", "gpt2", "byte", "metaspace"])
+@pytest.mark.parametrize("text", [".", " low.", ", the  low", "ing", "'s (low", ""])
+def test_text_behind_a_symbol_has_the_symbols_that_it_has_behind_a_word(name: str, text: str) -> None:
+    tokenizer = Tokenizer(None, encodings()[name])
+    behind = [(span.symbol, span.end + 4) for span in tokenizer.spans_after(text)]
+    whole = [(span.symbol, span.end) for span in tokenizer.spans("wide" + text)]
+    assert behind == whole[len(whole) - len(behind) :]
+    assert all(end <= 4 for _, end in whole[: len(whole) - len(behind)])

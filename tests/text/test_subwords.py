@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import random
 import re
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ from mistakes import user_error
 from subword_encodings import COUNTS, MERGES, TEXT, encodings
 
 from fairseq.errors import UserError
-from fairseq.text.tokenizers import BPES, Subwords, hf
+from fairseq.text.tokenizers import BPES, Subwords
 from fairseq.text.tokenizers.base import Vocabulary, spelled
 from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.rules import BYTES
@@ -66,6 +67,22 @@ def test_sentencepiece_gives_the_librarys_pieces(made: dict[str, Subwords]) -> N
     library = pytest.importorskip("sentencepiece")
     model = library.SentencePieceProcessor(model_proto=made["sentencepiece"].content)
     assert made["sentencepiece"].encode([TEXT]) == [" ".join(model.encode(TEXT, out_type=str))]
+
+
+def test_sentencepiece_learns_every_letter_of_long_paragraphs_without_spaces() -> None:
+    """Such a paragraph is one word; the library skips it if it is long or has its own mark."""
+    pytest.importorskip("sentencepiece")
+    draw = random.Random(1)
+    letters = [chr(0x4E00 + number) for number in range(300)]
+    short = ["".join(draw.choices(letters[:150], k=200)) for _ in range(60)]
+    long = ["".join(draw.choices(letters[:250], k=2000)) for _ in range(20)]
+    marked = ["".join(letters[250:275]) + "▅" + "".join(letters[275:])]
+    assert len(long[0].encode()) > 4192, "the library's bound"
+    for paragraphs in (long, short + long + marked):
+        learned = SentencePiece(SentencePiece.learn(Counter(paragraphs), 320 if marked[0] in paragraphs else 260))
+        symbols = " ".join(learned.encode(paragraphs)).split()
+        # Its own mark alone is no piece.
+        assert symbols.count("<unk>") == sum(paragraph.count("▅") for paragraph in paragraphs)
 
 
 @settings(deadline=None, max_examples=60)
@@ -167,7 +184,6 @@ def test_the_first_merges_are_of_the_most_frequent_pairs_and_learning_is_determi
     assert pairs["".join(merge)] == max(pairs.values())
     for batches in ([TEXT.splitlines()], [[line] for line in TEXT.splitlines()]):
         assert HuggingFace.learn_lines(iter(batches), 280) == learned.content
-    monkeypatch.setattr(hf, "QUICK", 10)  # in a process of its own
     assert HuggingFace.learn_lines([[line] for line in TEXT.splitlines()], 280) == learned.content
     with user_error("--learn-bpe 255: byte-level symbols include 256 bytes"):
         HuggingFace.learn_lines([], 255)

@@ -142,6 +142,14 @@ def test_a_mistake_is_one_line_and_nothing_is_written(text: bytes | None, messag
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
 
 
+def test_texts_that_are_there_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "source").write_bytes(PROSE)
+    (tmp_path / "train.txt").write_text("mine")
+    with pytest.raises(UserError, match=f"DIR {tmp_path}: has a train.txt; give a new folder, or remove it"):
+        text_to_symbols.convert(tmp_path / "source", tmp_path, "bytes")
+    assert (tmp_path / "train.txt").read_text() == "mine" and not (tmp_path / "dict.txt").exists()
+
+
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(WORDS)
     (tmp_path / "file").touch()

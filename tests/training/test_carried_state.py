@@ -6,10 +6,15 @@ from __future__ import annotations
 import pytest
 import runs
 import torch
+from small_trainers import XL
 
 from fairseq.config.settings import training_settings
+from fairseq.distributed import World
+from fairseq.modules.memory import keep_rows
 from fairseq.tasks import setup_task
 from fairseq.tasks.carried import RowMemory
+from fairseq.training.build import build_state
+from fairseq.training.loop import groups
 from fairseq.training.state import TrainingState
 from fairseq.training.update import update
 from fairseq.training.validation import evaluate
@@ -20,6 +25,10 @@ def a_trainer(*flags):
     torch.manual_seed(1)
     task = setup_task(args)
     return TrainingState(training_settings(args), task, task.build_model(args), task.build_criterion(args))
+
+
+def a_run(base, flags):
+    return build_state(training_settings(runs.arguments(base, flags)), World())
 
 
 def batches(trainer, split="train", training=True):
@@ -68,6 +77,38 @@ def test_batches_of_one_update_read_the_memory_of_those_before_them():
         update(apart, [sample])
     pairs = zip(together.task.carried["memory"], apart.task.carried["memory"], strict=True)
     assert all(torch.allclose(one, other, atol=1e-6) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    "base", [f"{runs.SHORTFORMER} {runs.NO_DROPOUT}", f"{XL} --dropout 0 --dropatt 0 --mem-len 24"]
+)
+@pytest.mark.parametrize("chunks, frequency", [(2, 1), (3, 2), (7, 1)])
+def test_a_batch_in_chunks_is_the_same_update_with_the_same_memory(base, chunks, frequency):
+    """Over a whole epoch, at whose end rows run out; batches have 4 rows."""
+    whole, parts = (
+        a_run(f"{base} --optimizer sgd --lr 0.01 --clip-norm 0", flags) for flags in ("", f"--batch-chunk {chunks}")
+    )
+    updates = zip(groups(whole.batches, frequency), groups(parts.batches, frequency), strict=True)
+    for number, (one, several) in enumerate(updates):
+        memories = [keep_rows(state.task.carried.get("memory"), one[0]["nsentences"]) or [] for state in (whole, parts)]
+        for a, b in zip(*memories, strict=True):
+            assert torch.allclose(a, b, rtol=0, atol=2e-6 * float(a.abs().max())), number
+        assert update(whole, one) and update(parts, several)
+    assert number > 9 and one[-1]["nsentences"] == 3
+    pairs = zip(whole.parameters, parts.parameters, strict=True)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-6) for a, b in pairs)
+    reports = [state.meters["train"].report(state.figures) for state in (whole, parts)]
+    assert reports[0] == pytest.approx(reports[1], rel=1e-6)
+
+
+def test_the_last_block_may_be_a_chunk_of_its_own_however_short_it_is():
+    base = f"{XL} --dropout 0 --dropatt 0 --mem-len 900 --tokens-per-sample 800 --max-tokens 4000"
+    whole, parts = (a_run(f"{base} --optimizer sgd --lr 0.01", flags) for flags in ("", "--batch-chunk 4"))
+    for state in (whole, parts):
+        (samples,) = groups(state.batches, 1)
+        assert samples[0]["nsentences"] == 4 and update(state, samples)
+    pairs = zip(whole.parameters, parts.parameters, strict=True)
+    assert all(torch.allclose(a, b, rtol=0, atol=1e-6) for a, b in pairs)
 
 
 def test_validation_leaves_the_state_of_training_as_it_is():

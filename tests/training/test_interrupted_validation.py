@@ -1,5 +1,5 @@
-"""A signal during a validation ends it: the run saves at once, and the resumed run begins with the
-validation."""
+"""A signal before a validation is followed by a save at once, and the resumed run begins with the
+validation; one that comes later waits for its end."""
 
 from __future__ import annotations
 
@@ -19,24 +19,20 @@ from fairseq.criterions.cross_entropy import AdaptiveLoss
 FLAGS = [FIVE, runs.ADAM, runs.DROPOUT, "--max-tokens 320 --no-epoch-checkpoints --max-valid-steps 4"]
 
 
-class Signalling:
-    """Sends SIGTERM in the second batch of validation *number*, from 1, and counts the batches of
-    each."""
+def signal_in_batch(monkeypatch: pytest.MonkeyPatch, training: bool, number: int) -> list[int]:
+    """Send SIGTERM in batch *number*, from 1, of training or of validation; return the counts of
+    both."""
+    batches = [0, 0]
+    compute = AdaptiveLoss.compute_loss
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-        self.batches: list[int] = [0]
-        compute = AdaptiveLoss.compute_loss
+    def compute_loss(criterion: Any, model: Any, *args: Any) -> Any:
+        batches[model.training] += 1
+        if model.training is training and batches[training] == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return compute(criterion, model, *args)
 
-        def compute_loss(criterion: Any, model: Any, *args: Any) -> Any:
-            if model.training:
-                self.batches += [0] if self.batches[-1] else []
-            else:
-                self.batches[-1] += 1
-                if len(self.batches) == number and self.batches[-1] == 2:
-                    os.kill(os.getpid(), signal.SIGTERM)
-            return compute(criterion, model, *args)
-
-        monkeypatch.setattr(AdaptiveLoss, "compute_loss", compute_loss)
+    monkeypatch.setattr(AdaptiveLoss, "compute_loss", compute_loss)
+    return batches
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:
@@ -44,14 +40,15 @@ def metrics(path: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in runs.CLOCKS} for line in lines]
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["before", "during"])
 @pytest.mark.parametrize(
-    ("flags", "number", "updates"),
+    ("flags", "updates"),
     [
-        ("--max-update 12 --validate-interval-updates 4", 1, 4),
-        ("--max-update 12 --save-interval-updates 5", 1, 5),
-        ("--max-epoch 2 --lr-scheduler reduce_lr_on_plateau --lr-patience 0 --lr-threshold 10", 1, 9),
-        ("--max-epoch 2", 2, 18),
-        ("--stages 16:6,32:12 --arch shortformer_tiny --max-tokens-valid 320", 1, 6),
+        ("--max-update 12 --validate-interval-updates 4", 4),
+        ("--max-update 12 --save-interval-updates 5", 5),
+        ("--max-epoch 2 --lr-scheduler reduce_lr_on_plateau --lr-patience 0 --lr-threshold 10", 9),
+        ("--max-epoch 1", 9),
+        ("--stages 16:6,32:12 --arch shortformer_tiny --max-tokens-valid 320", 6),
     ],
     ids=["interval", "checkpoint", "epoch", "end", "stage"],
 )
@@ -60,8 +57,8 @@ def test_the_resumed_run_is_as_if_nothing_had_happened(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     flags: str,
-    number: int,
     updates: int,
+    training: bool,
 ) -> None:
     caplog.set_level(logging.INFO)
 
@@ -70,17 +67,14 @@ def test_the_resumed_run_is_as_if_nothing_had_happened(
 
     train("whole")
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
-        signalling = Signalling(patch, number)
+        batches = signal_in_batch(patch, training, updates if training else 2)
         train("run")
     assert end.value.code == 128 + signal.SIGTERM
-    assert signalling.batches[-1] == 2, "no further batch"
-    last = tmp_path / "run" / "checkpoint_last.pt"
-    saved = runs.content(last)
-    assert saved["optimizer_history"][-1]["num_updates"] == updates and saved["extra_state"]["due"]["validate"]
-    assert f"stopped by SIGTERM after update {updates}; saved {last}; to go on: " in caplog.text
+    assert batches == [0 if training else 4, updates], "a validation is ended, and none is begun"
+    saved = runs.content(tmp_path / "run" / "checkpoint_last.pt")
+    assert saved["optimizer_history"][-1]["num_updates"] == updates and ("due" in saved["extra_state"]) is training
     caplog.clear()
     train("run")
-    assert caplog.messages[-1].startswith("done training")
     whole = tmp_path / "whole"
     names = {path.name for path in whole.glob("*.pt")}
     assert names == {path.name for path in (tmp_path / "run").glob("*.pt")}

@@ -171,7 +171,7 @@ def test_a_run_that_is_over_names_its_epochs(
     assert runs.updates(runs.train(whole[0], EPOCHS, "--no-save")) == []
     # The flag may be left out: the checkpoint has the number of epochs.
     assert runs.updates(runs.train(whole[0], EPOCHS.replace("--max-epoch 2", ""), "--no-save")) == []
-    message = f"nothing to do: `max_epoch` 2 is reached after {2 * UPDATES} updates; raise it to train on"
+    message = f"nothing to do: `max_epoch` 2 is reached after {2 * UPDATES} updates; change it to train on"
     assert caplog.text.count(message) == 2
 
 

@@ -1,29 +1,19 @@
-"""The limits of a run and what its log makes of them: stages, the time that is left, speeds, and
-the ranks' votes."""
+"""The limits of a run and what its log makes of them: stages, the time that is left, and speeds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import runs
-import torch
 from mistakes import user_error
-from ranks import on_ranks
 
 from fairseq.config.settings import OptimizationConfig, training_settings
-from fairseq.distributed import World
-from fairseq.logging.figures import NamedSums
-from fairseq.modules import devices
-from fairseq.training import clock as clock_module
 from fairseq.training import log
-from fairseq.training.clock import Clock
+from fairseq.training.length import total_updates
 from fairseq.training.stages import Stage, parse_stages, plan, settings_at, stage_at
-from fairseq.training.votes import Votes
 
 # --- stages
 
@@ -151,12 +141,12 @@ def test_the_total_is_that_of_a_run_that_is_counted_update_by_update(
             updates += 1
     total = min(value for value in (updates if max_epoch else 0, max_update) if value)
     for epoch, read, done in points:
-        assert log.total_updates(cfg, done, at(epoch, read)) == total
+        assert total_updates(cfg, done, at(epoch, read)) == total
 
 
 def test_without_a_limit_there_is_no_total_and_no_end() -> None:
     cfg = OptimizationConfig()
-    assert log.total_updates(cfg, 5, at(1, 5)) is None
+    assert total_updates(cfg, 5, at(1, 5)) is None
     assert log.seconds_left({"num_updates": 5, "ups": 2.0}, cfg, at(1, 5), 10.0) is None
 
 
@@ -187,8 +177,8 @@ def test_the_time_left_is_known_at_any_speed() -> None:
 
 def test_a_clock_leaves_out_pauses_and_laps_end_when_they_are_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: now[0])
-    clock = Clock()
+    monkeypatch.setattr(log.time, "perf_counter", lambda: now[0])
+    clock = log.Clock({})
     assert clock.elapsed() == clock.lap() == 1e-9, "never zero: speeds divide by it"
     now[0] = 103.0
     assert (clock.lap(ends=False), clock.lap(), clock.elapsed()) == (3.0, 3.0, 3.0)
@@ -200,110 +190,9 @@ def test_a_clock_leaves_out_pauses_and_laps_end_when_they_are_told_to(monkeypatc
 
 def test_speeds_count_what_was_done_since_the_clock_was_made() -> None:
     meter: Any = SimpleNamespace(tokens=1000.0, updates=10)
-    clock = Clock({"train": meter}, token_share=0.5)
+    clock = log.Clock({"train": meter})
+    clock.update_share = 20.0
     meter.tokens, meter.updates = 1600.0, 13
-    assert clock.speeds("train", meter, 2.0) == {"wps": 300.0, "ups": 1.5, "mfu": 150.0}
-    clock.token_share = None
+    assert clock.speeds("train", meter, 2.0) == {"wps": 300.0, "ups": 1.5, "mfu": 30.0}
+    clock.update_share = None
     assert clock.speeds("train", meter, 2.0) == {"wps": 300.0, "ups": 1.5}
-
-
-# --- votes
-
-WISHES = [  # of each of two ranks at each update: out of time, interrupted, due to save
-    [(False, False, False), (False, False, False)],
-    [(True, False, False), (False, False, False)],
-    [(False, False, False), (False, True, False)],
-    [(False, False, True), (False, False, True)],
-]
-
-
-NAMES = ("late", "interrupted", "save")
-
-
-def votes_of(world: World, wishes: Iterable[tuple[bool, bool, bool]]) -> Votes:
-    """Votes of one rank that has *wishes*, one triple for each update."""
-    votes, own, now = Votes(world), iter(wishes), []
-
-    def first() -> bool:
-        now[:] = next(own)
-        return bool(now[0])
-
-    votes.register("late", first)
-    votes.register("interrupted", lambda: bool(now[1]))
-    votes.register("save", lambda: bool(now[2]))
-    return votes
-
-
-def votes(world: World) -> list[tuple[Any, ...]]:
-    """The decisions after each update, and the sums that the votes travelled with."""
-    vote = votes_of(world, [wishes[world.rank] for wishes in WISHES])
-    found = []
-    for number in range(len(WISHES)):
-        sums = NamedSums(("loss", "ntokens"), torch.tensor([number + 1.0, 10.0 * world.rank], dtype=torch.float64), {})
-        total = vote.reduced(sums)
-        found.append((*(vote[name] for name in NAMES), total.names, total.values.tolist()))
-        vote.answer("save")
-        assert not vote["save"]
-    return found
-
-
-def test_one_rank_decides_for_all_of_them_at_the_same_update(tmp_path: Path) -> None:
-    first, second = on_ranks(votes, 2, tmp_path)
-    decisions = [(False, False, False), (True, False, False), (False, True, False), (False, False, True)]
-    names = ("loss", "ntokens")
-    assert first == second == [(*each, names, [2.0 * number, 10.0]) for number, each in enumerate(decisions, start=1)]
-
-
-def test_votes_on_a_gpu_are_read_with_the_next_update_and_a_save_answers_those_before_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rank 0 of a job on GPUs, whose votes are the only ones; a copy is complete when it is waited
-    for."""
-    waits: list[list[float]] = []
-    copy = lambda votes: (votes.clone(), SimpleNamespace(synchronize=lambda: waits.append(votes.tolist())))  # noqa: E731
-    monkeypatch.setattr(devices, "start_copy", copy)
-    wishes = [
-        (False, False, True),
-        (False, False, True),
-        (False, False, True),
-        (True, False, False),
-        (False, True, False),
-    ]
-    vote = votes_of(World(device=torch.device("cuda")), wishes)
-    vote.on_host = False
-    assert vote.delayed and not Votes(World()).delayed
-    predictions = {"predicted": torch.tensor([3])}
-    sums = NamedSums(("loss",), torch.ones(1, dtype=torch.float64), predictions)
-    decisions = []
-    for number in range(len(wishes)):
-        total = vote.reduced(sums)
-        assert (total.names, total.values.tolist(), total.rows) == (("loss",), [1.0], predictions)
-        decisions.append(tuple(vote[name] for name in NAMES))
-        if number == 1:
-            vote.answer("save")
-            assert not vote["save"]
-    none = (False, False, False)
-    assert decisions == [
-        none,
-        (False, False, True),
-        none,  # cast before the checkpoint was saved
-        (False, False, True),  # cast after it
-        (True, False, False),
-    ]
-    assert waits == [[float(wish) for wish in each] for each in wishes[:-1]], "each once, an update later"
-
-
-def test_a_save_before_the_first_vote_answers_none() -> None:
-    vote = votes_of(World(), [(False, False, True)])
-    vote.answer("save")
-    sums = NamedSums(("loss",), torch.ones(1, dtype=torch.float64), {})
-    assert vote.reduced(sums) is sums and vote["save"] and not vote["late"] and not vote["interrupted"]
-
-
-def polled(world: World) -> list[tuple[bool, ...]]:
-    vote = votes_of(world, [(True, world.rank == 1, True), (False, False, False)])
-    return [(vote.poll("interrupted"), vote["late"], vote["save"]) for _ in range(2)]
-
-
-def test_between_updates_one_decision_is_taken_by_all_ranks_and_the_others_wait(tmp_path: Path) -> None:
-    assert on_ranks(polled, 2, tmp_path) == [[(True, False, False), (False, False, False)]] * 2

@@ -10,9 +10,7 @@ import pytest
 import torch
 
 from fairseq.logging.figures import Meter, NamedSums, language_model_figures
-from fairseq.training import clock as clock_module
 from fairseq.training import log
-from fairseq.training.clock import Clock
 from fairseq.training.stages import Stage
 
 CPU = torch.device("cpu")
@@ -37,7 +35,7 @@ def add(meter: Meter, loss: float, tokens: int, rows: int, gnorm: float) -> None
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in seconds, which a test changes."""
     time = [100.0]
-    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: time[0])
+    monkeypatch.setattr(log.time, "perf_counter", lambda: time[0])
     return time
 
 
@@ -54,17 +52,17 @@ def trainer() -> Any:
     )
 
 
-def at(trainer: Any, batches: Epoch, stage: Stage | None, clock: Clock) -> Any:
+def at(trainer: Any, batches: Epoch, stage: Stage | None) -> Any:
     """The state of *trainer* at a position in the data, without the time of the run."""
-    trainer.batches, trainer.stage, trainer.clock, trainer.wall = batches, stage, clock, lambda: 9.0
+    trainer.batches, trainer.stage, trainer.wall = batches, stage, lambda: 9.0
     return trainer
 
 
 def test_an_interval_has_its_updates_metrics_in_fairseqs_order(trainer: Any, now: list[float]) -> None:
-    clock = Clock()
+    clock = log.Clock({})
     clock.before["train_inner"] = (10.0, 1)
     now[0] = 102.0
-    line = log.interval_line(at(trainer, Epoch(), None, clock))
+    line = log.interval_line(at(trainer, Epoch(), None), clock)
     loss = 80 / 50  # bits a token, of 20 and 30 tokens
     expected = {
         "epoch": 3,
@@ -87,35 +85,35 @@ def test_an_interval_has_its_updates_metrics_in_fairseqs_order(trainer: Any, now
 
 
 def test_an_interval_that_ends_leaves_nothing_to_the_next(trainer: Any, now: list[float]) -> None:
-    clock = Clock()
+    clock = log.Clock({})
     clock.before["train_inner"] = (10.0, 1)
     now[0] = 104.0
-    log.interval_line(at(trainer, Epoch(), None, clock))
+    log.interval_line(at(trainer, Epoch(), None), clock)
     add(trainer.meters["train_inner"], loss=math.log(2) * 6, tokens=2, rows=1, gnorm=7.0)
     now[0] = 105.0
-    line = log.interval_line(at(trainer, Epoch(), STAGE, clock))
+    line = log.interval_line(at(trainer, Epoch(), STAGE), clock)
     assert line["stage"] == 2
     assert [line[name] for name in ("loss", "wps", "ups", "wpb", "gnorm")] == pytest.approx([3.0, 2.0, 1.0, 2.0, 7.0])
     assert trainer.meters["train"].updates == 3, "the epoch goes on"
 
 
 def test_a_line_within_an_interval_changes_nothing(trainer: Any, now: list[float]) -> None:
-    clock = Clock()
+    clock = log.Clock({})
     clock.before["train_inner"] = (10.0, 1)
     now[0] = 101.0
-    first = log.interval_line(at(trainer, Epoch(), None, clock), ends=False)
+    first = log.interval_line(at(trainer, Epoch(), None), clock, ends=False)
     now[0] = 102.0
-    second = log.interval_line(at(trainer, Epoch(), None, clock))
+    second = log.interval_line(at(trainer, Epoch(), None), clock)
     assert (first["wps"], second["wps"]) == (40.0, 20.0), "both since the interval began"
     assert first["loss"] == second["loss"] and trainer.meters["train_inner"].updates == 0
 
 
 def test_an_epochs_line_has_all_its_updates_and_its_speed_is_that_of_the_epoch(trainer: Any, now: list[float]) -> None:
-    clock = Clock({"train": Meter(CPU), "train_inner": Meter(CPU)})
+    clock = log.Clock({"train": Meter(CPU), "train_inner": Meter(CPU)})
     now[0] = 103.0
     clock.lap()
     now[0] = 104.0
-    line = log.epoch_line(at(trainer, Epoch(), STAGE, clock))
+    line = log.epoch_line(at(trainer, Epoch(), STAGE), clock)
     assert (line["wps"], line["ups"]) == (60 / 4, 3 / 4)
     assert (line["loss"], line["wpb"], line["gnorm"]) == pytest.approx((120 / 60, 20, 1))
     assert list(line)[:4] == ["epoch", "update", "stage", "tokens_per_sample"]
@@ -123,24 +121,24 @@ def test_an_epochs_line_has_all_its_updates_and_its_speed_is_that_of_the_epoch(t
 
 
 def test_the_loss_scale_is_in_the_line_where_there_is_one(trainer: Any) -> None:
-    assert "loss_scale" not in log.epoch_line(at(trainer, Epoch(), None, Clock(trainer.meters)))
+    assert "loss_scale" not in log.epoch_line(at(trainer, Epoch(), None), log.Clock(trainer.meters))
     trainer.scaler = SimpleNamespace(scale=64.0)
-    line = log.epoch_line(at(trainer, Epoch(), None, Clock(trainer.meters)))
+    line = log.epoch_line(at(trainer, Epoch(), None), log.Clock(trainer.meters))
     assert list(line.items())[-3] == ("loss_scale", 64.0)
 
 
 def test_an_epoch_without_batches_has_a_line(trainer: Any) -> None:
     single: Any = Epoch(batches=1, iterations_in_epoch=1)
-    assert log.epoch_line(at(trainer, single, None, Clock(trainer.meters)))["update"] == 3
+    assert log.epoch_line(at(trainer, single, None), log.Clock(trainer.meters))["update"] == 3
     empty: Any = Epoch(batches=0, iterations_in_epoch=0)
-    assert log.epoch_line(at(trainer, empty, None, Clock(trainer.meters)))["update"] == 2
+    assert log.epoch_line(at(trainer, empty, None), log.Clock(trainer.meters))["update"] == 2
 
 
 def test_metrics_that_were_not_measured_are_left_out(trainer: Any) -> None:
     trainer.meters["train"] = Meter(CPU)
     trainer.meters["train"].add(NamedSums.of({"ntokens": 1}, 1, CPU))
     trainer.figures = {"loss": trainer.figures["loss"], "accuracy": SimpleNamespace(is_known=lambda totals: False)}
-    line = log.epoch_line(at(trainer, Epoch(), None, Clock(trainer.meters)))
+    line = log.epoch_line(at(trainer, Epoch(), None), log.Clock(trainer.meters))
     assert not line.keys() & {"accuracy", "gnorm", "clip"} and "loss" in line
 
 

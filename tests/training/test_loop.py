@@ -72,10 +72,10 @@ def interrupted_at(updates: int, monkeypatch: pytest.MonkeyPatch) -> Interruptio
     interruption = Interruption()
     step = loop.update
 
-    def stepped(state: TrainingState, samples: Any) -> bool:
+    def stepped(state: TrainingState, *args: Any) -> bool:
         if state.num_updates == updates:
             interruption.signal = signal.SIGUSR1
-        return step(state, samples)
+        return step(state, *args)
 
     monkeypatch.setattr(loop, "update", stepped)
     return interruption

@@ -138,9 +138,15 @@ def milestones(data: Any, *flags: str) -> Milestones:
     return Milestones(settings.checkpoint, settings.data_path, settings.data.train_subset)
 
 
-def name_at(read: Milestones, batches: Any) -> str | None:
-    assert read.passed(batches) == (read.name is not None)
-    return read.name
+class Reading:
+    """A run that reads, and asks for the name of a checkpoint at each place."""
+
+    def __init__(self, milestones: Milestones) -> None:
+        self.milestones, self.amount = milestones, 0
+
+    def name_at(self, batches: Any) -> str:
+        before, self.amount = self.amount, self.milestones.amount(batches)
+        return self.milestones.passed(before, self.amount)
 
 
 def place(epoch: int, read: int) -> Any:
@@ -152,14 +158,11 @@ def test_words_are_those_of_all_files_and_of_the_folder_of_each_epoch(tmp_path: 
         (tmp_path / name).mkdir()
     both = f"{a_folder(tmp_path / 'a', 30, 70)}:{a_folder(tmp_path / 'b', 400)}"
     read = milestones(both, "--save-interval-words 20")
-    amounts = []
-    for epoch, share in ((1, 0), (1, 1), (1, 10), (2, 3), (2, 10), (3, 5), (4, 1)):
-        read.passed(place(epoch, share))
-        amounts.append(read.amount)
-    assert amounts == [0, 10, 100, 220, 500, 550, 640]
-    tokens = milestones(both, "--save-interval-tokens 2000")
-    assert name_at(tokens, place(1, 5)) == "checkpoint_tokens_2000.pt" and tokens.amount == 2670
-    assert name_at(tokens, place(2, 10)) == "checkpoint_tokens_8000.pt" and tokens.amount == 3 * 2670
+    places = ((1, 0), (1, 1), (1, 10), (2, 3), (2, 10), (3, 5), (4, 1))
+    assert [read.amount(place(epoch, share)) for epoch, share in places] == [0, 10, 100, 220, 500, 550, 640]
+    tokens = Reading(milestones(both, "--save-interval-tokens 2000"))
+    assert tokens.name_at(place(1, 5)) == "checkpoint_tokens_2000.pt" and tokens.amount == 2670
+    assert tokens.name_at(place(2, 10)) == "checkpoint_tokens_8000.pt" and tokens.amount == 3 * 2670
 
 
 @pytest.mark.parametrize(
@@ -173,49 +176,38 @@ def test_words_are_those_of_all_files_and_of_the_folder_of_each_epoch(tmp_path: 
     ],
 )
 def test_each_interval_holds_up_to_its_last_multiple(text: str, found: list[int], tmp_path: Path) -> None:
-    read = milestones(a_folder(tmp_path, 10), "--save-interval-words", text)
-    names = [name_at(read, place(epoch, share)) for epoch in (1, 2, 3) for share in range(1, 11)]
+    read = Reading(milestones(a_folder(tmp_path, 10), "--save-interval-words", text))
+    names = [read.name_at(place(epoch, share)) for epoch in (1, 2, 3) for share in range(1, 11)]
     assert [name for name in names if name] == [f"checkpoint_words_{words}.pt" for words in found]
 
 
 def test_the_last_of_several_is_saved_and_none_twice(tmp_path: Path) -> None:
-    read = milestones(a_folder(tmp_path, 1000), "--save-interval-words 10:10,100:3,300")
-    assert name_at(read, place(1, 1)) == "checkpoint_words_100.pt"
-    assert name_at(read, place(1, 1)) is None
-    assert name_at(read, place(1, 4)) == "checkpoint_words_300.pt"
-    assert name_at(read, place(1, 5)) is None
-    assert name_at(read, place(2, 3)) == "checkpoint_words_1200.pt"
+    read = Reading(milestones(a_folder(tmp_path, 1000), "--save-interval-words 10:10,100:3,300"))
+    assert read.name_at(place(1, 1)) == "checkpoint_words_100.pt"
+    assert read.name_at(place(1, 1)) == ""
+    assert read.name_at(place(1, 4)) == "checkpoint_words_300.pt"
+    assert read.name_at(place(1, 5)) == ""
+    assert read.name_at(place(2, 3)) == "checkpoint_words_1200.pt"
 
 
 @pytest.mark.parametrize(("text", "words"), [("2K", 2000), ("3M", 3 * 10**6), ("1B", 10**9)])
 def test_numbers_have_units(text: str, words: int, tmp_path: Path) -> None:
-    read = milestones(a_folder(tmp_path, words), "--save-interval-words", text)
-    assert name_at(read, place(1, 9)) is None
-    assert name_at(read, place(1, 10)) == f"checkpoint_words_{words}.pt"
+    read = Reading(milestones(a_folder(tmp_path, words), "--save-interval-words", text))
+    assert read.name_at(place(1, 9)) == ""
+    assert read.name_at(place(1, 10)) == f"checkpoint_words_{words}.pt"
 
 
-def test_a_run_goes_on_from_the_place_of_a_checkpoint_or_where_its_own_is_later(tmp_path: Path) -> None:
+def test_a_place_in_a_checkpoint_is_an_amount(tmp_path: Path) -> None:
     read = milestones(a_folder(tmp_path, 100), "--save-interval-words 1")
-    read.restore({"epoch": 2, "iterations_in_epoch": 3, "read": {"count": 3, "units": 4}}, place(2, 7))
-    assert read.amount == 175
-    read.restore({"epoch": 2, "iterations_in_epoch": 3}, place(2, 3))  # of fairseq
-    assert read.amount == 130
-    read.restore({"epoch": 3}, SimpleNamespace(epoch=3, read=0))  # whose data are not open yet
-    assert read.amount == 200
-
-
-def test_what_was_read_before_a_place_went_back_is_not_counted_again(tmp_path: Path) -> None:
-    read = milestones(a_folder(tmp_path, 100), "--save-interval-words 10")
-    read.restore({"epoch": 2, "iterations_in_epoch": 3, "read": {"count": 3, "units": 4}}, place(2, 5))
-    assert name_at(read, place(2, 6)) is None and read.amount == 175
-    assert name_at(read, place(2, 7)) is None
-    assert name_at(read, place(2, 8)) == "checkpoint_words_180.pt"
+    assert read.amount_at({"epoch": 2, "iterations_in_epoch": 3, "read": {"count": 3, "units": 4}}) == 175
+    assert read.amount_at({"epoch": 2, "iterations_in_epoch": 3}) == 100, "fairseq tells the epoch alone"
+    unopened: Any = SimpleNamespace(epoch=3, read=0)
+    assert read.amount_at({"epoch": 3}) == read.amount(unopened) == 200
 
 
 def test_without_the_settings_nothing_is_counted() -> None:
     read = milestones("none")
-    read.restore({"epoch": 3, "iterations_in_epoch": 3, "read": {"count": 3, "units": 4}}, place(3, 2))
-    assert name_at(read, place(3, 3)) is None and read.amount == 0
+    assert read.amount(place(3, 3)) == 0 and read.passed(0, 0) == ""
 
 
 # --- mistakes
@@ -241,7 +233,7 @@ def test_words_and_tokens_are_not_both_counted() -> None:
 def test_data_without_words_or_without_the_split_are_named(tmp_path: Path) -> None:
     folder = a_folder(tmp_path, 5, 5)
     (folder / "train1.raw.json").unlink()
-    assert milestones(folder, "--save-interval-tokens 5").amount == 0
+    assert milestones(folder, "--save-interval-tokens 5").amount(place(1, 0)) == 0
     with pytest.raises(UserError, match=r"/train1\.raw\.json: file not found; .*; use save_interval_tokens$"):
         milestones(folder, "--save-interval-words 5")
     with pytest.raises(UserError, match=r"/nosplit\.idx: file not found; the splits in this folder are "):

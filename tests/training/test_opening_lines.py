@@ -23,7 +23,7 @@ def test_the_first_lines_tell_the_size_of_an_update_and_an_epoch_and_the_updates
     [data] = [line for line in lines if "tokens per epoch" in line]
     total, updates, each = (int(word.replace(",", "")) for word in data.split() if word[0].isdigit())
     assert total // updates == each and 640 < each <= 1280
-    assert any(line.startswith("2 updates to come (") and "float32; nothing is saved" in line for line in lines)
+    assert any(line.startswith("2 updates to come (") and "fp32; nothing is saved" in line for line in lines)
 
 
 def test_the_dump_of_settings_is_in_the_log_file_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

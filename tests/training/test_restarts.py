@@ -21,7 +21,7 @@ def test_a_run_that_its_rate_has_ended_stays_ended(tmp_path: Path, caplog: pytes
     assert f"{flag} 1e-05 is reached after 10 updates" in logged(caplog)
     caplog.clear()
     assert runs.updates(runs.train(tmp_path, *flags)) == []
-    assert f"nothing to do: {flag} 1e-05 is reached after 10 updates; lower it to train on" in logged(caplog)
+    assert f"nothing to do: {flag} 1e-05 is reached after 10 updates; change it to train on" in logged(caplog)
 
 
 def test_a_run_that_stopped_before_the_epoch_of_its_last_rate_trains_that_epoch(tmp_path: Path) -> None:

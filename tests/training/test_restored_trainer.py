@@ -20,9 +20,7 @@ from fairseq.models.loading import stored_settings
 from fairseq.text.dictionary import Dictionary
 from fairseq.training import resume
 from fairseq.training import state as state_module
-from fairseq.training.due import Due
-from fairseq.training.random_states import gather_random_states, restore_random_states
-from fairseq.training.state import TrainingState
+from fairseq.training.state import TrainingState, gather_random_states, restore_random_states
 from fairseq.training.update import update
 
 FULL = "--optimizer adam --average-weights-from 2 --fp16 --fp16-init-scale 8 --fp16-scale-window 3"
@@ -118,8 +116,8 @@ def in_force(state: dict[str, Any], *flags: str) -> dict[str, Any]:
     """The settings that a run restores: those that differ from the given ones."""
     run = a_run(FULL, "--lr 0.01", *flags)
     resume.restore(run, state, "x.pt")
-    assert all(run.stored_settings()[name] == value for name, value in run.restored.items())
-    return run.restored
+    assert all(run.stored_settings()[name] == value for name, value in run.found.items())
+    return run.found
 
 
 def test_a_reset_leaves_aside_what_it_names(state: dict[str, Any]) -> None:
@@ -153,15 +151,15 @@ def test_a_schedule_is_restored_unless_it_is_reset() -> None:
     one = a_trainer(flags, "0.4")
     update(one, batches(one, 1))
     for epoch, figure in ((1, 1.0), (2, 2.0)):
-        one.due, one.metric = Due(epoch, end_of_epoch=True), figure
-        one.end_epoch()
+        one.metric = figure
+        one.end_epoch(epoch)
     saved = one.state_dict()
     kept, reset = a_trainer(flags, "0.3"), a_trainer(flags, "0.3 --reset-lr-scheduler")
     saved["args"] = {"lr": [0.4]}
     kept.load_state_dict(saved, "x.pt")
-    assert kept.restored["lr"] == [0.4], "the first rate, which the schedule lowered"
+    assert kept.found["lr"] == [0.4], "the first rate, which the schedule lowered"
     reset.load_state_dict(saved, "x.pt", options("--reset-lr-scheduler"))
-    assert "lr" not in reset.restored
+    assert "lr" not in reset.found
     assert (kept.get_lr(), reset.get_lr()) == (0.2, 0.3)
     assert kept.lr_scheduler.state_dict() == one.lr_scheduler.state_dict() != reset.lr_scheduler.state_dict()
 
@@ -213,6 +211,17 @@ def test_a_mean_of_more_parameters_than_the_model_has_is_refused(state: dict[str
         more = {**average, name: [*average[name], torch.ones(1)]}
         with pytest.raises(ValueError, match="zip"):
             restored({**state, "extra_state": {**state["extra_state"], "average": more}})
+
+
+@pytest.mark.parametrize("flags", ["", "--average-weights-from 9"])
+def test_a_mean_begins_anew_where_the_updates_do_or_before_its_first_one(state: dict[str, Any], flags: str) -> None:
+    kept = state if flags else {**state, "last_optimizer_state": None}
+    trainer = restored(kept, flags)
+    assert trainer.average is not None and trainer.average.count == 0
+    for weight, value in zip(trainer.average.parameters, state["extra_state"]["average"]["weights"], strict=True):
+        assert torch.equal(weight, value)
+    name, weight = next(iter(trainer.model.named_parameters()))
+    assert torch.equal(trainer.state_dict()["model"][name], weight), "the weights of this run, not the former mean"
 
 
 def test_an_optimizer_of_a_plug_in_is_not_asked_to_adopt_tensors(

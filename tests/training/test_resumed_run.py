@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import runs
 import torch
-from mistakes import logged
+from mistakes import logged, user_error
 from small_runs import FIVE, a_run, state
 
 from fairseq import checkpoint
+from fairseq.config.settings import training_settings
+from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.data.position import SavedBy
+from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.training.callbacks.limits import Limits
-from fairseq.training.resume import restore
+from fairseq.training.build import build_state
+from fairseq.training.loop import limit_reached
+from fairseq.training.resume import restore, restoring
 from fairseq.training.stages import Stage
 from fairseq.training.update import update
 
@@ -83,12 +88,7 @@ def test_best_figures_and_times_are_kept_unless_meters_are_reset() -> None:
     def best(*flags: str) -> tuple[Any, ...]:
         run = a_run(runs.ADAM, *flags)
         restore(run, stored, "x.pt")
-        return (
-            run.best.value,
-            run.best.without_improvement,
-            run.wall() > 1000,
-            run.part(Limits).reached(run) is not None,
-        )
+        return run.best, run.without_improvement, run.wall() > 1000, limit_reached(run, False) is not None
 
     assert best() == (1.5, 4, True, False)
     assert best("--patience 4") == (1.5, 4, True, True)
@@ -112,29 +112,42 @@ def test_best_figures_and_times_are_kept_unless_meters_are_reset() -> None:
 def test_the_best_of_blocks_of_another_length_is_set_aside(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     before = state(a_run(runs.ADAM), updates=7, epoch=2, read=2)
-    before.best = before.best.validated(3.0)
+    before.validated(3.0)
     stored = before.state_dict()
-    stored["extra_state"]["stage"] = {"number": 3}
-    aside: list[Any] = []
-    manager = SimpleNamespace(set_best_aside=aside.append)
 
-    def resumed_best(*flags: str, manager: Any = manager) -> float | None:
-        run = a_run(runs.ADAM, *flags, manager=manager)
+    def resumed_best(*flags: str) -> tuple[float | None, str]:
+        run = a_run(runs.ADAM, *flags)
         restore(run, stored, "x.pt")
-        with run.running():
-            return run.best.value
+        return run.best, run.incomparable
 
-    assert resumed_best("--tokens-per-sample 32") is None and aside == [3]
-    changes = "`batch` 20 (was 40), `tokens_per_sample` 32 (was 16)"
-    line = f"best validation: starts anew, because it measures something else: {changes}"
-    assert line in caplog.messages
-    del stored["extra_state"]["stage"]
-    resumed_best("--tokens-per-sample 32")
-    assert aside == [3, None]
-    resumed_best("--tokens-per-sample 32", manager=None)  # not the first process
-    assert resumed_best() is not None and len(aside) == 2
+    assert resumed_best() == (3.0, "")
+    changes = "`tokens_per_sample` 32 (was 16)"
+    assert resumed_best("--tokens-per-sample 32") == (None, changes)
+    assert f"best validation: starts anew, because it measures something else: {changes}" in caplog.messages
+    assert resumed_best("--max-tokens 320")[0] == 3.0
     del stored["extra_state"]["validation"], stored["args"]["tokens_per_sample"]
-    assert resumed_best("--tokens-per-sample 32") is not None, "of a checkpoint that does not tell its length"
+    assert resumed_best("--tokens-per-sample 32")[0] == 3.0, "of a checkpoint that does not tell its length"
+
+
+@pytest.mark.parametrize("how", ["other words", "fewer words", "another folder of the same"])
+def test_a_run_whose_data_changed_says_so(
+    trained: Path, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(runs.DATA, data)
+    corpus = IndexedCorpus(str(data / "valid"))  # what these runs train on
+    tokens, sizes = np.asarray(corpus.tokens), np.asarray(corpus.sizes)
+    if how == "other words":
+        tokens = np.where(tokens == 4, 5, tokens)
+    lines = len(sizes) // 2 if how == "fewer words" else len(sizes)
+    with IndexedWriter(str(data / "valid"), tokens.dtype) as writer:
+        writer.add(tokens[: sizes[:lines].sum()], sizes[:lines])
+    run = build_state(training_settings(runs.arguments(FIVE, runs.ADAM, data=data)), World())
+    message = "the data have changed"
+    refused = user_error(f"^x.pt: {message}") if how == "fewer words" else contextlib.nullcontext()
+    with refused, restoring("x.pt"):
+        restore(run, checkpoint.read(trained), "x.pt")
+    assert (message in caplog.text) is (how == "other words")
 
 
 # --- memory that goes on

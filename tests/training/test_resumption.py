@@ -141,7 +141,7 @@ def test_every_optimizer_names_what_it_keeps(optimizer, first, then, tmp_path, w
 
 
 def test_a_restored_loss_scale_and_the_rate_of_a_plateau_are_kept(tmp_path, warned):
-    flags = f"{QUICK} --fp16 --lr-scheduler reduce_lr_on_plateau --max-update"
+    flags = f"{QUICK} --fp16 --lr-scheduler reduce_lr_on_plateau --warmup-updates 0 --max-update"
     runs.train(tmp_path, flags, "1 --lr 0.01 --fp16-init-scale 16")
     log = runs.train(tmp_path, flags, "2 --lr 0.02 --fp16-init-scale 32 --fp16-scale-window 7")
     assert warned() == [
@@ -199,9 +199,9 @@ def test_a_setting_that_the_checkpoints_optimizer_lacks_is_that_of_the_command_l
 
 def line(now: dict[str, Any], stored: dict[str, Any], restored: dict[str, Any], flags: str, warned: Any) -> str:
     """The warning of a run with the settings *now* in force, of which some are *restored* ones."""
-    run: Any = SimpleNamespace(stored_settings=lambda: now, restored=restored)
-    given = training_settings(runs.arguments(runs.BASELINE, flags))
-    resume.log_differences(run, given, stored, "checkpoint_last.pt")
+    run: Any = SimpleNamespace(stored_settings=lambda: now)
+    given = training_settings(runs.arguments(runs.BASELINE, "--optimizer nag", flags))
+    resume.log_differences(run, given, restored, stored, "checkpoint_last.pt")
     return "".join(warned())
 
 

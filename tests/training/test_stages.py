@@ -127,7 +127,7 @@ def held(monkeypatch):
 
     measured(loop, "build_state")
     measured(resume, "restore")
-    measured(loop, "train_stage", size_before=True)
+    measured(loop.Run, "train", size_before=True)
     return sizes
 
 
@@ -149,19 +149,20 @@ def test_two_stages_never_hold_more_than_one_state_and_the_new_parameters(tmp_pa
 def test_no_tensor_of_a_stage_is_left_on_the_device_when_the_next_is_built(tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "copied", lambda state, again: copied(state))  # as if all of it were on a device
     tensors, left = [], []
-    build, train = loop.build_state, loop.train_stage
+    build, train = loop.build_state, loop.Run.train
 
     def watched_build(*args):
         left.append(sum(reference() is not None for reference in tensors))
         return build(*args)
 
-    def watched_train(trainer, callbacks):
-        train(trainer, callbacks)
+    def watched_train(run):
+        train(run)
+        trainer = run.state
         moments = [value for entry in trainer.optimizer.optimizer.state.values() for value in entry.values()]
         tensors.extend(map(weakref.ref, filter(torch.is_tensor, [*trainer.parameters, *moments])))
 
     monkeypatch.setattr(loop, "build_state", watched_build)
-    monkeypatch.setattr(loop, "train_stage", watched_train)
+    monkeypatch.setattr(loop.Run, "train", watched_train)
     flags = "--stages 8:3,16:6 --no-save --disable-validation --checkpoint-activations"
     runs.train(tmp_path, runs.SHORTFORMER, runs.ADAM, flags)
     assert tensors and left == [0, 0]

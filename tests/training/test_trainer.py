@@ -4,8 +4,6 @@ is left aside."""
 from __future__ import annotations
 
 import contextlib
-import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +14,12 @@ from small_trainers import SGD, a_trainer, batches, naive_gradients, norm, weigh
 from fairseq.config.settings import CheckpointConfig
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.logging.figures import NamedSums
 from fairseq.training import parallel
 from fairseq.training import state as state_module
 from fairseq.training import update as update_module
-from fairseq.training.due import Due
 from fairseq.training.gradients import gradient_factor
 from fairseq.training.nonfinite import NonFinite
+from fairseq.training.state import Requests
 from fairseq.training.update import update
 from fairseq.training.validation import evaluate
 
@@ -113,27 +110,10 @@ def test_a_schedule_sees_the_validation_figure_of_each_epoch() -> None:
     trainer.lr_scheduler.step = lambda *args: told.append(args) or step(*args)  # type: ignore[method-assign]
     for epoch, figure in enumerate((3.0, 2.0, 2.5), start=1):
         trainer.lr_scheduler.step_begin_epoch(epoch)
-        trainer.due, trainer.metric = Due(epoch, end_of_epoch=True), figure
-        trainer.end_epoch()
+        trainer.metric = figure
+        trainer.end_epoch(epoch)
         rates.append(trainer.get_lr())
     assert rates == [0.4, 0.4, 0.2] and told == [(1, 3.0), (2, 2.0), (3, 2.5)]
-
-
-def test_the_vote_travels_with_the_sums() -> None:
-    trainer = a_trainer()
-    sums: list[NamedSums] = []
-
-    class Vote:
-        def reduced(self, values: NamedSums) -> NamedSums:
-            sums.append(values)
-            return NamedSums(values.names, values.values * 2, values.rows)
-
-    votes: Any = Vote()
-    trainer.votes = votes
-    (sample,) = batches(trainer, 1)
-    update(trainer, [sample])
-    (own,) = sums
-    assert float(own["ntokens"]) == sample["ntokens"] and trainer.meters["train"].tokens == 2 * sample["ntokens"]
 
 
 def test_an_update_is_reduced_with_its_last_batch_and_divided_by_the_tokens_of_all_processes(
@@ -157,14 +137,12 @@ def test_an_update_is_reduced_with_its_last_batch_and_divided_by_the_tokens_of_a
     assert committed == [(trainer.model, trainer.world)]
     assert trainer.meters["train"].report(trainer.figures)["gnorm"] == pytest.approx(7.0 / tokens)
 
-    class Vote:
-        def reduced(self, sums: NamedSums) -> NamedSums:
-            return NamedSums(sums.names, sums.values * 2, sums.rows)
-
-    votes: Any = Vote()
-    trainer.world, trainer.votes = World(0, 2), votes
-    update(trainer, samples)
+    trainer.world = World(0, 2)
+    monkeypatch.setattr(World, "sum", lambda world, values: values.mul_(2))
+    assert trainer.requests == Requests()
+    update(trainer, samples, lambda: Requests(save=True))
     assert isinstance(factors[1], torch.Tensor) and float(factors[1]) == pytest.approx(2 / (2 * tokens))
+    assert trainer.meters["train"].tokens == (1 + 2) * tokens and trainer.requests == Requests(save=True)
 
 
 def test_a_lack_of_memory_names_the_update_and_the_batch() -> None:
@@ -372,39 +350,7 @@ def test_optimizers_that_treat_matrices_apart_are_given_those_of_the_layers() ->
     assert sum(groups) == len(list(trainer.model.parameters()))
 
 
-@pytest.mark.parametrize(("backend", "works"), [("c10d", False), ("no_c10d", True), ("legacy_ddp", True)])
-def test_batches_are_split_where_gradients_are_reduced_last(
-    backend: str, works: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    splitters: list[Any] = []
-    monkeypatch.setattr(state_module, "BatchSplitter", lambda *args: splitters.append(args))
-    monkeypatch.setattr(state_module, "data_parallel", lambda graph, *args: a_trainer_reducer(graph))
-    for size in (1, 2):
-        trainer = a_trainer(f"--oom-retry --ddp-backend {backend}", world=World(0, size))
-        assert splitters.pop() == (True, trainer.model, works or size == 1)
-
-
 def a_trainer_reducer(graph: Any) -> Any:
     from fairseq.distributed import GradientReducer
 
     return GradientReducer(graph, World(), "no_c10d", 25, False)
-
-
-def test_the_split_of_a_batch_gives_the_same_update(tmp_path: Path) -> None:
-    whole, split = a_trainer(SGD), a_trainer(SGD, "--oom-retry")
-    epoch = split.task.iterator("valid", split.model, split.criterion, training=True)
-    samples = list(itertools.islice(epoch, 2))
-    rows: list[int] = []
-
-    def check(module: Any, args: Any, keywords: Any) -> None:
-        rows.append(keywords["src_tokens"].size(0))
-        if rows[-1] > 2 and len(rows) > 1:  # the gradients of the first batch are there by then
-            raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
-
-    split.model.register_forward_pre_hook(check, with_kwargs=True)
-    update(whole, samples)
-    split.rebatch = epoch.rebatch
-    update(split, samples)
-    assert rows == [4, 4, 2, 2, 2, 2]
-    expected = weights(whole)
-    assert all(value == pytest.approx(expected[name], abs=1e-6) for name, value in weights(split).items())

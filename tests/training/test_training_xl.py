@@ -22,8 +22,8 @@ from fairseq_cli import eval_lm
 from fairseq_cli.eval_lm import get_eval_lm_parser
 
 COMMON = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --batch-size 4 --mem-len 24
-    --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --clip-norm 0.25 --seed 3 --log-format json
-    --log-interval 1 --cutoffs 100,400 --no-epoch-checkpoints"""
+    --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --lr-scheduler fixed --clip-norm 0.25 --seed 3
+    --log-format json --log-interval 1 --cutoffs 100,400 --no-epoch-checkpoints"""
 XL = f"--arch transformer_xl_tiny {COMMON} --dropout 0.2 --dropatt 0.1"
 STILL = "--dropout 0 --dropatt 0"
 KINDS = {
@@ -55,7 +55,12 @@ def test_a_resumed_run_is_bit_identical_to_the_uninterrupted_one(tmp_path: Path,
 def test_two_processes_follow_one_with_the_same_global_batch(tmp_path: Path, backend: str) -> None:
     flags = [XL, STILL, "--max-update 12 --disable-validation", KINDS["bands"]]
     alone = runs.train(tmp_path / "one", flags)
-    two = ["--batch-size 2 --distributed-world-size 2 --ddp-backend", backend, "--save-dir", tmp_path / "two"]
+    two = [
+        "--batch-size 2 --batch-chunk 2 --distributed-world-size 2 --ddp-backend",
+        backend,
+        "--save-dir",
+        tmp_path / "two",
+    ]
     result = warm.command("train.py", runs.DATA, flags, two)
     assert result.returncode == 0, result.stderr
     together = runs.records(result.stdout)

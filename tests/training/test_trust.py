@@ -16,12 +16,9 @@ from fairseq import checkpoint
 from fairseq.checkpoint import CheckpointManager
 from fairseq.errors import with_flags
 from fairseq.optim.lr_scheduler import cycles
-from fairseq.training import clock as clock_module
+from fairseq.training import log as lines
 from fairseq.training import loop, state
-from fairseq.training import votes as votes_module
-from fairseq.training.callbacks import checkpoints, validation
 from fairseq.training.state import TrainingState
-from fairseq.training.votes import Votes
 
 QUICK = f"{runs.BASELINE} {runs.NO_DROPOUT} --no-epoch-checkpoints --disable-validation"
 
@@ -70,12 +67,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1000.0]
     step = loop.update
 
-    def timed_update(state: TrainingState, samples: Any) -> Any:
+    def timed_update(state: TrainingState, samples: Any, ask: Any) -> Any:
         now[0] += 60
-        return step(state, samples)
+        return step(state, samples, ask)
 
     monkeypatch.setattr(loop, "update", timed_update)
-    for module in (loop, state, checkpoints, clock_module):
+    for module in (loop, state, lines):
         monkeypatch.setattr(module, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
     return now
 
@@ -103,26 +100,6 @@ def test_a_checkpoint_is_saved_when_its_minutes_are_over(tmp_path: Path, clock: 
     assert saves == [20]
 
 
-def test_votes_that_arrive_an_update_late_save_once(
-    tmp_path: Path, clock: list[float], saves: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class LateVotes(Votes):
-        """The ranks' votes as they are read on GPUs."""
-
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.on_host, self.delayed = False, True
-
-    monkeypatch.setattr(state, "Votes", LateVotes)
-    copy = types.SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr(votes_module.devices, "start_copy", lambda votes: (votes.clone(), copy))
-    runs.train(tmp_path, QUICK, "--max-update 16 --save-interval-minutes 2.5")
-    assert saves == [4, 8, 12, 16], "due after 3, 7, 11 and 15"
-    saves.clear()
-    runs.train(tmp_path, QUICK, "--max-update 23 --save-interval-minutes 2.5 --save-interval-updates 5")
-    assert saves == [20, 23], "due after 19 and 23; the save of update 20 answers the first of these"
-
-
 def test_training_time_is_that_of_all_parts_of_a_run(tmp_path: Path, clock: list[float]) -> None:
     log = [line for line in runs.train(tmp_path, QUICK, "--max-update 3") if "wall" in line]
     assert [line["wall"] for line in log] == [60, 120, 180]
@@ -140,10 +117,8 @@ def test_validation_reads_as_many_batches_and_begins_as_late_as_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    evaluate = validation.evaluate
-    monkeypatch.setattr(
-        validation, "evaluate", lambda state, bar: evaluate(state, (read.append(1) or item for item in bar))
-    )
+    evaluate = loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", lambda state, bar: evaluate(state, (read.append(1) or item for item in bar)))
     flags = [runs.BASELINE, "--max-update 4 --validate-interval-updates 1 --no-save"]
     log = runs.train(tmp_path, *flags, "--max-valid-steps 2 --validate-after-updates 3")
     assert [line["num_updates"] for line in runs.summaries(log, "test")] == [3, 4]
@@ -180,6 +155,7 @@ def test_weights_and_biases_gets_figures_and_goes_on(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init))
     for updates in (1, 2):
         runs.train(tmp_path / "run", QUICK, f"--wandb-project p --max-update {updates}")
+    assert started[0]["config"]["max_update"] == 1
     assert [(s["project"], s["name"], s["id"]) for s in started] == [("p", "run", None), ("p", "run", "r1")]
     assert [step for step, values in logged if "train_inner/loss" in values] == [1, 2]
     # Its page compares runs by their settings.

@@ -1,9 +1,7 @@
-"""The arithmetic of an update: the norm and clipping of gradients, the mean of weights, and the
-halves of a batch."""
+"""The arithmetic of an update: the norm and clipping of gradients, and the mean of weights."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +11,8 @@ from mistakes import user_error
 from torch import nn
 
 from fairseq.config.settings import OptimizationConfig
-from fairseq.errors import UserError
-from fairseq.models import BaseFairseqModel
 from fairseq.training.averaging import WeightAverage, restore_weights, weight_average
 from fairseq.training.gradients import norm_and_factor
-from fairseq.training.oom_retry import BatchSplitter
 
 CPU = torch.device("cpu")
 
@@ -83,7 +78,7 @@ MIXED = (torch.float32, torch.float16)
 @pytest.mark.parametrize(("start", "count", "mean"), [(1, 5, 3.0), (3, 3, 4.0), (5, 1, 5.0)])
 def test_the_mean_counts_updates_from_its_first_on(start: int, count: int, mean: float) -> None:
     weights, average = averaged(start, 5, MIXED)
-    assert average.count == count and all(value.dtype == torch.float32 for value in average.mean)
+    assert average.count == count and all(value.dtype == torch.float64 for value in average.mean)
     pointers = [weight.data_ptr() for weight in weights]
     with pytest.raises(KeyError), average.in_place():
         assert [weight.tolist() for weight in weights] == [[mean] * 2] * 2
@@ -121,6 +116,16 @@ def test_a_restored_mean_goes_on_from_the_weights_that_were_saved() -> None:
     restored.update(5)
     assert [mean.tolist() for mean in restored.mean] == [[4.0] * 2] * 2, "(2 + 3 + 4 + 7) / 4"
     assert [mean.tolist() for mean in average.mean] == [[3.0] * 2] * 2, "a copy"
+
+
+def test_a_uniform_mean_counts_the_last_of_very_many_updates() -> None:
+    weights, average = averaged(1, 0, [torch.float32])
+    average.count, average.mean = 10**6, [torch.full_like(weights[0], 1.0, dtype=torch.float64)]
+    for _ in range(1000):
+        weights[0].data.fill_(1.001)
+        average.update(10**6)
+    expected = 1 + (weights[0][0].item() - 1) * 1000 / 1_001_000
+    assert average.mean[0].tolist() == pytest.approx([expected] * 2, rel=1e-12)
 
 
 def decayed(values: Sequence[float], decay: float) -> float:
@@ -180,78 +185,3 @@ def test_weights_of_another_number_of_parameters_are_not_restored_in_part(values
         restore_weights(weights, {"count": 1, "weights": values})
     with pytest.raises(ValueError, match="zip"):
         average.load_state_dict({**average.state_dict(), "mean": values})
-
-
-# --- the halves of a batch
-
-
-def sample(*ids: int, tokens: int = 5) -> dict[str, object]:
-    return {"id": torch.tensor(ids), "net_input": {"src_tokens": torch.zeros(len(ids), tokens)}}
-
-
-def splitter(enabled: bool = True, repeatable: bool = True, memory: int = 0) -> BatchSplitter:
-    model = BaseFairseqModel()
-    model.memory_length = memory  # type: ignore[misc]
-    return BatchSplitter(enabled, model, repeatable)
-
-
-def run(
-    enabled: bool, samples: list[dict[str, object] | None], error: BaseException, most: int = 2
-) -> tuple[list[list[int]], int]:
-    """The examples of the batches, of *most* rows at most, that were computed in the end, and the
-    repetitions."""
-    repetitions, batches = 0, samples
-    while any(batch is not None and len(batch["id"]) > most for batch in batches):
-        message = splitter(enabled).message_or_raise(error, batches, 7)
-        batches = splitter(enabled).halves_or_raise(batches, lambda ids: sample(*ids.tolist()), message)
-        repetitions += 1
-    return [[] if batch is None else batch["id"].tolist() for batch in batches], repetitions
-
-
-OUT = RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
-
-
-@pytest.mark.parametrize("most", [1, 2, 4])
-def test_batches_are_halved_until_they_fit_and_every_example_is_read_once_in_order(most: int) -> None:
-    batches, undone = run(True, [sample(*range(9)), None, sample(20), sample(30, 31)], OUT, most)
-    assert sum(batches, []) == [*range(9), 20, 30, 31], "in order, each once"
-    assert batches.count([]) == 1, "the empty batch stays the only one"
-    assert max(map(len, batches)) <= most
-    assert undone == math.ceil(math.log2(9 / most)), "once before each repetition"
-
-
-@pytest.mark.parametrize("samples", [[sample(1, 2)], [None, sample(3)]])
-def test_batches_that_fit_are_left_as_they_are(samples: list[dict[str, object] | None]) -> None:
-    assert run(True, samples, OUT) == ([[] if one is None else one["id"].tolist() for one in samples], 0)  # type: ignore[attr-defined]
-
-
-def test_without_the_flag_or_a_reader_of_examples_no_batch_is_halved() -> None:
-    with pytest.raises(UserError, match="out of GPU memory in update 7 on 3 batches of up to 3 rows × 5 tokens"):
-        run(False, [sample(1, tokens=9), sample(1, 2, 3), sample(*range(4), tokens=2)], OUT)
-    with pytest.raises(UserError, match="out of GPU memory in update 7 on 2 batches of up to 1 rows"):
-        run(False, [sample(1), None], OUT, 0)
-    message = splitter().message_or_raise(OUT, [sample(1, 2, 3)], 7)
-    with pytest.raises(UserError, match="in update 7 on a batch of 3 rows × 5 tokens"):
-        splitter().halves_or_raise([sample(1, 2, 3)], None, message)
-    assert "on a batch of 0 rows × 0 tokens" in splitter().message_or_raise(OUT, [None], 7)
-    with pytest.raises(UserError):
-        splitter().halves_or_raise([None], lambda ids: sample(*ids), "")
-
-
-def test_other_errors_of_a_batch_are_not_lack_of_memory() -> None:
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        run(True, [sample(1, 2, 3)], RuntimeError("shapes differ"))
-
-
-@pytest.mark.parametrize(
-    ("enabled", "repeatable", "memory", "flag"),
-    [(True, True, 4, "--oom-retry"), (True, False, 0, "--oom-retry"), (False, False, 4, None), (True, True, 0, None)],
-)
-def test_rows_with_memory_and_overlapped_reductions_cannot_be_repeated(
-    enabled: bool, repeatable: bool, memory: int, flag: str | None
-) -> None:
-    if flag is None:
-        splitter(enabled, repeatable, memory)
-        return
-    with user_error(flag):
-        splitter(enabled, repeatable, memory)

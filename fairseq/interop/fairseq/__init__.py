@@ -1,5 +1,5 @@
-"""What plug-ins and scripts written for fairseq 0.9 to 0.12 import, in terms of this package.
+"""What runs plug-ins written for fairseq: its order of calls, its files and its command lines.
 
-Nothing in this package imports it. :mod:`fairseq.interop.fairseq.names` lists the names under which
-it is found.
+The names that they import are modules of this package's layers, such as :mod:`fairseq.utils` and
+:mod:`fairseq.data.iterators`. :mod:`~fairseq.interop.fairseq.connection` is what lower layers call.
 """

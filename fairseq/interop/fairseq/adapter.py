@@ -16,21 +16,19 @@ from typing import Any
 from torch import Tensor
 
 from fairseq.config import fields
+from fairseq.config.namespaces import ReadsNamespace, namespace_of
 from fairseq.config.registry import is_outside
 from fairseq.config.settings import Settings
 from fairseq.config.shared import BlockModelConfig
+from fairseq.criterions import losses as criterions
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
-from fairseq.interop.fairseq import criterions, encoders, language_modeling
-from fairseq.interop.fairseq.decoders import PluginModel
+from fairseq.data import encoders
 from fairseq.interop.fairseq.hooks import overrides
-from fairseq.interop.fairseq.namespaces import ReadsNamespace, namespace_of
 from fairseq.interop.fairseq.own_decoders import take_any_decoder
-from fairseq.interop.fairseq.sentence_prediction import LabelledTask
-from fairseq.interop.fairseq.views import logits_model
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.decoder import DecoderModel
-from fairseq.tasks.language_modeling import LanguageModelingTask
-from fairseq.tasks.sentence_prediction import SentencePredictionTask
+from fairseq.models.fairseq_decoder import PluginModel
+from fairseq.models.views import logits_model
 
 PAD = 1  # the id of padding in every dictionary of fairseq
 
@@ -81,12 +79,8 @@ def adapt_criterion(part: Any) -> None:
 def adapt_task(part: Any) -> None:
     """Let methods of *part*, a task, take the namespace, and call the fairseq methods that it
     overrides."""
-    if issubclass(part, LanguageModelingTask):
-        language_modeling.adapt(part)
     # Its files may have other names.
     part.checks_splits = not overrides(part, "load_dataset")
-    if issubclass(part, SentencePredictionTask):
-        put_under(part, LabelledTask, SentencePredictionTask, first=True)
     for name in ("__init__", "setup_task", "build_model", "build_criterion"):
         _give_namespace(part, name)
     # All tasks of fairseq have the flags of encoders.

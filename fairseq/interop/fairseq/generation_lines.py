@@ -27,7 +27,7 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
     # fairseq limits the new tokens by a · (tokens of the source) + b; its default is 0 · x + 200.
     max_len = int((cfg.max_len_a or 0) * len(line)) + (LONGEST_TEXT if cfg.max_len_b is None else cfg.max_len_b)
     search = Search(
-        beam=cfg.beam,
+        beam=cfg.beam or 1,
         max_len=max_len,
         min_len=1 if cfg.min_len is None else cfg.min_len,
         lenpen=1.0 if cfg.lenpen is None else cfg.lenpen,

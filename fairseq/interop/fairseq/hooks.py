@@ -8,8 +8,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from fairseq.criterions.losses import FairseqLoss
 from fairseq.errors import UserError
-from fairseq.interop.fairseq.criterions import FairseqLoss
 from fairseq.models.base import BaseFairseqModel
 from fairseq.tasks.fairseq_task import FairseqTask
 
@@ -67,7 +67,7 @@ def _function(cls: type, name: str) -> Any:
     return getattr(method, "__func__", method)
 
 
-def accepted(method: Callable[..., object], **options: object) -> dict[str, object]:
+def accepted(method: Callable[..., object], **options: object) -> dict[str, Any]:
     """Those *options* that *method* takes: versions of fairseq differ in them."""
     parameters = inspect.signature(method).parameters
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

@@ -14,20 +14,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fairseq.config.settings_file import load_yaml
+from fairseq.config.settings_file import NULLS, load_yaml, parse_yaml
+from fairseq.dataclass.utils import GROUPS, PARTS, UNREAD
 from fairseq.errors import UserError
 
 Tree = dict[str, Any]
 
-GROUPS = ("common", "distributed_training", "dataset", "optimization", "checkpoint", "bmuf", "ema")  # of settings
-UNREAD = ("common_eval", "generation", "eval_lm", "interactive")  # of other commands, in files that fairseq composed
-PARTS = {"model": "arch"} | {name: name for name in ("task", "criterion", "optimizer", "lr_scheduler")}  # their flags
 OTHERS = ("scoring", "bpe", "tokenizer")  # choices of translation
 OUTPUTS = ("save_dir", "tensorboard_logdir", "log_file")  # relative to the folder of the run
 OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[\w@-]+(?:[./][\w@-]+)*)(?:=(?P<value>.*))?", re.DOTALL)
 REFERENCE = re.compile(r"\$\{(\w+)\.(\w+)\}")  # the value of another setting, as composed files have it
 MISSING = "???"
-NULLS = ("null", "Null", "NULL", "~")  # of YAML
 NO_LAUNCHER = "launchers and sweepers are not supported; start fairseq-hydra-train where it is to run, for each value"
 
 
@@ -53,7 +50,13 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
         _merge(tree, _of_option(folder, group, chosen.get(group, option)))
     # After the options of the defaults: what the primary file says itself overrides them, as in
     # Hydra since 1.1.
-    _merge(tree, {name: {"_name": value} if isinstance(value, str) else value for name, value in content.items()})
+    _merge(
+        tree,
+        {
+            name: {"_name": value} if isinstance(value, str) and name not in GROUPS else value
+            for name, value in content.items()
+        },
+    )
     tree.pop("_name", None)  # of a file that fairseq composed
     for group in chosen.keys() - listed.keys():
         _merge(tree, _of_option(folder, group, chosen[group]))
@@ -104,11 +107,11 @@ def _override(text: str) -> tuple[str, str, object]:
     if "," in value and value[:1] not in "[({":
         raise UserError(f"{text[:100]}: sweeps are not supported; start one run for each value")
     try:
-        parsed = yaml.safe_load(value) if value[:1] != "(" else value
+        parsed = parse_yaml(value) if value[:1] != "(" else value
     except yaml.YAMLError:
         raise UserError(f"{text[:100]}: the value is not valid YAML; quote it") from None
     # An empty text, or a comment, is null to YAML, which would choose the default silently.
-    if parsed is None and value.strip() not in NULLS and match["sign"] != "~":
+    if parsed is None and value.strip() not in NULLS[1:] and match["sign"] != "~":
         raise UserError(f"{text[:100]}: an empty value; give one, or leave {match['key'][:80]} out for the default")
     return match["sign"] or "", match["key"], parsed
 
@@ -190,7 +193,9 @@ def _by_name(tree: Tree) -> dict[str, str]:
     keys: dict[str, str] = {}
     for group, values in tree.items():
         # A composed file has all of `ema`, with values that mean nothing while it is off.
-        if group in UNREAD or (group == "ema" and isinstance(values, dict) and not values.get("store_ema")):
+        if group in UNREAD or (
+            group == "ema" and isinstance(values, dict) and str(values.get("store_ema")).lower() != "true"
+        ):
             continue
         if group not in (*PARTS, *GROUPS, *OTHERS):
             raise UserError(f"{group}: no such group of settings; one of {', '.join([*PARTS, *GROUPS])}")
@@ -218,7 +223,7 @@ def _text(key: str, value: object) -> str | None:
         raise UserError(f"{key}: missing; give {key}=VALUE")
     if isinstance(value, list):
         return ",".join(_text(key, item) or "" for item in value)
-    text = str(value).lower() if isinstance(value, bool) else str(value)
+    text = str(value).lower() if value in ("True", "False", "TRUE", "FALSE") else str(value)
     if "${" in text:
         raise UserError(f"{key}={text[:100]}: only ${{group.name}} as a whole is read; give the value, {key}=VALUE")
     return None if value is None else text

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from fairseq.data.dataset import Sample
 from fairseq.distributed import World
-from fairseq.interop.fairseq import metrics
-from fairseq.interop.fairseq.meters import AverageMeter, MetersDict, SumMeter
-from fairseq.interop.fairseq.utils import item
+from fairseq.logging import metrics
 from fairseq.logging.figures import STANDARD, Figure, Gathered, NamedSums, Values
+from fairseq.logging.meters import AverageMeter, MetersDict, SumMeter
+from fairseq.utils import item
 
 SUM, WEIGHT, TOTAL = "sum of ", "weight of ", "total of "  # in the names of sums, before a figure's
 OF_THE_LOG = ("wpb", "bsz", "ups", "wps")  # which the log has by itself

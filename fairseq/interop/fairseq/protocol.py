@@ -16,27 +16,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.config.namespaces import namespace_of, reads_namespace
 from fairseq.config.registry import ARCHITECTURES, MODELS, is_outside
 from fairseq.config.settings import Settings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
+from fairseq.data.collated import CollatedDataset
 from fairseq.data.dataset import Sample
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator, Turns
+from fairseq.data.iterators import EpochBatchIterator, IteratorSampler
+from fairseq.data.position import FAIRSEQ
 from fairseq.data.samplers import Batching, Sampler
+from fairseq.dataclass import defaults
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.interop.fairseq import defaults, hooks
-from fairseq.interop.fairseq.collated import CollatedDataset
+from fairseq.interop.fairseq import hooks
 from fairseq.interop.fairseq.hooks import overrides
-from fairseq.interop.fairseq.iterators import EpochBatchIterator, IteratorSampler
 from fairseq.interop.fairseq.logged import Logged, LoggedFigures, without_outputs
-from fairseq.interop.fairseq.namespaces import namespace_of, reads_namespace
-from fairseq.interop.fairseq.utils import resolve_max_positions
-from fairseq.interop.fairseq.views import PlainCriterion, logits_model, view
 from fairseq.models.base import BaseFairseqModel
+from fairseq.models.views import PlainCriterion, logits_model, view
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
 from fairseq.text.dictionary import Dictionary
+from fairseq.utils import resolve_max_positions
 
 OF_DATA = ("load_dataset", "get_batch_iterator", "filter_indices_by_size")  # methods that make a task's own batches
 STATE = "task_state"  # name of a task's own state in a checkpoint, beside what steps carry
@@ -85,7 +87,7 @@ class Protocol(FairseqTask):
         cls: type = MODELS[ARCHITECTURES[arch].model]
         if ARCHITECTURES[arch].model == "bert" and (arch.startswith("roberta") or arch == "xlm"):
             # Imported here: models of other kinds need none of it.
-            from fairseq.interop.fairseq.roberta import RobertaModel
+            from fairseq.models.roberta import RobertaModel
 
             return RobertaModel
         return cls
@@ -109,7 +111,7 @@ class Protocol(FairseqTask):
         batches = super().iterator(split, model, criterion, training=training, **options)
         if training and is_of_fairseq(model, criterion):
             # The order of fairseq's iterator: losses of its models and criterions can be repeated.
-            batches._turns.in_numpy_order()
+            batches._turns.continuing(FAIRSEQ)
         batches.__class__ = type("Batches", (_Batches,), {"task": self, "model": model, "is_training": training})
         return batches
 
@@ -133,13 +135,13 @@ class Protocol(FairseqTask):
         return Turns.of_one(*opener(1)()) if len(epochs) == 1 else Turns([opener(epoch) for epoch in epochs])
 
     def _open(
-        self, split: str, epoch: int, model: object, training: bool, batching: Batching
+        self, split: str, epoch: int, model: BaseFairseqModel, training: bool, batching: Batching
     ) -> tuple[object, Sampler]:
         """The dataset that ``load_dataset`` stores, and the batches that ``get_batch_iterator``
         makes of it."""
         load: Any = getattr(self, "load_dataset")  # noqa: B009 - fairseq's, which tasks here do not declare
         load(split, **hooks.accepted(load, epoch=epoch, combine=training))
-        task, datasets = self.settings.chosen.task, self.datasets  # type: ignore[attr-defined]
+        task, datasets = self.settings.chosen.task, self.datasets
         dataset = datasets.get(split)
         # An iterator of the task's own may have another function that makes batches.
         methods = ("__getitem__", "__len__", *(() if overrides(self.plugin, "get_batch_iterator") else ("collater",)))
@@ -149,11 +151,11 @@ class Protocol(FairseqTask):
                 "expected a dataset with __getitem__, __len__ and collater"
             )
         skip = training or self.settings.data.skip_invalid_size_inputs_valid_test
-        options = hooks.accepted(
-            self.get_batch_iterator,  # type: ignore[attr-defined]
+        options: Any = hooks.accepted(
+            self.get_batch_iterator,
             max_tokens=batching.max_tokens,
             max_sentences=batching.batch_size,
-            max_positions=resolve_max_positions(self.max_positions(), model.max_positions()),  # type: ignore[attr-defined]
+            max_positions=resolve_max_positions(self.max_positions(), model.max_positions()),
             ignore_invalid_inputs=skip,
             required_batch_size_multiple=batching.multiple,
             seed=batching.seed,
@@ -165,7 +167,7 @@ class Protocol(FairseqTask):
             disable_iterator_cache=False,
             skip_remainder_batch=training and bool(self.settings.flat.get("skip_remainder_batch")),
         )
-        iterator = self.get_batch_iterator(dataset, **options)  # type: ignore[attr-defined]
+        iterator = self.get_batch_iterator(dataset, **options)
         if not isinstance(iterator, EpochBatchIterator):
             raise UserError(
                 f"--task {task}: get_batch_iterator returned {type(iterator).__name__}; "
@@ -182,13 +184,14 @@ class Protocol(FairseqTask):
         return super().step(graph, sample, carried, device)
 
     def save_carried(self, world: World) -> dict[str, object]:
-        state = self.state_dict()  # type: ignore[attr-defined]
+        state = self.state_dict()
         return {**super().save_carried(world), **({STATE: state} if state else {})}
 
     def load_carried(self, saved: Mapping[str, object], rows: int, world: World) -> None:
         super().load_carried(saved, rows, world)
         if STATE in saved:
-            self.load_state_dict(saved[STATE])  # type: ignore[attr-defined]
+            state: Any = saved[STATE]
+            self.load_state_dict(state)
 
 
 class _Batches(EpochIterator):
@@ -262,11 +265,11 @@ class StepGraph(LossGraph):
             criterion = view(PlainCriterion, criterion)
         # fairseq's trainer chooses between the two in the same way.
         if not self.training:
-            loss, size, log = task.valid_step(sample, model, criterion)  # type: ignore[attr-defined]
+            loss, size, log = task.valid_step(sample, model, criterion)
             return (loss, size, self._logged(log, loss, sample)), {}
         optimizer = _DeferredOptimizer()
-        options = hooks.accepted(task.train_step, update_num=max(self._updates, 0), ignore_grad=False)  # type: ignore[attr-defined]
-        loss, size, log = task.train_step(sample, model, criterion, optimizer, **options)  # type: ignore[attr-defined]
+        options: Any = hooks.accepted(task.train_step, update_num=max(self._updates, 0), ignore_grad=False)
+        loss, size, log = task.train_step(sample, model, criterion, optimizer, **options)
         if optimizer.loss is None:
             raise UserError(f"--task {task.settings.chosen.task}: train_step must call optimizer.backward(loss)")
         return (optimizer.loss, size, self._logged(log, loss, sample)), {}

@@ -1,4 +1,4 @@
-"""``fairseq.models.roberta.hub_interface``: encoders for scripts, in the form that fairseq's
+"""``fairseq.interop.fairseq.roberta_hub``: encoders for scripts, in the form that fairseq's
 ``RobertaModel.from_pretrained`` returned."""
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from fairseq import checkpoint
+from fairseq.config.namespaces import namespace_of
+from fairseq.data.encoders import FILES, SETTINGS, LineEncoder, Numbered, subwords_of
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.errors import UserError
 from fairseq.hub import MaskedLanguageModel
+from fairseq.hub_utils import OF_COMMANDS, located, splitting_of
 from fairseq.inference.loading import load_models
-from fairseq.interop.fairseq.dataclass import convert_namespace_to_omegaconf
-from fairseq.interop.fairseq.decoders import FairseqEncoderModel
-from fairseq.interop.fairseq.encoders import FILES, SETTINGS, LineEncoder, Numbered, subwords_of
-from fairseq.interop.fairseq.hub_utils import OF_COMMANDS, located, splitting_of
-from fairseq.interop.fairseq.namespaces import namespace_of
-from fairseq.interop.fairseq.roberta import RobertaModel
-from fairseq.interop.fairseq.utils import model_eval
-from fairseq.interop.fairseq.views import logits_model, plain
+from fairseq.models.fairseq_decoder import FairseqEncoderModel
+from fairseq.models.roberta import RobertaModel
 from fairseq.models.sentence import HEADS, ClassificationHead
+from fairseq.models.views import logits_model, plain
 from fairseq.system.plugins import import_user_module
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenizers import Tokenizer, find_tokenizer
+from fairseq.utils import model_eval
 
 IGNORED = ("load_checkpoint_heads",)  # arguments of fairseq's without meaning here
 WORDS = (None, "", "moses", "nltk", "space")  # accepted, without effect

@@ -13,10 +13,10 @@ from fairseq.config.settings import DataConfig
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.evaluation.scorer import Scores
-from fairseq.interop.fairseq.generator import SequenceScorer
-from fairseq.interop.fairseq.utils import apply_to_sample, resolve_max_positions
 from fairseq.logging import Progress
 from fairseq.models.base import BaseFairseqModel
+from fairseq.sequence_generator import SequenceScorer
+from fairseq.utils import apply_to_sample, resolve_max_positions
 
 
 def task_scores(

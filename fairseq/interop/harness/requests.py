@@ -23,7 +23,7 @@ from fairseq.hub import LanguageModel, MaskedLanguageModel
 from fairseq.inference import sample
 from fairseq.text.text_corpus import TextCorpus, TextReader, report_unknown
 from fairseq.text.tokenizers import Tokenizer
-from fairseq.text.tokenizers.hf import LibrarySubwords
+from fairseq.text.tokenizers.tokenizer import LETTER
 
 logger = logging.getLogger(__name__)
 
@@ -241,8 +241,7 @@ class EncoderRequests:
         return self.scorer.score_after(lines)
 
     def rolling(self, texts: Iterable[str]) -> list[float]:
-        """Return the log-probability of each text,
-        read line by line as ``fairseq-eval-lm`` reads a file."""
+        """Return the log-probability of each text, as :class:`MaskedLanguageModel` reads it."""
         scored = self.model.score(list(texts), self.batch_size, within_words=self.within_words)
         return [float(lprobs.double().sum()) for _, lprobs in scored]
 
@@ -267,7 +266,8 @@ def joined(encode: Callable[[str], list[int]], context: str, continuation: str) 
 def warn_closed(tokenizer: Tokenizer | None) -> None:
     """Log a warning unless *tokenizer* has symbols for any text."""
     subwords = tokenizer.subwords if tokenizer is not None else None
-    if not (isinstance(subwords, LibrarySubwords) and subwords.byte_level):
+    # A letter that no text has.
+    if subwords is None or subwords.knows(LETTER) < 1:
         logger.warning(
             "the vocabulary is closed: other words are read as <unk>, so that results do not compare with "
             "models that can read any text"

@@ -8,6 +8,7 @@ and runs without it. ``config.json`` holds the model's settings, from which that
 
 from __future__ import annotations
 
+import re
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, objec
     results = _results(job.results) if job.results is not None else {}
     tensors, header, code = _native(model, dictionary) or _custom(model, config)
     needs_code = "auto_map" in header or bool(files.adapters)
-    size = sum(value.numel() for value in tensors.values())
+    size = sum(parameter.numel() for parameter in model.parameters())
     card = "\n".join(_card(config, state, results, size, needs_code)) + "\n"
     parts = {"decoder_parts": decoders.parts(model)} if code else {}
     texts = sources((*code, *files.adapters), {**parts, **files.parts})
@@ -223,8 +224,10 @@ def _evaluation_figures(results: Mapping[str, object]) -> Iterator[tuple[str, st
         for name, value in metrics.items() if isinstance(metrics, dict) else ():
             if isinstance(value, int | float):
                 yield _code(f"{task}, {name}"), f"{value:.6g}"
-    if isinstance(results.get("command"), str):
-        yield "Command", _code(results["command"])
+    command = results.get("command")
+    if isinstance(command, str):
+        # Files of version 1.0 have the path of the installation.
+        yield "Command", _code(re.sub(r"^/\S*/", "", command))
 
 
 def _code(value: object) -> str:

@@ -12,7 +12,7 @@ from fairseq.errors import UserError, read_failure
 from fairseq.interop.pickles import inert, pickled_module
 from fairseq.interop.pickles.inert import Inert
 from fairseq.system import json_files
-from fairseq.system.opening import decoded, open_regular, read_named
+from fairseq.system.opening import decoded, read_named
 
 CONFIG, PICKLE, SAFE = "config.json", "pytorch_model.bin", "model.safetensors"
 INDEX = f"{SAFE}.index.json"
@@ -123,7 +123,6 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     try:
-        open_regular(path).close()  # safetensors would wait for a pipe
         return load_file(path)
     except OSError as error:
         raise UserError(f"{path}: {read_failure(error)}; check its permissions") from None

@@ -1,5 +1,5 @@
-"""Files of Transformer-XL's authors: a state dict,
-or the module as their training code saves it."""
+"""Files of Transformer-XL's authors: a state dict, or the module as their training code saves it;
+their vocabulary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from fairseq.errors import UserError
 from fairseq.interop.pickles import inert
 from fairseq.interop.pickles.inert import Inert
 from fairseq.interop.pickles.named_tensors import NAME_LENGTH, Stored
+from fairseq.system.opening import decoded, read_errors, read_named
 
+ADVICE = "give the authors' cache.pt, or a text with a word on each line"
 MODEL = "model.pt"  # in the folder of a training run
 ATTRIBUTES = {  # setting: (path of the submodule, attribute)
     **{key: ("", key) for key in ("n_layer", "n_head", "d_model", "d_head", "d_embed", "tgt_len", "mem_len")},
@@ -56,6 +58,29 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
         root = root.state["_modules"]["module"]
     stored = dict(_parameters(root, path))
     return {name: loaded.tensor(value) for name, value in stored.items()}, _settings(root, stored)
+
+
+def read_vocabulary(path: Path) -> list[str]:
+    """Read the words of a model in the order of their ids: the vocabulary in the authors'
+    ``cache.pt``, or the first word of each line of a text.
+
+    Raises:
+        UserError: the file is missing or has no vocabulary; see :func:`inert.load`.
+    """
+    with read_errors(path, ADVICE), open(path, "rb") as file:
+        start = file.read(2)
+    # What a version of torch writes: an archive, or a pickle of protocol 2 or later.
+    if start == b"PK" or start[:1] == b"\x80":
+        root = inert.load(path).root
+        # The corpus that the authors store, or its vocabulary alone.
+        vocabulary = root.state.get("vocab", root) if isinstance(root, Inert) else None
+        words = vocabulary.state.get("idx2sym") if isinstance(vocabulary, Inert) else None
+    else:
+        lines = decoded(read_named(path, ADVICE), path, ADVICE).splitlines()
+        words = [line.split()[0] for line in lines if line.strip()]
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise UserError(f"{path}: has no list of words; {ADVICE}")
+    return words
 
 
 def _parameters(root: object, path: Path) -> Iterator[tuple[str, Stored]]:

@@ -106,3 +106,6 @@ def rate_of_epoch(rates: list[float], epoch: int) -> float:
 def warmed_up(updates: int, warmup: int, initial: float, peak: float) -> float:
     """The rate after *updates* of a linear *warmup* from *initial* to *peak*."""
     return initial + updates * (peak - initial) / warmup
+
+
+LegacyFairseqLRScheduler = FairseqLRScheduler  # its name for schedules of the namespace

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -13,9 +14,7 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from fairseq.errors import UserError
-from fairseq.system.json_files import parse_json
 from fairseq.system.terminal import silent_stderr
-from fairseq.system.workers import in_another_process
 from fairseq.text.tokenizers.base import Span, Subwords, Vocabulary, import_package
 from fairseq.text.tokenizers.rules import (
     BYTES,
@@ -27,7 +26,6 @@ from fairseq.text.tokenizers.rules import (
     bytes_text,
 )
 
-QUICK = 1 << 20
 """Characters of which subwords are learned within a second: the library does not look for signals
 meanwhile."""
 PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
@@ -111,13 +109,7 @@ class HuggingFace(LibrarySubwords):
         if size < len(BYTES):
             raise UserError(f"`learn_bpe` {size}: byte-level symbols include {len(BYTES)} bytes; give more")
         import_tokenizers("hf")
-        lines, first, characters = iter(lines), [], 0
-        while characters < QUICK and (batch := next(lines, None)) is not None:
-            first.append(batch)
-            characters += sum(map(len, batch))
-        if characters < QUICK:
-            return _learned(first, size)
-        return in_another_process(_learned, itertools.chain(first, lines), size)
+        return _learned(lines, size)
 
     @property
     def symbols(self) -> Sequence[str]:
@@ -159,7 +151,7 @@ class HuggingFace(LibrarySubwords):
     def _names(self) -> list[str]:
         """The types of the file's decoder and of those that it is a sequence of."""
         try:
-            values = parse_json(self.content)
+            values = json.loads(self.content)
         except ValueError as error:
             raise self.invalid(error) from None
         if not isinstance(values, dict):

@@ -16,6 +16,8 @@ from fairseq.text.tokenizers.base import EXTRA, Span, Subwords, Vocabulary, impo
 from fairseq.text.tokenizers.rules import BeginMarks, WordRule
 
 WORD_BEGINS = "▁"
+LONGEST_SENTENCE = 1 << 30  # bytes; the library skips longer words, by default those over 4,192 bytes
+RESERVED = "▅"  # never a piece: the library writes it for unknown letters
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,14 @@ class SentencePiece(Subwords):
             path = os.path.join(folder, "words.tsv")
             with open(path, "w", encoding="utf-8") as file:
                 # A table of counts: the text was counted already, and is not read once more.
-                file.writelines(f"{word}\t{counts[word]}\n" for word in sorted(counts))
+                for word in sorted(counts):
+                    # The library skips words that hold it: without spaces, paragraphs.
+                    file.writelines(f"{part}\t{counts[word]}\n" for part in word.split(RESERVED) if part)
             try:
                 # One thread and sorted words: the model does not depend on the machine.
                 library.SentencePieceTrainer.train(
                     input=path, input_format="tsv", model_writer=model, vocab_size=size, num_threads=1,
-                    character_coverage=1.0, minloglevel=2,
+                    character_coverage=1.0, minloglevel=2, max_sentence_length=LONGEST_SENTENCE,
                 )  # fmt: skip
             except (RuntimeError, OSError) as error:
                 reason = " ".join(str(error).split())[-200:]

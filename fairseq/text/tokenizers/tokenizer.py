@@ -18,30 +18,28 @@ from fairseq.config.registry import BPES, TOKENIZERS
 from fairseq.errors import UserError
 from fairseq.system import checksums
 from fairseq.system.files import atomic_file
-from fairseq.system.json_files import parse_json
 from fairseq.system.opening import read_named, read_text
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.base import UNKNOWN, Span, Subwords, Value, WordTokenizer, composed
 from fairseq.text.tokenizers.moses import Moses
-from fairseq.text.tokenizers.rules import SubwordMarks, WordRule, readable
+from fairseq.text.tokenizers.rules import SPACE, BeginMarks, SubwordMarks, WordRule, readable
 
 TOKENIZATION = "tokenization.json"
 ENTRIES = {"version", "dictionary", "tokenizer", "bpe"}
 VERSION = 1
 MASK = "<mask>"
+LETTER = "\ua66e"  # of one manuscript: no subword joins it to its neighbours
 AGAIN = "run fairseq-preprocess again"
 
 
 @dataclass(frozen=True)
 class Steps(Value):
     """Text to symbols and back: words, then subwords;
-    all that exported folders have of a :class:`Tokenizer`.
-
-    ``<unk>`` in text is the unknown symbol.
-    """
+    all that exported folders have of a :class:`Tokenizer`."""
 
     words: WordTokenizer | None = None  # the word tokenizer; None: subwords are made of the text as it is
     subwords: Subwords | None = None  # the subword encoding; None: words are symbols
+    reads_unknown: bool = True  # `<unk>` in text is the unknown symbol, not for the subwords to read
 
     @property
     def glue(self) -> str:
@@ -51,7 +49,7 @@ class Steps(Value):
 
     def encode_lines(self, lines: Sequence[str]) -> list[str]:
         """Return the symbols of each of *lines*, separated by spaces."""
-        if any(UNKNOWN in line for line in lines):
+        if self.reads_unknown and any(UNKNOWN in line for line in lines):
             return [self.encode(line) for line in lines]
         return self._encode(lines)
 
@@ -71,6 +69,15 @@ class Steps(Value):
             spans += [span.moved(start) for span in self._spans(part)]
             start += len(part) + len(UNKNOWN)
         return spans
+
+    def spans_after(self, text: str) -> list[Span]:
+        """Return the symbols of *text* that stands behind another symbol of its line, such as a
+        mask: without the space that SentencePiece puts before a text."""
+        spans = self.spans(text)
+        if not spans or text[:1].isspace() or not spans[0].symbol.startswith((BeginMarks.mark, SPACE)):
+            return spans
+        behind = [span for span in self.spans(LETTER + text) if span.end > len(LETTER)]
+        return [Span(symbol, max(0, start - len(LETTER)), end - len(LETTER)) for symbol, start, end in behind]
 
     def decode(self, symbols: Iterable[str]) -> str:
         """Return the text of the symbols of one line."""
@@ -165,9 +172,9 @@ def read_tokenization(path: str | Path, symbols: Sequence[str] | None = None) ->
             is not waited for.
     """
     content = read_named(path, AGAIN)
-    checksums.check(path, [content])
+    checksums.check(path, content)
     try:
-        values = parse_json(content)
+        values = json.loads(content)
     except ValueError as error:
         raise UserError(f"{path}: damaged: not JSON in UTF-8 ({error}); {AGAIN}") from None
     if not isinstance(values, dict) or values.get("version") != VERSION or not values.keys() <= ENTRIES:
@@ -271,6 +278,24 @@ def chosen_subwords(config: TextConfig) -> Subwords | None:
     subwords = kind(content, source)
     subwords.check()
     return subwords
+
+
+def chosen_rule(mark: str, dictionary: Dictionary) -> SubwordMarks | BeginMarks:
+    """Return the rule of ``--remove-bpe`` for symbols of data without a tokenizer: a *mark* at the
+    end of subwords, or ``sentencepiece``; UserError if no symbol of *dictionary* has the mark."""
+    if mark == "sentencepiece":
+        rule: SubwordMarks | BeginMarks = BeginMarks()
+        marked = any(symbol.startswith(rule.mark) for symbol in dictionary.symbols)
+    else:
+        rule = SubwordMarks(mark.strip())
+        marked = rule.mark != "" and any(symbol.endswith(rule.mark) for symbol in dictionary.symbols)
+    if not marked:
+        where = "begins" if mark == "sentencepiece" else "ends"
+        raise UserError(
+            f"`remove_bpe` {mark!r}: no symbol of the dictionary {where} with {rule.mark or 'it'}; give the mark of "
+            "its subwords, such as @@, or sentencepiece, or leave it out"
+        )
+    return rule
 
 
 def readable_symbols(dictionary: Dictionary) -> list[str]:

@@ -79,15 +79,16 @@ class FairseqTokenizer(PreTrainedTokenizer):
     def spans(self, text: str) -> list[Span]:
         """Return the symbols of *text*, without those that stand around it, with what each stands
         for."""
-        result, start = [], 0
+        result, start, masked = [], 0, False
         for part in [text] if self.split_special_tokens else self._parts(text):
             if part in self._added_tokens_encoder and part != self.padding:
                 result.append(Span(part, start, start + len(part)))
             elif self.keeps_lines:
                 result += [span.moved(start) for span in self.coder.spans(part)]
             else:
-                result += [span.moved(start) for span in self._lines(part)]
+                result += [span.moved(start) for span in self._lines(part, masked)]
             start += len(part)
+            masked = part == self._special_tokens_map.get("mask_token")
         # Padding stands around texts and not in them: no loss counts it, and no attention reads it.
         unknown = self.unknown or ""
         return [span._replace(symbol=unknown) if span.symbol == self.padding else span for span in result]
@@ -112,11 +113,13 @@ class FairseqTokenizer(PreTrainedTokenizer):
             cut = is_symbol
         return [part for part in parts if part]
 
-    def _lines(self, text: str) -> list[Span]:
+    def _lines(self, text: str, masked: bool) -> list[Span]:
+        """The symbols of *text*, before which *masked* says whether there is a mask."""
         result, start = [], 0
         for end in [*LINE_END.finditer(text), None]:
             stop = len(text) if end is None else end.start()
-            result += [span.moved(start) for span in self.coder.spans(text[start:stop])]
+            spans = self.coder.spans_after if masked and not start else self.coder.spans
+            result += [span.moved(start) for span in spans(text[start:stop])]
             if end is not None:
                 # The last of its characters: so do tokenizers of the library `tokenizers`.
                 result.append(Span(self.line_end, end.end() - 1, end.end()))

@@ -1,0 +1,3 @@
+"""Names that fairseq has in this module."""
+
+from fairseq.data.block_datasets import TokenBlockDataset as TokenBlockDataset

@@ -1,0 +1,61 @@
+"""What adapts plug-ins written for fairseq, imported for the first one, and with it torch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import Any
+
+
+def before_import() -> None:
+    """See :func:`fairseq.dataclass.omegaconf.stand_in`."""
+    from fairseq.dataclass import omegaconf
+
+    omegaconf.stand_in()
+
+
+def adapt(kind: str, part: object) -> None:
+    """See :mod:`fairseq.interop.fairseq.adapter`."""
+    from fairseq.interop.fairseq import adapter
+
+    adapter.adapt(kind, part)
+
+
+def complete(args: Any) -> None:
+    """See :func:`fairseq.dataclass.defaults.complete_script`."""
+    from fairseq.dataclass import defaults
+
+    defaults.complete_script(args)
+
+
+def set_up(task: Any, settings: Any, dictionary: Any) -> Any:
+    """See :mod:`fairseq.interop.fairseq.protocol`."""
+    from fairseq.interop.fairseq import protocol
+
+    return protocol.set_up(task, settings, dictionary)
+
+
+def build_generator(task: Any, *args: Any) -> Any:
+    """See :func:`fairseq.sequence_generator.build_generator`."""
+    from fairseq.sequence_generator import build_generator
+
+    return build_generator(task, *args)
+
+
+def from_pretrained(model: Any, *args: Any, **options: Any) -> Any:
+    """See :func:`fairseq.hub_utils.from_pretrained`, and for encoders
+    :func:`fairseq.interop.fairseq.roberta_hub.from_pretrained`."""
+    from fairseq import hub_utils
+    from fairseq.interop.fairseq import roberta_hub
+    from fairseq.models.roberta import RobertaModel
+
+    return (roberta_hub if issubclass(model, RobertaModel) else hub_utils).from_pretrained(*args, **options)
+
+
+def call_main(cfg: Any, main: Any, **options: Any) -> None:
+    """See :func:`fairseq.distributed.utils.call_main`."""
+    from fairseq.logging.progress import through_logging
+
+    is_command = str(main.__module__).startswith("fairseq_cli.")
+    with through_logging() if logging.getLogger().handlers else contextlib.nullcontext():
+        main(cfg.flattened() if is_command and hasattr(cfg, "flattened") else cfg, **options)

@@ -1,0 +1,3 @@
+"""The module's name before fairseq 0.12."""
+
+from fairseq.logging.metrics import *  # noqa: F403 - another name of the module

@@ -1,0 +1,3 @@
+"""Names that fairseq has in this module."""
+
+from fairseq.modules.fairseq_modules import LayerNorm as LayerNorm
