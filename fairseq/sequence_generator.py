@@ -15,6 +15,7 @@ from fairseq.inference.engine import Reader
 from fairseq.inference.hypotheses import Search, hypotheses
 from fairseq.models.language_model import language_model
 from fairseq.models.views import plain
+from fairseq.modules.output_layer import OutputLayer
 from fairseq.system.refused import refused
 from fairseq.text.dictionary import Dictionary
 
@@ -160,11 +161,17 @@ class SequenceScorer:
     def generate(self, models: Sequence[Any], sample: Any, **unused: object) -> list[list[dict[str, Any]]]:
         """For each row of ``sample["target"]`` one hypothesis, with the mean probability of several
         models."""
-        target, inputs = sample["target"], {"src_tokens": sample["net_input"]["src_tokens"]}
+        target, inputs = sample["target"], sample["net_input"]
         each = []
-        for model in map(language_model, map(plain, models)):
-            hidden = model.eval()(**inputs)[0].flatten(0, 1)  # type: ignore[attr-defined]
-            each.append(model.output_layer.target_log_probs(hidden, target.flatten(), self.chunk))
+        for model in map(plain, models):
+            model.eval()
+            if isinstance(getattr(model, "output_layer", None), OutputLayer):
+                scored = language_model(model)
+                hidden = scored(src_tokens=inputs["src_tokens"])[0].flatten(0, 1)
+                each.append(scored.output_layer.target_log_probs(hidden, target.flatten(), self.chunk))
+            else:  # a plug-in's, which gives probabilities itself
+                lprobs = model.get_normalized_probs(model(**inputs), log_probs=True, sample=sample)
+                each.append(lprobs.gather(-1, target[..., None]).flatten())
         # The mean of the probabilities, not of their logarithms, as in fairseq's ensembles.
         lprobs = (torch.stack(each).logsumexp(0) - math.log(len(each))).view_as(target)
         rows = zip(target, lprobs, target.ne(self.pad), strict=True)

@@ -72,7 +72,8 @@ def log_softmax(x: Tensor, dim: int, onnx_trace: bool = False) -> Tensor:
 def apply_to_sample(f: Callable[[Tensor], object], sample: object) -> Any:
     """*sample*, nested dicts, lists, tuples and sets, with *f* applied to its tensors; ``{}`` for
     an empty one."""
-    return {} if isinstance(sample, Sized) and len(sample) == 0 else _applied(f, sample)
+    is_empty = isinstance(sample, Sized) and not isinstance(sample, Tensor) and len(sample) == 0
+    return {} if is_empty else _applied(f, sample)
 
 
 def _applied(f: Callable[[Tensor], object], sample: object) -> Any:

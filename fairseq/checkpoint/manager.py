@@ -1,4 +1,8 @@
-"""Names of the checkpoints that a run writes, keeps and starts from; fairseq's names."""
+"""The checkpoints of a run: where they are found, when they are saved, and which are kept.
+
+Names are fairseq's. A run that begins locks its folder, finds what to go on from, saves at its
+save points, and removes after each save what need not be kept.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +57,6 @@ def find_checkpoint(path: str | Path) -> Path:
     raise UserError(f"{path}: no checkpoint in this folder; expected {', '.join(NAMES)}")
 
 
-def numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[float, Path]]:
-    """The checkpoints of *folder* whose names match *pattern*,
-    after the number in their names, the highest first."""
-    names = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
-    return sorted(((float(match[1]), path) for match, path in names), reverse=True)
-
-
 def is_model(path: str | Path) -> bool:
     """Return whether *path* is a checkpoint,
     or a folder with one that :func:`find_checkpoint` finds."""
@@ -67,6 +64,13 @@ def is_model(path: str | Path) -> bool:
     if os.path.isdir(path):
         return sharded.is_folder(path) or any(os.path.exists(path / name) for name in NAMES)
     return path.suffix == ".pt" and os.path.isfile(path)
+
+
+def numbered(folder: Path, pattern: re.Pattern[str]) -> list[tuple[float, Path]]:
+    """The checkpoints of *folder* whose names match *pattern*,
+    after the number in their names, the highest first."""
+    names = [(match, path) for path in folder.iterdir() if (match := pattern.fullmatch(path.name))]
+    return sorted(((float(match[1]), path) for match, path in names), reverse=True)
 
 
 @dataclass(frozen=True)
@@ -101,15 +105,114 @@ class CheckpointManager:
         if not os.access(self.folder, os.W_OK | os.X_OK):
             raise UserError(f"`save_dir` {self.folder}: cannot be written to; choose another folder")
 
-    def names(self, point: SavePoint) -> list[str]:
-        """Return the names of the files that a save at *point* writes."""
+    # --- before the first update
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of ``--save-dir``; UserError
+        if another run does. The kernel frees a killed run's.
+
+        A folder that was made for a run that fails before it writes anything is removed.
+        """
+        if self.config.no_save:
+            yield
+            return
+        descriptor = os.open(self.folder, os.O_RDONLY)
+        try:
+            # flock, not a lock file: the kernel frees it, however the process ends. At once:
+            # waiting would look like a hang.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            text = "another run writes checkpoints there; choose another folder"
+            raise UserError(f"`save_dir` {self.folder}: {text}") from None
+        except OSError:
+            logger.warning("`save_dir` %s: the filesystem has no locks; no other run may write there", self.folder)
+        try:
+            yield
+        except BaseException:
+            if self._is_new:
+                with contextlib.suppress(OSError):  # not empty
+                    self.folder.rmdir()
+            raise
+        finally:
+            os.close(descriptor)
+
+    def restore_paths(self) -> list[Path]:
+        """Return the checkpoints that training may start from, the first that can be read counts;
+        none to start afresh.
+
+        Raises:
+            UserError: the named file is missing; or ``--restore-file`` is given beside
+                ``--finetune-from-model``.
+        """
+        name = self.config.restore_file
+        if name != LAST and self.config.finetune_from_model is not None:
+            raise UserError(f"`finetune_from_model`: cannot be combined with `restore_file` {name}; give one of them")
+        flag, last = "`restore_file`", self.folder / LAST
+        if name == LAST:
+            if os.path.lexists(last):
+                # Then the others of the folder that are not another name of the last one.
+                there = [path for path in self.folder.glob("checkpoint*.pt") if os.path.exists(path)]
+                others = [path for path in there if not (os.path.exists(last) and path.samefile(last))]
+                return [last, *sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
+            if self.config.continue_once is None:
+                return []
+            flag, name = "`continue_once`", self.config.continue_once
+        paths = (Path(name), self.folder / name)
+        for path in paths:
+            if os.path.exists(path):
+                return [find_checkpoint(path)]
+        missing = f"{flag} {name}: file not found; also looked in {self.folder}"
+        if os.path.lexists(last):
+            raise UserError(f"{missing}; leave it out to resume from {last}")
+        # Jobs that are started again and again name the checkpoint that their first start does not
+        # have yet. A link that leads nowhere is of a run.
+        if Path(name).name != LAST or any(map(os.path.lexists, paths)):
+            raise UserError(f"{missing}; leave it out to begin anew")
+        logger.warning("%s; training begins anew", missing)
+        return []
+
+    def keep_dictionary(self, dictionary: str | Path) -> None:
+        """Copy *dictionary* and the tokenizer next to it
+        to the checkpoints, so that their folder is complete.
+
+        Raises:
+            UserError: a file cannot be read or written, or the tokenizer's is something else.
+        """
+        if self.config.no_save:
+            return
+        source = Path(dictionary)
+        text = read_named(source, "make the data folder again")
+        contents: dict[str, bytes | None] = {DICTIONARY: text, TOKENIZATION: None}
+        # Read and recognised, not copied: a link in a data
+        # folder could lead to any file of this user.
+        if os.path.lexists(tokenization := source.with_name(TOKENIZATION)):
+            contents[TOKENIZATION], _ = read_tokenization(tokenization)
+        for name, content in contents.items():
+            target = self.folder / name
+            if os.path.isdir(target):
+                raise UserError(f"{target}: cannot be written (Is a directory); remove it or choose another `save_dir`")
+            if content is None:
+                target.unlink(missing_ok=True)  # of another run
+            elif not (target.is_file() and target.read_bytes() == content):
+                with atomic_file(target, "`save_dir`") as file:
+                    file.write(content)
+
+    # --- saves
+
+    def due(self, point: SavePoint) -> list[Path]:
+        """Return the files that a save at *point* writes: the first is written, the others are
+        links to it; none if nothing is saved."""
         config, epoch, updates = self.config, point.epoch, point.updates
+        if config.no_save:
+            return []
         if point.before_validation:
-            return [] if config.no_last_checkpoints else [LAST]
+            return [] if config.no_last_checkpoints else [self.folder / LAST]
         # A checkpoint that was saved before its validation gives the name of the one that was due.
         if point.milestone and not MILESTONE.fullmatch(point.milestone):
             raise UserError(f"checkpoint: {point.milestone:.80} is no name of a milestone; use another checkpoint")
-        # In fairseq's order: the first is written, the others are links to it.
+        # In fairseq's order.
         chosen = {
             f"checkpoint{epoch}.pt": point.end_of_epoch
             and not config.no_epoch_checkpoints
@@ -122,11 +225,7 @@ class CheckpointManager:
             self._ranked_name(point.figure or 0.0): point.figure is not None and self.is_among_best(point.figure),
             LAST: not config.no_last_checkpoints,
         }
-        return [name for name, selected in chosen.items() if selected]
-
-    def due(self, point: SavePoint) -> list[Path]:
-        """Return the files that a save at *point* writes."""
-        return [] if self.config.no_save else [self.folder / name for name in self.names(point)]
+        return [self.folder / name for name, selected in chosen.items() if selected]
 
     def save(self, state: Mapping[str, Any], paths: Sequence[Path]) -> None:
         """Write a checkpoint under all of *paths*, and remove those that need not be kept.
@@ -172,104 +271,20 @@ class CheckpointManager:
         save(self.folder / name, state)
         return self.folder / name
 
-    def keep_dictionary(self, dictionary: str | Path) -> None:
-        """Copy *dictionary* and the tokenizer next to it
-        to the checkpoints, so that their folder is complete.
-
-        Raises:
-            UserError: a file cannot be read or written, or the tokenizer's is something else.
-        """
-        if self.config.no_save:
-            return
-        source = Path(dictionary)
-        text = read_named(source, "make the data folder again")
-        contents: dict[str, bytes | None] = {DICTIONARY: text, TOKENIZATION: None}
-        # Read and recognised, not copied: a link in a data
-        # folder could lead to any file of this user.
-        if os.path.lexists(tokenization := source.with_name(TOKENIZATION)):
-            contents[TOKENIZATION], _ = read_tokenization(tokenization)
-        for name, content in contents.items():
-            target = self.folder / name
-            if os.path.isdir(target):
-                raise UserError(f"{target}: cannot be written (Is a directory); remove it or choose another `save_dir`")
-            if content is None:
-                target.unlink(missing_ok=True)  # of another run
-            elif not _holds(target, content):
-                with atomic_file(target, "`save_dir`") as file:
-                    file.write(content)
-
-    def restore_paths(self) -> list[Path]:
-        """Return the checkpoints that training may start from, the first that can be read counts;
-        none to start afresh.
-
-        Raises:
-            UserError: the named file is missing; or ``--restore-file`` is given beside
-                ``--finetune-from-model``.
-        """
-        name = self.config.restore_file
-        if name != LAST and self.config.finetune_from_model is not None:
-            raise UserError(f"`finetune_from_model`: cannot be combined with `restore_file` {name}; give one of them")
-        flag, last = "`restore_file`", self.folder / LAST
-        if name == LAST:
-            if os.path.lexists(last):
-                return [last, *self._others(last)]
-            if self.config.continue_once is None:
-                return []
-            flag, name = "`continue_once`", self.config.continue_once
-        paths = (Path(name), self.folder / name)
-        for path in paths:
-            if os.path.exists(path):
-                return [find_checkpoint(path)]
-        missing = f"{flag} {name}: file not found; also looked in {self.folder}"
-        if os.path.lexists(last):
-            raise UserError(f"{missing}; leave it out to resume from {last}")
-        # Jobs that are started again and again name the checkpoint that their first start does not
-        # have yet. A link that leads nowhere is of a run.
-        if Path(name).name != LAST or any(map(os.path.lexists, paths)):
-            raise UserError(f"{missing}; leave it out to begin anew")
-        logger.warning("%s; training begins anew", missing)
-        return []
-
-    def _others(self, last: Path) -> list[Path]:
-        """The checkpoints of the folder that are not
-        *last* under another name, the newest first."""
-        paths = [path for path in self.folder.glob("checkpoint*.pt") if os.path.exists(path)]
-        others = [path for path in paths if not (os.path.exists(last) and path.samefile(last))]
-        return sorted(others, key=lambda path: path.stat().st_mtime_ns, reverse=True)
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock of ``--save-dir``; UserError
-        if another run does. The kernel frees a killed run's.
-
-        A folder that was made for a run that fails before it writes anything is removed.
-        """
-        if self.config.no_save:
-            yield
-            return
-        descriptor = os.open(self.folder, os.O_RDONLY)
-        try:
-            _lock(descriptor, self.folder)
-            yield
-        except BaseException:
-            if self._is_new:
-                with contextlib.suppress(OSError):  # not empty
-                    self.folder.rmdir()
-            raise
-        finally:
-            os.close(descriptor)
+    # --- what is kept
 
     def _remove_old(self) -> None:
-        config = self.config
-        old = self._after(numbered(self.folder, EPOCH), config.keep_last_epochs)
+        """Remove of each kind what comes after the first so many: the newest, the best."""
+        config, every = self.config, self.config.keep_interval_updates_pattern
         # --keep-interval-updates-pattern: multiples of it stay for good.
-        every = config.keep_interval_updates_pattern
         updates = [(number, path) for number, path in numbered(self.folder, UPDATE) if every <= 0 or number % every]
-        old += self._after(updates, config.keep_interval_updates)
-        old += self._after(self._best_first(), config.keep_best_checkpoints)
-        for path in old:
-            with contextlib.suppress(FileNotFoundError):
-                path.unlink()
+        for files, keep in (
+            (numbered(self.folder, EPOCH), config.keep_last_epochs),
+            (updates, config.keep_interval_updates),
+            (self._best_first(), config.keep_best_checkpoints),
+        ):
+            for _, path in files[keep:] if keep > 0 else []:
+                path.unlink(missing_ok=True)
         # Names are links to folders: one that no name leads to any more is an old checkpoint.
         linked = {os.path.realpath(path) for path in self.folder.iterdir() if path.is_symlink()}
         for path in sorted(self.folder.iterdir()):
@@ -304,27 +319,3 @@ class CheckpointManager:
         names = re.compile(AMONG_BEST_OF % re.escape(self.config.best_checkpoint_metric))
         highest_first = numbered(self.folder, names)
         return highest_first if self.config.maximize_best_checkpoint_metric else highest_first[::-1]
-
-    @staticmethod
-    def _after(files: list[tuple[float, Path]], keep: int) -> list[Path]:
-        """The files after the first *keep*; none where all are kept."""
-        return [path for _, path in files[keep:]] if keep > 0 else []
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    try:
-        return path.read_bytes() == content
-    # It is missing, or another user's: then it is replaced.
-    except OSError:
-        return False
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        # flock, not a lock file: the kernel frees it, however the process ends. At once: waiting
-        # would look like a hang.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"`save_dir` {folder}: another run writes checkpoints there; choose another folder") from None
-    except OSError:
-        logger.warning("`save_dir` %s: the filesystem has no locks; no other run may write there", folder)

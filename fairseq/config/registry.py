@@ -38,7 +38,15 @@ ROOMS = (
     *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "system"),
     *("tasks", "text", "training"),
     # fairseq's names
-    *("checkpoint_utils", "dataclass", "distributed_utils", "file_io", "hub_utils", "incremental_decoding_utils"),
+    *(
+        "checkpoint_utils",
+        "dataclass",
+        "distributed_utils",
+        "file_chunker_utils",
+        "file_io",
+        "hub_utils",
+        "incremental_decoding_utils",
+    ),
     *("meters", "metrics", "options", "progress_bar", "registry", "search", "sequence_generator", "sequence_scorer"),
     *("tokenizer", "trainer", "utils"),
 )

@@ -63,9 +63,9 @@ def numpy_seed(seed: int | None, *addl_seeds: int) -> Iterator[None]:
         yield
         return
     before = np.random.get_state()
-    # fairseq's formula: the same crops and masks for the same seeds. The hash of a tuple of
-    # integers does not depend on `PYTHONHASHSEED`.
-    np.random.seed(int(hash((seed, *addl_seeds)) % 1_000_000) if addl_seeds else seed)
+    # fairseq's formula, its floating-point modulus included: the same crops and masks for the same
+    # seeds. The hash of a tuple of integers does not depend on `PYTHONHASHSEED`.
+    np.random.seed(int(hash((seed, *addl_seeds)) % 1e6) if addl_seeds else seed)
     try:
         yield
     finally:

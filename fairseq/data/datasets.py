@@ -190,7 +190,9 @@ class RandomCropDataset(TruncateDataset):
         # By index and epoch, so that a crop does not depend on the order in which worker processes
         # read.
         with numpy_seed(self.seed, self.epoch, index):
-            start = np.random.randint(max(len(item) - self.length, 0) + 1)
+            excess = len(item) - self.length
+            # As in fairseq, whose crops never reach the last token.
+            start = np.random.randint(excess) if excess > 0 else 0
         return item[start : start + self.length]
 
 

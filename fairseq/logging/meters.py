@@ -18,7 +18,17 @@ def safe_round(number: object, ndigits: int) -> Any:
     return round(number, ndigits) if hasattr(number, "__round__") else number
 
 
-class AverageMeter:
+class Meter:
+    """Base of meters, whose attributes are their state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        vars(self).update(state_dict)
+
+
+class AverageMeter(Meter):
     """The mean of the values so far, weighted."""
 
     def __init__(self, round: int | None = None) -> None:
@@ -59,7 +69,7 @@ class SumMeter(AverageMeter):
         return self.sum if self.round is None else safe_round(self.sum, self.round)
 
 
-class TimeMeter:
+class TimeMeter(Meter):
     """Items a second since the start."""
 
     started = False
@@ -95,7 +105,7 @@ class TimeMeter:
         return self.avg if self.round is None else safe_round(self.avg, self.round)
 
 
-class StopwatchMeter:
+class StopwatchMeter(Meter):
     """Seconds of what is done between :meth:`start` and :meth:`stop`."""
 
     def __init__(self, round: int | None = None) -> None:
@@ -168,7 +178,7 @@ class MetersDict(dict[str, Any]):
     def state_dict(self) -> list[tuple[int, str, str, dict[str, object]]]:
         """Priority, name, class and values of each meter; derived ones are left out."""
         return [
-            (self.priorities[key][0], key, type(meter).__name__, dict(vars(meter)))
+            (self.priorities[key][0], key, type(meter).__name__, meter.state_dict())
             for key, meter in self.items()
             if type(meter) in (AverageMeter, SumMeter, TimeMeter, StopwatchMeter)
         ]
@@ -177,5 +187,5 @@ class MetersDict(dict[str, Any]):
         kinds = {kind.__name__: kind for kind in (AverageMeter, SumMeter, TimeMeter, StopwatchMeter)}
         for priority, key, kind, values in state_dict:
             meter = kinds[kind]()
-            vars(meter).update(values)
+            meter.load_state_dict(values)
             self.add_meter(key, meter, priority)

@@ -31,8 +31,10 @@ reset()
 def aggregate(name: str | None = None, new_root: bool = False) -> Iterator[MetersDict]:
     """Collect what is logged meanwhile, under *name* if given; with *new_root* nothing outside
     collects it."""
-    name = str(uuid.uuid4()) if name is None else name
-    aggregator = _aggregators.setdefault(name, MetersDict())
+    if name is None:  # which nobody can ask for later
+        name, aggregator = str(uuid.uuid4()), MetersDict()
+    else:
+        aggregator = _aggregators.setdefault(name, MetersDict())
     former = (dict(_active), Counter(_counts))
     if new_root:
         _active.clear()

@@ -128,10 +128,10 @@ class MultiheadAttention(nn.Module):
         k = v = None
         if key is not None:
             keys, values = self.k_proj(key), self.v_proj(key if value is None or self.self_attention else value)
-            if self.bias_k is not None and self.bias_v is not None:
-                keys = torch.cat([keys, self.bias_k.expand(1, batch, -1)])
-                values = torch.cat([values, self.bias_v.expand(1, batch, -1)])
-                attn_mask, key_padding_mask = self._one_more(attn_mask, key_padding_mask)
+            if self.bias_k is not None:
+                keys, values, key_padding_mask, attn_mask = self._add_bias(
+                    keys, values, key_padding_mask, attn_mask, batch
+                )
             k, v = self._heads(keys, batch), self._heads(values, batch)  # (B, H, S, D)
         if incremental_state is not None:
             k, v, key_padding_mask = self._with_saved(saved, k, v, key_padding_mask, static_kv)
@@ -144,7 +144,7 @@ class MultiheadAttention(nn.Module):
         if self.add_zero_attn:
             zeros = k.new_zeros(batch, self.num_heads, 1, self.head_dim)
             k, v = torch.cat([k, zeros], 2), torch.cat([v, zeros], 2)
-            attn_mask, key_padding_mask = self._one_more(attn_mask, key_padding_mask)
+            key_padding_mask, attn_mask = self._pad_masks(key_padding_mask, attn_mask)
         scores = self.apply_sparse_mask(q @ k.transpose(2, 3), length, k.size(2), batch)  # (B, H, T, S)
         if attn_mask is not None:
             mask = attn_mask if attn_mask.dim() != 3 else attn_mask.view(batch, -1, *attn_mask.shape[1:])
@@ -168,10 +168,20 @@ class MultiheadAttention(nn.Module):
         """[S, B, C] → [B, H, S, D]."""
         return x.reshape(-1, batch, self.num_heads, self.head_dim).permute(1, 2, 0, 3)
 
+    def _add_bias(
+        self, k: Tensor, v: Tensor, key_padding_mask: Tensor | None, attn_mask: Tensor | None, bsz: int
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Keys and values [S, B, C] with the learned ones at the end, and the masks of all."""
+        assert self.bias_k is not None and self.bias_v is not None
+        k = torch.cat([k, self.bias_k.expand(1, bsz, -1)])
+        v = torch.cat([v, self.bias_v.expand(1, bsz, -1)])
+        return k, v, *self._pad_masks(key_padding_mask, attn_mask)
+
     @staticmethod
-    def _one_more(mask: Tensor | None, padding: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    def _pad_masks(key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Both masks with a key at the end that all may read."""
-        return None if mask is None else F.pad(mask, (0, 1)), None if padding is None else F.pad(padding, (0, 1))
+        padding = None if key_padding_mask is None else F.pad(key_padding_mask, (0, 1))
+        return padding, None if attn_mask is None else F.pad(attn_mask, (0, 1))
 
     def _with_saved(
         self, saved: Any, k: Tensor | None, v: Tensor | None, padding: Tensor | None, static_kv: bool

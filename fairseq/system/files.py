@@ -203,10 +203,10 @@ def prepare_file(
 def _check_regular(path: Path) -> None:
     """Raise OSError for what a rename must not replace: folders, devices, and the system's links to
     them."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():  # as checkpoint_last.pt of sharded training is
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     parent = os.path.realpath(path.parent)
-    if (path.exists() and not path.is_file()) or parent == "/dev" or parent.startswith("/proc/"):
+    if (path.exists() and not path.is_file() and not path.is_dir()) or parent == "/dev" or parent.startswith("/proc/"):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 

@@ -149,7 +149,10 @@ def begin(state: TrainingState, origin: Origin) -> None:
 def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adopt: bool = False) -> dict[str, object]:
     """Continue from the checkpoint *saved*, called *source*; see
     :meth:`TrainingState.load_state_dict`."""
-    check_dictionary(saved, source, dictionary_of(state.task))
+    try:
+        check_dictionary(saved, source, dictionary_of(state.task))
+    except UserError as error:
+        raise UserError(f"{error.args[0]}, or another `save_dir`: the data have changed") from None
     stored, folder = saved.get("args") or {}, state.settings.checkpoint.save_dir
     try:
         # First, because it names the setting by which parameters have other names or shapes.

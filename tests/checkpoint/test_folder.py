@@ -195,32 +195,6 @@ def test_of_each_kind_the_highest_numbers_and_the_best_figures_are_kept(tmp_path
     assert names(tmp_path) == {"checkpoint10.pt", "checkpoint_1_10.pt", "checkpoint_1_9.pt", best, "checkpoint_last.pt"}
 
 
-def test_a_file_that_another_process_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = manager(tmp_path, keep_last_epochs=1)
-    for number in (1, 2, 3):
-        (tmp_path / f"checkpoint{number}.pt").touch()
-    unlink = Path.unlink
-
-    def gone(path: Path, **settings: Any) -> None:
-        unlink(path, missing_ok=True)
-        raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
-
-    monkeypatch.setattr(Path, "unlink", gone)
-    keeper._remove_old()
-    assert names(tmp_path) == {"checkpoint3.pt"}
-
-
-def test_a_folder_that_cannot_be_removed_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper, folder = manager(tmp_path), sharded(tmp_path / "checkpoint_1_5.parts")
-
-    def refused(*_: Any, **__: Any) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
-
-    monkeypatch.setattr(os, "rmdir", refused)
-    keeper.save(a_state(), [tmp_path / "checkpoint_last.pt"])
-    assert folder.exists() and (tmp_path / "checkpoint_last.pt").exists()
-
-
 def test_the_best_of_the_next_stage_gets_the_next_number(tmp_path: Path) -> None:
     keeper, best = manager(tmp_path), tmp_path / "checkpoint_best.pt"
     for number in (1, 2, 3):
@@ -314,20 +288,6 @@ def test_a_link_to_a_missing_checkpoint_gives_way_to_the_newest_good_one(
 
 
 # The lock
-
-
-def test_a_lock_is_free_again_after_the_block(tmp_path: Path) -> None:
-    for _ in range(2):
-        with manager(tmp_path).locked(), pytest.raises(UserError) as error, manager(tmp_path).locked():
-            pass
-        assert error.value.with_flags == (
-            f"--save-dir {tmp_path}: another run writes checkpoints there; choose another folder"
-        )
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
-    for _ in range(3):
-        with manager(tmp_path).locked():
-            pass
-    assert before in (0, len(os.listdir("/proc/self/fd")))
 
 
 def test_a_filesystem_without_locks_is_logged_and_used(

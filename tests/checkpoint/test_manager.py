@@ -49,7 +49,8 @@ def test_checkpoints_have_fairseqs_names(tmp_path):
 
 def test_intervals_and_switches_decide_which_are_written(tmp_path):
     def names(epoch=2, updates=6, end=True, best=False, **settings):
-        return CheckpointManager(CheckpointConfig(no_save=True, **settings)).names(SavePoint(epoch, updates, end, best))
+        config = CheckpointConfig(save_dir=str(tmp_path), **settings)
+        return [path.name for path in CheckpointManager(config).due(SavePoint(epoch, updates, end, best))]
 
     assert names() == ["checkpoint2.pt", "checkpoint_last.pt"]
     assert names(save_interval=2) == ["checkpoint2.pt", "checkpoint_last.pt"]
@@ -58,6 +59,14 @@ def test_intervals_and_switches_decide_which_are_written(tmp_path):
     assert names(end=False, save_interval_updates=3) == ["checkpoint_2_6.pt", "checkpoint_last.pt"]
     assert names(end=False, save_interval_updates=4) == ["checkpoint_last.pt"]
     assert names(no_last_checkpoints=True) == ["checkpoint2.pt"]
+
+
+@pytest.mark.parametrize("name", ["../stolen.pt", "/tmp/stolen.pt", "checkpoint_words_1.pt/x", "checkpoint_best.pt"])
+def test_a_milestone_in_a_checkpoint_names_no_other_file(tmp_path: Path, name: str) -> None:
+    manager = CheckpointManager(CheckpointConfig(save_dir=str(tmp_path)))
+    with pytest.raises(UserError, match="checkpoint: .* is no name of a milestone"):
+        manager.due(SavePoint(epoch=1, updates=1, milestone=name))
+    assert tmp_path / "checkpoint_words_5.pt" in manager.due(SavePoint(1, 1, milestone="checkpoint_words_5.pt"))
 
 
 def written(folder: Path, figure: float | None, **settings: Any) -> list[str]:
@@ -100,28 +109,6 @@ def test_ranked_files_are_told_apart_by_six_digits_and_infinite_figures_are_not_
     assert names == ["checkpoint.best_loss_8.76612.pt", "checkpoint.best_loss_8.76614.pt"]
 
 
-@pytest.mark.parametrize(("maximize", "figures"), [(False, (2.5, 3.5)), (True, (1.5, 0.5))])
-def test_the_worst_of_those_that_are_kept_is_the_one_to_surpass(
-    tmp_path: Path, maximize: bool, figures: tuple[float, float]
-) -> None:
-    for figure in (1.0, 2.0, 3.0):
-        (tmp_path / f"checkpoint.best_loss_{figure:.4f}.pt").touch()
-    settings = {"keep_best_checkpoints": 3, "maximize_best_checkpoint_metric": maximize}
-    better, worse = (written(tmp_path, figure, **settings) for figure in figures)
-    assert better == [f"checkpoint.best_loss_{figures[0]:.4f}.pt"] and worse == []
-
-
-@pytest.mark.parametrize("keep", [-1, 0])
-def test_none_is_among_the_best_where_none_is_kept(tmp_path: Path, keep: int) -> None:
-    assert written(tmp_path, 1.0, keep_best_checkpoints=keep) == []
-
-
-def test_one_of_the_best_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
-    assert written(tmp_path, 2.0, keep_best_checkpoints=1) == ["checkpoint.best_loss_2.0000.pt"]
-    (tmp_path / "checkpoint.best_loss_2.0000.pt").touch()
-    assert written(tmp_path, 2.5, keep_best_checkpoints=1) == []
-
-
 def test_updates_are_saved_within_epochs_at_multiples_of_the_interval(tmp_path: Path) -> None:
     def due(updates: int, end: bool, **settings: Any) -> list[str]:
         config = CheckpointConfig(save_dir=str(tmp_path), no_last_checkpoints=True, **settings)
@@ -134,41 +121,11 @@ def test_updates_are_saved_within_epochs_at_multiples_of_the_interval(tmp_path: 
     assert due(4, True, save_interval=2) == []
 
 
-def test_only_the_newest_are_kept(tmp_path):
-    points = [(e, u, u % 20 == 0, None) for e in (9, 10, 11) for u in range(e * 20 - 15, e * 20 + 1, 5)]
-    saved(tmp_path, *points, save_interval_updates=5, keep_interval_updates=2, keep_last_epochs=2)
-    assert set(files(tmp_path)) == {
-        "checkpoint_11_210.pt", "checkpoint_11_215.pt", "checkpoint10.pt", "checkpoint11.pt", "checkpoint_last.pt",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(("maximize", "expected"), [(False, 2), (True, 4)])
 def test_the_best_is_the_least_or_the_greatest(tmp_path, maximize, expected):
     points = [(1, 1, True, 3.0), (2, 2, True, 1.0), (3, 3, True, float("nan")), (4, 4, True, 5.0)]
     saved(tmp_path, *points, maximize_best_checkpoint_metric=maximize, no_epoch_checkpoints=True)
     assert files(tmp_path) == {"checkpoint_best.pt": expected, "checkpoint_last.pt": 4}
-
-
-@pytest.mark.parametrize(("maximize", "kept"), [(False, {"1.0000", "2.5000"}), (True, {"4.0000", "3.0000"})])
-def test_as_many_of_the_best_are_kept_as_asked(tmp_path, maximize, kept):
-    points = [(n, n, True, figure) for n, figure in enumerate((3.0, 1.0, 4.0, 2.5, float("nan")), 1)]
-    saved(
-        tmp_path,
-        *points,
-        maximize_best_checkpoint_metric=maximize,
-        no_epoch_checkpoints=True,
-        keep_best_checkpoints=2,
-    )
-    names = {name for name in files(tmp_path) if name.startswith("checkpoint.best_")}
-    assert names == {f"checkpoint.best_loss_{value}.pt" for value in kept}
-
-
-def test_multiples_of_a_pattern_are_kept_for_good(tmp_path):
-    points = [(1, updates, False, None) for updates in range(5, 45, 5)]
-    saved(tmp_path, *points, save_interval_updates=5, keep_interval_updates=1, keep_interval_updates_pattern=20)
-    assert set(files(tmp_path)) == {
-        "checkpoint_1_20.pt", "checkpoint_1_40.pt", "checkpoint_1_35.pt", "checkpoint_last.pt",
-    }  # fmt: skip
 
 
 def test_continue_once_is_read_until_there_is_a_last_checkpoint(tmp_path):
@@ -177,13 +134,6 @@ def test_continue_once_is_read_until_there_is_a_last_checkpoint(tmp_path):
     keeper = saved(tmp_path, **once)
     assert restored(keeper) == tmp_path / "other.pt"
     assert restored(saved(tmp_path, (1, 1, True, None), **once)) == tmp_path / "s" / "checkpoint_last.pt"
-
-
-def test_the_best_of_a_stage_is_set_aside_under_its_number(tmp_path):
-    keeper = saved(tmp_path, (1, 1, True, 3.0), no_epoch_checkpoints=True)
-    keeper.set_best_aside(2)
-    keeper.set_best_aside(3)  # there is none
-    assert set(files(tmp_path)) == {"checkpoint_best2.pt", "checkpoint_last.pt"}
 
 
 def test_further_names_are_copied_where_there_are_no_links(tmp_path, monkeypatch):
@@ -258,12 +208,6 @@ def test_a_missing_checkpoint_is_an_error_unless_a_job_that_is_started_again_nam
         restored(keeper(str(last)))
 
 
-def test_a_save_dir_that_cannot_be_made_is_a_user_error(tmp_path):
-    (tmp_path / "file").touch()
-    with user_error("--save-dir .*cannot be made"):
-        CheckpointManager(CheckpointConfig(save_dir=str(tmp_path / "file" / "s")))
-
-
 @pytest.mark.parametrize("kind", ["private file", "another JSON file", "folder", "dangling link"])
 def test_nothing_but_a_tokenizer_is_copied_from_the_data(kind: str, tmp_path: Path) -> None:
     data, private = tmp_path / "data", tmp_path / "private"
@@ -301,11 +245,3 @@ def test_a_folder_in_place_of_the_dictionary_or_tokenizer_is_named(tmp_path: Pat
     (tmp_path / "s" / name).mkdir(parents=True)
     with user_error(rf"s/{name}: cannot be written \(Is a directory\); remove it or choose another --save-dir"):
         saved(tmp_path).keep_dictionary(tmp_path / "dict.txt")
-
-
-def test_files_of_another_metric_are_not_ranked_with_this_one(tmp_path: Path) -> None:
-    for name in ("loss_2.0000", "nll_loss_1.0000"):
-        (tmp_path / f"checkpoint.best_{name}.pt").touch()
-    of_ppl = {"keep_best_checkpoints": 1, "best_checkpoint_metric": "ppl"}
-    assert written(tmp_path, 400.0, **of_ppl) == ["checkpoint.best_ppl_400.0000.pt"]
-    assert written(tmp_path, 1.5, keep_best_checkpoints=1) == ["checkpoint.best_loss_1.5000.pt"]

@@ -59,3 +59,10 @@ def test_the_settings_of_a_run_are_read_as_they_were(tmp_path: Path) -> None:
     again = vars(runs.arguments("--config", file))
     assert again == once
     assert parse_yaml(yaml.safe_dump({"a": None, "b": "null", "c": [1]})) == {"a": None, "b": "null", "c": ["1"]}
+
+
+def test_a_hydra_command_without_an_optimizer_has_the_recipe_of_its_architecture() -> None:
+    words = training_flags(None, ["task=language_modeling", "task.data=d", "model=llama_tiny"])
+    assert not [word for word in words if word.startswith("--lr-scheduler")]
+    words = training_flags(None, ["task=language_modeling", "task.data=d", "model=llama_tiny", "optimizer=adam"])
+    assert "--lr-scheduler=fixed" in words

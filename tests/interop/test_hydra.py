@@ -84,8 +84,7 @@ def test_groups_take_files_options_and_values_in_hydras_order(tmp_path: Path) ->
         optimizer__quick="_name: adam\nlr: ${optimization.lr}\n",
     )
     assert flags(base) == {
-        "--criterion": "cross_entropy",
-        "--lr-scheduler": "fixed",  # fairseq's own defaults
+        "--criterion": "cross_entropy",  # fairseq's own default
         "--arch": "transformer_lm",
         "--decoder-layers": "9",
         "--dropout": "0.2",

@@ -13,16 +13,31 @@ from typing import Any
 import pytest
 import runs
 import torch
-from fairseq.data.data_utils import raise_if_valid_subsets_unintentionally_ignored
-from fairseq.file_io import PathManager
 from torch import nn
 
 from fairseq.config import options
 from fairseq.data import Dictionary, MonolingualDataset
+from fairseq.data.data_utils import raise_if_valid_subsets_unintentionally_ignored
 from fairseq.distributed import ModuleProxyWrapper
+from fairseq.file_chunker_utils import Chunker, find_offsets
+from fairseq.file_io import PathManager
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from fairseq_cli import interactive
 from scripts.average_checkpoints import average_checkpoints
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 7, 40])
+def test_pieces_of_a_text_have_each_line_once(tmp_path: Path, pieces: int) -> None:
+    lines = [f"line {number} {'ü' * (number % 5)}\n" for number in range(20)]
+    (tmp_path / "text").write_text("".join(lines), encoding="utf-8")
+    offsets = find_offsets(tmp_path / "text", pieces)
+    found = []
+    for start, end in zip(offsets, offsets[1:], strict=False):
+        with Chunker(tmp_path / "text", start, end) as chunk:
+            found += list(chunk)
+    assert len(offsets) == pieces + 1 and found == lines
+    with Chunker(tmp_path / "text", 0, -1) as chunk:
+        assert list(chunk) == lines
 
 
 def test_files_are_those_of_this_machine(tmp_path: Path) -> None:

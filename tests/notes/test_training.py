@@ -285,8 +285,8 @@ def test_notes_of_other_words_are_rejected(data, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--note-lambda 0", "--note-lambda 0"),
-        ("--note-lambda 1", "--note-lambda 1"),
+        ("--note-lambda=-0.5", "--note-lambda -0.5"),
+        ("--note-lambda 2", "--note-lambda 2"),
         ("--note-gamma 1.5", "--note-gamma 1.5"),
         ("--note-gamma -1", "--note-gamma"),
         ("--note-half-window -1", "--note-half-window -1"),

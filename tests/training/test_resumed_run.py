@@ -22,6 +22,7 @@ from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.data.position import SavedBy
 from fairseq.distributed import World
 from fairseq.errors import UserError
+from fairseq.system import checksums
 from fairseq.training.build import build_state
 from fairseq.training.loop import limit_reached
 from fairseq.training.resume import restore, restoring
@@ -130,24 +131,31 @@ def test_the_best_of_blocks_of_another_length_is_set_aside(caplog: pytest.LogCap
 
 
 @pytest.mark.parametrize("how", ["other words", "fewer words", "another folder of the same"])
-def test_a_run_whose_data_changed_says_so(
-    trained: Path, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    data = tmp_path / "data"
-    shutil.copytree(runs.DATA, data)
+def test_a_run_whose_data_changed_says_so(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    def run_on(data: Path) -> Any:
+        checksums.record(data, data)
+        return build_state(training_settings(runs.arguments(FIVE, runs.ADAM, data=data)), World())
+
+    before, data = (Path(shutil.copytree(runs.DATA, tmp_path / name)) for name in ("before", "data"))
+    stored = state(run_on(before), updates=7, epoch=2, read=2).state_dict()
     corpus = IndexedCorpus(str(data / "valid"))  # what these runs train on
-    tokens, sizes = np.asarray(corpus.tokens), np.asarray(corpus.sizes)
+    tokens, sizes = np.array(corpus.tokens), np.array(corpus.sizes)
     if how == "other words":
         tokens = np.where(tokens == 4, 5, tokens)
     lines = len(sizes) // 2 if how == "fewer words" else len(sizes)
     with IndexedWriter(str(data / "valid"), tokens.dtype) as writer:
         writer.add(tokens[: sizes[:lines].sum()], sizes[:lines])
-    run = build_state(training_settings(runs.arguments(FIVE, runs.ADAM, data=data)), World())
     message = "the data have changed"
     refused = user_error(f"^x.pt: {message}") if how == "fewer words" else contextlib.nullcontext()
     with refused, restoring("x.pt"):
-        restore(run, checkpoint.read(trained), "x.pt")
+        restore(run_on(data), stored, "x.pt")
     assert (message in caplog.text) is (how == "other words")
+
+
+def test_a_run_whose_dictionary_changed_says_that_the_data_changed(tmp_path: Path) -> None:
+    stored = {**a_run(runs.ADAM).state_dict(), "dictionary": "of other words"}
+    with user_error("^x.pt: was trained with another dictionary than .*, or another --save-dir: the data have changed"):
+        restore(a_run(runs.ADAM), stored, "x.pt")
 
 
 # --- memory that goes on

@@ -64,6 +64,9 @@ def training_flags(config: Path | None, overrides: Sequence[str]) -> list[str]:
         # Values of single settings come last, whatever their order: Hydra composes groups first.
         if key not in chosen:
             _assign(tree, key.split("."), value, remove=sign == "~")
+    # fairseq needs an optimizer; a command without one has the recipe of its architecture.
+    if not tree.get("optimizer") and tree.get("lr_scheduler") == {"_name": "fixed"} and "lr_scheduler" not in chosen:
+        del tree["lr_scheduler"]
     return _flags(tree)
 
 

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import itertools
 import json
+import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -26,8 +27,6 @@ from fairseq.text.tokenizers.rules import (
     bytes_text,
 )
 
-"""Characters of which subwords are learned within a second: the library does not look for signals
-meanwhile."""
 PROBES = ["The cat  sat, ż 語 🙂 \u200d", "", " ", "\0", "a" * 1000]
 """Text that uses what a tokenizer has for unknown characters, none at all, and long words."""
 
@@ -246,7 +245,15 @@ def _learned(lines: Iterable[list[str]], size: int) -> bytes:
         vocab_size=size, min_frequency=2, initial_alphabet=sorted(BYTES), show_progress=False
     )
     cut = functools.partial(_cut_words, tokenizer.pre_tokenizer)
-    tokenizer.train_from_iterator((list(itertools.chain(*map(cut, batch))) for batch in lines), trainer)
+    texts = (list(itertools.chain(*map(cut, batch))) for batch in lines)
+    # The library looks for no signals, and merging takes minutes: Ctrl-C ends the process at once.
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        tokenizer.train_from_iterator(texts, trainer)
+    finally:
+        signal.signal(signal.SIGINT, before)
     return str(tokenizer.to_str()).encode()
 
 
