@@ -32,8 +32,11 @@ def check_recorders(common: CommonConfig) -> None:
     for cannot be opened: before the run writes anything."""
     if common.tensorboard_logdir:
         _tensorboard_class(common.tensorboard_logdir)
-    if common.metrics_file and os.path.exists(common.metrics_file):
-        _open_lines(common.metrics_file).close()
+    if path := common.metrics_file:
+        is_new = not os.path.lexists(path)
+        _open_lines(path).close()
+        if is_new:
+            os.unlink(path)
     for setting in ("wandb_project", "trackio_project"):
         if getattr(common, setting):
             _import(setting)

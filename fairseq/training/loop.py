@@ -104,8 +104,6 @@ def train(
         origin = resume.choose(settings, world, manager)
         settings = resume.as_begun(settings, origin)
         settings = resume.at_version(settings, (origin.state or {}).get("args") or {})
-        for line in summary(settings):
-            logger.info("%s", line)
         planned = stages.plan(settings)
         while True:
             stage = stages.stage_at(planned, origin.updates_done(settings.checkpoint)) if planned else None
@@ -121,6 +119,8 @@ def train(
             if state.due is None:
                 state.end = limit_reached(state, run.asked_by_any(run.is_over_time()))
             if manager is not None and is_first_stage:  # of all stages
+                for line in summary(settings):
+                    logger.info("%s", line)
                 effective.record(settings, state.task, manager, has_work=state.end is None)
             run.train()
             if run.stopped:
