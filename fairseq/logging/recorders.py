@@ -121,14 +121,19 @@ def json_lines(path: str) -> Iterator[Write]:
     Raises:
         UserError: the file cannot be written, or is not one of these.
     """
-    with _open_lines(path) as file:
+    file = _open_lines(path)
 
-        def write(values: Mapping[str, object], tag: str, step: int) -> None:
-            with _writing(f"`metrics_file` {path}", "file"):
-                file.write(json_line({"tag": tag, "step": step, **values}).encode() + b"\n")
-                file.flush()
+    def write(values: Mapping[str, object], tag: str, step: int) -> None:
+        with _writing(f"`metrics_file` {path}", "file"):
+            file.write(json_line({"tag": tag, "step": step, **values}).encode() + b"\n")
+            file.flush()
 
+    try:
         yield write
+    finally:
+        # A failed write has already been reported.
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 def read_entries(content: bytes) -> list[dict[str, Any]]:
