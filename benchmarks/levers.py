@@ -37,13 +37,18 @@ class Size:
 
 
 WITHOUT_DROPOUT = "--attention-dropout 0 --activation-dropout 0 --adaptive-softmax-dropout 0"
+# The published design, with its initial values, in the sizes of the demo's architectures.
+PUBLISHED = (
+    "--arch transformer_lm_wiki103 --decoder-attention-heads 4"
+    " --adaptive-input-cutoff 1000,4000 --adaptive-softmax-cutoff 1000,4000"
+)
 TWO_LAYERS = (
     f"{WITHOUT_DROPOUT} --max-valid-steps 8"
-    " --arch transformer_lm_demo --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512"
+    f" {PUBLISHED} --decoder-layers 2 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512"
 )
 FOUR_LAYERS = (
     f"{WITHOUT_DROPOUT} --max-valid-steps 4"
-    " --arch transformer_lm_demo --decoder-layers 4 --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024"
+    f" {PUBLISHED} --decoder-layers 4 --decoder-embed-dim 256 --decoder-ffn-embed-dim 1024"
 )
 SIZES = {
     "medium": Size(FOUR_LAYERS, 256, 1024, 700, 10, 0.7),  # the same epoch, by a model whose time is in its products

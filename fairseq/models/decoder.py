@@ -135,7 +135,8 @@ class Decoder(nn.Module):
         """The first layer's input for *tokens* [B, T], which continue *cache* and are read next:
         [B, T, C].
 
-        *infuse* is applied to the summed embeddings, before layer norm and dropout.
+        *infuse* is applied to the summed embeddings, before layer norm and dropout. Under autocast
+        the result has the lower precision, and so has the sum of all layers.
         """
         raise NotImplementedError
 

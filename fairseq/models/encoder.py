@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fairseq.models.encoder_settings import INIT_STD, BertConfig
 from fairseq.modules.attention import Bidirectional, SelfAttention
 from fairseq.modules.dropout import dropout
-from fairseq.modules.linear import Linear
+from fairseq.modules.linear import Linear, lowered
 from fairseq.modules.transformer_layer import Infuse, TransformerLayer, layer_norm, skips_layer
 
 
@@ -118,7 +118,7 @@ class TransformerEncoder(nn.Module):
         if infuse is not None:
             x = infuse(x)
         padding = None if padded is False else self._padding(src_tokens)
-        x = dropout(self.emb_layer_norm(x), self.cfg.dropout, self.training)
+        x = dropout(lowered(self.emb_layer_norm(x)), self.cfg.dropout, self.training)
         if padding is not None:
             x = x.masked_fill(padding.unsqueeze(-1), 0.0)
         if self.project_in_dim is not None:

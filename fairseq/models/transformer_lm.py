@@ -24,6 +24,7 @@ from fairseq.modules.adaptive_input import AdaptiveInput, bare_linear, word_embe
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import Causal, PositionInfusedAttention, RotaryAttention, SelfAttention
 from fairseq.modules.dropout import dropout
+from fairseq.modules.linear import lowered
 from fairseq.modules.memory import KeyValueCache
 from fairseq.modules.output_layer import LinearOutput
 from fairseq.modules.positions import LearnedPositions, Rotation, SinusoidalPositions, TokenShift, sinusoids
@@ -132,7 +133,7 @@ class TransformerDecoder(Decoder):
                 cache.before = before
         if self.layernorm_embedding is not None:
             x = self.layernorm_embedding(x)
-        return dropout(x, self.cfg.dropout, self.training)
+        return dropout(lowered(x), self.cfg.dropout, self.training)
 
     def _positions(self, count: int | None) -> Tensor | None:
         """Rotations, [count, 2, R/2]; or sinusoids, numbered as everywhere in fairseq from

@@ -23,6 +23,7 @@ from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.attention import Causal, SelfAttention
 from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.dropout import dropout, variational_dropout
+from fairseq.modules.linear import lowered
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache
 from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import (
@@ -100,7 +101,7 @@ class TransformerXLDecoder(Decoder):
             x = infuse(x)
         if self.cfg.position_encoding == "absolute":
             x = x + self._sinusoids(tokens.size(1)).flip(0)[self._tokens_behind(tokens)].to(x.dtype)
-        return self._drop(x, self.cfg.dropout, self.training)
+        return self._drop(lowered(x), self.cfg.dropout, self.training)
 
     def _first_memory(self, x: Tensor, length: int) -> Memory | None:
         if self.cfg.memory_start == "empty":

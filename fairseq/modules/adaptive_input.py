@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.modules.dropout import is_cpu
-from fairseq.modules.linear import Linear, lowered
+from fairseq.modules.linear import Linear
 
 
 def word_embedding(words: int, dim: int, padding_idx: int | None, std: float | None = None) -> nn.Embedding:
@@ -86,8 +86,7 @@ class AdaptiveInput(nn.Module):
         """Embeddings of *tokens* [B, T]: [B, T, C]."""
         result: Tensor | None = None
         for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
-            # Half precision from the first layer on, with and without projections.
-            embedded = lowered(self.embeddings[band](_rows(tokens, first, last)))
+            embedded = self.embeddings[band](_rows(tokens, first, last))
             # Bands ascend: the last one that begins at or below a word is the word's.
             above = (tokens >= first).unsqueeze(-1)
             result = embedded if result is None else torch.where(above, embedded, result)

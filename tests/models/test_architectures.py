@@ -127,10 +127,20 @@ def test_architectures_leave_what_is_given_and_complete_nothing_twice(given):
         assert given.items() <= settings.items() and ARCHITECTURES[name].complete(settings) == settings
 
 
-@pytest.mark.parametrize(("arch", "excess"), [("transformer_lm_fast_tiny", (-1, 0.1)), ("transformer_lm_tiny", (2, 9))])
-def test_the_loss_of_the_fast_recipe_starts_where_guessing_does(arch, excess):
+SMALL = [
+    "transformer_lm_fast_tiny",
+    "transformer_lm_tiny",
+    "transformer_lm_demo",
+    "shortformer_tiny",
+    "shortformer_demo",
+]
+
+
+@pytest.mark.parametrize("arch", SMALL)
+def test_the_loss_of_small_architectures_starts_where_guessing_does(arch):
     torch.manual_seed(1)
-    args = argparse.Namespace(dropout=0.0, tokens_per_sample=32)
+    bands = dict.fromkeys(("adaptive_input_cutoff", "adaptive_softmax_cutoff"), [200, 600])
+    args = argparse.Namespace(dropout=0.0, tokens_per_sample=32, **bands)
     ARCHITECTURES[arch].fill(args)
     decoder = TransformerDecoder(fields.typed(TransformerLMConfig, args), 1000, PAD)
     # As in a dictionary, where words that occur more often come first.
@@ -138,4 +148,4 @@ def test_the_loss_of_the_fast_recipe_starts_where_guessing_does(arch, excess):
     with torch.no_grad():
         hidden = decoder(tokens[:, :-1])[0].flatten(0, 1)
         losses = -decoder.adaptive_softmax.target_log_probs(hidden, tokens[:, 1:].flatten())
-    assert excess[0] < float(losses.mean()) / math.log(2) - math.log2(1000) < excess[1]
+    assert -1 < float(losses.mean()) / math.log(2) - math.log2(1000) < 0.3

@@ -411,3 +411,24 @@ def test_masks_and_tables_of_positions_are_freed_with_the_model(flags):
     before = tensors()
     used()
     assert tensors() <= before
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *("--arch llama_tiny", "--arch gpt2_tiny", "--arch pythia_tiny", "--arch transformer_lm_tiny"),
+        *("--arch shortformer_tiny", "--arch transformer_xl_tiny"),
+        *("--arch transformer_xl_tiny --pre-lnorm", "--arch bert_tiny", "--arch transformer_lm --decoder-layers 2"),
+    ],
+)
+def test_under_autocast_the_sum_of_all_layers_has_the_lower_precision_and_gradients_have_the_weights(flags):
+    model, dtypes = runs.model_of(flags, "--tokens-per-sample 16"), []
+    body = model.decoder if hasattr(model, "decoder") else model.encoder.sentence_encoder
+    for layer in body.layers:
+        layer.register_forward_hook(lambda module, inputs, output: dtypes.extend([inputs[0].dtype, output[0].dtype]))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = model(tokens(2, 16).clamp(max=500))[0]
+    assert len(dtypes) >= 4 and set(dtypes) == {torch.bfloat16}
+    hidden.float().sum().backward()
+    gradients = [parameter.grad for parameter in body.parameters() if parameter.grad is not None]
+    assert len(gradients) > 8 and {gradient.dtype for gradient in gradients} == {torch.float32}

@@ -204,24 +204,6 @@ def test_adaptive_input_trains_the_words_it_reads_and_never_padding():
     assert not module(torch.tensor([[PAD]])).any()
 
 
-@pytest.mark.parametrize(("factor", "projections"), [(2.0, "own"), (1.0, "own"), (1.0, "shared")])
-def test_adaptive_input_enters_the_first_layer_in_the_precision_of_autocast(factor, projections):
-    """Rounded once, whether a projection does it or not, and with gradients in the precision of the
-    weights."""
-    module = AdaptiveInput(WORDS, PAD, 32, factor, 32, CUTOFFS, projections)
-    tokens = torch.arange(WORDS)[None]
-    expected = module(tokens)
-    assert expected.dtype == torch.float32
-    with torch.autocast("cpu", torch.bfloat16):
-        lowered = module(tokens)
-    assert lowered.dtype == torch.bfloat16
-    torch.testing.assert_close(lowered.float(), expected, rtol=2e-2, atol=2e-2)
-    if projections == "shared":
-        assert torch.equal(lowered, expected.bfloat16())
-    lowered.sum().backward()
-    assert all(parameter.grad.dtype == torch.float32 for parameter in module.parameters())
-
-
 @pytest.mark.parametrize("cutoffs", [[], [0, 5], [5, 5], [9, 4], [50], [10, 60]])
 def test_cutoffs_that_cannot_be_are_refused(cutoffs):
     from fairseq.config.shared import check_cutoffs

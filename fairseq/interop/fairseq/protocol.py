@@ -60,8 +60,11 @@ def set_up(cls: type[FairseqTask], settings: Settings, dictionary: Dictionary | 
         if task.source_dictionary.symbols[-1] == "<mask>":
             task.source_dictionary.add_mask()
     made = type(task)
-    task.__class__ = type(made.__name__, (Protocol, made), {"__module__": made.__module__, "plugin": made})
-    return task
+    cls = type(made.__name__, (Protocol, made), {"__module__": made.__module__, "plugin": made})
+    # Another object with the attributes of the task: a plug-in's `setup_task` may name its class.
+    under_protocol: Any = object.__new__(cls)
+    object.__setattr__(under_protocol, "__dict__", vars(task))
+    return under_protocol
 
 
 def is_of_fairseq(model: BaseFairseqModel, criterion: FairseqCriterion) -> bool:
@@ -112,8 +115,9 @@ class Protocol(FairseqTask):
         if training and is_of_fairseq(model, criterion):
             # The order of fairseq's iterator: losses of its models and criterions can be repeated.
             batches._turns.continuing(FAIRSEQ)
-        batches.__class__ = type("Batches", (_Batches,), {"task": self, "model": model, "is_training": training})
-        return batches
+        told = object.__new__(_Batches)
+        vars(told).update(vars(batches), task=self, model=model, is_training=training)
+        return told
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         sample = super().prepare(sample, epoch, model=model, training=training)
