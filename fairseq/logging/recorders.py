@@ -32,8 +32,11 @@ def check_recorders(common: CommonConfig) -> None:
     for cannot be opened: before the run writes anything."""
     if common.tensorboard_logdir:
         _tensorboard_class(common.tensorboard_logdir)
-    if common.metrics_file and os.path.exists(common.metrics_file):
-        _open_lines(common.metrics_file).close()
+    if path := common.metrics_file:
+        is_new = not os.path.lexists(path)
+        _open_lines(path).close()
+        if is_new:
+            os.unlink(path)
     for setting in ("wandb_project", "trackio_project"):
         if getattr(common, setting):
             _import(setting)
@@ -118,14 +121,19 @@ def json_lines(path: str) -> Iterator[Write]:
     Raises:
         UserError: the file cannot be written, or is not one of these.
     """
-    with _open_lines(path) as file:
+    file = _open_lines(path)
 
-        def write(values: Mapping[str, object], tag: str, step: int) -> None:
-            with _writing(f"`metrics_file` {path}", "file"):
-                file.write(json_line({"tag": tag, "step": step, **values}).encode() + b"\n")
-                file.flush()
+    def write(values: Mapping[str, object], tag: str, step: int) -> None:
+        with _writing(f"`metrics_file` {path}", "file"):
+            file.write(json_line({"tag": tag, "step": step, **values}).encode() + b"\n")
+            file.flush()
 
+    try:
         yield write
+    finally:
+        # A failed write has already been reported.
+        with contextlib.suppress(OSError):
+            file.close()
 
 
 def read_entries(content: bytes) -> list[dict[str, Any]]:

@@ -276,5 +276,9 @@ def describe_interruption(number: int, updates: int, saving: CheckpointConfig) -
         # These flags would begin anew.
         begins = saving.restore_file != LAST or saving.finetune_from_model or saving.reset_optimizer
         without = " without `restore_file`, `finetune_from_model` and `reset_optimizer`" if begins else ""
-        then = f"saved {Path(saving.save_dir) / LAST}; the same command{without} goes on from there"
+        then = f"saved {Path(saving.save_dir) / LAST}"
+        if saving.no_save_optimizer_state:
+            then += "; `no_save_optimizer_state`: the same command begins at update 0 with its weights"
+        else:
+            then += f"; the same command{without} goes on from there"
     return f"stopped by {signal.Signals(number).name} after update {updates}; {then}"

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 RESETS_OFF = {field.name: False for field in fields(CheckpointConfig) if field.name.startswith("reset_")}
 SIGNAL = "a signal"
 SHORTEST = 1000
-"""Updates between validations that nobody asked for, at least."""
+"""Fewest updates between two validations where the user gives no interval."""
 
 
 def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
@@ -81,8 +81,9 @@ def train(
     is left.
 
     Args:
-        interruption: the signal that asks this process to stop. All ranks stop after the next
-            update that is applied, after a validation, or after a save.
+        interruption: the signal that asks this process to stop; a command catches it, Python
+            callers do not. All ranks stop after the next update that is applied, after a validation
+            that is running, or after a save.
         hooks: beside the registered ones, the same objects in every stage.
 
     Returns:
@@ -104,23 +105,24 @@ def train(
         origin = resume.choose(settings, world, manager)
         settings = resume.as_begun(settings, origin)
         settings = resume.at_version(settings, (origin.state or {}).get("args") or {})
-        for line in summary(settings):
-            logger.info("%s", line)
         planned = stages.plan(settings)
         while True:
             stage = stages.stage_at(planned, origin.updates_done(settings.checkpoint)) if planned else None
             of_stage = stages.settings_at(settings, planned, stage) if stage else settings
             state = build_state(of_stage, world, stage)
             run = Run(state, manager, interruption, [*registered_hooks(of_stage), *hooks])
-            is_first_stage = origin.kind != "stage"
             resume.begin(state, origin)
+            # What the data or the checkpoint put in force holds for all stages.
             settings = settings.changed(**state.found)
             # What is wrong with the data is found before anything is written.
             state.batches.open()
-            before = state.num_updates if state.due is None else None  # that is left to do
-            if state.due is None:
-                state.end = limit_reached(state, run.asked_by_any(run.is_over_time()))
-            if manager is not None and is_first_stage:  # of all stages
+            done, is_pending = state.num_updates, state.due is not None
+            state.requests = Requests(late=run.asked_by_any(world.is_first and run.is_over_time()))
+            # What is left of the last update comes first.
+            state.end = None if is_pending else limit_reached(state, state.requests.late)
+            if manager is not None and origin.kind != "stage":  # of all stages
+                for line in summary(settings):
+                    logger.info("%s", line)
                 effective.record(settings, state.task, manager, has_work=state.end is None)
             run.train()
             if run.stopped:
@@ -128,9 +130,11 @@ def train(
                 logger.info("%s", describe_interruption(number, state.num_updates, settings.checkpoint))
                 return number
             if stage is None or stage is planned[-1] or state.end != end_of_stages(state.cfg):
-                if state.num_updates != before:
-                    logger.info("%s is reached after %d updates", state.end, state.num_updates)
-                    logger.info("%s", describe_end(state, time.perf_counter() - started))
+                if state.num_updates == done and not is_pending:
+                    logger.info("nothing to do: %s is reached after %d updates; change it to train on", state.end, done)
+                    return 0
+                logger.info("%s is reached after %d updates", state.end, state.num_updates)
+                logger.info("%s", describe_end(state, time.perf_counter() - started))
                 return 0
             logger.info("stage %d is done after %d updates", stage.number, state.num_updates)
             # From here on the state is on the host alone: a device never holds the models and
@@ -170,26 +174,26 @@ class Run:
         self.log = RunLog(settings, world)
         parse_window(settings.profiling.profile, settings.optimization.max_update)
         self.stopped = False
-        self.saved, self.saved_at = -1, time.perf_counter()  # number of updates, and time of the last save
+        self.saved_at = time.perf_counter()
 
     def train(self) -> None:
         """Train until ``state.end`` says why not further: at the end of the stage or of the run, or
         on entering it, when a restored run is there already."""
         state, world = self.state, self.state.world
-        read = {state.settings.data.train_subset: state.batches}
+        splits = {state.settings.data.train_subset: state.batches}
         counts = {"updates so far": state.num_updates, "updates of the run": state.cfg.max_update}
-        check_agreement(world, {**read, **state.validation}, counts)
+        check_agreement(world, {**splits, **state.validation}, counts)
         # The number of updates may follow from the data.
         window = parse_window(state.settings.profiling.profile, state.cfg.max_update)
         self.profiler = Profiler(window if world.is_first else None, self.saving.save_dir, world.device)
-        self.read = max(self.milestones.amount(state.batches), self.milestones.amount_at(state.restored_position))
-        if state.incomparable and self.manager is not None:
+        # Words or tokens, by which milestones are counted.
+        self.amount_read = max(
+            self.milestones.amount(state.batches), self.milestones.amount_at(state.restored_position)
+        )
+        if state.incomparable and state.end is None and self.manager is not None:
+            # The next best would replace the file of one that cannot be compared with it.
             self.manager.set_best_aside()
         with self.log.recording(state):
-            if state.end is not None:
-                logger.info(
-                    "nothing to do: %s is reached after %d updates; change it to train on", state.end, state.num_updates
-                )
             for hook in self.hooks:
                 hook.on_start(state)
             try:
@@ -201,18 +205,19 @@ class Run:
                 while state.end is None:
                     # Each epoch may read another folder: ranks compare each when they reach it.
                     if state.batches.changes_data and state.batches.epoch != first:
-                        check_agreement(world, read, {"updates so far": state.num_updates})
+                        check_agreement(world, splits, {"updates so far": state.num_updates})
                     self.epoch()
             except NonFinite as error:
-                # Weights, optimizer and carried state are as before the update: with the batches
-                # that the finding names, it can be repeated.
+                # Weights, optimizer and carried state are as before the update, the position in the
+                # data is behind it: with the batches that the finding names, it can be repeated.
                 self.save_for_inspection(error.finding)
                 raise
             else:
                 self.profiler.finish(state.num_updates)
-                self.saver.wait()
             finally:
                 self.profiler.drop()
+                # Also after an error: what is being written in the background is completed.
+                self.saver.wait()
             for hook in self.hooks:
                 hook.on_end(state)
 
@@ -232,26 +237,26 @@ class Run:
                     self.log.update(bar, state)
                 if batches.end_of_epoch:
                     self.log.end_epoch(bar, state)
-                # After a skipped update nothing is due; a signal waits for the next one that is
-                # applied.
+                # Within an epoch nothing is due after a skipped update; a signal waits for the next
+                # one that is applied.
                 if applied or batches.end_of_epoch:
-                    state.end = state.end or limit_reached(state, state.requests.end)
-                    self.finish_update(self.due())
+                    state.end = state.end or limit_reached(state, state.requests.late)
+                    # Resumed with other batches, a run may read some text again.
+                    before, self.amount_read = self.amount_read, max(self.amount_read, self.milestones.amount(batches))
+                    self.finish_update(self.due(self.milestones.passed(before, self.amount_read)))
                 if batches.end_of_epoch or state.end is not None:
                     break
-        # Checkpoints of a complete epoch hold the start of the next one already. An epoch that a
-        # limit cut short stays where it is: the resumed run completes it.
+        # Checkpoints of a complete epoch hold the start of the next one already, see
+        # EpochIterator.state_dict. An epoch that a limit cut short stays where it is: the resumed
+        # run completes it.
         if batches.end_of_epoch:
             batches.load_state_dict({"epoch": epoch + 1, "iterations_in_epoch": 0})
 
-    def due(self) -> Due:
-        """What is due after an update: at intervals of updates, epochs or text, and at the end of
-        the run."""
+    def due(self, milestone: str) -> Due:
+        """What is due after an update: at intervals of updates or epochs, and at the end of a run;
+        by the text that was read, the checkpoint called *milestone*, if that is not empty."""
         state, saving, batches = self.state, self.saving, self.state.batches
         updates, epoch, ended, last = state.num_updates, batches.epoch, batches.end_of_epoch, state.end is not None
-        # Resumed with other batches, a run may read some text again.
-        before, self.read = self.read, max(self.read, self.milestones.amount(batches))
-        milestone = self.milestones.passed(before, self.read)
         interval = validation_interval(saving, state.cfg, math.ceil(len(batches) / state.frequency))
         scheduled = interval > 0 and updates % interval == 0
         save = (
@@ -270,24 +275,29 @@ class Run:
     def finish_update(self, due: Due) -> None:
         """Do what is *due* after an update: validate, end the epoch if it is over, save, stop."""
         state, asked = self.state, self.state.requests
-        stop, is_best = asked.stop, False
-        if due.validate and stop:
-            # A signal leaves no time for a validation: the resumed run begins with it.
+        stop, keeps = asked.stop, False
+        if due.validate and not stop:
+            # A signal may have come since the ranks asked one another.
+            stop = self.asked_by_any(self.interruption.signal > 0)
+        if due.validate and stop and not self.saving.no_last_checkpoints:
+            # It leaves no time for a validation: checkpoint_last.pt alone is written, and the
+            # resumed run begins with what is due. A validation that has begun is completed.
             state.due = due
             self.save(due)
             state.end, self.stopped = SIGNAL, True
             return
-        if due.validate:
-            is_best = self.validate(due.epoch)
-            for hook in self.hooks:
-                hook.on_validate(state)
+        if due.validate and not stop:
+            keeps = self.validate(due.epoch)
+            if state.metric is not None:
+                for hook in self.hooks:
+                    hook.on_validate(state)
             stop = self.asked_by_any(self.interruption.signal > 0)
         if due.end_of_epoch:
             state.end_epoch(due.epoch)
         # A validation uses up patience, and may lower the rate.
-        state.end = state.end or limit_reached(state, asked.end)
-        if due.save or is_best or asked.save or stop or state.end is not None:
-            self.save(due, is_best)
+        state.end = state.end or limit_reached(state, asked.late)
+        if due.save or keeps or asked.save or stop or state.end is not None:
+            self.save(due)
             # Saving takes long: a signal that came meanwhile does not wait for another update.
             stop = stop or self.asked_by_any(self.interruption.signal > 0)
         if stop:
@@ -298,7 +308,8 @@ class Run:
         """Log the metrics of every split. The first one decides, as in fairseq, which checkpoint is
         the best; return whether this one is to be saved for it."""
         state, name = self.state, self.saving.best_checkpoint_metric
-        is_best = False
+        keeps = False
+        state.graph.update_num = state.num_updates
         with self.log.clock.paused():
             for number, (split, batches) in enumerate(state.validation.items()):
                 batches.load_state_dict({"epoch": 1, "iterations_in_epoch": 0})
@@ -314,16 +325,16 @@ class Run:
                     speed = meter.tokens / max(time.perf_counter() - started, 1e-9)
                     line = validation_line(epoch, state.stage, report, speed) | {"num_updates": state.num_updates}
                     if number == 0:
-                        is_best = state.validated(report[name])
+                        keeps = state.validated(report[name])
                         line[f"best_{name}"] = report[name] if state.best is None else state.best
                     self.log.validation(bar, state, split, line | {"wall": state.wall()})
-        if not is_best and self.saving.keep_best_checkpoints > 0 and state.metric is not None:
-            # Among the best ones that are kept.
-            return state.world.share(self.manager is not None and self.manager.is_among_best(state.metric))
-        return is_best
+        if not keeps and self.saving.keep_best_checkpoints > 0 and state.metric is not None:
+            keeps = state.world.share(self.manager is not None and self.manager.is_among_best(state.metric))
+        return keeps
 
-    def save(self, due: Due, is_best: bool = False) -> None:
-        """Save a checkpoint, on every process.
+    def save(self, due: Due) -> None:
+        """Save a checkpoint, on every process, under the names that :class:`CheckpointManager`
+        gives to what is *due*.
 
         Raises:
             UserError: weights are not finite, or the checkpoint cannot be written.
@@ -333,13 +344,17 @@ class Run:
             return
         with self.log.clock.paused():
             check_weights(dict(state.reducer.named_parameters()), state.world, state.num_updates)
-            is_best = is_best and state.metric == state.best
-            pending = state.due is not None
             point = SavePoint(
-                due.epoch, state.num_updates, due.end_of_epoch, is_best, state.metric, due.milestone, pending
+                due.epoch,
+                state.num_updates,
+                end_of_epoch=due.end_of_epoch,
+                is_best=due.validate and state.metric is not None and state.metric == state.best,
+                figure=state.metric,
+                milestone=due.milestone,
+                before_validation=state.due is not None,
             )
             self.saver.save(state.state_dict(), point)
-            self.saved, self.saved_at = state.num_updates, time.perf_counter()
+            self.saved_at = time.perf_counter()
             state.world.barrier()
 
     def save_for_inspection(self, finding: Finding) -> None:
@@ -361,7 +376,9 @@ class Run:
         minutes = self.saving.save_interval_minutes
         is_first, unsaved = self.state.world.is_first, time.perf_counter() - self.saved_at
         return Requests(
-            self.interruption.signal > 0, is_first and 0 < minutes * 60 < unsaved, is_first and self.is_over_time()
+            stop=self.interruption.signal > 0,
+            save=is_first and 0 < minutes * 60 < unsaved,
+            late=is_first and self.is_over_time(),
         )
 
     def is_over_time(self) -> bool:
@@ -398,6 +415,7 @@ def limit_reached(state: TrainingState, is_late: bool) -> str | None:
     all_made = 0 < cfg.max_update <= updates
     if all_made and not state.length_from_data:
         return f"`max_update` {cfg.max_update}"
+    # A number of updates that follows from the data is that of the epochs.
     if all_made or 0 < cfg.max_epoch <= epochs:
         return f"`max_epoch` {cfg.max_epoch}"
     # As in fairseq, a rate that is reached within an epoch lets the epoch be completed.

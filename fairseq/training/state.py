@@ -56,7 +56,7 @@ class Requests(NamedTuple):
 
     stop: bool = False  # a signal came
     save: bool = False  # the last save is --save-interval-minutes ago
-    end: bool = False  # --stop-time-hours are over
+    late: bool = False  # --stop-time-hours are over
 
 
 @dataclass(frozen=True)
@@ -503,8 +503,11 @@ class TrainingState:
             given = {name: value for name, value in stored.items() if value is not None}
             split = str(given.get("valid_subset", "valid")).split(",")[0]
             former = {**given, "valid_subset": split, **(before or {})}
-            changed = [name for name in sorted(now) if name in former and differ(now[name], former[name])]
-            self.incomparable = ", ".join(f"`{n}` {shown(now[n])} (was {shown(former[n])})" for n in changed)
+            names = now.keys() & former.keys()
+            if before is not None and "valid_tokens" in before:  # neither fairseq's nor of 1.0
+                former, names = before, now.keys() | before.keys()
+            changed = [name for name in sorted(names) if differ(now.get(name), former.get(name))]
+            self.incomparable = ", ".join(f"`{n}` {shown(now.get(n))} (was {shown(former.get(n))})" for n in changed)
         if self.incomparable:
             logger.info("best validation: starts anew, because it measures something else: %s", self.incomparable)
             return

@@ -67,11 +67,11 @@ def update(state: TrainingState, samples: Samples, ask: Callable[[], Requests] =
     # Reduction: gradients that the passes have not reduced (DDP: none), then all sums and the
     # ranks' requests as one vector.
     state.reducer.reduce()
-    sums = sums.gathered(world)
-    asked = torch.tensor(ask(), dtype=torch.float64).to(world.device, non_blocking=True)
+    sums = sums.gathered(world)  # of a plug-in's log, which needs the outputs of all ranks
+    asked = torch.tensor(ask(), dtype=torch.float64).to(world.device, non_blocking=True)  # by this rank
     if world.size > 1:
         total = NamedSums((*sums.names, *Requests._fields), torch.cat([sums.values, asked]), sums.rows).reduced(world)
-        asked = total.values[len(sums.names) :]
+        asked = total.values[len(sums.names) :]  # by any rank
         sums = NamedSums(sums.names, total.values[: len(sums.names)], total.rows)
 
     # One factor divides by the global number of targets and the loss scale, and clips. The

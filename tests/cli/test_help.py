@@ -42,14 +42,14 @@ def train_help(capsys: pytest.CaptureFixture[str]) -> Any:
 
 
 @pytest.mark.parametrize("name", PARSERS)
-def test_help_has_one_line_of_usage_two_examples_and_no_default_twice(
+def test_help_has_one_line_of_usage_examples_and_no_default_twice(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = shown(PARSERS[name], capsys=capsys)
     usage, rest = text.split("\n", 1)
     assert usage.startswith("usage: ") and usage.endswith("[flags]") and rest.startswith("\n")
     examples = text.split("examples:\n")[1].split("\n\n")[0].splitlines()
-    assert len(examples) == 2 and all(line.strip().startswith("fairseq-") for line in examples)
+    assert 2 <= len(examples) <= 3 and all(line.strip().startswith("fairseq-") for line in examples)
     entries = re.split(r"\n  (?=-)", text)
     assert [entry for entry in entries if entry.count("(default") > 1] == []
     assert not re.search(r"^Fairseq|Config\b|``", text, flags=re.MULTILINE)

@@ -15,7 +15,8 @@ from machines import HAS_AVX512
 from fairseq import checkpoint
 
 MODELS = {
-    "Shortformer": f"{runs.SHORTFORMER} {runs.DROPOUT} --optimizer nag",
+    # With embeddings as large as what is added to them, as published models have them.
+    "Shortformer": f"{runs.SHORTFORMER} {runs.DROPOUT} --optimizer nag --embed-init-std 0.18",
     "Transformer-XL": """--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test
         --tokens-per-sample 16 --mem-len 16 --batch-size 4 --criterion cross_entropy --optimizer adam
         --lr 0.002 --seed 3 --dropout 0.2""",

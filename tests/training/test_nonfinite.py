@@ -187,5 +187,7 @@ def little_memory(monkeypatch):
 
 def test_out_of_memory_names_the_batch(tmp_path, little_memory):
     little_memory(3)
-    with pytest.raises(UserError, match="out of GPU memory in update 1 on a batch of 4 rows × 16 tokens: lower --max-"):
+    with pytest.raises(
+        UserError, match="out of GPU memory in update 1 on a batch of 4 rows × 16 tokens: raise --batch-c"
+    ):
         runs.train(tmp_path, FLAGS)

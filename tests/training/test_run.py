@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import signal
+import time
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from mistakes import user_error
 from small_runs import FIVE, a_run, state
 
+from fairseq.checkpoint import CheckpointManager
 from fairseq.checkpoint.manager import SavePoint
 from fairseq.config.settings import training_settings
 from fairseq.distributed import GradientReducer, Interruption, World
@@ -206,13 +208,14 @@ def test_a_rank_asks_for_a_stop_after_a_signal_and_the_first_one_by_its_clock_fo
     assert first.requests() == (True, False, False)
 
 
-@pytest.mark.parametrize("flags", ["", "--validate-interval-updates 3"])
+# After update 2: the ranks learn of it with update 3. After update 3: its validation is due.
+@pytest.mark.parametrize(("flags", "after"), [("", 2), *(("--validate-interval-updates 3", n) for n in (2, 3))])
 def test_a_signal_is_followed_by_a_save_and_no_validation(
-    tmp_path: Path, events: list[Any], caplog: pytest.LogCaptureFixture, flags: str
+    tmp_path: Path, events: list[Any], caplog: pytest.LogCaptureFixture, flags: str, after: int
 ) -> None:
     class Signal(Hook):
         def on_update(self, state: Any) -> None:
-            if state.num_updates == 2:
+            if state.num_updates == after:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         def on_end(self, state: Any) -> None:
@@ -227,6 +230,49 @@ def test_a_signal_is_followed_by_a_save_and_no_validation(
     assert (
         caplog.messages[-1] == f"stopped by SIGTERM after update 3; saved {last}; the same command goes on from there"
     )
+
+
+def test_without_a_last_checkpoint_a_signal_leaves_the_one_that_was_due(tmp_path: Path, events: list[Any]) -> None:
+    class Signal(Hook):
+        def on_update(self, state: Any) -> None:
+            if state.num_updates == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    flags = "--max-update 9 --save-interval-updates 3 --no-last-checkpoints --save-dir"
+    settings = training_settings(runs.arguments(FIVE, flags, tmp_path))
+    with redirect_stdout(io.StringIO()), Interruption() as interruption:
+        assert train(settings, World(), interruption, [Signal()]) == signal.SIGTERM
+    assert events == [("save", 1, 3, "", "", None)]
+
+
+def test_a_checkpoint_in_the_background_is_completed_also_where_an_error_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = CheckpointManager.save
+    monkeypatch.setattr(CheckpointManager, "save", lambda *args: time.sleep(0.3) or slow(*args))
+
+    class Failure(Hook):
+        def on_update(self, state: Any) -> None:
+            if state.num_updates == 3:
+                raise KeyError
+
+    flags = "--max-update 9 --save-interval-updates 2 --disable-validation --async-save --save-dir"
+    settings = training_settings(runs.arguments(FIVE, flags, tmp_path))
+    with redirect_stdout(io.StringIO()), pytest.raises(KeyError):
+        train(settings, World(), hooks=[Failure()])
+    assert (tmp_path / "checkpoint_1_2.pt").exists()
+
+
+def test_a_run_with_nothing_to_do_leaves_the_best_checkpoint_in_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    flags = f"{FIVE} --max-update 2 --validate-interval-updates 1"
+    runs.train(tmp_path, flags)
+    runs.train(tmp_path, flags.replace("--max-valid-steps 1", ""))
+    assert any("starts anew, because it measures something else" in text for text in caplog.messages)
+    assert caplog.messages[-1].startswith("nothing to do: ")
+    assert [path.name for path in tmp_path.glob("checkpoint_best*")] == ["checkpoint_best.pt"]
 
 
 # --- validation
