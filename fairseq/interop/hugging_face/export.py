@@ -78,7 +78,9 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, objec
     results = _results(job.results) if job.results is not None else {}
     tensors, header, code = _native(model, dictionary) or _custom(model, config)
     needs_code = "auto_map" in header or bool(files.adapters)
-    size = sum(parameter.numel() for parameter in model.parameters())
+    # Of what is written: the tables of positions of transformers' classes have no rows for padding.
+    weights = model.parameters() if code else {tensor.data_ptr(): tensor for tensor in tensors.values()}.values()
+    size = sum(tensor.numel() for tensor in weights)
     card = "\n".join(_card(config, state, results, size, needs_code)) + "\n"
     parts = {"decoder_parts": decoders.parts(model)} if code else {}
     texts = sources((*code, *files.adapters), {**parts, **files.parts})
