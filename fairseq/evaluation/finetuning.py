@@ -7,7 +7,6 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
@@ -42,6 +41,7 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask, folder_bes
 from fairseq.tasks.settings import SentencePredictionTaskConfig
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import training_job
+from fairseq.training.length import total_updates
 
 BEST = "checkpoint_best.pt"
 RESULT = "result.json"
@@ -210,10 +210,9 @@ class Sweep:
                 )
         batches = task.iterator("train", model, criterion, training=True, world_size=self.world_size)
         # `train_flags` may have limits of their own.
-        limits = [args.max_update] if args.max_update else []
-        if args.max_epoch:
-            limits.append(math.ceil(len(batches) / settings.optimization.update_freq[0]) * args.max_epoch)
-        return task, min(limits)
+        updates = total_updates(settings.optimization, 0, batches)
+        assert updates is not None
+        return task, updates
 
     def run(
         self, lr: float, seed: int, updates: int, task: SentencePredictionTask, inputs: dict[str, str]

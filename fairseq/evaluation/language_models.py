@@ -339,8 +339,10 @@ def _sample(scorer: Scorer, reader: TextReader, seed: int) -> str:
     """Return a text that the models write from the start of a paragraph."""
     eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
     decoding = Decoding(SAMPLE_TOKENS)
-    tokens = list(stream(scorer.readers, [eos], decoding, generator=generator_of(seed), forbidden=forbidden))
-    return reader.text(tokens)
+    generator, stop = generator_of(seed), scorer.dictionary.stop()
+    return reader.text(
+        list(stream(scorer.readers, [eos], decoding, generator=generator, forbidden=forbidden, stop=stop))
+    )
 
 
 def _print_words(cfg: EvalLMConfig, words: report.Words) -> None:

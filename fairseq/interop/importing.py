@@ -24,7 +24,7 @@ from fairseq.interop.transformer_xl import conversion
 from fairseq.system.files import atomic_folder, remove_leftovers
 from fairseq.system.opening import read_named
 from fairseq.tasks import dictionary_digest
-from fairseq.text.dictionary import FILLER, Dictionary, placeholder
+from fairseq.text.dictionary import FILLER, STOP, Dictionary, placeholder
 from fairseq.text.tokenizers import TOKENIZATION, Subwords, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.base import spelled
 from fairseq.text.tokenizers.hf import GPT2, HuggingFace
@@ -160,8 +160,10 @@ def _read(
             found, begin = tokenizer.subwords.pieces, tokenizer.subwords.begin if adds_begin else None
         words = _filled(found, size)
         # Texts begin with the symbol that ends a line here, in Llama with one of their own, which
-        # takes this role.
-        ids = decoder.ids if begin is None else {**decoder.ids, "eos": begin}
+        # takes this role. The model ends its texts with the other one.
+        ids = decoder.ids if begin is None else {**decoder.ids, "eos": begin, STOP: decoder.ids["eos"]}
+        if ids["eos"] == ids.get(STOP):
+            del ids[STOP]
         return Imported(decoder.parameters, decoder.args, size, words, ids, NAMES_CAUSAL, tokenizer)
     if kind not in [*encoders.FAMILIES]:
         known = ", ".join((*encoders.FAMILIES, *causal.FAMILIES, "transfo-xl", decoders.MODEL_TYPE))

@@ -139,6 +139,13 @@ def test_a_model_from_scratch_has_no_initial_weights_and_flags_of_training_pass(
     assert settings["finetune_from_model"] is None
 
 
+def test_updates_are_counted_with_the_batches_of_each_epoch(home: Path, tmp_path: Path) -> None:
+    args = arguments(home, "--from-scratch --seeds 4 --lrs 0.001 --max-epoch 3 --batch-size 8 --save-dir", tmp_path)
+    batches = -(-len((home / "MR" / "train.tsv").read_text().splitlines()) // 8)
+    args.train_flags = "--update-freq 2,1"
+    assert batches > 2 and finetune.main(args)["updates"] == -(-batches // 2) + 2 * batches
+
+
 def test_predictions_are_written_in_the_order_of_the_file(tmp_path: Path) -> None:
     found = Predictions(torch.tensor([1.0, 0.0]).double(), torch.tensor([1.0, 1.0]).double(), GLUE["RTE"])
     found.write(tmp_path / "out.tsv")
