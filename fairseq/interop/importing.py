@@ -226,7 +226,7 @@ def _tokenizer(source: Path, kind: str) -> Tokenizer | None:
             subwords.check()
             return Tokenizer(subwords=subwords)
     for path in sorted(source.iterdir()):
-        if path.suffix in UNREAD or path.name in UNREAD:
+        if {*path.suffixes, path.name} & {*UNREAD}:  # also `tokenizer.model.v3`
             raise UserError(
                 f"{path}: a tokenizer that is not read; save it as {model_folder.TOKENIZER} with transformers, or give "
                 "`no_tokenizer`"

@@ -203,11 +203,12 @@ def test_prompts_and_preprocessed_lines_have_the_symbols_of_the_library(
         assert tokens == [index for line in want for index in [*line, ours.dictionary.eos()]]
 
 
-def test_a_tokenizer_that_is_not_read_is_an_error_unless_it_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["spiece.model", "tokenizer.model.v3"])
+def test_a_tokenizer_that_is_not_read_is_an_error_unless_it_is_left_out(name: str, tmp_path: Path) -> None:
     theirs, _ = folder_of(tmp_path, *CASES["pythia"])
     (theirs / "tokenizer.json").unlink()
-    (theirs / "spiece.model").write_bytes(pieces())
-    with pytest.raises(UserError, match=r"spiece.model: a tokenizer that is not read; save it as tokenizer.json"):
+    (theirs / name).write_bytes(pieces())
+    with pytest.raises(UserError, match=rf"{name}: a tokenizer that is not read; save it as tokenizer.json"):
         imported(theirs, tmp_path / "in")
     assert not (tmp_path / "in").exists()
     ours = LanguageModel.from_pretrained(imported(theirs, tmp_path / "in", "--no-tokenizer"))
