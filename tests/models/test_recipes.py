@@ -213,6 +213,15 @@ def test_a_length_of_the_user_switches_the_stages_off(flags: str) -> None:
         ("shortformer_wiki103", "--update-freq 2", {"update_freq": [2]}),
         ("llama_tiny", "--max-epoch 2", {"max_epoch": 2, "max_update": 0}),
         ("shortformer_wiki103", "--batch-size 4", {"batch_size": 4, "max_tokens": None}),
+        # The length of a run is that of its schedule, but for the cosine with restarts.
+        ("bert_base", "--max-update 50000", {"max_update": 50000, "total_num_update": None}),
+        ("transformer_xl_wiki103_base", "--max-update 900", {"max_update": 900, "lr_period_updates": -1.0}),
+        (
+            "transformer_xl_wiki103_large",
+            "--max-update 8000",
+            {"max_update": 8000, "warmup_updates": 800, "lr_period_updates": -1.0},
+        ),
+        ("transformer_lm_wiki103", "--max-update 9", {"max_update": 9}),
     ],
 )
 def test_one_flag_changes_one_thing(arch: str, flags: str, changed: dict[str, Any]) -> None:
