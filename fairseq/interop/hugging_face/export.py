@@ -83,7 +83,8 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, objec
     parts = {"decoder_parts": decoders.parts(model)} if code else {}
     texts = sources((*code, *files.adapters), {**parts, **files.parts})
     # Without the end-of-line symbol, at which a text goes on.
-    ids = {name: index for name, index in _special_ids(dictionary).items() if name != "eos_token_id"}
+    left_out = "eos_token_id" if dictionary.stop() < 0 else None
+    ids = {name: index for name, index in _special_ids(dictionary).items() if name != left_out}
     write_texts(job.out, {**texts, **files.texts, CARD: card, "generation_config.json": json_text(ids)})
     dictionary.save(job.out / DICTIONARY)
     if tokenizer is not None:
@@ -167,8 +168,9 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _special_ids(dictionary: Dictionary) -> dict[str, int]:
-    """A text begins with the end-of-line symbol."""
-    ids = {"bos_token_id": dictionary.eos(), "eos_token_id": dictionary.eos(), "pad_token_id": dictionary.pad()}
+    """A text begins with the end-of-line symbol, and ends with it unless there is another one."""
+    end = dictionary.eos() if dictionary.stop() < 0 else dictionary.stop()
+    ids = {"bos_token_id": dictionary.eos(), "eos_token_id": end, "pad_token_id": dictionary.pad()}
     return {name: index for name, index in ids.items() if index >= 0}
 
 
