@@ -237,6 +237,9 @@ class LanguageModel:
     ) -> str | list[str]:
         """Return the prompt and up to *max_tokens* generated tokens, an end of line counted as one.
 
+        A text ends before the symbol with which an imported model ends texts, if texts begin with
+        another one, as Llama's.
+
         A list of prompts gives a list of texts; up to *batch_size* are generated at once.
 
         Args:
@@ -264,6 +267,7 @@ class LanguageModel:
             generators=lambda index: generator_of(int(torch.randint(1 << 62, ())) if seed is None else seed),
             batch_size=batch_size,
             forbidden=self.never_sampled,
+            stop=self.dictionary.stop(),
         )
         for number, tokens in generated if max_tokens else ():
             texts[number] += tokens

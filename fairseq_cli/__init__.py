@@ -1,10 +1,12 @@
-"""The commands: one file each, which parses flags, calls the library and prints.
+"""The commands: one file each, with a parser and a main.
+
+``main`` imports the library, and with it torch: a command line that is wrong, or asks for help, is
+answered before.
 
 What a user got wrong, in flags or in files, ends a ``main`` with a
 :class:`~fairseq.errors.UserError`.
 """
 
-import importlib
 import os
 import signal
 import sys
@@ -36,20 +38,6 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
                 main(options.parse_args_and_arch(make_parser(), task_defaults=False))
 
     return cli_main
-
-
-def program(name: str) -> Callable[..., object]:
-    """Return the function that does the work of a command: ``main`` of the module
-    ``fairseq_cli.NAME_program``.
-
-    That module, and with it torch, is imported at the first call: a command line that is wrong, or
-    asks for help, is answered before.
-    """
-
-    def main(*args: object, **kwargs: object) -> Any:
-        return importlib.import_module(f"fairseq_cli.{name}_program").main(*args, **kwargs)
-
-    return main
 
 
 def _is_command(program: str) -> bool:

@@ -3,32 +3,14 @@ score."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
 
-from fairseq.config.command_settings import ModelPathConfig
-from fairseq.config.fields import flag
+from fairseq.config.command_settings import AttentionConfig
+from fairseq.config.fields import typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import StreamConfig
-from fairseq_cli import command, program
+from fairseq.config.settings import CommonConfig, StreamConfig
+from fairseq_cli import command
 from fairseq_cli.common import evaluation_parser
-
-
-@dataclass(frozen=True)
-class AttentionConfig(ModelPathConfig):
-    """Attention plots: settings of ``fairseq-attention``."""
-
-    path: str | None = flag(None, "checkpoint", metavar="FILE")
-    results_path: str | None = flag(None, "folder for the report, plots and arrays", aliases=("--out",), metavar="DIR")
-    first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
-    positions: list[int] | None = flag(
-        None, "predicted tokens to plot separately, from 0 (default: one at random)", aliases=("--position",), low=0
-    )
-    heads: str | None = flag(
-        None, "heads to plot at these positions (default: the widest of three layers)", metavar="LAYER:HEAD,…"
-    )
-    terms: bool | None = flag(
-        None, "plot the four terms of relative attention (default: if the model has them)", negative=True
-    )
 
 
 def get_attention_parser() -> Parser:
@@ -40,7 +22,19 @@ def get_attention_parser() -> Parser:
     return evaluation_parser(description, examples, [AttentionConfig], [StreamConfig], hidden=("compile",))
 
 
-main = program("attention")
+def main(args: argparse.Namespace) -> dict[str, object]:
+    """Plot the attention of the checkpoint of ``--path``
+    on ``--gen-subset``; a table goes to stdout.
+
+    Returns:
+        The metrics, as in ``results.json``.
+    """
+    from fairseq.analysis.attention_report import report_attention
+
+    cfg, stream, common = typed(AttentionConfig, args), typed(StreamConfig, args), typed(CommonConfig, args)
+    return report_attention(args.data, cfg, stream, common, vars(args))
+
+
 cli_main = command(main, get_attention_parser)
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@ table."""
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
-from fairseq.config.fields import Config, flag
+from fairseq.config.fields import Config, flag, typed
 from fairseq.config.parser import Parser
-from fairseq_cli import command, program
+from fairseq_cli import command
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,14 @@ def get_classify_parser() -> Parser:
     return parser
 
 
-main = program("classify")
+def main(args: argparse.Namespace) -> None:
+    """Print a prediction for each line of ``args.text``."""
+    from fairseq.evaluation.classification import classify_lines
+
+    cfg = typed(ClassifyConfig, args)
+    classify_lines(args.checkpoint, args.text, cfg.data, cfg.format, cfg.batch_size, "cpu" if cfg.cpu else "auto")
+
+
 cli_main = command(main, get_classify_parser)
 
 if __name__ == "__main__":

@@ -255,7 +255,7 @@ def table(rows: list[Row]) -> str:
         numbers = f"{row.tokens_per_second:,.0f}", f"{row.perplexity:,.2f}", f"{row.megabytes:,.0f} MB"
         cells.append([row.name, *(number.replace("nan", "–") for number in numbers)])
     # Imported here: it imports torch.
-    from fairseq.evaluation.report import table as aligned
+    from fairseq.system.tables import table as aligned
 
     return "\n".join(aligned(cells, left=1, terminal=True))
 

@@ -3,48 +3,20 @@ memory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import functools
+from typing import Any
 
-from fairseq.config.command_settings import FrequencyConfig, ShardConfig, SubwordMarkConfig, TextFormatConfig
-from fairseq.config.fields import flag
+from fairseq.config.command_settings import (
+    EvalLMConfig,
+)
+from fairseq.config.fields import typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import DistributedConfig
-from fairseq.errors import SettingError
-from fairseq_cli import command, program
+from fairseq.config.settings import CommonConfig, DataConfig, DistributedConfig
+from fairseq_cli import command
 from fairseq_cli.common import (
     evaluation_parser,
 )
-
-
-@dataclass(frozen=True)
-class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkConfig):
-    """Evaluation: settings of ``fairseq-eval-lm``."""
-
-    text: str | None = flag(None, "file of text to evaluate instead of `gen_subset` (-: stdin)", metavar="FILE")
-    results_path: str | None = flag(
-        None, "folder for results.json, and the plot of `by_frequency`", aliases=("--out",), metavar="DIR"
-    )
-    score_documents: str | None = flag(None, "JSON lines with a score for each line or row of `text`", metavar="FILE")
-    save_token_scores: str | None = flag(
-        None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
-    )
-    output_word_probs: bool = flag(False, "print every word's log-probability")
-    output_word_stats: bool = flag(False, "print every word's count and mean log-probability")
-    context_window: int = flag(0, "context tokens before each block that are not scored", low=0)
-    sliding_inf: int = flag(-1, "1: score token by token with a cache", choices=(-1, 0, 1), metavar="{1}")
-    softmax_batch: int | None = flag(None, "maximum tokens in one softmax, to bound memory", low=1)
-    int8: bool = flag(False, "int8 weights, one scale per output; also prints their effect on perplexity")
-    sample: str | None = flag(None, "file for a text that the model writes, also printed", metavar="FILE")
-    within_words: bool = flag(False, "encoders: also mask the rest of a token's word")
-    baseline: str | None = flag(None, "checkpoint to compare with in `by_frequency`", metavar="FILE")
-
-    def check(self) -> None:
-        """Raise SettingError if flags of the table of losses by frequency contradict each other."""
-        super().check()
-        if self.baseline is not None and not self.by_frequency:
-            raise SettingError("`baseline`: is compared in `by_frequency`; add it, or leave this out")
-        if self.by_frequency and self.score_documents is not None:
-            raise SettingError("`by_frequency`: excludes `score_documents`; run one after the other")
 
 
 def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
@@ -58,7 +30,22 @@ def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
     )
 
 
-main = program("eval_lm")
+def main(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Evaluate the checkpoints of ``--path`` on ``--text`` or ``--gen-subset``; print metrics.
+
+    Returns:
+        The metrics, as in ``results.json``; None if the work was done in other processes.
+    """
+    from fairseq.distributed import run_on_processes
+    from fairseq.evaluation.language_models import evaluate
+    from fairseq.system.files import results_folder
+
+    cfg, common = typed(EvalLMConfig, args), typed(CommonConfig, args)
+    with results_folder(cfg.results_path):
+        work = functools.partial(evaluate, args.data, cfg, common, typed(DataConfig, args), vars(args))
+        return run_on_processes(work, common, typed(DistributedConfig, args))
+
+
 cli_main = command(main, get_eval_lm_parser)
 
 if __name__ == "__main__":

@@ -3,8 +3,12 @@ fairseq."""
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 from fairseq.config.parser import Parser
-from fairseq_cli import command, program
+from fairseq.errors import UserError
+from fairseq_cli import command
 
 
 def get_export_parser() -> Parser:
@@ -29,7 +33,19 @@ def get_export_parser() -> Parser:
     return parser
 
 
-main = program("export_model")
+def main(args: argparse.Namespace) -> None:
+    """Write the model of ``args.source`` to ``args.out``."""
+    from fairseq.interop.exporting import export_model, export_to_fairseq
+
+    if args.target_format == "fairseq":
+        for flag, is_set in (("--results", args.results is not None), ("--revisions", args.revisions)):
+            if is_set:
+                raise UserError(f"{flag}: is for --to hf; leave it out")
+        export_to_fairseq(args.source, Path(args.out), args.data)
+    else:
+        export_model(args.source, Path(args.out), args.data, args.half, args.revisions, args.results)
+
+
 cli_main = command(main, get_export_parser, logs=False)
 
 if __name__ == "__main__":

@@ -3,34 +3,16 @@ development score."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
 
 from fairseq.config import fields
-from fairseq.config.fields import Config, flag
+from fairseq.config.command_settings import FinetuneConfig
+from fairseq.config.fields import typed
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq.tasks.settings import SentencePredictionTaskConfig
-from fairseq_cli import command, program
-
-
-@dataclass(frozen=True)
-class FinetuneConfig(Config):
-    """Fine-tuning: settings of ``fairseq-finetune``."""
-
-    path: str | None = flag(None, "pre-trained checkpoint", metavar="FILE")
-    from_scratch: bool = flag(False, "random initial weights, as a baseline; sizes from `path`")
-    seeds: list[int] = flag([1, 2, 3], "seeds, one run each", low=0)
-    lrs: list[float] = flag([1e-5, 3e-5, 5e-5], "learning rates to choose from", above=0)
-    max_epoch: int = flag(10, "epochs of each run", low=1)
-    batch_size: int = flag(16, "rows per update, over all processes", aliases=("--max-sentences",), low=1)
-    warmup_ratio: float = flag(0.06, "fraction of updates in which the learning rate warms up", low=0, below=1)
-    weight_decay: float = flag(0.01, "weight decay of matrices", low=0)
-    clip_norm: float = flag(1.0, "maximum gradient norm (0: no clipping)", low=0)
-    predict: str = flag("valid", "comma-separated splits to write predictions for", metavar="SPLIT,…")
-    save_dir: str = flag(
-        "finetuned", "folder for checkpoints, predictions and results.json", aliases=("--out",), metavar="DIR"
-    )
-    train_flags: str = flag("", "additional flags of fairseq-train, as one quoted string", metavar="TEXT")
+from fairseq_cli import command
+from fairseq_cli.common import get_training_parser
 
 
 def get_finetune_parser() -> Parser:
@@ -48,7 +30,21 @@ def get_finetune_parser() -> Parser:
     return parser
 
 
-main = program("finetune")
+def main(args: argparse.Namespace) -> dict[str, object]:
+    """Train every learning rate with every seed, print a table,
+    and write ``results.json`` to ``--save-dir``.
+
+    Returns:
+        The settings, runs and scores, as in ``results.json``.
+    """
+    from fairseq.evaluation.finetuning import finetune
+
+    cfg, task_cfg = typed(FinetuneConfig, args), typed(SentencePredictionTaskConfig, args)
+    return finetune(
+        args.data, cfg, task_cfg, typed(CommonConfig, args), typed(DistributedConfig, args), get_training_parser
+    )
+
+
 cli_main = command(main, get_finetune_parser)
 
 if __name__ == "__main__":

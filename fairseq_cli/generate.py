@@ -3,32 +3,16 @@ original text."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+import functools
+from typing import Any
 
-from fairseq.config.command_settings import GenerationConfig, ShardConfig, TextFormatConfig
-from fairseq.config.fields import flag
+from fairseq.config.command_settings import GenerateConfig
+from fairseq.config.fields import typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import DistributedConfig
-from fairseq_cli import command, program
+from fairseq.config.settings import CommonConfig, DistributedConfig
+from fairseq_cli import command
 from fairseq_cli.common import evaluation_parser
-
-
-@dataclass(frozen=True)
-class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
-    """Generation: settings of ``fairseq-generate``."""
-
-    text: str | None = flag(
-        None, "file of text to take contexts from instead of `gen_subset` (-: stdin)", metavar="FILE"
-    )
-    gen_subset: str = flag("test", "split to take contexts from", metavar="SPLIT")
-    context_tokens: int | None = flag(
-        None, "context length in tokens (default: what the model reads, at most 512)", low=1
-    )
-    num_samples: int = flag(1, "total number of continuations", low=1, high=1_000_000)
-    num_contexts: int | None = flag(None, "different contexts to draw (default: `num_samples`)", low=1, high=1_000_000)
-    results_path: str | None = flag(
-        None, "folder for generate.json and generate.html", aliases=("--out",), metavar="DIR"
-    )
 
 
 def get_generation_parser(default_task: str = "language_modeling") -> Parser:
@@ -40,7 +24,21 @@ def get_generation_parser(default_task: str = "language_modeling") -> Parser:
     return evaluation_parser(description, examples, [GenerateConfig, DistributedConfig], [], hidden=("compile",))
 
 
-main = program("generate")
+def main(args: argparse.Namespace) -> list[Any] | None:
+    """Continue contexts of ``--gen-subset``; the texts go to stdout and to ``--results-path``,
+    progress to stderr.
+
+    Returns:
+        The passages; None if the work was done in other processes.
+    """
+    from fairseq.distributed import run_on_processes
+    from fairseq.inference.generation import generate
+
+    common = typed(CommonConfig, args)
+    work = functools.partial(generate, args.data, typed(GenerateConfig, args), common, vars(args))
+    return run_on_processes(work, common, typed(DistributedConfig, args))
+
+
 cli_main = command(main, get_generation_parser)
 
 if __name__ == "__main__":

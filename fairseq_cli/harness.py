@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
+from typing import Any
 
-from fairseq.config.fields import Config, flag
+from fairseq.config.command_settings import HarnessConfig
+from fairseq.config.fields import typed
 from fairseq.config.parser import Parser
-from fairseq_cli import command, program
-
-
-@dataclass(frozen=True)
-class HarnessConfig(Config):
-    """Evaluation harness: settings of ``fairseq-harness``."""
-
-    data: str | None = flag(None, "data folder or dict.txt (default: next to the checkpoint)", metavar="DATA")
-    tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
-    pairs: str | None = flag(None, "minimal pairs: JSON lines, or a folder of them such as BLiMP", metavar="PATH")
-    within_words: bool = flag(False, "encoders: also mask the rest of a token's word")
-    include_path: str | None = flag(None, "folder with your own task files", metavar="DIR")
-    num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)
-    limit: int | None = flag(None, "examples per task (default: all)", low=1)
-    batch_size: int = flag(8, "rows read at once", low=1)
-    max_gen_toks: int = flag(256, "maximum tokens to generate, unless the task names a number", low=1)
-    bootstrap_iters: int = flag(1000, "samples for standard errors (0: none)", low=0)
-    cpu: bool = flag(False, "use the CPU even if a GPU is available")
-    results_path: str | None = flag(None, "folder for results.json", aliases=("--out",), metavar="DIR")
+from fairseq_cli import command
 
 
 def get_harness_parser() -> Parser:
@@ -39,7 +23,17 @@ def get_harness_parser() -> Parser:
     return parser
 
 
-main = program("harness")
+def main(args: argparse.Namespace) -> dict[str, Any]:
+    """Print a table of the tasks' metrics, and write it with ``--results-path``.
+
+    Returns:
+        For each task its metrics.
+    """
+    from fairseq.interop.harness.evaluation import evaluate
+
+    return evaluate(args.checkpoint, typed(HarnessConfig, args))
+
+
 cli_main = command(main, get_harness_parser)
 
 if __name__ == "__main__":

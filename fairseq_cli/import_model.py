@@ -3,9 +3,12 @@ read."""
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
-from fairseq_cli import command, program
+from fairseq_cli import command
 
 SOURCE_FORMATS = ("transformer-xl", "hf-transfo-xl", "hf")  # of fairseq-import
 
@@ -48,7 +51,14 @@ def _source_format(name: str) -> str:
     return name
 
 
-main = program("import_model")
+def main(args: argparse.Namespace) -> None:
+    """Write the model of ``args.source`` to the folder ``args.out``."""
+    from fairseq.interop.importing import import_model
+
+    files = args.config_file, args.vocab
+    import_model(Path(args.source), Path(args.out), args.source_format, *files, args.no_tokenizer)
+
+
 cli_main = command(main, get_import_parser, logs=False)
 
 if __name__ == "__main__":

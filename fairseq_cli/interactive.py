@@ -3,22 +3,14 @@ batches."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
 
-from fairseq.config.command_settings import GenerationConfig
-from fairseq.config.fields import flag
+from fairseq.config.command_settings import InteractiveConfig
+from fairseq.config.fields import typed
 from fairseq.config.parser import Parser
-from fairseq_cli import command, generate, program
+from fairseq.config.settings import CommonConfig
+from fairseq_cli import command, generate
 from fairseq_cli.common import evaluation_parser
-
-
-@dataclass(frozen=True)
-class InteractiveConfig(GenerationConfig):
-    """Generation: settings of ``fairseq-interactive``."""
-
-    input: str = flag("-", "file of prompts, one per line (-: stdin)", metavar="FILE")
-    num_samples: int = flag(1, "continuations of each prompt", low=1, high=1_000_000)
-    json: bool = flag(False, "print JSON lines instead of text")
 
 
 def get_interactive_generation_parser(default_task: str = "language_modeling") -> Parser:
@@ -36,7 +28,13 @@ def get_generation_parser(interactive: bool = False, default_task: str = "langua
     return of_command(default_task)
 
 
-main = program("interactive")
+def main(args: argparse.Namespace) -> None:
+    """Print the prompts of ``--input`` with their continuations."""
+    from fairseq.inference.interactive import continue_prompts
+
+    continue_prompts(args.data, typed(InteractiveConfig, args), typed(CommonConfig, args), vars(args))
+
+
 cli_main = command(main, get_interactive_generation_parser)
 
 if __name__ == "__main__":

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 
+from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
-from fairseq_cli import command, program
+from fairseq_cli import command
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,20 @@ def get_notes_parser() -> Parser:
     return parser
 
 
-main = program("notes")
+def main(args: argparse.Namespace) -> dict[str, object]:
+    """Print a table of notes and their neighbours,
+    and write all notes and their map to ``--results-path``.
+
+    Returns:
+        The facts of every note, and the neighbours of those shown, as in ``notes.json``.
+    """
+    from fairseq.analysis.notes import show_notes
+
+    cfg = fields.typed(NotesConfig, args)
+    words = cfg.words.split() if cfg.words else []
+    return show_notes(args.checkpoint, args.data, words, cfg.top, cfg.nearest, cfg.map_words, cfg.results_path)
+
+
 cli_main = command(main, get_notes_parser)
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
+from typing import Any
 
+from fairseq.config import fields
 from fairseq.config.fields import Config, flag
 from fairseq.config.parser import Parser
-from fairseq_cli import command, program
+from fairseq.errors import UserError
+from fairseq_cli import command
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,24 @@ def get_plot_parser() -> Parser:
     return parser
 
 
-main = program("plot")
+def main(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Print a table of the runs, and draw their curves into ``--results-path``.
+
+    Returns:
+        For each run the last and lowest value of the metric,
+        and the position at which it reaches ``--reach``.
+    """
+    from fairseq.analysis.runs import compare_runs
+
+    cfg = fields.typed(PlotConfig, args)
+    splits = [split.strip() for split in cfg.split.split(",") if split.strip()]
+    if not splits:
+        raise UserError(f"--split {cfg.split!r}: empty; give a validation split, train_inner or train")
+    # Training beside validations, of which a short run has only one.
+    adds_training = cfg.split == PlotConfig.split
+    return compare_runs(args.runs, cfg.figure, splits, cfg.over, cfg.reach, cfg.results_path, adds_training)
+
+
 cli_main = command(main, get_plot_parser)
 
 if __name__ == "__main__":

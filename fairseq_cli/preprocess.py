@@ -204,10 +204,12 @@ def _sources(config: PreprocessConfig, splits: Mapping[str, str]) -> dict[str, s
     """The text of each split that is written; a part that is held out is of the training text."""
     if config.dict_only:
         return {}
-    if not (shares := _shares(config)):
-        return dict(splits)
-    others = {name: path for name, path in splits.items() if not name.startswith("train")}
-    return {**others, **dict.fromkeys(("train", *shares), str(config.trainpref))}
+    sources = dict(splits)
+    if shares := _shares(config):
+        others = {name: path for name, path in splits.items() if not name.startswith("train")}
+        sources = {**others, **dict.fromkeys(("train", *shares), str(config.trainpref))}
+    # Other folders may have texts of the same names.
+    return {name: ",".join(map(os.path.abspath, texts.split(","))) for name, texts in sources.items()}
 
 
 def _hints(config: PreprocessConfig, path: str | None) -> Iterator[str]:

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+import functools
 
-from fairseq.config.command_settings import FrequencyConfig, ShardConfig
-from fairseq.config.fields import flag
+from fairseq.config.command_settings import ValidateConfig
+from fairseq.config.fields import typed
 from fairseq.config.parser import Parser
-from fairseq.config.settings import DistributedConfig
-from fairseq_cli import command, program
+from fairseq.config.settings import CommonConfig, DataConfig, DistributedConfig
+from fairseq_cli import command
 from fairseq_cli.common import evaluation_parser
-
-
-@dataclass(frozen=True)
-class ValidateConfig(ShardConfig, FrequencyConfig):
-    """Model: settings of ``fairseq-validate``."""
-
-    keep_notes: bool = flag(False, "read notes of rare words; print losses by distance and two controls")
-    rare_words: bool = flag(False, "losses of rare words in notes.txt, by distance, and with the words hidden")
-    check_data: bool = flag(False, "first compare all data files with checksums.txt and the dictionary")
-    results_path: str | None = flag(
-        None, "folder for results.json, and plots of `by_frequency`", aliases=("--out",), metavar="DIR"
-    )
 
 
 def get_validation_parser(default_task: str | None = None) -> Parser:
@@ -44,7 +32,32 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
     return parser
 
 
-main = program("validate")
+def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]] | None:
+    """Validate each checkpoint of ``--path`` on every split
+    of ``--valid-subset``, and print a line for each.
+
+    With ``--check-data`` every data file is read and checked first; without ``--path`` that is all.
+
+    Returns:
+        For each checkpoint and split: loss and nll_loss in bits, ppl, …; None if the work was done
+            in other processes.
+    """
+    from fairseq.data.folders import check_data, data_folders
+    from fairseq.distributed import run_on_processes
+    from fairseq.evaluation.validation import validate_models
+    from fairseq.system.files import results_folder
+
+    cfg, common = typed(ValidateConfig, args), typed(CommonConfig, args)
+    if cfg.check_data:
+        for folder in data_folders(args.data):
+            print(f"{folder}: {', '.join(check_data(folder))} are sound")
+        if not cfg.path:
+            return {}
+    with results_folder(cfg.results_path):
+        work = functools.partial(validate_models, args.data, cfg, common, typed(DataConfig, args), vars(args))
+        return run_on_processes(work, common, typed(DistributedConfig, args))
+
+
 cli_main = command(main, get_validation_parser)
 
 if __name__ == "__main__":

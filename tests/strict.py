@@ -305,7 +305,8 @@ class Failed(Exception):
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(
     ["pytest", "torch._dynamo", "fairseq.hub", "fairseq.training.loop", "fairseq_cli.train", "fairseq_cli.common"]
-    + [f"fairseq_cli.{name}_program" for name in ("eval_lm", "generate", "export_model", "finetune")]
+    + ["fairseq.evaluation.language_models", "fairseq.evaluation.finetuning"]
+    + ["fairseq.inference.generation", "fairseq.interop.exporting"]
 )
 
 

@@ -163,3 +163,162 @@ class TextConfig(TextFormatConfig):
     moses_source_lang: str = flag("en", "language of `tokenizer` moses", metavar="LANG")
     bpe: str | None = flag(None, "subword encoding of raw text: subword_nmt, sentencepiece, gpt2, hf", metavar="NAME")
     bpe_codes: str | None = flag(None, "codes, model, merges or tokenizer.json of `bpe`", metavar="FILE")
+
+
+@dataclass(frozen=True)
+class AttentionConfig(ModelPathConfig):
+    """Attention plots: settings of ``fairseq-attention``."""
+
+    path: str | None = flag(None, "checkpoint", metavar="FILE")
+    results_path: str | None = flag(None, "folder for the report, plots and arrays", aliases=("--out",), metavar="DIR")
+    first_tokens: int | None = flag(None, "tokens of the split to read (default: all)", low=1)
+    positions: list[int] | None = flag(
+        None, "predicted tokens to plot separately, from 0 (default: one at random)", aliases=("--position",), low=0
+    )
+    heads: str | None = flag(
+        None, "heads to plot at these positions (default: the widest of three layers)", metavar="LAYER:HEAD,…"
+    )
+    terms: bool | None = flag(
+        None, "plot the four terms of relative attention (default: if the model has them)", negative=True
+    )
+
+
+@dataclass(frozen=True)
+class ReclConfig(ModelPathConfig):
+    """Context length: settings of ``fairseq-recl``."""
+
+    path: str | None = flag(None, "checkpoints of the group", metavar="FILE[:FILE…]")
+    names: str | None = flag(None, "model names in table and plots (default: their folders)", metavar="NAME,…")
+    step: int = flag(50, "increment of the context length, in tokens", low=1)
+    max_context: int = flag(500, "maximum context length in tokens, a multiple of `step`", low=1)
+    threshold: float = flag(0.01, "minimum relative gain in perplexity for a longer context to count", above=0, below=1)
+    top_r: list[float] = flag([1.0, 0.5, 0.1], "fractions of hardest positions to measure on", above=0, high=1)
+    positions: int = flag(1000, "maximum number of random target positions", low=1)
+    whole_windows: bool = flag(False, "read each window in one pass, also in models with memory")
+    results_path: str | None = flag(None, "folder for the report, plots and losses", aliases=("--out",), metavar="DIR")
+
+    def check(self) -> None:
+        """Raise SettingError if there are fewer than two context lengths to compare, or a part of a
+        step is left."""
+        super().check()
+        if self.max_context < 2 * self.step:
+            raise SettingError(
+                f"`max_context` {self.max_context}: fewer than two steps of `step` {self.step}; "
+                f"give {2 * self.step} or more"
+            )
+        # Not rounded: the longest context measured would
+        # be another than the one that was asked for.
+        if rest := self.max_context % self.step:
+            below = self.max_context - rest
+            raise SettingError(
+                f"`max_context` {self.max_context}: not a multiple of `step` {self.step}; "
+                f"give {below} or {below + self.step}"
+            )
+
+
+@dataclass(frozen=True)
+class HarnessConfig(Config):
+    """Evaluation harness: settings of ``fairseq-harness``."""
+
+    data: str | None = flag(None, "data folder or dict.txt (default: next to the checkpoint)", metavar="DATA")
+    tasks: str | None = flag(None, "comma-separated names of tasks", metavar="NAME,…")
+    pairs: str | None = flag(None, "minimal pairs: JSON lines, or a folder of them such as BLiMP", metavar="PATH")
+    within_words: bool = flag(False, "encoders: also mask the rest of a token's word")
+    include_path: str | None = flag(None, "folder with your own task files", metavar="DIR")
+    num_fewshot: int | None = flag(None, "examples in the prompt (default: the task's)", low=0)
+    limit: int | None = flag(None, "examples per task (default: all)", low=1)
+    batch_size: int = flag(8, "rows read at once", low=1)
+    max_gen_toks: int = flag(256, "maximum tokens to generate, unless the task names a number", low=1)
+    bootstrap_iters: int = flag(1000, "samples for standard errors (0: none)", low=0)
+    cpu: bool = flag(False, "use the CPU even if a GPU is available")
+    results_path: str | None = flag(None, "folder for results.json", aliases=("--out",), metavar="DIR")
+
+
+@dataclass(frozen=True)
+class InteractiveConfig(GenerationConfig):
+    """Generation: settings of ``fairseq-interactive``."""
+
+    input: str = flag("-", "file of prompts, one per line (-: stdin)", metavar="FILE")
+    num_samples: int = flag(1, "continuations of each prompt", low=1, high=1_000_000)
+    json: bool = flag(False, "print JSON lines instead of text")
+
+
+@dataclass(frozen=True)
+class GenerateConfig(GenerationConfig, ShardConfig, TextFormatConfig):
+    """Generation: settings of ``fairseq-generate``."""
+
+    text: str | None = flag(
+        None, "file of text to take contexts from instead of `gen_subset` (-: stdin)", metavar="FILE"
+    )
+    gen_subset: str = flag("test", "split to take contexts from", metavar="SPLIT")
+    context_tokens: int | None = flag(
+        None, "context length in tokens (default: what the model reads, at most 512)", low=1
+    )
+    num_samples: int = flag(1, "total number of continuations", low=1, high=1_000_000)
+    num_contexts: int | None = flag(None, "different contexts to draw (default: `num_samples`)", low=1, high=1_000_000)
+    results_path: str | None = flag(
+        None, "folder for generate.json and generate.html", aliases=("--out",), metavar="DIR"
+    )
+
+
+@dataclass(frozen=True)
+class ValidateConfig(ShardConfig, FrequencyConfig):
+    """Model: settings of ``fairseq-validate``."""
+
+    keep_notes: bool = flag(False, "read notes of rare words; print losses by distance and two controls")
+    rare_words: bool = flag(False, "losses of rare words in notes.txt, by distance, and with the words hidden")
+    check_data: bool = flag(False, "first compare all data files with checksums.txt and the dictionary")
+    results_path: str | None = flag(
+        None, "folder for results.json, and plots of `by_frequency`", aliases=("--out",), metavar="DIR"
+    )
+
+
+@dataclass(frozen=True)
+class EvalLMConfig(ShardConfig, FrequencyConfig, TextFormatConfig, SubwordMarkConfig):
+    """Evaluation: settings of ``fairseq-eval-lm``."""
+
+    text: str | None = flag(None, "file of text to evaluate instead of `gen_subset` (-: stdin)", metavar="FILE")
+    results_path: str | None = flag(
+        None, "folder for results.json, and the plot of `by_frequency`", aliases=("--out",), metavar="DIR"
+    )
+    score_documents: str | None = flag(None, "JSON lines with a score for each line or row of `text`", metavar="FILE")
+    save_token_scores: str | None = flag(
+        None, "NPZ file for tokens and their log-probabilities, in corpus order", metavar="FILE"
+    )
+    output_word_probs: bool = flag(False, "print every word's log-probability")
+    output_word_stats: bool = flag(False, "print every word's count and mean log-probability")
+    context_window: int = flag(0, "context tokens before each block that are not scored", low=0)
+    sliding_inf: int = flag(-1, "1: score token by token with a cache", choices=(-1, 0, 1), metavar="{1}")
+    softmax_batch: int | None = flag(None, "maximum tokens in one softmax, to bound memory", low=1)
+    int8: bool = flag(False, "int8 weights, one scale per output; also prints their effect on perplexity")
+    sample: str | None = flag(None, "file for a text that the model writes, also printed", metavar="FILE")
+    within_words: bool = flag(False, "encoders: also mask the rest of a token's word")
+    baseline: str | None = flag(None, "checkpoint to compare with in `by_frequency`", metavar="FILE")
+
+    def check(self) -> None:
+        """Raise SettingError if flags of the table of losses by frequency contradict each other."""
+        super().check()
+        if self.baseline is not None and not self.by_frequency:
+            raise SettingError("`baseline`: is compared in `by_frequency`; add it, or leave this out")
+        if self.by_frequency and self.score_documents is not None:
+            raise SettingError("`by_frequency`: excludes `score_documents`; run one after the other")
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(Config):
+    """Fine-tuning: settings of ``fairseq-finetune``."""
+
+    path: str | None = flag(None, "pre-trained checkpoint", metavar="FILE")
+    from_scratch: bool = flag(False, "random initial weights, as a baseline; sizes from `path`")
+    seeds: list[int] = flag([1, 2, 3], "seeds, one run each", low=0)
+    lrs: list[float] = flag([1e-5, 3e-5, 5e-5], "learning rates to choose from", above=0)
+    max_epoch: int = flag(10, "epochs of each run", low=1)
+    batch_size: int = flag(16, "rows per update, over all processes", aliases=("--max-sentences",), low=1)
+    warmup_ratio: float = flag(0.06, "fraction of updates in which the learning rate warms up", low=0, below=1)
+    weight_decay: float = flag(0.01, "weight decay of matrices", low=0)
+    clip_norm: float = flag(1.0, "maximum gradient norm (0: no clipping)", low=0)
+    predict: str = flag("valid", "comma-separated splits to write predictions for", metavar="SPLIT,…")
+    save_dir: str = flag(
+        "finetuned", "folder for checkpoints, predictions and results.json", aliases=("--out",), metavar="DIR"
+    )
+    train_flags: str = flag("", "additional flags of fairseq-train, as one quoted string", metavar="TEXT")

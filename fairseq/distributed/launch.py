@@ -7,6 +7,7 @@ MASTER_PORT).
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import importlib
 import logging
@@ -28,14 +29,14 @@ from typing import Any, Generic, NoReturn, TypeVar
 import torch.distributed as dist
 
 from fairseq.config.settings import CommonConfig, DistributedConfig
-from fairseq.distributed.interruption import EXIT_CODES, SIGNALS
+from fairseq.distributed.interruption import EXIT_CODES, SIGNALS, end_at_signals
 from fairseq.distributed.world import World, device_of
 from fairseq.errors import SettingError, UserError, is_out_of_memory, out_of_memory_message, with_flags
 from fairseq.modules import devices
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.system.limits import check_processes
 from fairseq.system.plugins import import_user_module
-from fairseq.system.terminal import printable
+from fairseq.system.terminal import log_to_stderr, printable
 from fairseq.system.workers import watch_parent
 
 USER_ERROR = 2  # exit code
@@ -366,3 +367,24 @@ def _join(job: Job[V, R]) -> R:
     if stopped is not None:
         raise stopped
     return result
+
+
+def run_on_processes(evaluate: Callable[[World], R], common: CommonConfig, cfg: DistributedConfig) -> R | None:
+    """Call *evaluate*, a partial function of a module, in as many processes as *cfg* or torchrun
+    ask for; by default in one.
+
+    Returns what it returned in this process; None if that only started the others.
+    """
+    # Without a number training starts a process per GPU;
+    # one is enough to evaluate, unless more are asked for.
+    cfg = dataclasses.replace(cfg, distributed_world_size=cfg.distributed_world_size or 1)
+    return run(Job(_evaluate, evaluate, common, cfg))
+
+
+def _evaluate(evaluate: Callable[[World], R], world: World) -> R:
+    if world.size > 1:
+        # A process that was started has no log yet; what all processes log alike is shown once.
+        end_at_signals()
+        log_to_stderr()
+        logging.getLogger().setLevel(logging.INFO if world.is_first else logging.ERROR)
+    return evaluate(world)

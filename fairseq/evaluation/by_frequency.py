@@ -29,7 +29,7 @@ from fairseq.data.folders import data_folders, load_dictionary, open_corpus
 from fairseq.data.masking import special_symbols, word_parts, word_rule
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.evaluation import report as reports
+from fairseq.system import tables
 from fairseq.system.opening import decoded, read_named
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers.rules import ContinuationMarks, SubwordMarks
@@ -290,7 +290,7 @@ def table(report: Mapping[str, Any]) -> list[str]:
         cells = [_cell(*pair) for pair in zip(band["bits_per_word"], band["standard_error"], strict=True)]
         pairs = zip(band["difference"], band["difference_standard_error"], strict=True)
         rows.append([band["band"], f"{band['words']:,}", *cells, *(_cell(*pair, "+") for pair in pairs)])
-    return reports.table(rows, left=1)
+    return tables.table(rows, left=1)
 
 
 def _cell(mean: float | None, error: float | None, sign: str = "") -> str:

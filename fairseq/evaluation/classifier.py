@@ -20,12 +20,12 @@ from fairseq.criterions.sentence_prediction import PREDICTIONS, metric_figures, 
 from fairseq.data.glue import Layout
 from fairseq.data.sentences import SentenceRows
 from fairseq.errors import UserError
-from fairseq.evaluation.report import table
 from fairseq.inference.loading import load_models
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.sentence import SentenceModel
 from fairseq.modules import devices
 from fairseq.system.files import atomic_file
+from fairseq.system.tables import table
 from fairseq.tasks.sentence_prediction import SentencePredictionTask
 
 Text = str | tuple[str, str]

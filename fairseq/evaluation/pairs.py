@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq.errors import UserError
-from fairseq.evaluation.report import table
 from fairseq.system.opening import read_text
+from fairseq.system.tables import table
 
 SENTENCES = ("sentence_good", "sentence_bad")
 PHENOMENA = ("linguistics_term", "field", "UID")

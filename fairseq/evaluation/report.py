@@ -9,7 +9,7 @@ import math
 import resource
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -204,26 +204,3 @@ def document_scores(scores: Scores) -> Iterator[dict[str, object]]:
         # exp(710) overflows a float64.
         perplexity = math.exp(min(-total / max(1, end - start), 700))
         yield {"document": number, "tokens": end - start, "log_probability": total, "perplexity": perplexity}
-
-
-def table(rows: Sequence[Sequence[str]], left: int = 0, terminal: bool | None = None) -> list[str]:
-    """Return the lines of a table for stdout:
-    aligned on a *terminal*, else Markdown; see :func:`markdown`."""
-    if not (sys.stdout.isatty() if terminal is None else terminal):
-        return markdown(rows, left)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    cells = [
-        [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        for row in rows
-    ]
-    lines = ["  ".join(row).rstrip() for row in cells]
-    return [lines[0], "─" * (sum(widths) + 2 * len(widths) - 2), *lines[1:]]
-
-
-def markdown(rows: Sequence[Sequence[str]], left: int = 0) -> list[str]:
-    """Return the lines of a table of *rows*, the first of them the head;
-    the *left* first columns are left-aligned."""
-    # A bar would end the cell, also in names of files.
-    lines = [" | ".join(cell.replace("|", "/") for cell in row) for row in rows]
-    rule = " | ".join("---" if number < left else "---:" for number in range(len(rows[0])))
-    return [f"| {line} |" for line in (lines[0], rule, *lines[1:])]

@@ -67,12 +67,15 @@ def stream(
     *,
     generator: torch.Generator | None = None,
     forbidden: Sequence[int] = (),
+    stop: int = -1,
 ) -> Iterator[int]:
     """As :func:`sample`, from one model or the average
-    of several; beam search yields its text at the end."""
+    of several; beam search yields its text at the end. The text ends before the token *stop*."""
     for step in _steps(models, [prompt], decoding, [generator], forbidden):
         for _, tokens in step:
-            yield from tokens
+            yield from tokens[: _end(tokens, stop)]
+            if stop in tokens:
+                return
 
 
 def continuations(
@@ -83,6 +86,7 @@ def continuations(
     generators: Callable[[int], torch.Generator],
     batch_size: int = 1,
     forbidden: Sequence[int] = (),
+    stop: int = -1,
     progress: Progress = no_progress,
 ) -> Iterator[tuple[int, list[int]]]:
     """Continuations of many prompts, each as soon
@@ -92,7 +96,7 @@ def continuations(
     the same texts.
 
     Args:
-        models, decoding, forbidden: as in :func:`stream`.
+        models, decoding, forbidden, stop: as in :func:`stream`.
         prompts: at least one token each.
         generators: makes the random generator of a prompt, by its number, when its batch begins.
         batch_size: most rows of a batch; each beam counts as one.
@@ -112,13 +116,24 @@ def continuations(
             sources = [generators(number) for number in batch]
             for step in _steps(models, [prompts[number] for number in batch], decoding, sources, forbidden):
                 yield from ((batch[row], tokens) for row, tokens in step)
+                # Rows whose texts are over are read until the others are.
+                if not texts.keys() & batch:
+                    break
 
     texts: dict[int, list[int]] = {number: [] for number in order}
     for number, tokens in progress(advances(), len(prompts) * decoding.max_tokens):
+        if number not in texts:
+            continue
         texts[number] += tokens
-        if len(texts[number]) == decoding.max_tokens:
-            yield number, texts.pop(number)
+        if stop in tokens or len(texts[number]) == decoding.max_tokens:
+            text = texts.pop(number)
+            yield number, text[: _end(text, stop)]
     yield from texts.items()  # max_tokens is 0
+
+
+def _end(tokens: Sequence[int], stop: int) -> int:
+    """The number of *tokens* before the first *stop*."""
+    return list(tokens).index(stop) if stop in tokens else len(tokens)
 
 
 @torch.inference_mode()

@@ -85,6 +85,12 @@ class Writer:
         """Tokens that are never generated."""
         return never_written(self.task.source_dictionary)
 
+    @property
+    def stop(self) -> int:
+        """The token at which a text ends, or -1."""
+        dictionary: Dictionary = self.task.source_dictionary
+        return dictionary.stop()
+
     @functools.cached_property
     def window(self) -> int:
         """The shortest attention distance of the models, in tokens."""
@@ -94,7 +100,7 @@ class Writer:
     def continue_one(self, prompt: Sequence[int], number: int, sample: int) -> Iterator[int]:
         """Tokens of one text, each as soon as it is chosen."""
         generator = generator_of(self.seed, number, sample)
-        return stream(self.models, prompt, self.decoding, generator=generator, forbidden=self.forbidden)
+        return stream(self.models, prompt, self.decoding, generator=generator, forbidden=self.forbidden, stop=self.stop)
 
     def continue_all(
         self, prompts: Sequence[Sequence[int]], samples: int, progress: Progress, numbers: Sequence[int] | None = None
@@ -113,6 +119,7 @@ class Writer:
             generators=lambda index: generator_of(self.seed, *keys[index]),
             batch_size=self.batch_size,
             forbidden=self.forbidden,
+            stop=self.stop,
             progress=progress,
         )
         return ((keys[index], tokens) for index, tokens in texts)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar, Generic, TypeVar
 
+from fairseq.config.settings import CommonConfig
 from fairseq.errors import SettingError
 from fairseq.system.json_files import finite
 from fairseq.system.terminal import LOG_DATES, WIDTH, duration
@@ -333,3 +334,38 @@ def short(value: object) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def show_progress(common: CommonConfig, name: str, is_shown: bool = True) -> Progress:
+    """Return a function that shows the progress of *name*
+    on stderr: a bar on a terminal, lines elsewhere.
+
+    Lines are printed every ``log_interval`` items, with items a second and the remaining seconds.
+    """
+    if not is_shown:
+        return no_progress
+    otherwise = "tqdm" if sys.stderr.isatty() and not common.no_progress_bar else "simple"
+    log_format, interval = common.log_format or otherwise, common.log_interval
+
+    def show(items: Iterable[object], length: int) -> Iterable[Any]:
+        start = time.perf_counter()
+
+        def pace() -> dict[str, object]:
+            rate = bar.done / (time.perf_counter() - start)
+            if log_format != "json":
+                return {"per_second": round(rate, 1)}
+            position = {"work": name, "done": bar.done, "total": length}
+            return {**position, "per_second": round(rate, 1), "seconds_left": round(seconds_left())}
+
+        def seconds_left(line: Mapping[str, object] | None = None) -> float:
+            return (length - bar.done) * (time.perf_counter() - start) / bar.done
+
+        with progress_bar(
+            items, log_format=log_format, log_interval=interval, prefix=name, total=length, stream=sys.stderr
+        ) as bar:
+            for item in bar:
+                yield item
+                if log_format != "tqdm":  # tqdm shows the rate already
+                    bar.log(pace, eta=seconds_left)
+
+    return show

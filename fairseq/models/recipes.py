@@ -204,8 +204,13 @@ def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     fitting = {} if is_foreign else _fitting(recipe, given)
     objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
     warmup, updates = fitting.get("warmup_updates", 0), str(given.get("max_update", ""))
-    if "lr_scheduler" in given and updates.isdigit() and 0 < int(updates) <= warmup:
-        fitting["warmup_updates"] = int(updates) // 10  # most schedules need updates after it
+    ends = {"total_num_update", "lr_period_updates"} & fitting.keys() if "t_mult" not in fitting else set()
+    if updates.isdigit() and int(updates):
+        # A schedule that ends with the published run ends with
+        # the user's; one with restarts has periods of its own.
+        fitting = {name: value for name, value in fitting.items() if name not in ends}
+        if (ends or "lr_scheduler" in given) and int(updates) <= warmup:
+            fitting["warmup_updates"] = int(updates) // 10  # most schedules need updates after it
     replaced = {name for group in ONE_OF if given.keys() & set(group) for name in group}
     if "tokens_per_sample" in given:
         replaced.add("stages")
@@ -303,4 +308,5 @@ def _with_origins(parts: Sequence[tuple[str, str]], settings: TrainingSettings) 
     texts = [
         text if origin == common else f"{text} ({origin})" for (text, _), origin in zip(parts, origins, strict=True)
     ]
-    return f"{', '.join(texts)} ({common})"
+    # After another setting's origin, it would seem to be that setting's.
+    return f"{', '.join(texts)} ({common})" if origins[-1] == common else f"{', '.join(texts)}; others: {common}"

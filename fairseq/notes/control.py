@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import torch
 
 from fairseq.data.dataset import Sample
-from fairseq.evaluation.report import table
 from fairseq.models.base import BaseFairseqModel
 from fairseq.notes.blocks import DISTANCES
 from fairseq.notes.dictionary import NoteDictionary
 from fairseq.notes.settings import NAME
 from fairseq.notes.state import dictionary_of
+from fairseq.system.tables import table
 from fairseq.tasks.fairseq_task import FairseqTask
 
 CONTROLS = {"permuted": "notes of other words", "dropped": "without notes", "hidden": "without rare words"}

@@ -176,6 +176,20 @@ def prepare_folder(flag: str, folder: str | Path) -> None:
             pass
 
 
+@contextlib.contextmanager
+def results_folder(path: str | None) -> Iterator[None]:
+    """Create the folder of ``results_path``, if given;
+    after an error a new folder that is empty is removed.
+
+    Raises:
+        UserError: it cannot be created or written.
+    """
+    with removing_empty_folders():
+        if path is not None:
+            prepare_folder("`results_path`", path)
+        yield
+
+
 def prepare_file(
     flag: str, path: str | Path, inputs: Mapping[str, str | Path | None] | None = None, begins: bytes = b""
 ) -> None:

@@ -19,6 +19,7 @@ from fairseq.system.opening import decoded, read_named
 ROLES = ("bos", "pad", "eos", "unk")
 MASK = "mask"  # the role of the symbol that stands for a token to be predicted; few dictionaries have one
 MASK_SYMBOL = "<mask>"
+STOP = "stop"  # the role of the symbol that ends texts of a model whose texts begin with another one, as Llama's
 # fairseq rejects a file with this line, whose count
 # is no number, instead of loading it with shifted ids.
 HEADER = "#specials"  # first line of a file that lists all its symbols: "#specials eos=WORD unk=WORD"
@@ -68,7 +69,7 @@ class Dictionary:
         for word in extra_special_symbols:
             self.add_symbol(word, 0)
         self.nspecial = len(self.symbols)
-        self.mask_index = NONE
+        self.mask_index = self.stop_index = NONE
         self.path: str | None = None
 
     @classmethod
@@ -103,7 +104,7 @@ class Dictionary:
         self.bos_index, self.pad_index, self.eos_index, self.unk_index = (
             self.indices.get(roles.get(role, ""), NONE) for role in ROLES
         )
-        self.mask_index = self.indices.get(roles.get(MASK, ""), NONE)
+        self.mask_index, self.stop_index = (self.indices.get(roles.get(role, ""), NONE) for role in (MASK, STOP))
 
     def add_mask(self, word: str = MASK_SYMBOL) -> None:
         """Let *word* be the mask symbol; it is added at the end
@@ -114,6 +115,10 @@ class Dictionary:
     def mask(self) -> int:
         """The id of the mask symbol, or -1."""
         return self.mask_index
+
+    def stop(self) -> int:
+        """The id of the symbol at which a generated text ends, or -1."""
+        return self.stop_index
 
     def bos(self) -> int:
         """The id of the begin-of-sentence symbol."""
@@ -314,7 +319,7 @@ class Dictionary:
         before = set(self.symbols[: self.nspecial])
         lines = []
         if not self.nspecial:
-            indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK)}
+            indices = {role: getattr(self, f"{role}_index") for role in (*ROLES, MASK, STOP)}
             roles = [f"{role}={self.symbols[index]}" for role, index in indices.items() if index != NONE]
             lines.append(f"{HEADER} {' '.join(roles)}\n")
         for index, (word, n) in enumerate(words, self.nspecial):
@@ -496,8 +501,8 @@ def _read_header(line: str, where: str) -> dict[str, str] | None:
     if not line.startswith(f"{HEADER} ") or not fields or "=" not in fields[-1]:
         return None
     roles = {role: word for role, _, word in (field.partition("=") for field in fields)}
-    if not roles.keys() <= {*ROLES, MASK} or "eos" not in roles:
+    if not roles.keys() <= {*ROLES, MASK, STOP} or "eos" not in roles:
         raise UserError(
-            f"{where}: expected {HEADER} eos=WORD, with bos=, pad=, unk=, mask= if there; found {line[:80]!r}"
+            f"{where}: expected {HEADER} eos=WORD, with bos=, pad=, unk=, mask=, stop= if there; found {line[:80]!r}"
         )
     return roles

@@ -15,6 +15,7 @@ from fairseq.checkpoint.manager import LAST
 from fairseq.config.settings import CheckpointConfig, OptimizationConfig, TrainingSettings
 from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import World
+from fairseq.errors import counted
 from fairseq.logging.figures import Meter
 from fairseq.logging.progress import ProgressBar, RunProgress, progress_bar
 from fairseq.logging.recorders import Record, recording
@@ -181,14 +182,14 @@ def opening_lines(state: TrainingState) -> list[str]:
     per_epoch = math.ceil(len(batches) / frequency(state.cfg, batches.epoch))
     sizes = getattr(batches.dataset, "sizes", None)
     tokens = int(sizes.sum()) if sizes is not None else 0
-    data = f"{per_epoch:,} updates per epoch"
+    data = f"{counted(per_epoch, 'update')} per epoch"
     if tokens and per_epoch:
-        data = f"{tokens:,} tokens per epoch in {per_epoch:,} updates of {tokens // per_epoch:,}"
+        data = f"{tokens:,} tokens per epoch in {counted(per_epoch, 'update')} of {tokens // per_epoch:,}"
     total = total_updates(state.cfg, state.num_updates, batches)
     to_come = "no limit: it ends with Ctrl-C"
     if total is not None:
         left = max(total - state.num_updates, 0)
-        to_come = f"{left:,} updates to come" + (f" ({left / per_epoch:.2g} epochs)" if per_epoch else "")
+        to_come = f"{counted(left, 'update')} to come" + (f" ({left / per_epoch:.2g} epochs)" if per_epoch else "")
     no_save, save_dir = settings.checkpoint.no_save, settings.checkpoint.save_dir
     saved = "nothing is saved" if no_save else f"saved in {save_dir}"
     return [model, data, f"{to_come}; {state.precision.name(world.device)}; {saved}"]

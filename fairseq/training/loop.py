@@ -25,7 +25,7 @@ from fairseq.criterions.fairseq_criterion import Sample
 from fairseq.data.folders import check_validation
 from fairseq.data.iterator import EpochIterator
 from fairseq.distributed import Interruption, Job, World
-from fairseq.errors import UserError, nearest
+from fairseq.errors import UserError, counted, nearest
 from fairseq.logging.recorders import check_recorders, log_file
 from fairseq.models.recipes import summary
 from fairseq.system.terminal import log_to_stderr
@@ -131,12 +131,13 @@ def train(
                 return number
             if stage is None or stage is planned[-1] or state.end != end_of_stages(state.cfg):
                 if state.num_updates == done and not is_pending:
-                    logger.info("nothing to do: %s is reached after %d updates; change it to train on", state.end, done)
+                    ends = f"{state.end} is reached after {counted(done, 'update')}"
+                    logger.info("nothing to do: %s; change it to train on", ends)
                     return 0
-                logger.info("%s is reached after %d updates", state.end, state.num_updates)
+                logger.info("%s is reached after %s", state.end, counted(state.num_updates, "update"))
                 logger.info("%s", describe_end(state, time.perf_counter() - started))
                 return 0
-            logger.info("stage %d is done after %d updates", stage.number, state.num_updates)
+            logger.info("stage %d is done after %s", stage.number, counted(state.num_updates, "update"))
             # From here on the state is on the host alone: a device never holds the models and
             # moments of two stages.
             origin = resume.Origin("stage", copied(state.state_dict(), again=False), f"stage {stage.number}")

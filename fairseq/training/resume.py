@@ -158,16 +158,26 @@ def restore(state: TrainingState, saved: Mapping[str, Any], source: str, *, adop
         # First, because it names the setting by which parameters have other names or shapes.
         check_settings(state.model, stored, state.settings.model, source, state.settings.extensions)
         restored = state.load_state_dict(saved, source, adopt=adopt)
-    except UserError:
-        is_in_folder = os.path.abspath(os.path.dirname(source)) == os.path.abspath(folder)
-        if is_in_folder and stored.get("arch", state.settings.chosen.arch) != state.settings.chosen.arch:
-            # What differs first is a setting that nobody gave.
-            raise UserError(
-                f"`save_dir` {folder}: holds another run, of {stored['arch']}; choose another `save_dir`"
-            ) from None
-        raise
+    except UserError as error:
+        if os.path.abspath(os.path.dirname(source)) == os.path.abspath(folder) and (other := _differing(state, stored)):
+            # What differs first may be a parameter's shape, or a setting that nobody gave.
+            raise UserError(f"`save_dir` {folder}: holds another run, {other}; choose another `save_dir`") from None
+        raise error
     logger.info("restored %s: epoch %d, update %d", source, state.batches.epoch, state.num_updates)
     return restored
+
+
+def _differing(state: TrainingState, stored: Mapping[str, object]) -> str:
+    """The architecture of the run that has the settings
+    *stored*, or its sizes, where this run has others."""
+    settings = state.settings
+    if stored.get("arch", settings.chosen.arch) != settings.chosen.arch:
+        return f"of {stored['arch']}"
+    # Lengths, which are the task's too, may change in a run.
+    names = vars(settings.model).keys() - (vars(settings.task).keys() if settings.task is not None else ())
+    sizes = {name: value for name, value in vars(settings.model).items() if name in names and type(value) is int}
+    others = [name for name, value in sizes.items() if differ(value, stored.get(name, value))]
+    return "with " + ", ".join(f"`{name}` {_short(stored[name])}" for name in others[:3]) if others else ""
 
 
 def _load_weights(state: TrainingState, saved: Mapping[str, Any], source: str) -> None:
@@ -191,6 +201,8 @@ def as_begun(settings: TrainingSettings, origin: Origin) -> TrainingSettings:
     stored, options = (origin.state or {}).get("args") or {}, settings.checkpoint
     if origin.kind != "checkpoint" or options.reset_optimizer or options.reset_lr_scheduler:
         return settings
+    if stored.get("arch", settings.chosen.arch) != settings.chosen.arch:
+        return settings  # which has another recipe, and perhaps another task
     recipe = {name for name, source in settings.origins.items() if source == f"recipe of {settings.chosen.arch}"}
     # Where a recipe has rows a batch, a run may have tokens.
     others = {name for group in ONE_OF if recipe & set(group) for name in group if name not in recipe}

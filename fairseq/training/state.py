@@ -380,8 +380,10 @@ class TrainingState:
             for kind, part in (("criterion", self.criterion), ("optimizer", self.optimizer)):
                 name = type(part).__name__
                 if (stored := history.get(f"{kind}_name", name)) != name:
+                    before, now = (state.get("args") or {}).get(kind), getattr(self.settings.chosen, kind)
+                    before, now = (stored, name) if before in (None, now) else (before, now)  # or classes, as plug-ins'
                     advice = f"give its `{kind}`, or `reset_optimizer`"
-                    raise UserError(f"{source}: made with {kind} {stored}, not {name}; {advice}")
+                    raise UserError(f"{source}: made with {kind} {before}, not {now}; {advice}")
         if self._batches is not None and not options.reset_dataloader and "train_iterator" in extra:
             rows = self._load_position(state, extra, source)
         load_parameters(self.model, state["model"], source)

@@ -16,14 +16,16 @@ import torch
 from mistakes import user_error
 from torch import nn
 
-from fairseq.analysis.attention_maps import AttentionReader, distances
+from fairseq.analysis import plots
+from fairseq.analysis.attention_maps import AttentionReader, attention_modules, distances
+from fairseq.analysis.attention_report import parse_heads
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models.base import FairseqLanguageModel
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import attention_program as command
+from fairseq_cli import attention as command
 from fairseq_cli.attention import cli_main as attention_cli
 from fairseq_cli.attention import get_attention_parser
 
@@ -57,7 +59,7 @@ def undrawn(monkeypatch):
     """The names of pictures in place of their content, for tests of the files: drawing takes
     seconds."""
     for name in ("draw_distances", "draw_terms", "draw_position"):
-        monkeypatch.setattr(command.plots, name, lambda path, *rest, name=name: path.write_bytes(name.encode()))
+        monkeypatch.setattr(plots, name, lambda path, *rest, name=name: path.write_bytes(name.encode()))
 
 
 def run(*flags, data=runs.DATA):
@@ -186,10 +188,10 @@ def test_positions_are_rows_one_under_another(transformer_xl, tmp_path, monkeypa
         drawn[panel.get_subplotspec().rowspan.start] = rows.copy()
         return draw_rows(panel, rows, scale)
 
-    draw_rows = command.plots._draw_rows
+    draw_rows = plots._draw_rows
     with monkeypatch.context() as patch:
-        patch.setattr(command.plots, "_draw_rows", draw)
-        patch.setattr(command.plots, "draw_distances", lambda path, maps: path.write_bytes(b""))
+        patch.setattr(plots, "_draw_rows", draw)
+        patch.setattr(plots, "draw_distances", lambda path, maps: path.write_bytes(b""))
         flags = "--heads 0:1,1:0 --positions 900,5,901,900 --batch-size 2 --no-terms"
         figures = run(["--path", transformer_xl, "--results-path", tmp_path], flags)
     assert figures["at_positions"] == [900, 5, 901]
@@ -325,7 +327,7 @@ def test_results_are_all_of_one_run(transformer_xl, tmp_path, monkeypatch, undra
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(command.plots, "draw_position", interrupted)
+        patch.setattr(plots, "draw_position", interrupted)
         for folder in (tmp_path / "results", tmp_path / "new"):
             with pytest.raises(KeyboardInterrupt):
                 run(["--path", transformer_xl, "--results-path", folder], "--no-terms")
@@ -337,7 +339,7 @@ def test_results_are_all_of_one_run(transformer_xl, tmp_path, monkeypatch, undra
 
 
 def test_heads_are_drawn_once():
-    assert command.parse_heads("0:1, 1:0,0:1,1:0", 2, 2) == [(0, 1), (1, 0)]
+    assert parse_heads("0:1, 1:0,0:1,1:0", 2, 2) == [(0, 1), (1, 0)]
 
 
 def test_same_length_and_another_memory_can_be_looked_at(transformer_xl, tmp_path, undrawn):
@@ -401,7 +403,7 @@ def test_a_model_that_does_not_show_its_attention_is_refused():
     model = Stub(0)
     model.decoder.layers[0].self_attn = nn.Identity()
     with pytest.raises(UserError, match="path: Stub exposes no attention weights"):
-        command.attention_modules(model)
+        attention_modules(model)
 
 
 def test_without_matplotlib_nothing_is_begun(tmp_path, monkeypatch):

@@ -15,12 +15,12 @@ import torch
 from mistakes import user_error
 
 from fairseq import checkpoint
-from fairseq.analysis import recl
+from fairseq.analysis import plots, recl
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import recl_program as command
+from fairseq_cli import recl as command
 from fairseq_cli.recl import cli_main as recl_cli
 from fairseq_cli.recl import get_recl_parser
 
@@ -332,8 +332,8 @@ def test_results_are_all_of_one_run(tmp_path, monkeypatch):
     def interrupted(path, measured):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command.plots, "draw_gains", lambda path, *rest: path.write_bytes(b""))
-    monkeypatch.setattr(command.plots, "draw_perplexities", interrupted)
+    monkeypatch.setattr(plots, "draw_gains", lambda path, *rest: path.write_bytes(b""))
+    monkeypatch.setattr(plots, "draw_perplexities", interrupted)
     for place in (folder, tmp_path / "new"):
         with pytest.raises(KeyboardInterrupt):
             run(["--path", SHORTFORMER, "--results-path", place], flags)

@@ -109,11 +109,11 @@ def test_checkpoint_of_another_architecture_says_which_parameters_differ(mistake
     [
         (
             "--optimizer adam",
-            "made with optimizer FairseqNAG, not FairseqAdam; give its --optimizer, or --reset-optimizer",
+            "made with optimizer nag, not adam; give its --optimizer, or --reset-optimizer",
         ),
         (
             "--criterion cross_entropy",
-            "made with criterion AdaptiveLoss, not CrossEntropyCriterion; give its --criterion, or --reset-optimizer",
+            "made with criterion adaptive_loss, not cross_entropy; give its --criterion, or --reset-optimizer",
         ),
     ],
 )

@@ -18,10 +18,11 @@ from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
+from fairseq.evaluation import Scorer, validation
 from fairseq.evaluation.by_frequency import training_counts
 from fairseq.hub import load_model
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import eval_lm, eval_lm_program, preprocess, validate, validate_program
+from fairseq_cli import eval_lm, preprocess, validate
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
 from fairseq_cli.validate import get_validation_parser
@@ -165,8 +166,8 @@ def test_losses_of_tokens_are_at_their_places_and_add_up_to_the_loss_with_notes(
 ) -> None:
     flags, name = KINDS[kind]
     data, meters = noted.corpus(tmp_path), []
-    monkeypatch.setattr(validate_program, "_word_losses", lambda meter, blocks, task: meters.append((meter, blocks)))
-    monkeypatch.setattr(validate_program, "_report", lambda *args: None)
+    monkeypatch.setattr(validation, "_word_losses", lambda meter, blocks, task: meters.append((meter, blocks)))
+    monkeypatch.setattr(validation, "_report", lambda *args: None)
     path = runs.saved(tmp_path / "model.pt", flags, data=data)
     validated("--by-frequency --keep-notes --valid-subset valid", ["--path", path], data=data)
     assert len(meters) == 3  # with notes, with those of other words, without
@@ -228,8 +229,8 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 def test_missing_files_and_other_dictionaries_are_named_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validate_program, "validate", None)
-    monkeypatch.setattr(eval_lm_program.Scorer, "score", None)
+    monkeypatch.setattr(validation, "validate", None)
+    monkeypatch.setattr(Scorer, "score", None)
     paths = ["--by-frequency", "--path", f"{BASELINE}:{tmp_path}/no.pt"]
     other = runs.saved(tmp_path / "other.pt", noted.CAUSAL, data=noted.corpus(tmp_path))
     for command, flags, message in [

@@ -406,17 +406,8 @@ def outputs(folder):
     return [BASELINE, FLAGS, "--save-token-scores", files[0], "--results-path", files[1].parent], files
 
 
-def test_results_appear_together_or_not_at_all(tmp_path):
-    flags, (scores_file, results) = outputs(tmp_path)
-    results.mkdir(parents=True)  # a folder cannot be replaced by a file
-    with user_error(r"--results-path .*results.json: cannot be written \(Is a directory"):
-        evaluate("--path", *flags)
-    assert scores_file.read_bytes() == ARCHIVE + b"before" and not list(results.iterdir())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "scores.npz"]
-
-
-@pytest.mark.parametrize("failing", [1, 2])
-def test_a_full_disk_leaves_neither_scores_nor_results(failing, tmp_path, monkeypatch):
+@pytest.mark.parametrize("failing", [1, 3])  # of the scores, and of the results: each has its folder, too
+def test_a_full_disk_leaves_whole_files_and_the_results_come_last(failing, tmp_path, monkeypatch):
     flags, (scores_file, results) = outputs(tmp_path)
     synced = []
 
@@ -428,6 +419,8 @@ def test_a_full_disk_leaves_neither_scores_nor_results(failing, tmp_path, monkey
     with monkeypatch.context() as patch, pytest.raises(UserError, match="cannot be written .No space left"):
         patch.setattr(os, "fsync", full)
         evaluate("--path", *flags)
-    assert scores_file.read_bytes() == ARCHIVE + b"before" and not results.parent.exists()
+    # The first file is the former one, or whole; the results, which come last, are not there.
+    assert (scores_file.read_bytes() == ARCHIVE + b"before") if failing == 1 else np.load(scores_file)["tokens"].size
+    assert not results.exists() and sorted(path.name for path in tmp_path.iterdir())[-1] == "scores.npz"
     evaluate("--path", *flags)
     assert np.load(scores_file)["tokens"].size == json.loads(results.read_text())["tokens"]

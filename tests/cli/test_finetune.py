@@ -20,11 +20,12 @@ from sentences import write_dictionary, write_pretrained, write_task
 
 from fairseq.config import options
 from fairseq.data.glue import GLUE
+from fairseq.evaluation import finetuning
 from fairseq.evaluation.classifier import FinetunedRun, Predictions, as_table, best_rate, summarize
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.base import Space
-from fairseq_cli import finetune, finetune_program
+from fairseq_cli import finetune
 from fairseq_cli.finetune import get_finetune_parser
 
 
@@ -52,7 +53,7 @@ def arguments(home: Path, *flags: Any) -> argparse.Namespace:
 def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("--seeds 1,2 --lrs 1e-9,0.02 --max-epoch 5 --batch-size 8 --predict valid,test --save-dir", tmp_path)
+    flags = ("--seeds 1,2 --lrs 1e-9,0.02 --max-epoch 8 --batch-size 8 --predict valid,test --save-dir", tmp_path)
     report = finetune.main(arguments(home, *flags))
     table = capsys.readouterr().out
     assert report["best_lr"] == 0.02 and "| 0.02 (best) | 2 |" in table and "±" in table
@@ -70,7 +71,7 @@ def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
     def never(args: argparse.Namespace) -> None:
         raise AssertionError("complete runs are not repeated")
 
-    monkeypatch.setattr(finetune_program, "training_job", never)
+    monkeypatch.setattr(finetuning, "training_job", never)
     assert finetune.main(arguments(home, *flags)) == report
     with pytest.raises(AssertionError):
         finetune.main(arguments(home, *flags, "--max-epoch 6"))
@@ -111,7 +112,7 @@ def test_a_run_is_repeated_where_what_it_read_or_wrote_has_changed(
         finetune.main(argparse.Namespace(**{**vars(args), **FILES[name]}))
 
     run()
-    monkeypatch.setattr(finetune_program, "training_job", lambda settings: (_ for _ in ()).throw(InterruptedError))
+    monkeypatch.setattr(finetuning, "training_job", lambda settings: (_ for _ in ()).throw(InterruptedError))
     run()
     path = tmp_path / name
     if path.suffix == ".pt":
@@ -136,6 +137,13 @@ def test_a_model_from_scratch_has_no_initial_weights_and_flags_of_training_pass(
     assert (stored["dropout"], stored["adam_betas"]) == (0.3, [0.9, 0.98])
     settings = yaml.safe_load((tmp_path / "lr0.001-seed4" / "settings.yaml").read_text())
     assert settings["finetune_from_model"] is None
+
+
+def test_updates_are_counted_with_the_batches_of_each_epoch(home: Path, tmp_path: Path) -> None:
+    args = arguments(home, "--from-scratch --seeds 4 --lrs 0.001 --max-epoch 3 --batch-size 8 --save-dir", tmp_path)
+    batches = -(-len((home / "MR" / "train.tsv").read_text().splitlines()) // 8)
+    args.train_flags = "--update-freq 2,1"
+    assert batches > 2 and finetune.main(args)["updates"] == -(-batches // 2) + 2 * batches
 
 
 def test_predictions_are_written_in_the_order_of_the_file(tmp_path: Path) -> None:

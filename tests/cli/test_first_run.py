@@ -13,17 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 import runs
+from mistakes import user_error
 
 import fairseq
 from fairseq.config import options
+from fairseq.config.command_settings import TextFormatConfig
 from fairseq.data.indexed_dataset import IndexedCorpus
-from fairseq.errors import UserError, nearest
+from fairseq.distributed import World
+from fairseq.errors import nearest
+from fairseq.inference.inputs import read_text
 from fairseq.system.opening import BOM
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_hints import raw_text as signs_of_raw_text
 from fairseq.text.text_hints import wrapped_at
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
-from fairseq_cli import eval_lm, eval_lm_program, preprocess
+from fairseq_cli import eval_lm, preprocess
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.preprocess import get_preprocessing_parser
 
@@ -107,12 +111,8 @@ def test_a_text_on_stdin_is_the_text_of_a_file(monkeypatch: pytest.MonkeyPatch, 
         words = runs.words(runs.DATA, "--cpu --path", runs.GOLDEN / "baseline.pt", "--text", name)
         found.append(eval_lm.main(options.parse_args_and_arch(get_eval_lm_parser(), words)))
     assert found[0]["perplexity"] == found[1]["perplexity"] and found[0]["tokens"] == 7
-    words = runs.words(runs.DATA, "--cpu --text - --distributed-world-size 2 --path", runs.GOLDEN / "baseline.pt")
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"")))
-    with pytest.raises(UserError, match="--text -: 2 processes cannot share stdin"):
-        eval_lm_program.evaluate(
-            options.parse_args_and_arch(get_eval_lm_parser(), words), fairseq.distributed.World(size=2)
-        )
+    with user_error("--text -: 2 processes cannot share stdin"):
+        read_text("-", TextFormatConfig(), str(runs.DATA), Dictionary.load(runs.DATA / "dict.txt"), World(size=2))
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -176,7 +176,7 @@ def test_codes_know_the_scripts_that_they_were_learned_on() -> None:
 
 def test_names_that_contain_the_word_are_near() -> None:
     assert nearest("wiki103", ["transformer_lm_wiki103", "bert"]) == "did you mean transformer_lm_wiki103?"
-    with pytest.raises(UserError, match="--arch enwik8: no such architecture; did you mean transformer_xl_enwik8_"):
+    with user_error("--arch enwik8: no such architecture; did you mean transformer_xl_enwik8_"):
         runs.arguments("--arch enwik8")
-    with pytest.raises(UserError, match="--arch shortformer-tiny: no such architecture; did you mean shortformer_tiny"):
+    with user_error("--arch shortformer-tiny: no such architecture; did you mean shortformer_tiny"):
         runs.arguments("--arch shortformer-tiny")

@@ -254,7 +254,6 @@ def test_commands_use_the_library_and_not_one_another():
     for file in (runs.ROOT / "fairseq_cli").glob("*.py"):
         modules = re.findall(r"(?:from|import) fairseq_cli(?:\.| import )?(\w*)", file.read_text())
         known = {"common", "command"}  # parsers, and what makes an entry point, of the package itself
-        known |= {"shared", file.stem.removesuffix("_program")} if file.stem.endswith("_program") else set()
         assert set(modules) <= known, file.name
 
 

@@ -23,11 +23,12 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.inference import Decoding
+from fairseq.inference import interactive as prompts
 from fairseq.inference.text import SPACES, detokenizer_of, never_written
 from fairseq.inference.writer import decoding
 from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import interactive, interactive_program
+from fairseq_cli import interactive
 from fairseq_cli.generate import GenerateConfig
 from fairseq_cli.interactive import InteractiveConfig, get_interactive_generation_parser
 
@@ -49,7 +50,7 @@ def pipe(monkeypatch):
 
     def fill(content):
         stdin = SimpleNamespace(buffer=io.BytesIO(content), isatty=lambda: False)
-        monkeypatch.setattr(interactive_program.sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdin", stdin)
 
     return fill
 
@@ -87,7 +88,7 @@ def test_a_terminal_a_pipe_python_and_passages_choose_tokens_alike_by_default(mo
     lines = model.sample("shouth gres", seed=1).removeprefix("shouth gres ").split("\n")
     for is_terminal in (True, False):
         stdin = SimpleNamespace(buffer=io.BytesIO(b"shouth gres\n"), isatty=lambda answer=is_terminal: answer)
-        monkeypatch.setattr(interactive_program.sys, "stdin", stdin)
+        monkeypatch.setattr(sys, "stdin", stdin)
         run("--cpu --json --path", SHORTFORMER)
         tokens = json.loads(capsys.readouterr().out)["tokens"]
         assert [model.dictionary[token] for token in tokens] == " </s> ".join(lines).split()
@@ -106,9 +107,7 @@ def test_seed_and_prompt_number_decide_what_is_sampled(pipe, capsys):
 
 def test_tokens_are_shown_as_they_are_chosen(monkeypatch, pipe):
     shown = []
-    monkeypatch.setattr(
-        interactive_program, "print", lambda *text, **how: shown.append((*text, how["flush"])), raising=False
-    )
+    monkeypatch.setattr(prompts, "print", lambda *text, **how: shown.append((*text, how["flush"])), raising=False)
     pipe(b"gres\n")
     run(FLAGS, SAMPLING, "--path", SHORTFORMER)
     assert len(shown) == 27 and all(flush for *_, flush in shown)
@@ -179,7 +178,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_prompt(pipe, capsys, tmp_path
 def test_a_line_of_stdin_has_a_limit(monkeypatch):
     monkeypatch.setattr(raw_text, "LONGEST_ROW", 1 << 20)
     stdin = SimpleNamespace(buffer=io.BufferedReader(runs.Endless(2 << 20)), isatty=lambda: False)
-    monkeypatch.setattr(interactive_program.sys, "stdin", stdin)
+    monkeypatch.setattr(sys, "stdin", stdin)
     with pytest.raises(UserError, match="^stdin: line 1: longer than 1 MiB; split it$"):
         run(FLAGS, "--path", BASELINE)
 

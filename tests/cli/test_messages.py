@@ -36,6 +36,15 @@ def test_another_model_in_the_folder_of_a_run_is_said_to_be_another_run(tmp_path
             runs.train(tmp_path, "--arch", arch, QUICK, 2)
 
 
+def test_another_size_in_the_folder_of_a_run_is_said_to_be_another_run(tmp_path: Path) -> None:
+    runs.train(tmp_path, "--arch llama_tiny", QUICK, 1)
+    for flags, held in (("--decoder-layers 3", "layers 2"), ("--decoder-attention-heads 2", "attention-heads 4")):
+        with user_error(f"--save-dir {tmp_path}: holds another run, with --decoder-{held}; choose another --save-dir"):
+            runs.train(tmp_path, "--arch llama_tiny", flags, QUICK, 2)
+    with user_error("made with optimizer adam, not sgd; give its --optimizer"):
+        runs.train(tmp_path, "--arch llama_tiny --optimizer sgd", QUICK, 2)
+
+
 def test_one_of_a_thing_is_in_the_singular() -> None:
     assert [counted(n, "process") for n in (1, 2)] == ["1 process", "2 processes"]
     assert [counted(n, "update") for n in (1, 1000)] == ["1 update", "1,000 updates"]

@@ -98,7 +98,7 @@ def test_mistakes_name_the_argument(model: Path, tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError) as error:
             run(eval_lm, get_eval_lm_parser, *words)
-        assert message in str(error.value)
+        assert message in error.value.with_flags
     # These read splits only, as their help says.
     for command, parser in ((validate, get_validation_parser), (recl, get_recl_parser)):
         assert "\n  DATA                        data folder\n" in parser().format_help()

@@ -17,10 +17,10 @@ import fairseq
 
 ROOT = Path(__file__).parents[2]
 ROOT_SCRIPTS = ("preprocess", "train", "eval_lm", "validate", "generate", "interactive")  # fairseq's
-SHARED = ("__init__", "common", "shared")
-MODULES = sorted(path.stem for path in (ROOT / "fairseq_cli").glob("*.py") if path.stem not in SHARED)
-COMMANDS = [name for name in MODULES if not name.endswith("_program")]
+SHARED = ("__init__", "common")
+COMMANDS = sorted(path.stem for path in (ROOT / "fairseq_cli").glob("*.py") if path.stem not in SHARED)
 HEAVY = (
+    "torch",
     "matplotlib",
     "tensorboard",
     "wandb",
@@ -41,8 +41,8 @@ def project_table(name: str) -> str:
     return found.group(1)
 
 
-def test_commands_import_nothing_heavy_beside_torch() -> None:
-    modules = ["fairseq", *(f"fairseq_cli.{command}" for command in MODULES)]
+def test_commands_import_nothing_heavy_before_a_command_line_is_parsed() -> None:
+    modules = ["fairseq", *(f"fairseq_cli.{command}" for command in COMMANDS)]
     code = f"""
 import importlib, sys
 for module in {modules}:

@@ -53,7 +53,7 @@ def test_the_callback_of_the_documentation_ends_a_run(
     (folder / "__init__.py").write_text(code.replace("1000.0", "1.0"))
     flags = [RUN, PARTS["focal_loss"].partition("--criterion")[0], "--criterion cross_entropy --user-dir", folder]
     assert len(runs.updates(runs.train(tmp_path / "run", flags))) == 1
-    assert "a norm of 1.0 is reached after 1 updates" in logged(caplog)
+    assert "a norm of 1.0 is reached after 1 update" in logged(caplog)
 
 
 def test_the_callback_of_the_documentation_is_passed_to_train(
@@ -67,4 +67,4 @@ def test_the_callback_of_the_documentation_is_passed_to_train(
     given = re.sub(r"flags = \[.*\]", f"flags = {flags}", code)
     assert given != code
     exec(growth.replace("@register_callback\n", "").replace("1000.0", "1.0") + given, {})
-    assert "a norm of 1.0 is reached after 1 updates" in logged(caplog)
+    assert "a norm of 1.0 is reached after 1 update" in logged(caplog)

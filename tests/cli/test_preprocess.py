@@ -267,6 +267,20 @@ def test_another_text_does_not_replace_a_split_that_a_model_may_have_been_traine
     assert (out / "dict.txt").read_text().splitlines()[0] == "b 1"
 
 
+def test_a_text_of_the_same_name_in_another_folder_is_another_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        text_file(tmp_path / name, f"{name}\n")
+    monkeypatch.chdir(tmp_path / "one")
+    run(tmp_path / "out", trainpref=text_file(Path(), "one\n"))
+    monkeypatch.chdir(tmp_path)
+    run(tmp_path / "out", trainpref=text_file(Path("one"), "one\n"))
+    monkeypatch.chdir(tmp_path / "two")
+    assert f"not of {tmp_path}/two/" in refused(tmp_path / "out", trainpref=text_file(Path(), "two\n"))
+
+
 def test_splits_of_another_dictionary_are_not_left_beside_a_new_one(tmp_path: Path) -> None:
     first, other = text_file(tmp_path, "a\n"), text_file(tmp_path, "b b\n", "other.txt")
     run(tmp_path / "out", trainpref=first, validpref=first)

@@ -17,10 +17,11 @@ from states import a_state
 from fairseq import checkpoint
 from fairseq.config.command_settings import ModelPathConfig
 from fairseq.errors import UserError
+from fairseq.inference.inputs import data_and_models
+from fairseq.interop import exporting, importing
 from fairseq.interop.hugging_face.model_folder import TOKENIZER, vocabulary
 from fairseq.system import checksums
-from fairseq_cli import export_model_program, import_model_program, merge_checkpoint_program
-from fairseq_cli.shared import data_and_models
+from fairseq_cli import merge_checkpoint
 
 
 @pytest.mark.parametrize("work", ["export", "import"])
@@ -29,14 +30,11 @@ def test_work_that_was_killed_is_repeated_into_the_same_folder(work: str, tmp_pa
     half = leftover(out / "folder") / "half"
     half.mkdir(parents=True)
     if work == "import":
-        import_model_program._check(tmp_path, out)
+        importing._check(tmp_path, out)
     else:
-        args = argparse.Namespace(
-            source=str(tmp_path / "none.pt"), out=str(out), target_format="hf", results=None, revisions=False, data=None
-        )
         # Beyond the check of the folder.
         with pytest.raises(UserError, match=r"none.pt: file not found"):
-            export_model_program.main(args)
+            exporting.export_model(str(tmp_path / "none.pt"), out)
     assert list(out.iterdir()) == []
 
 
@@ -54,7 +52,7 @@ def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "source").symlink_to("source")
     args = argparse.Namespace(source=str(tmp_path / "source"), target=str(tmp_path / "t"), no_save_optimizer_state=True)
     with pytest.raises(UserError, match="source: file not found"):
-        merge_checkpoint_program.main(args)
+        merge_checkpoint.main(args)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import runs
 
 from fairseq.config import options
-from fairseq.evaluation.report import table
+from fairseq.system.tables import table
 from fairseq_cli import interactive, plot
 from fairseq_cli.interactive import get_interactive_generation_parser
 from fairseq_cli.plot import get_plot_parser

@@ -3,7 +3,6 @@ else counts them."""
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import signal
@@ -14,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq.distributed import Interruption, World, end_at_signals
+from fairseq.distributed import Interruption, World, end_at_signals, launch
 from fairseq.distributed.interruption import SIGNALS
-from fairseq_cli import shared
 
 
 def raise_signals(*numbers: int) -> int:
@@ -76,8 +74,7 @@ def test_an_ignored_signal_stays_ignored() -> None:
 
 
 def _evaluate(number: int) -> None:
-    kill = lambda args, world: os.kill(os.getpid(), number)  # noqa: E731
-    shared._evaluate((kill, argparse.Namespace()), World(0, 2, torch.device("cpu")))
+    launch._evaluate(lambda world: os.kill(os.getpid(), number), World(0, 2, torch.device("cpu")))
 
 
 @pytest.mark.parametrize("number", SIGNALS)

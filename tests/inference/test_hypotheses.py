@@ -23,10 +23,10 @@ from fairseq.config.command_settings import GenerationConfig
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.inference.decoding import Decoding
 from fairseq.inference.engine import Reader
+from fairseq.inference.generation_lines import lines_of
 from fairseq.inference.hypotheses import Hypothesis, Search, hypotheses
 from fairseq.inference.loading import load_models
 from fairseq.inference.text import detokenizer_of
-from fairseq.interop.fairseq.generation_lines import lines_of
 from fairseq.modules.memory import KeyValueCache
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import generate, interactive

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import runs
 import torch
-from fairseq.models.transformer import TransformerDecoder
 from user_folders import user_folder
 
 from fairseq import utils
@@ -23,6 +22,7 @@ from fairseq.config import options
 from fairseq.data import ConcatDataset, Dictionary, ListDataset, data_utils
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
+from fairseq.models.transformer import TransformerDecoder
 from fairseq.tasks import setup_task
 from fairseq_cli.common import get_training_parser
 

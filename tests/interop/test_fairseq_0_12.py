@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import runs
 import torch
-from fairseq.models.roberta import RobertaModel
 
 from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.hub import load_model
+from fairseq.models.roberta import RobertaModel
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.tasks import setup_task
 from fairseq_cli import eval_lm, interactive, preprocess

@@ -13,6 +13,7 @@ import pytest
 import tokenizers
 import torch
 from evaluations import evaluate
+from mistakes import user_error
 from runs import arguments, model_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -272,15 +273,15 @@ def test_encoders_are_no_language_models(tmp_path: Path) -> None:
 
 def test_export_refuses_what_it_cannot_write(tmp_path: Path) -> None:
     folder = imported(GOLDEN / "electra_discriminator", tmp_path / "in")
-    with pytest.raises(UserError, match="--half generator: .* has no generator"):
+    with user_error("--half generator: .* has no generator"):
         exported(folder / "checkpoint.pt", tmp_path / "out", "--half", "generator")
     bert = imported(GOLDEN / "bert", tmp_path / "bert")
-    with pytest.raises(UserError, match="--half generator: .* is not an ELECTRA model"):
+    with user_error("--half generator: .* is not an ELECTRA model"):
         exported(bert / "checkpoint.pt", tmp_path / "out", "--half", "generator")
     with pytest.raises(UserError, match="none.pt: file not found"):
         exported(bert / "none.pt", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(UserError, match="--out .*: is a file or not empty"):
+    with user_error("--out .*: is a file or not empty"):
         exported(folder / "checkpoint.pt", folder)
 
 

@@ -55,6 +55,7 @@ def test_export_is_a_class_of_transformers_with_the_same_numbers_and_comes_back(
     theirs, loading = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
     assert type(theirs).__name__ == name.split()[0]
     assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert f" {theirs.num_parameters():,} parameters: " in (folder / "README.md").read_text()
     text = exports.tokens(2, 16)
     want = model.output_layer.log_probs(model(text)[0])
     torch.testing.assert_close(theirs.eval()(text).logits.log_softmax(-1), want, atol=1e-5, rtol=1e-5)

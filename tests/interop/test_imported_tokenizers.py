@@ -147,6 +147,33 @@ def test_an_imported_tokenizer_is_exported_with_its_ids(
     assert again.encode(text).tolist()[:-1] == ids
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["llama", "sentencepiece"])
+def test_texts_end_where_those_of_transformers_do(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keep_code_in(tmp_path / "modules", monkeypatch)
+    theirs, model, library = source(kind, tmp_path)
+    # The harness gives a context without `<s>`.
+    prompts = [torch.tensor([[*begin, *ids_of(library, "the cat")]]) for begin in ([1], [])]
+    # `</s>` becomes the most probable symbol after three others.
+    before = [model.generate(prompt, do_sample=False, max_new_tokens=3, eos_token_id=None) for prompt in prompts]
+    ends = [model.model(text).last_hidden_state[0, -1] for text in before]
+    model.lm_head.weight[2] = 9 * sum(end / end.square().sum() * model.lm_head(end).max() for end in ends)
+    model.save_pretrained(theirs)
+    found, contextual = (model.generate(each, do_sample=False, max_new_tokens=9)[0].tolist() for each in prompts)
+    assert found[-1] == contextual[-1] == 2 and max(len(found), len(contextual)) < prompts[0].size(1) + 8
+    ours = LanguageModel.from_pretrained(imported(theirs, tmp_path / "in"))
+    texts = ours.sample(["the cat", "cat"], 9, top_k=1)
+    assert texts[0] == ours.decode(found[1:-1]) and texts[0] == ours.sample("the cat", 9, top_k=1)
+    [more] = Requests(ours).generations([("the cat", {"max_gen_toks": 9})])
+    assert "the cat" + more == ours.decode(contextual[:-1])
+    out = exported(tmp_path / "in", tmp_path / "out")
+    again = transformers.AutoModelForCausalLM.from_pretrained(out)
+    assert again.generate(prompts[0], do_sample=False, max_new_tokens=9)[0].tolist() == found
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (1, 2)
+    assert Dictionary.load(imported(out, tmp_path / "again") / "dict.txt").stop() == 2
+
+
 def test_rows_beyond_the_vocabulary_are_never_sampled(models: dict[str, tuple[LanguageModel, Any, Any]]) -> None:
     for ours, model, library in models.values():
         size = library.get_vocab_size() if hasattr(library, "get_vocab_size") else len(library)
@@ -176,11 +203,12 @@ def test_prompts_and_preprocessed_lines_have_the_symbols_of_the_library(
         assert tokens == [index for line in want for index in [*line, ours.dictionary.eos()]]
 
 
-def test_a_tokenizer_that_is_not_read_is_an_error_unless_it_is_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["spiece.model", "tokenizer.model.v3"])
+def test_a_tokenizer_that_is_not_read_is_an_error_unless_it_is_left_out(name: str, tmp_path: Path) -> None:
     theirs, _ = folder_of(tmp_path, *CASES["pythia"])
     (theirs / "tokenizer.json").unlink()
-    (theirs / "spiece.model").write_bytes(pieces())
-    with pytest.raises(UserError, match=r"spiece.model: a tokenizer that is not read; save it as tokenizer.json"):
+    (theirs / name).write_bytes(pieces())
+    with pytest.raises(UserError, match=rf"{name}: a tokenizer that is not read; save it as tokenizer.json"):
         imported(theirs, tmp_path / "in")
     assert not (tmp_path / "in").exists()
     ours = LanguageModel.from_pretrained(imported(theirs, tmp_path / "in", "--no-tokenizer"))

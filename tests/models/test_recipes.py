@@ -18,7 +18,7 @@ from fairseq.config import options
 from fairseq.config.registry import is_outside
 from fairseq.config.settings import training_settings
 from fairseq.models import ARCHITECTURES, MODELS
-from fairseq.models.recipes import recipe_of
+from fairseq.models.recipes import recipe_of, summary
 from fairseq.training import stages
 from fairseq_cli.common import get_training_parser
 
@@ -213,6 +213,15 @@ def test_a_length_of_the_user_switches_the_stages_off(flags: str) -> None:
         ("shortformer_wiki103", "--update-freq 2", {"update_freq": [2]}),
         ("llama_tiny", "--max-epoch 2", {"max_epoch": 2, "max_update": 0}),
         ("shortformer_wiki103", "--batch-size 4", {"batch_size": 4, "max_tokens": None}),
+        # The length of a run is that of its schedule, but for the cosine with restarts.
+        ("bert_base", "--max-update 50000", {"max_update": 50000, "total_num_update": None}),
+        ("transformer_xl_wiki103_base", "--max-update 900", {"max_update": 900, "lr_period_updates": -1.0}),
+        (
+            "transformer_xl_wiki103_large",
+            "--max-update 8000",
+            {"max_update": 8000, "warmup_updates": 800, "lr_period_updates": -1.0},
+        ),
+        ("transformer_lm_wiki103", "--max-update 9", {"max_update": 9}),
     ],
 )
 def test_one_flag_changes_one_thing(arch: str, flags: str, changed: dict[str, Any]) -> None:
@@ -253,6 +262,13 @@ def test_the_first_line_of_the_log_says_what_runs_and_where_it_comes_from(
         "adam, lr 0.001 (yours), inverse_sqrt, warm-up 200, clip 0.25 (recipe of llama_tiny)",
         "blocks of 16, batches of 8 rows (default), 1 update (yours)",
     ]
+
+
+def test_the_origin_of_most_settings_does_not_follow_another_origin() -> None:
+    args = runs.arguments("--arch llama_tiny --clip-norm 1 --max-update 1")
+    how, what = summary(training_settings(args))
+    assert how == "adam, lr 0.001, inverse_sqrt, warm-up 200, clip 1 (yours); others: recipe of llama_tiny"
+    assert what == "blocks of 1024, batches of 8 rows, 1 update (yours); others: default"
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "polynomial_decay", "wsd"])

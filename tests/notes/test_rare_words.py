@@ -9,9 +9,9 @@ import pytest
 import runs
 import torch
 import torch.nn.functional as F
+from mistakes import user_error
 
 from fairseq.config import options
-from fairseq.errors import UserError
 from fairseq.training.validation import evaluate
 from fairseq_cli import validate
 
@@ -105,5 +105,5 @@ def test_rare_words_are_measured_in_a_model_that_never_had_notes(model, data, tm
 def test_keeping_the_notes_of_a_model_without_notes_is_an_error(tmp_path):
     runs.train(tmp_path, runs.BASELINE, "--max-update 1 --no-epoch-checkpoints")
     words = runs.words(runs.DATA, "--path", tmp_path / "checkpoint_last.pt", "--valid-subset valid --cpu --keep-notes")
-    with pytest.raises(UserError, match="--keep-notes: .* has no notes"):
+    with user_error("--keep-notes: .* has no notes"):
         validate.main(options.parse_args_and_arch(validate.get_validation_parser(), words, task_defaults=False))

@@ -126,7 +126,7 @@ def test_stages_follow_one_another_and_are_told(
         (1, 1, 8), (2, 2, 16), (3, 3, 32)
     ]  # fmt: skip
     assert [message for message in caplog.messages if "is done" in message] == [
-        "stage 1 is done after 1 updates",
+        "stage 1 is done after 1 update",
         "stage 2 is done after 2 updates",
     ]
     assert "done training in" in caplog.messages[-1] and lengths(made) == [8, 16, 32]

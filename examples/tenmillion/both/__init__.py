@@ -7,6 +7,7 @@ tokens, too, are predicted from the position before them, so that both ways shar
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fairseq.config import flag
@@ -32,6 +33,7 @@ class Both(CrossEntropyCriterion):
     def __init__(self, task, causal_share=0.5, masked_share=0.25):
         super().__init__(task, sentence_avg=False)
         self.causal_share, self.masked_share, self.batches = causal_share, masked_share, 0
+        self.seed = task.settings.common.seed
 
     def prepare(self, model, sample):
         """Mask a sample, unless it is causal."""
@@ -39,7 +41,9 @@ class Both(CrossEntropyCriterion):
         share = self.causal_share
         sample["causal"] = int(self.batches * share) > int((self.batches - 1) * share)
         if not sample["causal"] and sample["nsentences"]:
-            self.mask(sample, torch.Generator().manual_seed(self.batches))
+            # Each seed of a run has masks of its own.
+            [state] = np.random.SeedSequence([self.seed, self.batches]).generate_state(1, np.uint64)
+            self.mask(sample, torch.Generator().manual_seed(int(state >> 1)))
         return super().prepare(model, sample)
 
     def mask(self, sample, generator):

@@ -139,7 +139,7 @@ class Requests:
             forbidden=self.model.never_sampled,
         )
         for token in tokens:
-            if token == self.eos and self.reader.keeps_lines:
+            if token == self.model.dictionary.stop() or (token == self.eos and self.reader.keeps_lines):
                 break
             # The whole text is decoded each time: a subword or a byte may change how the ones
             # before it read, and a stop string may span several tokens.

@@ -78,12 +78,15 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, objec
     results = _results(job.results) if job.results is not None else {}
     tensors, header, code = _native(model, dictionary) or _custom(model, config)
     needs_code = "auto_map" in header or bool(files.adapters)
-    size = sum(parameter.numel() for parameter in model.parameters())
+    # Of what is written: the tables of positions of transformers' classes have no rows for padding.
+    weights = model.parameters() if code else {tensor.data_ptr(): tensor for tensor in tensors.values()}.values()
+    size = sum(tensor.numel() for tensor in weights)
     card = "\n".join(_card(config, state, results, size, needs_code)) + "\n"
     parts = {"decoder_parts": decoders.parts(model)} if code else {}
     texts = sources((*code, *files.adapters), {**parts, **files.parts})
     # Without the end-of-line symbol, at which a text goes on.
-    ids = {name: index for name, index in _special_ids(dictionary).items() if name != "eos_token_id"}
+    left_out = "eos_token_id" if dictionary.stop() < 0 else None
+    ids = {name: index for name, index in _special_ids(dictionary).items() if name != left_out}
     write_texts(job.out, {**texts, **files.texts, CARD: card, "generation_config.json": json_text(ids)})
     dictionary.save(job.out / DICTIONARY)
     if tokenizer is not None:
@@ -167,8 +170,9 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _special_ids(dictionary: Dictionary) -> dict[str, int]:
-    """A text begins with the end-of-line symbol."""
-    ids = {"bos_token_id": dictionary.eos(), "eos_token_id": dictionary.eos(), "pad_token_id": dictionary.pad()}
+    """A text begins with the end-of-line symbol, and ends with it unless there is another one."""
+    end = dictionary.eos() if dictionary.stop() < 0 else dictionary.stop()
+    ids = {"bos_token_id": dictionary.eos(), "eos_token_id": end, "pad_token_id": dictionary.pad()}
     return {name: index for name, index in ids.items() if index >= 0}
 
 

@@ -91,6 +91,8 @@ def _names(dictionary: Dictionary, encoder: bool) -> dict[str, str]:
     # hides it.
     elif ids["pad"] < 0:
         ids["pad"] = dictionary.eos()
+    if dictionary.stop() >= 0:
+        ids["eos"] = dictionary.stop()
     return {f"{role}_token": dictionary[index] for role, index in ids.items() if index >= 0}
 
 

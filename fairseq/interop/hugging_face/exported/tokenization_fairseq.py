@@ -61,7 +61,8 @@ class FairseqTokenizer(PreTrainedTokenizer):
 
     def special_names(self, roles: dict[str, str]) -> dict[str, object]:
         """Return the arguments of transformers for the special symbols *roles*."""
-        names = {"bos_token": roles["eos"], "eos_token": roles["eos"], "unk_token": roles.get("unk")}
+        end = roles.get("stop", roles["eos"])
+        names = {"bos_token": roles["eos"], "eos_token": end, "unk_token": roles.get("unk")}
         return {**names, "pad_token": roles.get("pad", roles["eos"])}
 
     @property

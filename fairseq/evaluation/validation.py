@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fairseq.analysis import plots
 from fairseq.analysis.recl import distinct_names
 from fairseq.config import fields
-from fairseq.config.fields import typed
+from fairseq.config.command_settings import ValidateConfig
 from fairseq.config.settings import CommonConfig, DataConfig
 from fairseq.criterions.fairseq_criterion import TOKEN_LOSSES
 from fairseq.data.dataset import Sample
-from fairseq.data.folders import check_data, data_folders
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.distributed import World
 from fairseq.errors import UserError
@@ -31,6 +30,7 @@ from fairseq.evaluation.by_frequency import (
     word_counts,
 )
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
+from fairseq.inference.inputs import data_and_models
 from fairseq.inference.loading import load_models
 from fairseq.logging.figures import Meter
 from fairseq.logging.progress import progress_bar
@@ -43,58 +43,47 @@ from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training.validation import validate
-from fairseq_cli.shared import data_and_models, results_folder, run_on_processes
-from fairseq_cli.validate import ValidateConfig
 
 logger = logging.getLogger(__name__)
 
 BATCH_LIMITS = ("max_tokens", "max_tokens_valid", "batch_size", "batch_size_valid")
 
 
-def main(args: argparse.Namespace) -> dict[str, dict[str, dict[str, float]]]:
-    """Validate each checkpoint of ``--path`` on every split
-    of ``--valid-subset``, and print a line for each.
+def validate_models(
+    source: str,
+    cfg: ValidateConfig,
+    common: CommonConfig,
+    batches: DataConfig,
+    flat: Mapping[str, Any],
+    world: World,
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Validate each checkpoint of ``cfg.path`` on every split
+    of ``batches.valid_subset``, and print a line for each.
 
-    With ``--by-frequency`` a table of each split follows,
-    with the differences from the first checkpoint.
+    With ``cfg.by_frequency`` a table of each split follows, with the differences from the first
+    checkpoint. Criterion, blocks and batches default to the training run's; with the same batches
+    the metrics equal the ones of the training log. Several processes have batches of their own, and
+    the first prints the metrics of all.
 
-    Criterion, blocks and batches default to the training run's; with the same batches the metrics
-    equal the ones of the training log.
-
-    With ``--check-data`` every data file is read and checked first; without ``--path`` that is all.
-
-    Several processes (``--distributed-world-size``, torchrun) have batches of their own, and the
-    first prints the metrics of all.
+    Args:
+        source: the data, or a model; see :func:`~fairseq.inference.inputs.data_and_models`.
+        flat: settings that the checkpoints' are changed by.
 
     Returns:
-        For each checkpoint and split: loss and nll_loss in bits, ppl, …; None if the work was done
-            in other processes.
+        For each checkpoint and split: loss and nll_loss in bits, ppl, ….
     """
-    cfg = typed(ValidateConfig, args)
-    if cfg.check_data:
-        for folder in data_folders(args.data):
-            print(f"{folder}: {', '.join(check_data(folder))} are sound")
-        if not cfg.path:
-            return {}
-    with results_folder(vars(args).get("results_path")):
-        return run_on_processes(evaluate, args)
-
-
-def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict[str, float]]]:
-    """Do the part of this process of *world*; see :func:`main`."""
-    cfg, common, batches = typed(ValidateConfig, args), typed(CommonConfig, args), typed(DataConfig, args)
     overrides = cfg.overrides
     splits = [split.strip() for split in batches.valid_subset.split(",") if split.strip()]
     results: dict[str, dict[str, dict[str, float]]] = {}
-    data, paths = data_and_models(cfg, args.data)
+    data, paths = data_and_models(cfg, source)
     if cfg.by_frequency and cfg.results_path is not None:
-        plots.require("--results-path")
+        plots.require("`results_path`")
     names = distinct_names(paths, None) if cfg.by_frequency else list(paths)
     words: dict[str, dict[str, WordLosses]] = {split: {} for split in splits}
     # Data settings are the checkpoint's, so that blocks and batches are the training run's;
     # `_batches` adds the limits.
     of_checkpoint = fields.defaults(DataConfig).keys() - {"num_workers"}  # which this command line does not override
-    flat = {name: value for name, value in vars(args).items() if name not in of_checkpoint}
+    flat = {name: value for name, value in flat.items() if name not in of_checkpoint}
     # Before anything is measured: one may be of another dictionary, and the counts may be missing.
     loaded = []
     for path in paths:
@@ -108,7 +97,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, dict[str, dict
         keeps = cfg.keep_notes and dictionary_of(models[0]) is not None
         if cfg.keep_notes and not keeps:
             if len(paths) == 1:
-                raise UserError(f"--keep-notes: {path} has no notes; leave the flag out")
+                raise UserError(f"`keep_notes`: {path} has no notes; leave the flag out")
             logger.warning("%s has no notes", path)
         if keeps or cfg.rare_words:
             mark_distances(task)
@@ -217,7 +206,7 @@ def _word_losses(meter: Meter, blocks: TokenBlocks, task: FairseqTask) -> WordLo
     rows = meter.totals.rows.get(TOKEN_LOSSES)
     if rows is None:
         criterion = task.settings.chosen.criterion
-        raise UserError(f"--by-frequency: --criterion {criterion} has no losses of tokens; leave it out")
+        raise UserError(f"`by_frequency`: `criterion` {criterion} has no losses of tokens; leave it out")
     # Position −1 is no token of the corpus, but the symbol before a block.
     positions, losses = rows[rows[:, 0] >= 0].cpu().numpy().T
     tokens = np.asarray(blocks.corpus.tokens[:]).astype(np.int64)

@@ -3,34 +3,35 @@ score."""
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fairseq import distributed
 from fairseq.analysis import plots
 from fairseq.analysis.attention_maps import AttentionMaps, AttentionReader, attention_modules, has_terms
-from fairseq.config.fields import typed
+from fairseq.config.command_settings import AttentionConfig
 from fairseq.config.settings import CommonConfig, StreamConfig
 from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.evaluation.report import table
+from fairseq.inference.inputs import data_and_models, stream_settings
 from fairseq.inference.loading import check_no_begin, load_language_models
+from fairseq.logging import show_progress
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.precision import Precision
 from fairseq.system import pages
-from fairseq.system.files import atomic_folder
+from fairseq.system.files import atomic_folder, results_folder
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
+from fairseq.system.tables import table
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.text_corpus import TextCorpus
-from fairseq_cli.attention import AttentionConfig
-from fairseq_cli.shared import data_and_models, progress, results_folder, stream_settings
 
 logger = logging.getLogger(__name__)
 PICTURES = {
@@ -46,21 +47,24 @@ SMALL_BATCH = 4096  # default tokens of a batch without memory
 Head = tuple[int, int]
 
 
-def main(args: argparse.Namespace) -> dict[str, object]:
-    """Plot the attention of the checkpoint of ``--path``
-    on ``--gen-subset``; a table goes to stdout.
+def report_attention(
+    data: str, cfg: AttentionConfig, stream: StreamConfig, common: CommonConfig, flat: Mapping[str, Any]
+) -> dict[str, object]:
+    """Plot the attention of the checkpoint ``cfg.path`` on a split of *data*; print a table.
+
+    Args:
+        flat: settings that the checkpoint's are changed by.
 
     Returns:
         The metrics, as in ``results.json``.
     """
-    cfg, stream, common = typed(AttentionConfig, args), typed(StreamConfig, args), typed(CommonConfig, args)
-    data, paths = data_and_models(cfg, args.data)
+    data, paths = data_and_models(cfg, data)
     if len(paths) > 1:
-        raise UserError(f"--path: {len(paths)} checkpoints; give one")
+        raise UserError(f"`path`: {len(paths)} checkpoints; give one")
     if cfg.results_path is None:
-        raise UserError("--results-path: is missing; give a folder for the plots and the metrics")
-    plots.require("--results-path")
-    (model,), task, _ = load_language_models(paths, data, cfg.overrides, stream_settings(args))
+        raise UserError("`results_path`: is missing; give a folder for the plots and the metrics")
+    plots.require("`results_path`")
+    (model,), task, _ = load_language_models(paths, data, cfg.overrides, stream_settings(flat))
     check_no_begin(task, paths[0])
     modules = attention_modules(model)
     heads = parse_heads(cfg.heads, len(modules), modules[0].num_heads)
@@ -68,7 +72,7 @@ def main(args: argparse.Namespace) -> dict[str, object]:
     # Each position once, in the order of the command line: the plots show one beside the other.
     positions = list(dict.fromkeys(cfg.positions or [reader.choose_position(common.seed)]))
     with results_folder(cfg.results_path):
-        maps = reader.read(positions, progress(common, stream.gen_subset))
+        maps = reader.read(positions, show_progress(common, stream.gen_subset))
         print(*table(_table(maps)), sep="\n", flush=True)
         metrics = {
             "positions": maps.queries,
@@ -82,7 +86,7 @@ def main(args: argparse.Namespace) -> dict[str, object]:
             "memory": model.memory_length,
             "rows": reader.sampler.rows,
         }
-        with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
+        with atomic_folder(cfg.results_path, FILES, "`results_path`") as folder:
             _write(folder, maps, heads or maps.widest(), {**metrics, **about_run()})
     return metrics
 
@@ -127,11 +131,11 @@ def parse_heads(text: str | None, layers: int, heads: int) -> list[Head]:
     for item in text.split(",") if text is not None else []:
         match = re.fullmatch(r"\s*(\d{1,9}):(\d{1,9})\s*", item)
         if match is None:
-            raise UserError(f"--heads {text}: expected layer:head pairs such as 0:3,{layers - 1}:0, numbered from 0")
+            raise UserError(f"`heads` {text}: expected layer:head pairs such as 0:3,{layers - 1}:0, numbered from 0")
         layer, head = int(match[1]), int(match[2])
         if layer >= layers or head >= heads:
             raise UserError(
-                f"--heads {layer}:{head}: out of range; layers go from 0 to {layers - 1}, heads from 0 to {heads - 1}"
+                f"`heads` {layer}:{head}: out of range; layers go from 0 to {layers - 1}, heads from 0 to {heads - 1}"
             )
         chosen_heads.append((layer, head))
     return list(dict.fromkeys(chosen_heads))

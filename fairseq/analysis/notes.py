@@ -2,65 +2,73 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
+from collections.abc import Sequence
 
-from fairseq import checkpoint
 from fairseq.analysis import plots
+from fairseq.checkpoint import load
 from fairseq.checkpoint.manager import find_checkpoint
-from fairseq.config import fields
 from fairseq.errors import UserError
-from fairseq.evaluation.report import table
 from fairseq.inference.loading import load_models
 from fairseq.notes import note_map
 from fairseq.notes.note_map import Neighbours
 from fairseq.notes.study import Note, NoteStudy
 from fairseq.notes.words import NoteWords
 from fairseq.system import pages
-from fairseq.system.files import atomic_folder
+from fairseq.system.files import atomic_folder, results_folder
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
-from fairseq_cli.notes import NotesConfig
-from fairseq_cli.shared import results_folder
+from fairseq.system.tables import table
 
 FILES = ("notes.json", "notes.html", "notes.png")
 
 
-def main(args: argparse.Namespace) -> dict[str, object]:
-    """Print a table of notes and their neighbours,
-    and write all notes and their map to ``--results-path``.
+def show_notes(
+    checkpoint: str,
+    data: str | None = None,
+    words: Sequence[str] = (),
+    top: int = 10,
+    nearest: int = 8,
+    map_words: int = 500,
+    results_path: str | None = None,
+) -> dict[str, object]:
+    """Print a table of the notes of *words*, else of the *top* taken most often, with their
+    *nearest* neighbours; write all notes and a map of *map_words* to *results_path*.
+
+    Args:
+        checkpoint: of a model trained with notes, or its folder.
+        data: its data folder; None: the one that it was trained on.
 
     Returns:
         The facts of every note, and the neighbours of those shown, as in ``notes.json``.
     """
-    cfg = fields.typed(NotesConfig, args)
-    if cfg.results_path is not None:
-        plots.require("--results-path")
-    path = str(find_checkpoint(args.checkpoint))
-    study = _study(path, args.data)
-    numbers = study.numbers_of(cfg.words.split()) if cfg.words else study.most_taken(cfg.top)
+    if results_path is not None:
+        plots.require("`results_path`")
+    path = str(find_checkpoint(checkpoint))
+    study = _study(path, data)
+    numbers = study.numbers_of(words) if words else study.most_taken(top)
     neighbours = {
         study.words.words[number]: (near, tokens)
         for number, near, tokens in zip(
-            numbers, study.nearest_notes(numbers, cfg.nearest), study.nearest_tokens(numbers, cfg.nearest), strict=True
+            numbers, study.nearest_notes(numbers, nearest), study.nearest_tokens(numbers, nearest), strict=True
         )
     }
-    with results_folder(cfg.results_path):
+    with results_folder(results_path):
         notes = [study.facts(number) for number in range(len(study.words))]
         written = int((study.written > 0).sum())
         print(f"{len(study.words)} notes, {written} of them written, in {study.updates} updates\n")
         print(*table(note_map.table(notes, neighbours), left=len(note_map.HEAD)), sep="\n")
         report = _report(path, study, notes, neighbours)
-        if cfg.results_path is not None:
-            _write(cfg, study, notes, neighbours, report)
+        if results_path is not None:
+            _write(results_path, map_words, study, notes, neighbours, report)
     return report
 
 
 def _study(path: str, data: str | None) -> NoteStudy:
     """The notes of the checkpoint at *path*, with the words
     of *data* or of the folder that it was trained on."""
-    state = checkpoint.load(path, only="model")
+    state = load(path, only="model")
     # The first folder of several has the dictionary and the notes.
     folder = data or str(state["args"].get("data", "")).split(":")[0]
     if not folder or not os.path.isdir(folder):
@@ -85,13 +93,17 @@ def _report(path: str, study: NoteStudy, notes: list[Note], neighbours: Neighbou
 
 
 def _write(
-    cfg: NotesConfig, study: NoteStudy, notes: list[Note], neighbours: Neighbours, report: dict[str, object]
+    results_path: str,
+    map_words: int,
+    study: NoteStudy,
+    notes: list[Note],
+    neighbours: Neighbours,
+    report: dict[str, object],
 ) -> None:
     """Write :data:`FILES`; without written notes, only the first."""
-    drawn = study.most_taken(cfg.map_words)
+    drawn = study.most_taken(map_words)
     files = FILES if drawn else FILES[:1]
-    assert cfg.results_path is not None
-    with atomic_folder(cfg.results_path, files, "--results-path") as folder:
+    with atomic_folder(results_path, files, "`results_path`") as folder:
         report = {**report, **about_run()}
         write_json(folder / "notes.json", report)
         if not drawn:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,17 @@ import numpy as np
 
 from fairseq import distributed
 from fairseq.analysis import plots, recl
-from fairseq.config.fields import typed
+from fairseq.config.command_settings import ReclConfig
 from fairseq.config.settings import CommonConfig, StreamConfig
-from fairseq.evaluation.report import markdown, table
+from fairseq.inference.inputs import data_and_models, stream_settings
+from fairseq.logging import show_progress
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision
 from fairseq.system import pages
-from fairseq.system.files import atomic_file, atomic_folder
+from fairseq.system.files import atomic_file, atomic_folder, results_folder
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
-from fairseq_cli.recl import ReclConfig
-from fairseq_cli.shared import data_and_models, progress, results_folder, stream_settings
+from fairseq.system.tables import markdown, table
 
 logger = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 8192
@@ -39,22 +38,26 @@ PICTURES = {
 FILES = ("recl.md", "recl.html", "losses.npz", *PICTURES, "results.json")
 
 
-def main(args: argparse.Namespace) -> dict[str, object]:
-    """Measure the checkpoints of ``--path`` on ``--gen-subset``;
+def report_recl(
+    source: str, cfg: ReclConfig, stream: StreamConfig, common: CommonConfig, flat: Mapping[str, Any]
+) -> dict[str, object]:
+    """Measure the checkpoints of ``cfg.path`` on a split of the data *source*;
     the table goes to stdout, progress to stderr.
+
+    Args:
+        flat: settings that the checkpoints' are changed by.
 
     Returns:
         The metrics, as in ``results.json``.
     """
-    cfg, stream, common = typed(ReclConfig, args), typed(StreamConfig, args), typed(CommonConfig, args)
-    data, paths = data_and_models(cfg, args.data)
+    data, paths = data_and_models(cfg, source)
     names = recl.distinct_names(paths, cfg.names)
     contexts = np.arange(cfg.step, cfg.max_context + 1, cfg.step, dtype=np.int64)
     longest = int(contexts[-1])
     if cfg.results_path is not None:
-        plots.require("--results-path")
+        plots.require("`results_path`")
     device, precision = distributed.device_of(common), Precision(common)
-    overrides, flat = cfg.overrides, stream_settings(args)
+    overrides, flat = cfg.overrides, stream_settings(flat)
     loaded = [
         recl.load_reader(path, name, data, longest, overrides, flat, cfg.whole_windows)
         for path, name in zip(paths, names, strict=True)
@@ -77,7 +80,7 @@ def main(args: argparse.Namespace) -> dict[str, object]:
             batch_size=stream.batch_size,
             precision=precision,
             device=device,
-            progress=progress(common, "contexts"),
+            progress=show_progress(common, "contexts"),
         )
         gains = [recl.relative_gains(measured.losses, top_r) for top_r in dict.fromkeys(cfg.top_r)]
         remarks = [line for remark in recl.remarks(measured) for line in ("", remark)]
@@ -87,9 +90,9 @@ def main(args: argparse.Namespace) -> dict[str, object]:
         print(f"\nContexts in tokens, step {cfg.step}, threshold {cfg.threshold:g}, {count} positions.", flush=True)
         metrics = recl.results(measured, gains, cfg.threshold)
         if cfg.results_path is not None:
-            about = {"checkpoints": paths, "data": args.data, "split": stream.gen_subset, "seed": common.seed}
-            with atomic_folder(cfg.results_path, FILES, "--results-path") as folder:
-                with atomic_file(folder / "recl.md", "--results-path") as file:
+            about = {"checkpoints": paths, "data": source, "split": stream.gen_subset, "seed": common.seed}
+            with atomic_folder(cfg.results_path, FILES, "`results_path`") as folder:
+                with atomic_file(folder / "recl.md", "`results_path`") as file:
                     file.write("\n".join([*markdown(rows, left=1), *remarks, ""]).encode())
                 _write(folder, {**metrics, **about, **about_run()}, measured, positions, gains)
     return metrics
@@ -104,7 +107,7 @@ def _write(
 ) -> None:
     """Write the report, the results, every loss and the plots to *folder*."""
     threshold = results["threshold"]
-    with atomic_file(folder / "losses.npz", "--results-path") as file:
+    with atomic_file(folder / "losses.npz", "`results_path`") as file:
         names = np.array(measured.names)
         np.savez(file, names=names, contexts=measured.contexts, positions=positions, losses=measured.losses)
     absolute, relative, perplexity = (folder / name for name in PICTURES)

@@ -3,7 +3,6 @@ read."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,7 @@ from fairseq.interop.transformer_xl import conversion
 from fairseq.system.files import atomic_folder, remove_leftovers
 from fairseq.system.opening import read_named
 from fairseq.tasks import dictionary_digest
-from fairseq.text.dictionary import FILLER, Dictionary, placeholder
+from fairseq.text.dictionary import FILLER, STOP, Dictionary, placeholder
 from fairseq.text.tokenizers import TOKENIZATION, Subwords, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.base import spelled
 from fairseq.text.tokenizers.hf import GPT2, HuggingFace
@@ -63,11 +62,25 @@ class Imported:
     dictionary: Dictionary | None = None  # the source's own; None: it is made from *words*, *ids* and *names*
 
 
-def main(args: argparse.Namespace) -> None:
-    """Write the model of ``args.source`` to the folder ``args.out``."""
-    source, out = Path(args.source), Path(args.out)
+def import_model(
+    source: Path,
+    out: Path,
+    source_format: str,
+    config_file: str | None = None,
+    vocabulary: str | None = None,
+    without_tokenizer: bool = False,
+) -> None:
+    """Write the model *source* of another program to the folder *out*.
+
+    Args:
+        source_format: ``transformer-xl`` for the authors' files; ``hf-transfo-xl`` or ``hf`` for a
+            folder of transformers.
+        config_file: the authors' settings of the model, where *source* has none.
+        vocabulary: the authors' ``cache.pt``, or a word on each line; None: placeholders.
+        without_tokenizer: whether the tokenizer is left out.
+    """
     _check(source, out)
-    imported = _read(source, args.source_format, args.config_file, args.no_tokenizer, args.vocab)
+    imported = _read(source, source_format, config_file, without_tokenizer, vocabulary)
     dictionary = imported.dictionary or _dictionary(imported, source)
     state: dict[str, Any] = {
         "args": imported.settings,
@@ -77,7 +90,7 @@ def main(args: argparse.Namespace) -> None:
     }
     if imported.words is not None:  # placeholders are there to be replaced
         state[dictionary_digest.KEY] = dictionary.digest()
-    with atomic_folder(out, FILES, "--out") as folder:
+    with atomic_folder(out, FILES, "`out`") as folder:
         checkpoint.save(folder / CHECKPOINT, state)
         dictionary.save(folder / DICTIONARY)
         if imported.tokenizer is not None:
@@ -104,22 +117,22 @@ def _read(
     if source_format == "transformer-xl":
         state, embedded = pickled_module.read(source)
         if embedded is None and config_file is None:
-            raise UserError(f"{source}: is a state dict without the model's settings; give --config FILE.json")
+            raise UserError(f"{source}: is a state dict without the model's settings; give `config` FILE.json")
         config = model_folder.read_json(Path(config_file)) if config_file is not None else {}
         model, settings = conversion.convert(state, {**(embedded or {}), **config}, str(source))
         listed = pickled_module.read_vocabulary(Path(vocabulary)) if vocabulary is not None else None
         size = _vocabulary_size(model)
         if listed is not None and len(listed) != size:
-            raise UserError(f"--vocab {vocabulary}: has {len(listed)} words, but the model {size}; give its own")
+            raise UserError(f"`vocab` {vocabulary}: has {len(listed)} words, but the model {size}; give its own")
         # As those of enwik8 and text8.
         if listed is not None and not {*NAMES_XL["eos"]} & {*listed}:
             names, advice = ", ".join(NAMES_XL["eos"]), "write a text as one line"
             print(f"note: {vocabulary}: has no end of a line ({names}), {listed[0]} is used; {advice}", file=sys.stderr)
         return Imported(model, settings, size, listed, {}, NAMES_XL)
     if vocabulary is not None:
-        raise UserError("--vocab: not used for a Hugging Face folder, which has its own; leave it out")
+        raise UserError("`vocab`: not used for a Hugging Face folder, which has its own; leave it out")
     if config_file is not None:
-        raise UserError("--config: not used for a Hugging Face folder, which has a config.json; leave it out")
+        raise UserError("`config`: not used for a Hugging Face folder, which has a config.json; leave it out")
     kind: Any = "transfo-xl"
     if source_format == "hf":
         if not os.path.isdir(source):
@@ -147,8 +160,10 @@ def _read(
             found, begin = tokenizer.subwords.pieces, tokenizer.subwords.begin if adds_begin else None
         words = _filled(found, size)
         # Texts begin with the symbol that ends a line here, in Llama with one of their own, which
-        # takes this role.
-        ids = decoder.ids if begin is None else {**decoder.ids, "eos": begin}
+        # takes this role. The model ends its texts with the other one.
+        ids = decoder.ids if begin is None else {**decoder.ids, "eos": begin, STOP: decoder.ids["eos"]}
+        if ids["eos"] == ids.get(STOP):
+            del ids[STOP]
         return Imported(decoder.parameters, decoder.args, size, words, ids, NAMES_CAUSAL, tokenizer)
     if kind not in [*encoders.FAMILIES]:
         known = ", ".join((*encoders.FAMILIES, *causal.FAMILIES, "transfo-xl", decoders.MODEL_TYPE))
@@ -211,10 +226,10 @@ def _tokenizer(source: Path, kind: str) -> Tokenizer | None:
             subwords.check()
             return Tokenizer(subwords=subwords)
     for path in sorted(source.iterdir()):
-        if path.suffix in UNREAD or path.name in UNREAD:
+        if {*path.suffixes, path.name} & {*UNREAD}:  # also `tokenizer.model.v3`
             raise UserError(
                 f"{path}: a tokenizer that is not read; save it as {model_folder.TOKENIZER} with transformers, or give "
-                "--no-tokenizer"
+                "`no_tokenizer`"
             )
     return None
 
@@ -229,13 +244,13 @@ def _check(source: Path, out: Path) -> None:
     if not os.path.exists(source):
         raise UserError(f"{source}: file or folder not found; check the path")
     if os.path.exists(out) and not os.path.isdir(out):
-        raise UserError(f"--out {out}: is not a folder; give a new folder")
+        raise UserError(f"`out` {out}: is not a folder; give a new folder")
     # Of an import that was killed, which may be repeated.
     remove_leftovers(out)
     # An earlier import may be replaced; a folder with other files is probably a mistake.
     there = [path.name for path in (sorted(out.iterdir()) if os.path.exists(out) else ()) if path.name not in FILES]
     if there:
-        raise UserError(f"--out {out}: contains other files ({there[0]}); give a new folder")
+        raise UserError(f"`out` {out}: contains other files ({there[0]}); give a new folder")
 
 
 def _vocabulary_size(model: dict[str, Tensor]) -> int:

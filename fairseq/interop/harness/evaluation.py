@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fairseq.config import fields
+from fairseq.config.command_settings import HarnessConfig
 from fairseq.errors import UserError
 from fairseq.evaluation.pairs import accuracies, accuracy_table, read_pairs
 from fairseq.hub import LanguageModel, load_scorer
-from fairseq.interop.harness import harness_model, require_harness, task_data
+from fairseq.interop.harness.library import harness_model, require_harness, task_data
+from fairseq.system.files import results_folder
 from fairseq.system.json_files import write_json
 from fairseq.system.provenance import about_run
-from fairseq_cli.harness import HarnessConfig
-from fairseq_cli.shared import results_folder
 
 logger = logging.getLogger(__name__)
 
 
-def main(args: argparse.Namespace) -> dict[str, Any]:
-    """Print a table of the tasks' metrics, and write it with ``--results-path``.
+def evaluate(checkpoint: str, cfg: HarnessConfig) -> dict[str, Any]:
+    """Print a table of the metrics of tasks, or of minimal pairs; write it to ``cfg.results_path``.
 
     Returns:
-        For each task its metrics.
+        For each task, or each phenomenon, its metrics.
     """
-    cfg = fields.typed(HarnessConfig, args)
     with results_folder(cfg.results_path):
         if cfg.pairs is not None:
-            return _minimal_pairs(args.checkpoint, cfg.pairs, cfg)
-        return _tasks(args.checkpoint, cfg)
+            return _minimal_pairs(checkpoint, cfg.pairs, cfg)
+        return _tasks(checkpoint, cfg)
 
 
 def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
@@ -41,9 +38,9 @@ def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
     require_harness()
     names = [name for name in (cfg.tasks or "").split(",") if name]
     if not names:
-        raise UserError("--tasks: name one task or several, separated by commas")
+        raise UserError("`tasks`: name one task or several, separated by commas")
     if cfg.include_path is not None and not os.path.isdir(cfg.include_path):
-        raise UserError(f"--include-path {cfg.include_path}: folder not found; give one with task files")
+        raise UserError(f"`include_path` {cfg.include_path}: folder not found; give one with task files")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)
     device = "cpu" if cfg.cpu else "auto"
     model = harness_model()(checkpoint, cfg.data, cfg.batch_size, device, cfg.max_gen_toks, cfg.within_words)
@@ -60,13 +57,13 @@ def _minimal_pairs(checkpoint: str, path: str, cfg: HarnessConfig) -> dict[str, 
     """Print the table of minimal pairs, and write it
     with ``--results-path``; return the numbers of each phenomenon."""
     if cfg.tasks is not None:
-        raise UserError("--pairs: excludes --tasks; run one after the other")
+        raise UserError("`pairs`: excludes `tasks`; run one after the other")
     pairs = read_pairs(path, cfg.limit)
     model = load_scorer(checkpoint, cfg.data, device="cpu" if cfg.cpu else "auto")
     texts = [text for pair in pairs for text in (pair.good, pair.bad)]
     if isinstance(model, LanguageModel):
         if cfg.within_words:
-            raise UserError("--within-words: the model is a decoder, which masks nothing; leave it out")
+            raise UserError("`within_words`: the model is a decoder, which masks nothing; leave it out")
         # Without the end of the line, as in published figures: it says how long paragraphs are.
         scored = [(tokens[:-1], lprobs[:-1]) for tokens, lprobs in model.score(texts, cfg.batch_size)]
     else:
@@ -101,7 +98,7 @@ def _evaluate(model: object, names: list[str], cfg: HarnessConfig) -> dict[str, 
         manager = TaskManager(include_path=cfg.include_path)
     unknown = [name for name in names if not manager.match_tasks([name])]
     if unknown:
-        raise UserError(f"--tasks {unknown[0]}: no such task; run `lm_eval ls tasks`, or give --include-path")
+        raise UserError(f"`tasks` {unknown[0]}: no such task; run `lm_eval ls tasks`, or give `include_path`")
     try:
         with task_data():
             results = simple_evaluate(
@@ -115,7 +112,7 @@ def _evaluate(model: object, names: list[str], cfg: HarnessConfig) -> dict[str, 
             )
     # The harness raises it for tasks of images, of code to run, and without data.
     except ValueError as error:
-        raise UserError(f"--tasks {cfg.tasks}: {' '.join(str(error).split())[:300]}") from error
+        raise UserError(f"`tasks` {cfg.tasks}: {' '.join(str(error).split())[:300]}") from error
     return {task: _numbers(metrics) for task, metrics in results["results"].items()} if results is not None else {}
 
 

@@ -42,9 +42,9 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
         writer.models,
         prefix,
         search,
-        eos=dictionary.eos(),
+        eos=dictionary.eos() if dictionary.stop() < 0 else dictionary.stop(),
         # fairseq reads `<s>` in place of `</s>`, not before it.
-        start=() if writer.models[0].begin is not None else None,
+        start=() if writer.models[0].begin is not None else [dictionary.eos()],
         # A dictionary without padding, such as GPT-2's, has the index -1, which would be the last
         # word.
         forbidden=[dictionary.pad()] if dictionary.pad() >= 0 else [],

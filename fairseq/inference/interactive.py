@@ -3,44 +3,47 @@ batches."""
 
 from __future__ import annotations
 
-import argparse
 import io
 import itertools
 import json
 import logging
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from fairseq.config.fields import typed
+from fairseq.config.command_settings import InteractiveConfig
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
+from fairseq.inference.generation_lines import lines_of
+from fairseq.inference.inputs import data_and_models
 from fairseq.inference.writer import Writer, check_samples
-from fairseq.interop.fairseq.generation_lines import lines_of
+from fairseq.logging import show_progress
 from fairseq.system.opening import read_errors
 from fairseq.system.terminal import printable
 from fairseq.text.raw_text import LONGEST_ROW, STDIN, decode_line, lines_as_they_arrive, text_line
 from fairseq.text.text_corpus import report_unknown
-from fairseq_cli.interactive import InteractiveConfig
-from fairseq_cli.shared import data_and_models, progress
 
 logger = logging.getLogger(__name__)
 
 LARGEST_INPUT = LONGEST_ROW  # bytes of prompts, which are encoded together
 
 
-def main(args: argparse.Namespace) -> None:
-    """Print the prompts of ``--input`` with their continuations.
+def continue_prompts(source: str, cfg: InteractiveConfig, common: CommonConfig, flat: Mapping[str, Any]) -> None:
+    """Print the prompts of ``cfg.input`` with their continuations.
 
-    Each line is a prompt; an empty line starts a new text. A sample depends on ``--seed`` and the
+    Each line is a prompt; an empty line starts a new text. A sample depends on the seed and the
     number of its prompt, not on how prompts are read. Texts are separated by a line of dashes.
+
+    Args:
+        source: the data, or a model; see :func:`~fairseq.inference.inputs.data_and_models`.
+        flat: settings that the checkpoint's are changed by.
     """
-    cfg, common = typed(InteractiveConfig, args), typed(CommonConfig, args)
     is_session = cfg.input == STDIN and sys.stdin.isatty()
     check_samples(cfg, cfg.num_samples)
     lines = None if cfg.input == STDIN else _read_file(Path(cfg.input))
-    data, paths = data_and_models(cfg, args.data)
-    writer = Writer.load(cfg, common, paths, data, vars(args))
+    data, paths = data_and_models(cfg, source)
+    writer = Writer.load(cfg, common, paths, data, flat)
     if is_session:
         print(_banner(cfg, writer, paths), file=sys.stderr)
     # Lines of stdin are answered one by one, as they arrive; the lines of a file are all there.
@@ -60,7 +63,7 @@ def _banner(cfg: InteractiveConfig, writer: Writer, paths: list[str]) -> str:
         choice = f"Beam of {cfg.beam}" if (cfg.beam or 1) > 1 else "The most probable tokens"
     return (
         f"{printable(':'.join(paths))}: {arch}\n{choice}, up to {cfg.max_new_tokens} tokens.\n"
-        "Type the beginning of a text and Enter. Ctrl-D ends; --help lists the flags."
+        "Type the beginning of a text and Enter; Ctrl-D ends.\nfairseq-interactive --help lists the flags."
     )
 
 
@@ -81,7 +84,7 @@ def _answer_together(lines: list[str], writer: Writer, cfg: InteractiveConfig, c
     order = iter([(number, sample) for number in range(len(prompts)) for sample in range(cfg.num_samples)])
     # Batches end in another order than the prompts have; early texts wait for those before them.
     awaited, outputs = next(order), {}
-    for key, tokens in writer.continue_all(prompts, cfg.num_samples, progress(common, "tokens")):
+    for key, tokens in writer.continue_all(prompts, cfg.num_samples, show_progress(common, "tokens")):
         outputs[key] = tokens
         while awaited in outputs:
             number, sample = awaited
@@ -132,16 +135,16 @@ def _read_file(path: Path) -> list[str]:
     Raises:
         UserError: the file cannot be read, is empty or is not UTF-8.
     """
-    with read_errors(f"--input {path}", "give another file, or - for stdin"), open(path, "rb") as file:
+    with read_errors(f"`input` {path}", "give another file, or - for stdin"), open(path, "rb") as file:
         # One byte more than the limit shows that there
         # are more, without reading a file of any size.
         content = file.read(LARGEST_INPUT + 1)
     if len(content) > LARGEST_INPUT:
-        raise UserError(f"--input {path}: larger than {LARGEST_INPUT >> 20} MiB; split it")
+        raise UserError(f"`input` {path}: larger than {LARGEST_INPUT >> 20} MiB; split it")
     if not content:
-        raise UserError(f"--input {path}: is empty; give a file with one prompt per line")
+        raise UserError(f"`input` {path}: is empty; give a file with one prompt per line")
     lines = content.replace(b"\r\n", b"\n").removesuffix(b"\n").split(b"\n")
-    return [text_line(line, number, f"--input {path}") for number, line in enumerate(lines, 1)]
+    return [text_line(line, number, f"`input` {path}") for number, line in enumerate(lines, 1)]
 
 
 def _stdin_lines() -> Iterator[str]:

@@ -3,7 +3,6 @@ fairseq."""
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,55 +34,62 @@ from fairseq.text.tokenizers import Tokenizer, find_tokenizer
 WORDS = "vocab.txt"
 
 
-def main(args: argparse.Namespace) -> None:
-    """Write the model of ``args.source`` to the folder ``args.out``."""
-    out = Path(args.out)
-    if args.target_format == "fairseq":
-        for flag, is_set in (("--results", args.results is not None), ("--revisions", args.revisions)):
-            if is_set:
-                raise UserError(f"{flag}: is for --to hf; leave it out")
-        _write_fairseq(args.source, args.data, out)
-        return
+def export_model(
+    source: str,
+    out: Path,
+    data: str | None = None,
+    half: str = "discriminator",
+    with_revisions: bool = False,
+    results: str | None = None,
+) -> None:
+    """Write the model of the checkpoint *source* to the new folder *out*, for transformers.
+
+    Args:
+        data: data folder or ``dict.txt``; None: next to the checkpoint.
+        half: of ELECTRA, ``discriminator`` or ``generator``.
+        with_revisions: whether checkpoints by words are written, too, as subfolders.
+        results: of an evaluation, for the model card.
+    """
     # Of an export that was killed, which may be repeated.
     remove_leftovers(out)
     if os.path.exists(out) and (not os.path.isdir(out) or os.listdir(out)):
-        raise UserError(f"--out {out}: is a file or not empty; give a new folder")
-    path = find_checkpoint(args.source)
+        raise UserError(f"`out` {out}: is a file or not empty; give a new folder")
+    path = find_checkpoint(source)
     state = checkpoint.load(path, only="model")
-    revisions = export.revisions(path.parent) if args.revisions else {}
-    if args.revisions and not revisions:
-        raise UserError(f"--revisions: {path.parent} has no checkpoint_words_….pt; train with --save-interval-words")
-    with atomic_folder(out, flag="--out", last="config.json") as folder:
-        written = _export(args, path, state, Export(args.source, folder, args.data, args.results))
+    revisions = export.revisions(path.parent) if with_revisions else {}
+    if with_revisions and not revisions:
+        raise UserError(f"`revisions`: {path.parent} has no checkpoint_words_….pt; train with `save_interval_words`")
+    with atomic_folder(out, flag="`out`", last="config.json") as folder:
+        written = _export(half, path, state, Export(source, folder, data, results))
         for name, revision in revisions.items():
             (folder / name).mkdir()
             state = checkpoint.load(revision, only="model")
-            _export(args, revision, state, Export(str(revision), folder / name, args.data))
+            _export(half, revision, state, Export(str(revision), folder / name, data))
     print(f"Wrote {out}: {written}")
     if revisions:
         print(f"Wrote {len(revisions)} revisions, as subfolders: {', '.join(revisions)}")
 
 
-def _export(args: argparse.Namespace, path: Path, state: dict[str, Any], job: Export) -> str:
+def _export(half: str, path: Path, state: dict[str, Any], job: Export) -> str:
     """Write the model of the checkpoint *path*,
     which holds *state*; return a description of the files."""
     if state["args"].get("task") == "sentence_prediction":
-        _check_no_results(args)
-        if args.half == "generator":
-            raise UserError(f"--half generator: {args.source} is a classifier; leave the flag out")
+        _check_no_results(job)
+        if half == "generator":
+            raise UserError(f"`half` generator: {job.source} is a classifier; leave the flag out")
         return _export_classifier(SentenceClassifier.from_pretrained(path, job.data, state=state), job)
     model, task = hub.load_model(path, job.data, state=state)
     if model.predicts_next_token:
-        if args.half == "generator":
-            raise UserError(f"--half generator: {args.source} is not an ELECTRA model; leave the flag out")
+        if half == "generator":
+            raise UserError(f"`half` generator: {job.source} is not an ELECTRA model; leave the flag out")
         return export.export(model, task, state, job)
-    _check_no_results(args)
-    return _export_encoder(model, task.source_dictionary, args.half, str(state["args"].get("arch")), job)
+    _check_no_results(job)
+    return _export_encoder(model, task.source_dictionary, half, str(state["args"].get("arch")), job)
 
 
-def _check_no_results(args: argparse.Namespace) -> None:
-    if args.results is not None:
-        raise UserError("--results: encoders have no model card; leave it out")
+def _check_no_results(job: Export) -> None:
+    if job.results is not None:
+        raise UserError("`results`: encoders have no model card; leave it out")
 
 
 def _export_encoder(model: BaseFairseqModel, dictionary: Dictionary, half: str, arch: str, job: Export) -> str:
@@ -128,8 +134,8 @@ def _classifier_kind(cfg: BertConfig, head: str, arch: str, source: str) -> str:
     if head == "gelu":
         return "discriminator"
     raise UserError(
-        f"{source}: no classifier of transformers has --pooler-activation-fn {head} and embeddings of width "
-        f"{cfg.embedding_dim} for states of width {cfg.encoder_embed_dim}; fine-tune with --pooler-activation-fn gelu"
+        f"{source}: no classifier of transformers has `pooler_activation_fn` {head} and embeddings of width "
+        f"{cfg.embedding_dim} for states of width {cfg.encoder_embed_dim}; fine-tune with `pooler_activation_fn` gelu"
     )
 
 
@@ -154,13 +160,13 @@ def _write(
     return f"{CONFIG}, {SAFE}, tokenizer: {config['architectures'][0]}{code}"
 
 
-def _write_fairseq(source: str, data: str | None, out: Path) -> None:
+def export_to_fairseq(source: str, out: Path, data: str | None = None) -> None:
     """Write the checkpoint *source* as the file *out*, which fairseq evaluates and trains on.
 
     Its dictionary is compared with *data*, or where that is None with the ``dict.txt`` beside it,
     if there is one.
     """
-    prepare_file("--out", out, {"CHECKPOINT": source}, ARCHIVE)
+    prepare_file("`out`", out, {"CHECKPOINT": source}, ARCHIVE)
     path = find_checkpoint(source)
     loaded = checkpoint.load(path)
     dictionary = Path(data) if data is not None else path.parent
@@ -189,7 +195,7 @@ def _half(
         if half == "discriminator":
             return "discriminator", model.encoder.sentence_encoder, state
         if model.generator is None:
-            raise UserError(f"--half generator: {source} has no generator; leave the flag out")
+            raise UserError(f"`half` generator: {source} has no generator; leave the flag out")
         names = [name for name in state if name.startswith("generator.")]
         parameters = {name.replace("generator.", "encoder.", 1): state[name] for name in names}
         return "generator", model.generator.sentence_encoder, parameters
@@ -199,7 +205,7 @@ def _half(
         )
     encoder = model.encoder.sentence_encoder
     if half == "generator" and not arch.startswith("electra"):
-        raise UserError(f"--half generator: {source} is not an ELECTRA model; leave the flag out")
+        raise UserError(f"`half` generator: {source} is not an ELECTRA model; leave the flag out")
     # ELECTRA's classes are the only ones of transformers
     # with embeddings of another width than the layers.
     if arch == "electra_generator" or encoder.cfg.embedding_dim != encoder.cfg.encoder_embed_dim:

@@ -3,7 +3,6 @@ table."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import json
@@ -11,34 +10,43 @@ import sys
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from fairseq.config.fields import typed
 from fairseq.errors import UserError
 from fairseq.evaluation.classifier import Prediction, SentenceClassifier
 from fairseq.system.opening import read_errors
 from fairseq.text.raw_text import STDIN, lines_as_they_arrive, no_words, text_line
-from fairseq_cli.classify import ClassifyConfig
 
 DIGITS = 6  # of probabilities and scores, after the point
 
 
-def main(args: argparse.Namespace) -> None:
-    """Print a prediction for each line of ``args.text``."""
-    cfg = typed(ClassifyConfig, args)
-    device = "cpu" if cfg.cpu else "auto"
-    with _opened(args.text) as file:
-        classifier = SentenceClassifier.from_pretrained(args.checkpoint, cfg.data, device=device)
+def classify_lines(
+    checkpoint: str,
+    path: str,
+    data: str | None = None,
+    form: str = "json",
+    batch_size: int = 32,
+    device: str = "auto",
+) -> None:
+    """Print a prediction for each line of the file *path*, or of stdin if it is ``-``.
+
+    Args:
+        checkpoint: of fairseq-finetune.
+        data: data folder or ``dict.txt``; None: next to the checkpoint.
+        form: ``json``, or ``tsv`` for a table with a column for each class.
+    """
+    with _opened(path) as file:
+        classifier = SentenceClassifier.from_pretrained(checkpoint, data, device=device)
         # A terminal is answered line by line.
-        together = 1 if file.isatty() else cfg.batch_size
-        write = _write_json if cfg.format == "json" else _write_row
-        if cfg.format == "tsv":
+        together = 1 if file.isatty() else batch_size
+        write = _write_json if form == "json" else _write_row
+        if form == "tsv":
             names = ["text", "text_pair"][: 1 + classifier.takes_pairs]
             print(*names, *(["label", *classifier.labels] if classifier.labels else ["score"]), sep="\t")
         # Batches are taken as they arrive: a pipe may never end,
         # and a file may be larger than memory.
-        texts = _texts(file, args.text, classifier.task.layout.sentences)
+        texts = _texts(file, path, classifier.task.layout.sentences)
         while chunk := list(itertools.islice(texts, together)):
             inputs = [text if len(text) == 2 else text[0] for text in chunk]
-            for text, prediction in zip(chunk, classifier.classify(inputs, cfg.batch_size), strict=True):
+            for text, prediction in zip(chunk, classifier.classify(inputs, batch_size), strict=True):
                 write(text, prediction)
             sys.stdout.flush()
 

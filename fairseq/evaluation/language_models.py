@@ -3,7 +3,6 @@ memory."""
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
 import json
@@ -20,21 +19,23 @@ from fairseq.analysis import plots
 from fairseq.analysis.recl import distinct_names
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields
-from fairseq.config.fields import typed
+from fairseq.config.command_settings import EvalLMConfig
 from fairseq.config.registry import is_outside
 from fairseq.config.settings import CommonConfig, DataConfig, MemoryConfig
 from fairseq.data.folders import data_folders, open_corpus
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.evaluation import Scorer, Scoring, report
+from fairseq.evaluation import report
 from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency, table, word_counts
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
-from fairseq.evaluation.scorer import Scores
+from fairseq.evaluation.scorer import Scorer, Scores, Scoring
+from fairseq.evaluation.task_scores import task_scores
 from fairseq.inference import Decoding, generator_of, stream
+from fairseq.inference.inputs import data_and_models, existing_checkpoint, read_text, refuse_two_texts
 from fairseq.inference.loading import load_models
 from fairseq.inference.text import never_written
-from fairseq.logging import Progress
+from fairseq.logging import Progress, show_progress
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import language_model
 from fairseq.models.loading import compile_model
@@ -49,16 +50,6 @@ from fairseq.text.raw_text import STDIN, RawCounts
 from fairseq.text.text_corpus import TextReader, log_tokens
 from fairseq.text.tokenization import load_counts
 from fairseq.text.tokenizers.tokenizer import chosen_rule
-from fairseq_cli.eval_lm import EvalLMConfig
-from fairseq_cli.shared import (
-    data_and_models,
-    existing_checkpoint,
-    progress,
-    read_text,
-    refuse_two_texts,
-    results_folder,
-    run_on_processes,
-)
 
 SAMPLE_TOKENS = 100  # fairseq-interactive has a flag for it
 
@@ -70,30 +61,28 @@ OF_DECODERS = (  # settings that encoders do not read
 )
 
 
-def main(args: argparse.Namespace) -> dict[str, object]:
-    """Score ``--gen-subset`` with the checkpoints of ``--path``;
-    results go to stdout, progress to stderr.
+def evaluate(
+    source: str,
+    cfg: EvalLMConfig,
+    common: CommonConfig,
+    batches: DataConfig,
+    flat: Mapping[str, Any],
+    world: World,
+) -> dict[str, Any]:
+    """Evaluate the checkpoints of ``cfg.path``, as one model, on ``cfg.text`` or a split; print the
+    metrics and write the files that *cfg* names.
 
-    ``--tokens-per-sample`` overrides the checkpoint's if given;
-    ``--sample-break-mode`` is ``none`` unless given.
-
-    Several processes (``--distributed-world-size``, torchrun) share the batches; the first writes
-    the result of all.
+    Args:
+        source: the data, or a model; see :func:`~fairseq.inference.inputs.data_and_models`.
+        flat: settings that the checkpoints' are changed by.
 
     Returns:
-        The metrics, as in ``results.json``; None if the work was done in other processes.
+        The metrics, as in ``results.json``.
     """
-    with results_folder(vars(args).get("results_path")):
-        return run_on_processes(evaluate, args)
-
-
-def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
-    """Do the part of this process of *world*; see :func:`main`."""
-    cfg, common, batches = typed(EvalLMConfig, args), typed(CommonConfig, args), typed(DataConfig, args)
     refuse_two_texts(cfg.text, batches.gen_subset)
-    data, paths = data_and_models(cfg, args.data)
+    data, paths = data_and_models(cfg, source)
     _prepare_files(cfg, paths)
-    evaluation = _Evaluation(cfg, common, batches, vars(args), world)
+    evaluation = _Evaluation(cfg, common, batches, flat, world)
     model = evaluation.load(data, paths)
     name, corpus, counts = evaluation.text(data, model)
     # Before anything is scored: a model, the counts or a mark may be missing.
@@ -103,7 +92,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
     in_training = word_counts(cfg.word_counts, data, model.dictionary) if cfg.by_frequency else {}
     # Loading is no part of the speed.
     start = time.perf_counter()
-    scores = model.score(corpus, progress(common, name, world.is_first))
+    scores = model.score(corpus, show_progress(common, name, world.is_first))
     seconds = time.perf_counter() - start
 
     words = report.join_words(scores, model.dictionary, cfg.remove_bpe)
@@ -123,7 +112,7 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
         losses = {}
         if baseline is not None:
             path, other, text_of_other = baseline
-            show = progress(common, f"{path}, baseline", world.is_first)
+            show = show_progress(common, f"{path}, baseline", world.is_first)
             losses[path] = other.word_losses(other.score(text_of_other, show))
         losses[paths[0] if len(paths) == 1 else "model"] = model.word_losses(scores)
         by_name = dict(zip(distinct_names(list(losses), None), losses.values(), strict=True))
@@ -147,22 +136,22 @@ def evaluate(args: argparse.Namespace, world: World) -> dict[str, Any]:
 def _prepare_files(cfg: EvalLMConfig, paths: Sequence[str]) -> None:
     """See before any work is done that the files to write can be written."""
     if cfg.by_frequency and cfg.results_path is not None:
-        plots.require("--results-path")
+        plots.require("`results_path`")
     if cfg.baseline is not None and existing_checkpoint(cfg.baseline) in paths:
-        raise UserError(f"--baseline {cfg.baseline}: is the checkpoint that is evaluated; give another")
+        raise UserError(f"`baseline` {cfg.baseline}: is the checkpoint that is evaluated; give another")
     if cfg.text == STDIN and cfg.baseline is not None:
-        raise UserError("--text -: cannot be read for --baseline, too; save the text to a file")
-    inputs = {**{f"--path {path}": path for path in paths}, "--text": cfg.text, "--word-counts": cfg.word_counts}
+        raise UserError("`text` -: cannot be read for `baseline`, too; save the text to a file")
+    inputs = {**{f"`path` {path}": path for path in paths}, "`text`": cfg.text, "`word_counts`": cfg.word_counts}
     if cfg.save_token_scores is not None:
-        prepare_file("--save-token-scores", cfg.save_token_scores, inputs, ARCHIVE)
-        inputs["--save-token-scores"] = cfg.save_token_scores
+        prepare_file("`save_token_scores`", cfg.save_token_scores, inputs, ARCHIVE)
+        inputs["`save_token_scores`"] = cfg.save_token_scores
     if cfg.sample is not None:
-        prepare_file("--sample", cfg.sample, inputs)
-        inputs["--sample"] = cfg.sample
+        prepare_file("`sample`", cfg.sample, inputs)
+        inputs["`sample`"] = cfg.sample
     if cfg.score_documents is not None:
         if cfg.text is None or cfg.sliding_inf == 1 or cfg.num_shards > 1:
-            raise UserError("--score-documents: needs --text, and excludes --sliding-inf 1 and --num-shards")
-        prepare_file("--score-documents", cfg.score_documents, inputs)
+            raise UserError("`score_documents`: needs `text`, and excludes `sliding_inf` 1 and `num_shards`")
+        prepare_file("`score_documents`", cfg.score_documents, inputs)
 
 
 @dataclass(frozen=True)
@@ -253,9 +242,6 @@ class _Evaluation:
         for name, value in refused.items():
             if value:
                 raise UserError(f"`{name}`: {type(task).__name__} makes its batches; leave it out")
-        # Imported here: other runs do without what plug-ins need.
-        from fairseq.interop.fairseq.task_scores import task_scores
-
         window = self.cfg.context_window
         score = functools.partial(task_scores, task, models, self.batches, window, self.world)
         return _Model(task, lambda corpus, show: score(show), "batches of the task", {"context_window": window})
@@ -263,7 +249,7 @@ class _Evaluation:
     def _decoder(self, models: Sequence[BaseFairseqModel], task: FairseqTask, break_mode: str) -> _Model:
         cfg = self.cfg
         if cfg.within_words:
-            raise UserError("--within-words: the model is a decoder, which masks nothing; leave it out")
+            raise UserError("`within_words`: the model is a decoder, which masks nothing; leave it out")
         scoring = Scoring(
             tokens_per_sample=task.cfg.tokens_per_sample,
             break_mode=break_mode,
@@ -283,7 +269,7 @@ class _Evaluation:
         )
         scorer = make(int8=cfg.int8)
         if cfg.sample is not None and not all(model.can_generate for model in models):
-            raise UserError("--sample: the model has no cache to generate with; leave it out")
+            raise UserError("`sample`: the model has no cache to generate with; leave it out")
         if self.common.compile:
             for reader in scorer.readers:
                 compile_model(reader.module)
@@ -335,13 +321,13 @@ def _makes_its_batches(task: FairseqTask) -> bool:
 def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[str, Any]) -> None:
     """Write the files that the flags name, the results last."""
     if cfg.save_token_scores is not None:
-        with atomic_file(cfg.save_token_scores, "--save-token-scores") as file:
+        with atomic_file(cfg.save_token_scores, "`save_token_scores`") as file:
             np.savez(file, tokens=scores.tokens, lprobs=scores.lprobs)
     if cfg.score_documents is not None:
-        with atomic_file(cfg.score_documents, "--score-documents") as file:
+        with atomic_file(cfg.score_documents, "`score_documents`") as file:
             file.writelines(json.dumps(line).encode() + b"\n" for line in report.document_scores(scores))
     if cfg.sample is not None and sample is not None:
-        with atomic_file(cfg.sample, "--sample") as file:
+        with atomic_file(cfg.sample, "`sample`") as file:
             file.write(sample.encode() + b"\n")
     if cfg.results_path is not None:
         if "by_frequency" in results:
@@ -353,8 +339,10 @@ def _sample(scorer: Scorer, reader: TextReader, seed: int) -> str:
     """Return a text that the models write from the start of a paragraph."""
     eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
     decoding = Decoding(SAMPLE_TOKENS)
-    tokens = list(stream(scorer.readers, [eos], decoding, generator=generator_of(seed), forbidden=forbidden))
-    return reader.text(tokens)
+    generator, stop = generator_of(seed), scorer.dictionary.stop()
+    return reader.text(
+        list(stream(scorer.readers, [eos], decoding, generator=generator, forbidden=forbidden, stop=stop))
+    )
 
 
 def _print_words(cfg: EvalLMConfig, words: report.Words) -> None:

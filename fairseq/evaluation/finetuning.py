@@ -7,10 +7,9 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,8 @@ from fairseq import checkpoint, distributed
 from fairseq.checkpoint import sharded
 from fairseq.checkpoint.manager import DICTIONARY, find_checkpoint
 from fairseq.config import fields, options
-from fairseq.config.fields import typed
+from fairseq.config.command_settings import FinetuneConfig
+from fairseq.config.parser import Parser
 from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import CommonConfig, DistributedConfig, training_settings
 from fairseq.data.folders import data_folders
@@ -41,47 +41,53 @@ from fairseq.tasks.sentence_prediction import SentencePredictionTask, folder_bes
 from fairseq.tasks.settings import SentencePredictionTaskConfig
 from fairseq.text.tokenizers.tokenizer import TOKENIZATION
 from fairseq.training import training_job
-from fairseq_cli.common import get_training_parser
-from fairseq_cli.finetune import FinetuneConfig
+from fairseq.training.length import total_updates
 
 BEST = "checkpoint_best.pt"
 RESULT = "result.json"
 
 
-def main(args: argparse.Namespace) -> dict[str, object]:
+def finetune(
+    data: str,
+    cfg: FinetuneConfig,
+    task_cfg: SentencePredictionTaskConfig,
+    common: CommonConfig,
+    processes: DistributedConfig,
+    training_parser: Callable[[], Parser],
+) -> dict[str, object]:
     """Train every learning rate with every seed, print a table,
-    and write ``results.json`` to ``--save-dir``.
+    and write ``results.json`` to ``cfg.save_dir``.
 
-    A run equals ``fairseq-train`` with the same flags. Runs that are complete in ``--save-dir`` are
-    not repeated, unless what they read or the predictions that they wrote have changed since.
+    A run equals ``fairseq-train``, whose *training_parser* reads its flags. Runs that are complete
+    in the folder are not repeated, unless what they read or the predictions that they wrote have
+    changed since.
 
     Returns:
         The settings, runs and scores, as in ``results.json``.
     """
-    cfg, common = typed(FinetuneConfig, args), typed(CommonConfig, args)
     if not cfg.path:
-        raise UserError("--path: give the checkpoint of pre-training")
+        raise UserError("`path`: give the checkpoint of pre-training")
     if common.seed != CommonConfig().seed:
-        raise UserError(f"--seed {common.seed}: give --seeds {common.seed}, one run for each seed")
+        raise UserError(f"`seed` {common.seed}: give `seeds` {common.seed}, one run for each seed")
     # All checks up to the task: what can be wrong is found before the first of many runs begins.
     _check_runs(cfg)
-    task_cfg = _completed(typed(SentencePredictionTaskConfig, args), args.data, cfg.path)
+    task_cfg = _completed(task_cfg, data, cfg.path)
     state = checkpoint.load(find_checkpoint(cfg.path), only="model")
     arch = str(state["args"].get("arch"))
     if arch not in ARCHITECTURES:
-        raise UserError(f"--path {cfg.path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
+        raise UserError(f"`path` {cfg.path}: unknown architecture {arch}; {nearest(arch, ARCHITECTURES)}")
     stored, parameters = finished(state["args"], state["model"])
-    sweep = Sweep(cfg, task_cfg, common, typed(DistributedConfig, args), args.data, stored)
+    sweep = Sweep(cfg, task_cfg, common, processes, data, stored, training_parser)
     task, updates = sweep.checked_task(parameters)
     check_dictionary(state, cfg.path, task.source_dictionary)
-    prepare_folder("--save-dir", Path(cfg.save_dir))
-    inputs = _digests(args.data, cfg.path, task)
+    prepare_folder("`save_dir`", Path(cfg.save_dir))
+    inputs = _digests(data, cfg.path, task)
     runs = [sweep.run(lr, seed, updates, task, inputs) for lr in cfg.lrs for seed in cfg.seeds]
     summaries = summarize(runs)
     best = best_rate(summaries)
-    report = {
+    report: dict[str, object] = {
         "task": task_cfg.glue_task,
-        "data": args.data,
+        "data": data,
         "checkpoint": cfg.path,
         "from_scratch": cfg.from_scratch,
         "updates": updates,
@@ -92,20 +98,20 @@ def main(args: argparse.Namespace) -> dict[str, object]:
         "runs": [dataclasses.asdict(run) for run in runs],
     }
     report = dict(finite(report))  # the deviation of one run is NaN, which JSON does not have
-    write_json(Path(cfg.save_dir) / "results.json", {**report, **about_run()}, "--save-dir")
+    write_json(Path(cfg.save_dir) / "results.json", {**report, **about_run()}, "`save_dir`")
     print(as_table(summaries))
     return report
 
 
 def _check_runs(cfg: FinetuneConfig) -> None:
     """Raise UserError for runs that would be the same, or flags that are no command line."""
-    for name, values in (("--seeds", list(map(str, cfg.seeds))), ("--lrs", [f"{lr:g}" for lr in cfg.lrs])):
+    for name, values in (("`seeds`", list(map(str, cfg.seeds))), ("`lrs`", [f"{lr:g}" for lr in cfg.lrs])):
         if len(set(values)) < len(values):
             raise UserError(f"{name} {','.join(values)}: one value twice; give each once")
     try:
         shlex.split(cfg.train_flags)
     except ValueError as error:
-        raise UserError(f"--train-flags {cfg.train_flags}: {str(error).lower()}; correct the quotes") from None
+        raise UserError(f"`train_flags` {cfg.train_flags}: {str(error).lower()}; correct the quotes") from None
 
 
 def _completed(cfg: SentencePredictionTaskConfig, data: str, path: str) -> SentencePredictionTaskConfig:
@@ -129,6 +135,7 @@ class Sweep:
     processes: DistributedConfig
     data: str
     stored: Mapping[str, Any]  # settings of the pre-trained model
+    training_parser: Callable[[], Parser]
 
     @property
     def splits(self) -> list[str]:
@@ -171,11 +178,11 @@ class Sweep:
         """The flat settings of a run; ``--batch-size`` is divided among the processes."""
         if self.cfg.batch_size % self.world_size:
             raise UserError(
-                f"--batch-size {self.cfg.batch_size}: must be a multiple of the {self.world_size} processes"
+                f"`batch_size` {self.cfg.batch_size}: must be a multiple of the {self.world_size} processes"
             )
         sizes = ["--batch-size", str(self.cfg.batch_size // self.world_size), "--save-dir", str(save_dir)]
         # Through the parser of fairseq-train, so that a run equals that command.
-        return options.parse_args_and_arch(get_training_parser(), [self.data, *sizes, *flags])
+        return options.parse_args_and_arch(self.training_parser(), [self.data, *sizes, *flags])
 
     def checked_task(self, parameters: Mapping[str, Tensor]) -> tuple[SentencePredictionTask, int]:
         """The task with its splits encoded, and the updates of a run.
@@ -188,7 +195,7 @@ class Sweep:
         args = self.parse(self.flags(self.cfg.lrs[0], self.cfg.seeds[0], 0), self.cfg.save_dir)
         if not args.max_epoch and not args.max_update:  # 0 is no limit to fairseq-train
             raise UserError(
-                "--train-flags --max-epoch 0: the run would never end; give --max-epoch N or --max-update N"
+                "`train_flags` `max_epoch` 0: the run would never end; give `max_epoch` N or `max_update` N"
             )
         settings = training_settings(args)
         task = setup_task(settings)
@@ -199,14 +206,13 @@ class Sweep:
             long = int((task.dataset(split).sizes > model.max_positions()).sum())
             if long:
                 raise UserError(
-                    f"--shorten-method none: {long} rows of {split} are too long for the model; use truncate"
+                    f"`shorten_method` none: {long} rows of {split} are too long for the model; use truncate"
                 )
         batches = task.iterator("train", model, criterion, training=True, world_size=self.world_size)
         # `train_flags` may have limits of their own.
-        limits = [args.max_update] if args.max_update else []
-        if args.max_epoch:
-            limits.append(math.ceil(len(batches) / settings.optimization.update_freq[0]) * args.max_epoch)
-        return task, min(limits)
+        updates = total_updates(settings.optimization, 0, batches)
+        assert updates is not None
+        return task, updates
 
     def run(
         self, lr: float, seed: int, updates: int, task: SentencePredictionTask, inputs: dict[str, str]

@@ -3,35 +3,27 @@ original text."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fairseq.config.fields import typed
+from fairseq.config.command_settings import GenerateConfig
 from fairseq.config.settings import CommonConfig
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.errors import UserError
 from fairseq.inference import passages
+from fairseq.inference.generation_lines import lines_of
+from fairseq.inference.inputs import data_and_models, read_text, refuse_two_texts
 from fairseq.inference.passages import Passage
 from fairseq.inference.writer import Writer, check_samples
-from fairseq.interop.fairseq.generation_lines import lines_of
-from fairseq.system.files import atomic_file
+from fairseq.logging import show_progress
+from fairseq.system.files import atomic_file, results_folder
 from fairseq.text.raw_text import STDIN
-from fairseq_cli.generate import GenerateConfig
-from fairseq_cli.shared import (
-    data_and_models,
-    progress,
-    read_text,
-    refuse_two_texts,
-    results_folder,
-    run_on_processes,
-)
 
 LONGEST_CONTEXT = 512  # tokens, unless a flag says
 RECORDED = (  # settings in generate.json
@@ -40,30 +32,28 @@ RECORDED = (  # settings in generate.json
 )
 
 
-def main(args: argparse.Namespace) -> list[Passage]:
-    """Continue contexts of ``--gen-subset``; the texts go to stdout and to ``--results-path``,
+def generate(
+    source: str, cfg: GenerateConfig, common: CommonConfig, flat: Mapping[str, Any], world: World
+) -> list[Passage]:
+    """Continue contexts of ``cfg.gen_subset``; the texts go to stdout and to ``cfg.results_path``,
     progress to stderr.
 
-    A passage is printed as soon as it is complete. ``--results-path`` has all complete passages,
-    even if the run is interrupted. With ``--results-format fairseq`` each line of the split is
-    continued, and fairseq's lines are printed.
+    A passage is printed as soon as it is complete. The folder has all complete passages, even if
+    the run is interrupted. With fairseq's format each line of the split is continued, and fairseq's
+    lines are printed. Several processes share the contexts or lines; the first prints all, in
+    order, when they are complete.
 
-    Several processes (``--distributed-world-size``, torchrun) share the contexts or lines; the
-    first prints all, in order, when they are complete.
+    Args:
+        source: the data, or a model; see :func:`~fairseq.inference.inputs.data_and_models`.
+        flat: settings that the checkpoint's are changed by.
 
     Returns:
-        The passages; None if the work was done in other processes.
+        The passages.
     """
-    return run_on_processes(generate, args)
-
-
-def generate(args: argparse.Namespace, world: World) -> list[Passage]:
-    """Do the part of this process of *world*; see :func:`main`."""
-    cfg, common = typed(GenerateConfig, args), typed(CommonConfig, args)
     refuse_two_texts(cfg.text, cfg.gen_subset)
     contexts = _contexts(cfg)
-    data, paths = data_and_models(cfg, args.data)
-    writer = Writer.load(cfg, common, paths, data, vars(args), world.device)
+    data, paths = data_and_models(cfg, source)
+    writer = Writer.load(cfg, common, paths, data, flat, world.device)
     if cfg.text is None:
         name, corpus = cfg.gen_subset, writer.task.corpus(cfg.gen_subset)  # type: ignore[attr-defined]
     else:
@@ -77,7 +67,7 @@ def generate(args: argparse.Namespace, world: World) -> list[Passage]:
     tokens = corpus.tokens
     context = min(LONGEST_CONTEXT, writer.window) if cfg.context_tokens is None else cfg.context_tokens
     starts = passages.draw_starts(len(tokens), context, cfg.max_new_tokens, contexts, common.seed)
-    writer.warn_of_length({"--context-tokens": context})
+    writer.warn_of_length({"`context_tokens`": context})
     complete: list[Passage] = []
     begin = time.perf_counter()
     with results_folder(cfg.results_path):
@@ -143,7 +133,7 @@ def _lines_of(path: Path) -> Iterator[Callable[[str], None]]:
         try:
             yield
         except OSError as error:
-            message = f"--results-path {path}: cannot be written ({error.strerror}); choose another place"
+            message = f"`results_path` {path}: cannot be written ({error.strerror}); choose another place"
             raise UserError(message) from None
 
     def write(line: str) -> None:
@@ -151,7 +141,7 @@ def _lines_of(path: Path) -> Iterator[Callable[[str], None]]:
             print(line, file=file, flush=True)
 
     # Lines are written as they come, but never through a link that an earlier file left.
-    with atomic_file(path, "--results-path"):
+    with atomic_file(path, "`results_path`"):
         pass
     with writing():
         file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed below
@@ -172,7 +162,7 @@ def _numbers(cfg: GenerateConfig, world: World, count: int, what: str) -> range:
     first = cfg.shard_id * world.size
     if first >= count:
         raise UserError(
-            f"--shard-id {cfg.shard_id}: no {what} are left for this part of --num-shards {cfg.num_shards}; "
+            f"`shard_id` {cfg.shard_id}: no {what} are left for this part of `num_shards` {cfg.num_shards}; "
             f"there are {count}, so give fewer parts"
         )
     return range(first + world.rank, count, cfg.num_shards * world.size)
@@ -202,7 +192,7 @@ def _continue(
     prompts = [tokens[start : start + length].tolist() for start in starts]
     samples = cfg.num_samples // len(starts)
     numbers = _numbers(cfg, world, len(starts), "contexts")
-    show = progress(common, "tokens", world.is_first)
+    show = show_progress(common, "tokens", world.is_first)
     texts = _of_all(writer.continue_all(prompts, samples, show, numbers), world)
     # Contexts are of equal length and so complete in order.
     for (number, sample), text in texts:
@@ -217,7 +207,7 @@ def _contexts(cfg: GenerateConfig) -> int:
     contexts = cfg.num_contexts or cfg.num_samples
     if cfg.num_samples % contexts:
         raise UserError(
-            f"--num-samples {cfg.num_samples}: must be a multiple of --num-contexts {contexts}, "
+            f"`num_samples` {cfg.num_samples}: must be a multiple of `num_contexts` {contexts}, "
             "so that all contexts have as many continuations"
         )
     check_samples(cfg, cfg.num_samples // contexts, contexts)
