@@ -12,7 +12,6 @@ from torch import Tensor
 
 from fairseq.config.settings import OptimizationConfig
 from fairseq.errors import UserError
-from fairseq.optim.elementwise import slices
 
 
 class WeightAverage:
@@ -43,14 +42,9 @@ class WeightAverage:
         else:
             # The last update's weight in the mean: 1 / (1 + decay + … + decay^(count − 1)).
             share = 1 / self.count if self.decay == 1 else (1 - self.decay) / (1 - self.decay**self.count)
-            pairs = [(mean, p.detach()) for mean, p in zip(self.mean, self.parameters, strict=True)]
-            if exact := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
-                means, weights = zip(*exact, strict=True)
-                torch._foreach_lerp_(means, weights, share)
-            for mean, p in (pair for pair in pairs if pair[0].dtype != pair[1].dtype):
-                # Widened a slice at a time.
-                for piece, narrow in zip(slices(mean), slices(p), strict=True):
-                    piece.lerp_(narrow.to(piece.dtype), share)
+            # In the precision of the mean, whatever the weights are in.
+            torch._foreach_mul_(self.mean, 1 - share)
+            torch._foreach_add_(self.mean, [p.detach() for p in self.parameters], alpha=share)
 
     def _dtype(self, parameter: Tensor) -> torch.dtype:
         return torch.float64 if self.decay == 1 and parameter.device.type != "mps" else torch.float32
