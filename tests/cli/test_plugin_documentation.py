@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import runs
-from fairseq.training.callbacks import callback
 from mistakes import logged
 
 from fairseq.system import plugins
+from fairseq.training import hooks
 
 CODE = re.findall(r"```python\n(.*?)```", (runs.ROOT / "docs" / "plugins.md").read_text(encoding="utf-8"), re.DOTALL)
 
@@ -42,12 +42,12 @@ def test_the_code_of_the_documentation_trains(part: str, tmp_path: Path) -> None
     assert len(losses) == 6 and losses[-1] < losses[0]
 
 
-def test_the_callback_of_the_documentation_ends_a_run(
+def test_the_hook_of_the_documentation_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(callback, "_FACTORIES", [])
+    monkeypatch.setattr(hooks, "_FACTORIES", [])
     caplog.set_level("INFO")
-    (code,) = [block for block in CODE if "@register_callback" in block]
+    (code,) = [block for block in CODE if "@register_hook" in block]
     folder = tmp_path / "documented_growth"
     folder.mkdir()
     (folder / "__init__.py").write_text(code.replace("1000.0", "1.0"))
@@ -56,15 +56,15 @@ def test_the_callback_of_the_documentation_ends_a_run(
     assert "a norm of 1.0 is reached after 1 update" in logged(caplog)
 
 
-def test_the_callback_of_the_documentation_is_passed_to_train(
+def test_the_hook_of_the_documentation_is_passed_to_train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     monkeypatch.chdir(tmp_path)
-    (growth,) = [block for block in CODE if "@register_callback" in block]
+    (growth,) = [block for block in CODE if "@register_hook" in block]
     (code,) = [block for block in CODE if "train(settings" in block]
     flags = [str(runs.DATA), *f"{TINY} {RUN}".split()]
     given = re.sub(r"flags = \[.*\]", f"flags = {flags}", code)
     assert given != code
-    exec(growth.replace("@register_callback\n", "").replace("1000.0", "1.0") + given, {})
+    exec(growth.replace("@register_hook\n", "").replace("1000.0", "1.0") + given, {})
     assert "a norm of 1.0 is reached after 1 update" in logged(caplog)

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import runs
 from ranks import Meeting, in_threads, on_ranks
@@ -47,19 +46,15 @@ def messages(world: World, folder: Path, cases: dict[str, tuple[Any, Any, Any]])
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each of three processes says, of which the last one differs."""
     folder = tmp_path_factory.mktemp("ranks")
-    copied, changed, shorter, cut = (folder / name for name in ("copied", "changed", "shorter", "cut"))
-    for data in (copied, changed, shorter, cut):
+    copied, shorter, cut = (folder / name for name in ("copied", "shorter", "cut"))
+    for data in (copied, shorter, cut):
         shutil.copytree(runs.DATA, data)
         (data / "checksums.txt").unlink(missing_ok=True)
-    tokens = np.fromfile(changed / "valid.bin", np.uint16)
-    tokens[[100, 101]] = tokens[[101, 100]]
-    tokens.tofile(changed / "valid.bin")
     os.truncate(cut / "valid.bin", 100)  # which is first read when its epoch begins
     for kind in ("bin", "idx"):
         shutil.copy(runs.DATA / f"test.{kind}", shorter / f"valid.{kind}")
     cases = {
         "copied": ("", copied, runs.DATA),
-        "changed": ("", changed, runs.DATA),
         "shorter": ("", shorter, runs.DATA),
         "seed": ("--seed 4", runs.DATA, runs.DATA),
         "curriculum": ("--curriculum 5", runs.DATA, runs.DATA),
@@ -67,7 +62,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
         "validation": ("--max-tokens-valid 32", runs.DATA, runs.DATA),
         "cut": ("", f"{runs.DATA}:{cut}", f"{runs.DATA}:{copied}"),
         "cut everywhere": ("", f"{runs.DATA}:{cut}", f"{runs.DATA}:{cut}"),
-        "second": ("", f"{runs.DATA}:{changed}", f"{runs.DATA}:{copied}"),
     }
     return on_ranks(messages, 3, folder, folder, cases)
 
@@ -75,8 +69,6 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("changed", "valid: checksum of valid.bin: "),
-        ("second", "valid: checksum of valid.bin: "),
         ("shorter", "valid: checksum of valid.idx: "),
         ("seed", "valid: seed of the batches: 4 on rank 2, 3 on rank 0"),
         ("curriculum", "valid: checksum of the next batch of rank 0: "),
@@ -111,7 +103,8 @@ def test_the_data_of_each_epoch_are_compared_once(tmp_path: Path, monkeypatch: p
     folders = f"{runs.DATA}:{runs.DATA}"
     log = runs.train(tmp_path, runs.SMALL, FLAGS, "--max-epoch 3 --valid-subset test", data=folders)
     epoch = len(runs.updates(log)) // 3
-    counts = [{"updates so far": number * epoch, "updates of the run": 0} for number in range(3)]
+    counts = [{"updates so far": number * epoch} for number in range(3)]
+    counts[0]["updates of the run"] = 0
     assert compared == list(zip((["valid", "test"], ["valid"], ["valid"]), counts, strict=True))
 
 

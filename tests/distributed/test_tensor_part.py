@@ -24,10 +24,6 @@ def test_rows_are_those_of_chunk_and_what_is_left_over_is_empty() -> None:
             assert all(first == before for (first, _), (_, before) in zip(ends[1:], ends, strict=False))
 
 
-def test_a_part_knows_the_bytes_of_the_whole_tensor() -> None:
-    assert TensorPart(torch.ones(1, 3).half(), 0, torch.Size([5, 3])).size_of_whole == 30
-
-
 class OnDevice:
     """A tensor of a device, whose copy is how it was asked for."""
 

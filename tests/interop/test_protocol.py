@@ -273,6 +273,7 @@ def test_a_plugins_methods_are_called_in_fairseqs_order(tmp_path: Path) -> None:
         ("set_num_updates", 1),
         ("train_step", 1),
         ("reduce_metrics", 1),
+        ("set_num_updates", 2),
         ("begin_valid_epoch", 1),
         ("valid_step", False),
         ("reduce_metrics", 1),

@@ -17,7 +17,8 @@ from fairseq.models.lstm_lm import LSTMDecoder, LSTMLanguageModel
 from fairseq.models.lstm_lm_settings import LSTMLMConfig
 
 SMALL = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --batch-size 4 --arch lstm_lm_tiny
-    --optimizer adam --lr 0.01 --log-format json --log-interval 1 --required-batch-size-multiple 1"""
+    --optimizer adam --lr 0.01 --lr-scheduler fixed --log-format json --log-interval 1
+    --required-batch-size-multiple 1"""
 
 
 def decoder(**settings: Any) -> LSTMDecoder:

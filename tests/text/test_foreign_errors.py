@@ -4,7 +4,6 @@ cannot encode."""
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import tokenizers
@@ -17,7 +16,7 @@ from fairseq.text.tokenizers.hf import GPT2, HuggingFace
 from fairseq.text.tokenizers.moses import Moses
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
-from fairseq.text.tokenizers.tokenizer import Tokenizer, chosen_words
+from fairseq.text.tokenizers.tokenizer import chosen_words
 
 MODELS = {
     "WordLevel": tokenizers.models.WordLevel({"ax": 1}, unk_token="<none>"),
@@ -87,12 +86,3 @@ def test_codes_that_subword_nmt_cannot_read_are_one_line(content: bytes, capsys:
     with pytest.raises(UserError, match="^codes: cannot be read"):
         SubwordNMT(content, "codes").check()
     assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_a_tokenization_in_another_encoding_is_rejected(encoding: str, tmp_path: Path) -> None:
-    Tokenizer(Moses()).save(tmp_path, ["a"])
-    path = tmp_path / "tokenization.json"
-    path.write_text(path.read_text(), encoding=encoding)
-    with pytest.raises(UserError, match="tokenization.json: damaged: not JSON in UTF-8"):
-        Tokenizer.load(path)
