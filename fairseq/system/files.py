@@ -118,16 +118,21 @@ def atomic_folder(
             if is_new:
                 os.rename(temporary, folder)
             else:
-                _move_files(temporary, folder, names, last)
+                _move_files(temporary, folder, names, last, flag)
             sync_folder(parent)
 
 
-def _move_files(source: Path, folder: Path, names: Sequence[str], last: str | None) -> None:
+def _move_files(source: Path, folder: Path, names: Sequence[str], last: str | None, flag: str) -> None:
     """Make the files *names* in *folder* what they are in *source*, the *last* one last."""
+    written = set(os.listdir(source))
+    # Before the first file moves: what cannot be replaced leaves the folder as it was.
+    for name in sorted(written | set(names)):
+        if not (source / name).is_dir():
+            with _system_errors(flag, folder / name):
+                _check_regular(folder / name)
     if last is not None:
         # A kill between the moves leaves a folder without its last file: it is incomplete.
         (folder / last).unlink(missing_ok=True)
-    written = set(os.listdir(source))
     for name in sorted(written | set(names), key=lambda name: (name == last, name)):
         if name in written:
             os.replace(source / name, folder / name)

@@ -150,7 +150,9 @@ def test_a_loss_is_that_of_naive_scoring_of_the_truncated_window(kind, tmp_path)
 def test_nothing_before_a_window_counts(tmp_path):
     flags = "--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --batch-size 4 --mem-len 8"
     runs.train(
-        tmp_path, flags, "--tokens-per-sample 8 --optimizer adam --lr 0.01 --max-update 3 --no-epoch-checkpoints"
+        tmp_path,
+        flags,
+        "--tokens-per-sample 8 --optimizer adam --lr 0.01 --lr-scheduler fixed --max-update 3 --no-epoch-checkpoints",
     )
     path = str(tmp_path / "checkpoint_last.pt")
     reader, _ = recl.load_reader(path, "xl", str(runs.DATA), 20, {}, {})

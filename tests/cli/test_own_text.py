@@ -14,6 +14,7 @@ import noted
 import numpy as np
 import pytest
 import runs
+from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.errors import UserError
@@ -59,7 +60,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     words = ["--only-source", "--destdir", folder / "data", *KINDS[request.param]]
     words += ["--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt"]
     preprocess.main(arguments(get_preprocessing_parser(), *words))
-    runs.train(folder / "model", TRAINING, data=folder / "data")
+    # Long enough to learn which symbols follow one another: side by side, others are read as <unk>.
+    runs.train(folder / "model", TRAINING, "--max-update 150", data=folder / "data")
     return folder / "data", folder / "model"
 
 
@@ -71,11 +73,11 @@ def test_evaluation_writes_a_sample_that_can_be_evaluated(
     command(eval_lm, parser, model, "--text", model.parent / "valid.txt", "--sample", sample)
     written = sample.read_text()
     lm = LanguageModel.from_pretrained(model / "checkpoint_last.pt")
-    assert written == lm.sample("", max_tokens=100, top_k=40, seed=1) + "\n" != "\n"
+    assert written == lm.sample("", max_tokens=100, seed=1) + "\n" != "\n"
     assert capsys.readouterr().out.endswith(f"Sample, saved to {sample}:\n{written}")
     figures = command(eval_lm, parser, model, "--text", sample)
     assert figures["unknown_share"] < 0.1 and figures["bits_per_byte"] > 0
-    with pytest.raises(UserError, match="--sample .*: cannot be written"):
+    with user_error("--sample .*: cannot be written"):
         command(eval_lm, parser, model, "--text", sample, "--sample", tmp_path)
 
 
@@ -96,10 +98,10 @@ def test_a_checkpoint_folder_is_complete(made: tuple[Path, Path], caplog: pytest
 
 def test_what_is_sampled_is_raw_text_that_can_be_scored(made: tuple[Path, Path]) -> None:
     lm = LanguageModel.from_pretrained(made[1])
-    text = lm.sample("\"Don't go", max_tokens=60, temperature=0.9, seed=3)
+    text = lm.sample("\"Don't go", max_tokens=60, temperature=0.5, seed=1)
     tokens, _ = lm.score(text)
     assert text.startswith("\"Don't go") and "@@" not in text and "▁" not in text and "<unk>" not in text
-    assert tokens.count("<unk>") < 0.1 * len(tokens), "but for symbols that an untrained model puts side by side"
+    assert tokens.count("<unk>") < 0.1 * len(tokens), "but for symbols that a small model puts side by side"
 
 
 def test_unknown_symbols_are_reported_as_a_share(made: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
@@ -176,7 +178,7 @@ def test_contexts_come_from_a_file_and_what_is_written_can_be_read_again(
     written = passage.context.text + passage.continuation.text
     (tmp_path / "written.txt").write_text(written)
     figures = command(eval_lm, get_eval_lm_parser(), folder, "--text", tmp_path / "written.txt")
-    assert figures["unknown_share"] < 0.1, "but for symbols that an untrained model puts side by side"
+    assert figures["unknown_share"] < 0.1, "but for symbols that a small model puts side by side"
     assert figures["raw_bytes"] == len(written.encode()) + (not written.endswith("\n"))
 
 

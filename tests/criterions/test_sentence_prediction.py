@@ -38,6 +38,7 @@ def report(name: str, output: torch.Tensor, target: torch.Tensor, monkeypatch: p
             _, size, log = criterion.compute_loss(None, (logits, {}), sample)
             meter.add(NamedSums.of(log, size, CPU, gather=True))
         meters.append(meter)
+    meters[1].reduce(World())
     other = meters[1].totals
     monkeypatch.setattr(World, "sum", lambda self, value: value + other.values)
     monkeypatch.setattr(World, "gather", lambda self, value, everywhere=False: [value, other.rows["predictions"]])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import operator
-import shutil
 from typing import Any
 
 import noted
@@ -20,7 +19,6 @@ from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq.models import loading
 from fairseq.notes.extension import without_notes
-from fairseq.tasks import setup_task
 from fairseq.training.state import TrainingState
 from fairseq.training.update import update
 from fairseq.training.validation import evaluate
@@ -301,14 +299,3 @@ def test_settings_that_make_no_sense_are_rejected(flags, message, data):
 def test_a_folder_without_notes_is_rejected():
     with user_error("run fairseq-preprocess --notes"):
         noted.trainer(runs.DATA, noted.TNF_BERT)
-
-
-@pytest.mark.parametrize("flags", [noted.TNF_BERT, f"{noted.CAUSAL} --notes"])
-@pytest.mark.parametrize("split", ["train", "valid"])
-def test_numbers_that_no_word_has_are_rejected_before_training(flags, split, data, tmp_path):
-    folder = shutil.copytree(data, tmp_path / "bin")
-    (folder / "checksums.txt").unlink()
-    numbers = folder / f"{split}.notes.bin"
-    numbers.write_bytes(b"\xff" * len(numbers.read_bytes()))
-    with pytest.raises(UserError, match=f"{split}.notes.bin: number of a word that notes.txt does not have"):
-        noted.examples(setup_task(runs.arguments(flags, data=folder)), split)

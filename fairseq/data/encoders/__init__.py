@@ -20,7 +20,7 @@ from fairseq.data.masking import word_parts, word_rule
 from fairseq.errors import UserError
 from fairseq.system.json_files import read_json
 from fairseq.system.opening import read_text
-from fairseq.text.tokenizers.base import Subwords
+from fairseq.text.tokenizers.base import Span, Subwords
 from fairseq.text.tokenizers.hf import GPT2
 from fairseq.text.tokenizers.sentencepiece import WORD_BEGINS
 from fairseq.text.tokenizers.subword_nmt import SubwordNMT
@@ -62,6 +62,9 @@ class Numbered(GPT2):
 
     def encode(self, lines: Sequence[str]) -> list[str]:
         return [" ".join(str(self.numbers[symbol]) for symbol in line.split()) for line in super().encode(lines)]
+
+    def spans(self, line: str) -> list[Span]:
+        return [span._replace(symbol=str(self.numbers[span.symbol])) for span in super().spans(line)]
 
     def decode(self, symbols: Sequence[str]) -> str:
         # Special symbols such as `<mask>` have no number; they stay as they are.
