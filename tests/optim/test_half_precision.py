@@ -83,7 +83,8 @@ def test_the_norm_and_the_average_are_computed_without_copies(monkeypatch):
     assert allocated(lambda: norm_and_factor(params, 1.0, 0.1, torch.device("cpu")))[0] <= 2 * 4 * CHUNK
     average = WeightAverage(params, 1)
     average.update(1)
-    assert allocated(lambda: average.update(2))[0] <= 2 * 4 * CHUNK
+    # The mean of many updates is in float64: the weights of one tensor are widened at a time.
+    assert allocated(lambda: average.update(2))[0] <= 8 * max(p.numel() for p in params)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
