@@ -347,8 +347,14 @@ def _join(job: Job[V, R]) -> R:
         # gloo would listen at the address of the host's name, which other machines may reach.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     backend = cfg.distributed_backend or ("nccl" if world.device.type == "cuda" else "gloo")
+    limit, store = timedelta(seconds=cfg.distributed_timeout), None
     try:
-        dist.init_process_group(backend, rank=rank, world_size=size, timeout=timedelta(seconds=cfg.distributed_timeout))
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1":
+            # One store of torchrun serves all starts: a new one must not read the addresses that the
+            # ranks before left. Several nodes count starts each for itself.
+            shared, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=limit)))
+            store = dist.PrefixStore(f"attempt {_number('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     except (RuntimeError, ValueError) as error:
         raise UserError(f"MASTER_ADDR and MASTER_PORT: {str(error).splitlines()[0]}") from None
     stopped = None
