@@ -350,8 +350,8 @@ def _join(job: Job[V, R]) -> R:
     limit, store = timedelta(seconds=cfg.distributed_timeout), None
     try:
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1":
-            # One store of torchrun serves all starts: a new one must not read the addresses that the
-            # ranks before left. Several nodes count starts each for itself.
+            # One store of torchrun serves all starts: a new one must not read the addresses that
+            # the ranks before left. Several nodes count starts each for itself.
             shared, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=limit)))
             store = dist.PrefixStore(f"attempt {_number('TORCHELASTIC_RESTART_COUNT', '0')}", shared)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
