@@ -10,7 +10,7 @@ import pytest
 import runs
 
 from fairseq.config import fields, options
-from fairseq.inference.writer import decoding
+from fairseq.inference.writer import search_of
 from fairseq_cli.attention import get_attention_parser
 from fairseq_cli.average_checkpoints import get_average_parser
 from fairseq_cli.classify import get_classify_parser
@@ -83,7 +83,7 @@ def test_the_commands_of_a_page_are_understood(page: Path, monkeypatch: pytest.M
         args = options.parse_args_and_arch(PARSERS[program](), words)
         if program in GENERATION:
             # Flags of sampling without --sampling, which parse but end the command.
-            decoding(fields.typed(GENERATION[program], args))
+            search_of(fields.typed(GENERATION[program], args))
 
 
 def test_the_quick_start_has_three_commands() -> None:
