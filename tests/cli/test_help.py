@@ -13,6 +13,7 @@ import pytest
 import runs
 
 from fairseq.config import options
+from fairseq.config.parser import OTHER_NAMES
 from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES
 from fairseq_cli.common import get_training_parser
@@ -182,3 +183,11 @@ def test_optional_arguments_are_in_brackets(capsys: pytest.CaptureFixture[str]) 
 def test_a_default_with_a_meaning_is_said_once() -> None:
     action = next(a for _, a in get_training_parser().arguments if a.dest == "max_epoch")
     assert isinstance(action, argparse.Action) and str(action.help).endswith("epochs (default: 0, no limit)")
+
+
+def test_every_flag_that_is_suggested_for_a_name_of_another_program_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [shown(get_training_parser, "--arch", arch, capsys=capsys) for arch in ("llama_tiny", "bert_tiny")]
+    texts.append(shown(get_training_parser, "--arch transformer_xl", capsys=capsys))
+    texts.append(shown(PARSERS["get_generation_parser"], capsys=capsys))
+    meant = {name for row in OTHER_NAMES.strip().splitlines() for name in row.split(":")[0].split()}
+    assert {f"--{name}" for name in meant} <= set(re.findall(r"--[a-z0-9-]+", "".join(texts)))
