@@ -188,6 +188,6 @@ def test_a_default_with_a_meaning_is_said_once() -> None:
 def test_every_flag_that_is_suggested_for_a_name_of_another_program_exists(capsys: pytest.CaptureFixture[str]) -> None:
     texts = [shown(get_training_parser, "--arch", arch, capsys=capsys) for arch in ("llama_tiny", "bert_tiny")]
     texts.append(shown(get_training_parser, "--arch transformer_xl", capsys=capsys))
-    texts.append(shown(PARSERS["get_generation_parser"], capsys=capsys))
+    texts.append(shown(PARSERS["fairseq-generate"], capsys=capsys))
     meant = {name for row in OTHER_NAMES.strip().splitlines() for name in row.split(":")[0].split()}
     assert {f"--{name}" for name in meant} <= set(re.findall(r"--[a-z0-9-]+", "".join(texts)))
