@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
-from fairseq.inference.engine import Reader
+from fairseq.inference.reader import Reader
 from fairseq.inference.search import Search, generate
 from fairseq.models.language_model import language_model
 from fairseq.models.views import plain
