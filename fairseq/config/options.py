@@ -310,7 +310,8 @@ def _from_file(parser: Parser, path: str) -> dict[str, object]:
     settings = {}
     for name, value in read_yaml(path).items():
         if name not in known:
-            close = nearest(name, known)
+            meant = [flag[2:].replace("-", "_") for flag in parser.meant("--" + name.replace("_", "-"))]
+            close = nearest(name, known) if not meant else f"did you mean {' or '.join(meant)}?"
             advice = close if close.startswith("did") else "see --help-all"
             raise UserError(f"--config {path}: {name}: no such setting; {advice}")
         try:

@@ -20,6 +20,51 @@ from fairseq.errors import UserError, first_of
 from fairseq.system.terminal import WIDTH
 from fairseq.system.version import __version__
 
+# Flags, and what nanoGPT, Hugging Face's Trainer and others call them.
+OTHER_NAMES = """
+decoder-layers encoder-layers n-layer: num-layers num-hidden-layers n-layer n-layers layers depth
+decoder-embed-dim encoder-embed-dim d-model: n-embd n-embed hidden-size hidden-dim embedding-dim embed-dim d-model dim
+decoder-attention-heads encoder-attention-heads n-head: num-attention-heads num-heads n-head n-heads heads
+decoder-ffn-embed-dim encoder-ffn-embed-dim d-inner: intermediate-size n-inner d-inner d-ff ffn-dim mlp-dim
+max-new-tokens: max-length
+tokens-per-sample: block-size seq-len seq-length sequence-length max-seq-len max-seq-length max-length
+tokens-per-sample: model-max-length context-length n-ctx n-positions max-position-embeddings tgt-len
+max-update: max-steps max-iters num-steps num-iters train-steps steps iters lr-decay-iters
+max-epoch: num-train-epochs num-epochs epochs
+batch-size: bs train-batch-size per-device-train-batch-size per-device-eval-batch-size eval-batch-size
+batch-size-valid: eval-batch-size per-device-eval-batch-size
+update-freq: gradient-accumulation-steps grad-accumulation-steps grad-accum-steps grad-acc-steps grad-accum accum
+lr-scheduler: lr-scheduler-type scheduler
+optimizer: optim
+adam-betas: beta1 beta2 adam-beta1 adam-beta2
+adam-eps: adam-epsilon
+weight-decay: wd
+warmup-updates: warmup-steps warmup-iters
+clip-norm: grad-clip clip-grad max-grad-norm gradient-clip-val
+attention-dropout dropatt: attn-pdrop attention-probs-dropout-prob
+dropout: resid-pdrop embd-pdrop hidden-dropout-prob
+save-dir: output-dir out-dir
+results-path: output-dir out-dir output
+log-interval: logging-steps
+validate-interval-updates: eval-interval eval-steps eval-every
+save-interval-updates: save-steps save-every
+keep-interval-updates: save-total-limit
+max-valid-steps: eval-iters
+restore-file: resume-from-checkpoint resume
+finetune-from-model: init-from
+path: model-name-or-path model checkpoint checkpoint-path ckpt
+arch: model-name-or-path model-name model-type model
+cpu: device no-cuda use-cpu
+bf16 fp16: dtype precision mixed-precision
+checkpoint-activations: gradient-checkpointing
+num-workers: dataloader-num-workers
+wandb-project: wandb-log report-to wandb
+tensorboard-logdir: report-to logging-dir
+sampling-topk: top-k
+sampling-topp: top-p
+beam: num-beams
+"""
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line."""
@@ -202,13 +247,24 @@ class Parser(argparse.ArgumentParser):
             owners = [part for part in choice if flag in _flags(chosen_part(name, part))]
             if owners:
                 chosen = self.chosen.get(name, choice.default)
-                return f"{flag}: belongs to {choice.flag} {first_of(owners)}, not to {choice.flag} {chosen}"
+                meant = " or ".join(self.meant(flag))
+                end = f"; did you mean {meant}?" if meant else ""
+                return f"{flag}: belongs to {choice.flag} {first_of(owners)}, not to {choice.flag} {chosen}{end}"
         return None
 
-    def _close(self, flag: str) -> str:
+    def _visible(self) -> list[str]:
         visible = [action for _, action in self.arguments if action.help != argparse.SUPPRESS]
-        flags = [s for action in visible for s in action.option_strings if s.startswith("--")]
-        close = [flag] if flag in flags else difflib.get_close_matches(flag, flags, n=2, cutoff=0.7)
+        return [s for action in visible for s in action.option_strings if s.startswith("--")]
+
+    def meant(self, flag: str) -> list[str]:
+        """The flags of this parser that other programs call *flag*."""
+        rows = [row.split(": ") for row in OTHER_NAMES.strip().splitlines()]
+        names = [name for names, others in rows if flag[2:] in others.split() for name in names.split()]
+        return [f"--{name}" for name in names if f"--{name}" in self._visible()]
+
+    def _close(self, flag: str) -> str:
+        flags = self._visible()
+        close = [flag] if flag in flags else self.meant(flag) or difflib.get_close_matches(flag, flags, n=2, cutoff=0.7)
         return f"did you mean {' or '.join(close)}?" if close else "see --help"
 
 
