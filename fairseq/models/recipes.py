@@ -80,8 +80,8 @@ WIKI103: Recipe = {  # fairseq's command for eight GPUs: blocks of 3,072 tokens,
     "update_freq": [3],
     "skip_invalid_size_inputs_valid_test": True,
 }
-# One Billion Word, of which the paper says the schedule and not the batches of one process: three cycles, so that the run
-# has 16,000 + 137,000 · (1 + 2 + 4) updates.
+# The same paper on One Billion Word: three cycles after the warm-up, 16,000 + 137,000 · (1 + 2 + 4)
+# updates. Batches are the user's.
 GBW: Recipe = {**BAEVSKI_AULI, "lr_period_updates": 137000.0, "lr_shrink": 0.6, "max_update": 975000}
 SHORTFORMER: Recipe = {  # Press et al. 2021, section 6: two stages, 9,216 tokens a GPU; validation in one row
     **BAEVSKI_AULI,
@@ -185,7 +185,8 @@ OF_ARCHITECTURES: dict[str, Recipe] = {  # in place of their model's
 # In a recipe alone: the first of those that are given ends a run, or fills a batch.
 ONE_OF = (*SAME, ("max_update", "max_epoch", "stages"), ("batch_size", "max_tokens"))
 ENDS = ("total_num_update", "lr_period_updates")
-"""Settings of a schedule that ends with the published run; with the length of another run it ends with that one."""
+"""Settings of a schedule that ends with the published run. If the user chooses another length, it
+ends with theirs."""
 FOREIGN = ("optimizer", "lr", "lr_scheduler")
 """Commands that name all three bring their own recipe, as those for fairseq do."""
 # Of fairseq's architectures two suffice: its commands may leave the schedule out, which is fixed.
