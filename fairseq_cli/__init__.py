@@ -27,11 +27,12 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
     def cli_main() -> None:
         # Imported here: worker processes import the module of their command, and parse nothing.
         from fairseq.config import options
+        from fairseq.system.program import as_program
         from fairseq.system.terminal import log_to_stderr
 
         if logs:
             log_to_stderr()
-        with options.as_program():
+        with as_program():
             if make_parser is None:
                 main()
             else:

@@ -19,7 +19,7 @@ def get_attention_parser() -> Parser:
         "fairseq-attention data-bin --path xl --out attention --heads 0:3,15:0",
     ]
     description = "Plot the distances over which a language model's heads attend."
-    return evaluation_parser(description, examples, [AttentionConfig], [StreamConfig], hidden=("compile",))
+    return evaluation_parser(description, examples, [AttentionConfig], [StreamConfig], without=("compile",))
 
 
 def main(args: argparse.Namespace) -> dict[str, object]:

@@ -14,7 +14,7 @@ def get_average_parser() -> Parser:
         "fairseq-average-checkpoints --inputs own --num-epoch-checkpoints 5 --out av.pt",
         "fairseq-average-checkpoints --inputs checkpoint8.pt checkpoint9.pt --out av.pt",
     ]
-    parser = Parser("Average the parameters of checkpoints.", examples=examples, settings_file=False)
+    parser = Parser("Average the parameters of checkpoints.", examples=examples)
     parser.add_argument("--inputs", metavar="FILE", nargs="+", required=True, help="checkpoints, or their folder")
     parser.add_argument("--output", "--out", metavar="FILE", required=True, help="checkpoint to write")
     for kind in ("epoch", "update", "best"):

@@ -358,7 +358,7 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
 
 def main(argv: list[str] | None = None) -> None:
     examples = ["fairseq-demo-corpus DIR --packages numpy,scipy,sympy,torch --rare-words"]
-    parser = Parser(" ".join((__doc__ or "").split()), examples=examples, settings_file=False)
+    parser = Parser(" ".join((__doc__ or "").split()), examples=examples)
     parser.add_argument("destdir", type=folder_path, metavar="DIR", help="folder for the three files")
     parser.add_argument("--max-words", type=int, metavar="N", help="stop after the article that reaches N words")
     help = f"packages to read in addition to the standard library (default: {','.join(PACKAGES)})"

@@ -17,7 +17,7 @@ def get_merge_parser() -> Parser:
         "fairseq-merge-checkpoint own/checkpoint_last.pt w.pt --no-save-optimizer-state",
     ]
     description = "Merge the folder of a sharded checkpoint into one file."
-    parser = Parser(description, examples=examples, settings_file=False)
+    parser = Parser(description, examples=examples)
     parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of --ddp-backend fully_sharded")
     parser.add_argument("target", metavar="FILE", help="file to write")
     parser.add_argument("--no-save-optimizer-state", action="store_true", help="leave out the optimizer state")

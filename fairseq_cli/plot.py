@@ -34,9 +34,7 @@ def get_plot_parser() -> Parser:
         "fairseq-plot own",
         "fairseq-plot BERT=bert1,bert2 notes=tnf1,tnf2 --over hours --reach 7.5",
     ]
-    parser = Parser(
-        "Draw the curves of training runs and compare them.", [PlotConfig], examples=examples, settings_file=False
-    )
+    parser = Parser("Draw the curves of training runs and compare them.", [PlotConfig], examples=examples)
     parser.add_argument(
         "runs",
         metavar="RUN",

@@ -13,7 +13,7 @@ from fairseq_cli import command
 def get_symbols_parser() -> Parser:
     examples = ["fairseq-symbols enwik8 data --kind bytes", "fairseq-symbols text8 data --kind letters"]
     description = "Write the bytes or letters of a text as symbols, in three splits."
-    parser = Parser(description, examples=examples, settings_file=False)
+    parser = Parser(description, examples=examples)
     parser.add_argument("source", metavar="TEXT", help="text, one file")
     parser.add_argument("destdir", metavar="DIR", help="folder for the three splits and dict.txt")
     parser.add_argument(
