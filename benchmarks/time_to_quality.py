@@ -264,7 +264,7 @@ def make_corpus(folder: Path) -> Path:
     data = folder / "data-bin"
     if not (data / "checksums.txt").exists():
         corpus = folder / "corpus"
-        _command("demo_corpus", str(corpus))
+        _command("corpus", "pydoc", str(corpus))
         for split in ("valid", "test"):
             path = corpus / f"{split}.txt"
             path.write_text("".join(_first(path.read_text(encoding="utf-8"), VALIDATION)), encoding="utf-8")

@@ -166,7 +166,7 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
 
 def prepare(folder: Path, max_words: int | None) -> None:
     limit = ["--max-words", str(max_words)] if max_words else []
-    run("demo_corpus", str(folder / "corpus"), *limit)
+    run("corpus", "pydoc", str(folder / "corpus"), *limit)
     texts = [word for s in ("train", "valid", "test") for word in (f"--{s}pref", f"{folder}/corpus/{s}.txt")]
     destination = ["--destdir", str(folder / "data-bin"), "--workers", str(os.cpu_count() or 1)]
     run("preprocess", "--only-source", *texts, *destination, show=lambda line: None)

@@ -28,25 +28,26 @@ OF_FAIRSEQ, HEADING = Path(__file__).parent / "compatibility.yaml", "## Flags\n"
 NEEDED = {"cosine": "--max-lr 0.5", "triangular": "--max-lr 0.5", "tri_stage": "--phase-ratio 1,0,0 --max-update 9"}
 # The module of each command, and the function that makes its parser.
 COMMANDS = {
+    "fairseq-corpus pydoc": ("corpus", "get_pydoc_parser"),
+    "fairseq-corpus symbols": ("corpus", "get_symbols_parser"),
     "fairseq-preprocess": ("preprocess", "get_preprocessing_parser"),
+    "fairseq-tokenize": ("tokenize", "get_tokenize_parser"),
     "fairseq-train": ("common", "get_training_parser"),
     "fairseq-eval-lm": ("eval_lm", "get_eval_lm_parser"),
     "fairseq-validate": ("validate", "get_validation_parser"),
     "fairseq-generate": ("generate", "get_generation_parser"),
     "fairseq-interactive": ("interactive", "get_interactive_generation_parser"),
     "fairseq-finetune": ("finetune", "get_finetune_parser"),
-    "fairseq-classify": ("classify", "get_classify_parser"),
+    "fairseq-finetune predict": ("finetune", "get_predict_parser"),
     "fairseq-harness": ("harness", "get_harness_parser"),
-    "fairseq-recl": ("recl", "get_recl_parser"),
-    "fairseq-attention": ("attention", "get_attention_parser"),
-    "fairseq-notes": ("notes", "get_notes_parser"),
+    "fairseq-analyze recl": ("analyze", "get_recl_parser"),
+    "fairseq-analyze attention": ("analyze", "get_attention_parser"),
+    "fairseq-analyze notes": ("analyze", "get_notes_parser"),
+    "fairseq-analyze curves": ("analyze", "get_curves_parser"),
+    "fairseq-checkpoint average": ("checkpoint", "get_average_parser"),
+    "fairseq-checkpoint merge": ("checkpoint", "get_merge_parser"),
     "fairseq-import": ("import_model", "get_import_parser"),
     "fairseq-export": ("export_model", "get_export_parser"),
-    "fairseq-merge-checkpoint": ("merge_checkpoint", "get_merge_parser"),
-    "fairseq-average-checkpoints": ("average_checkpoints", "get_average_parser"),
-    "fairseq-plot": ("plot", "get_plot_parser"),
-    "fairseq-tokenize": ("tokenize", "get_tokenize_parser"),
-    "fairseq-symbols": ("symbols", "get_symbols_parser"),
 }
 INTRODUCTION = """# Commands and flags
 

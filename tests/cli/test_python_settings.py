@@ -30,7 +30,7 @@ from fairseq.system import files, plugins, terminal
 from fairseq.system.program import as_program
 from fairseq.tasks.settings import MaskedLMTaskConfig
 from fairseq.training import stages
-from fairseq_cli import eval_lm, finetune, generate, preprocess, recl, train  # noqa: F401  their settings
+from fairseq_cli import analyze, eval_lm, finetune, generate, preprocess, train  # noqa: F401  their settings
 
 
 def registered() -> Iterator[type]:

@@ -27,7 +27,7 @@ from fairseq.inference.engine import Reader
 from fairseq.interop.harness import harness_model
 from fairseq.interop.harness.requests import Requests
 from fairseq.models.loading import stored_parameters
-from fairseq_cli import eval_lm, harness, lm_eval
+from fairseq_cli import eval_lm, harness
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.harness import get_harness_parser
 
@@ -226,9 +226,9 @@ def test_the_harness_runs_the_model_from_its_own_command_line(
     (tmp_path / "rolling.yaml").write_text(task)
 
     flags = f"--model fairseq --model_args path={path} --tasks {tmp_path / 'rolling.yaml'} --device cpu"
-    argv = ["fairseq-lm-eval", "run", *flags.split(), "--output_path", str(tmp_path / "results")]
+    argv = ["fairseq-harness", "lm-eval", "run", *flags.split(), "--output_path", str(tmp_path / "results")]
     monkeypatch.setattr("sys.argv", argv)
-    lm_eval.cli_main()
+    harness.cli_main()
     [results] = [json.loads(file.read_text()) for file in (tmp_path / "results").rglob("results*.json")]
     total = sum(float(Requests(model).rolling([text])[0]) for text in texts)
     size = sum(len(text.encode()) for text in texts)
@@ -245,10 +245,10 @@ def test_mistakes_in_the_harness_command_line_are_one_line(
         ("path=nowhere.pt", "nowhere.pt: "),
     ]:
         monkeypatch.setattr("lm_eval.__main__.cli_evaluate", partial(harness_model().create_from_arg_string, given))
-        monkeypatch.setattr("sys.argv", ["fairseq-lm-eval"])
+        monkeypatch.setattr("sys.argv", ["fairseq-harness", "lm-eval"])
         with pytest.raises(SystemExit) as stop:
-            lm_eval.cli_main()
-        assert stop.value.code == 2 and f"fairseq-lm-eval: error: {message}" in capsys.readouterr().err
+            harness.cli_main()
+        assert stop.value.code == 2 and f"fairseq-harness lm-eval: error: {message}" in capsys.readouterr().err
 
 
 def test_the_harness_finds_the_model_by_its_entry_point() -> None:

@@ -1,4 +1,4 @@
-"""The corpus of fairseq-demo-corpus: prose, laid out like WikiText, the same bytes every time."""
+"""The corpus of fairseq-corpus pydoc: prose, laid out like WikiText, the same bytes every time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fairseq.errors import UserError
-from fairseq_cli import demo_corpus
-from fairseq_cli.demo_corpus import Article, Section
+from fairseq.text import pydoc
+from fairseq.text.pydoc import Article, Section
 
 ROOT = Path(__file__).parents[2]
 SPLITS = ("train", "valid", "test")
@@ -51,7 +51,7 @@ add_docstr(lib.paint, "Paint the box that was drawn last in the colour that the 
 
 
 def build(folder: Path, hash_seed: str) -> dict[str, str]:
-    command = [sys.executable, "-m", "fairseq_cli.demo_corpus", str(folder), "--max-words", "25000"]
+    command = [sys.executable, "-m", "fairseq_cli.corpus", "pydoc", str(folder), "--max-words", "25000"]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": hash_seed})
     return {split: (folder / f"{split}.txt").read_text(encoding="utf-8") for split in SPLITS}
 
@@ -101,36 +101,36 @@ def test_every_paragraph_is_prose_without_code(corpus: dict[str, str]) -> None:
 def test_a_word_that_is_rare_in_the_training_text_is_unknown(corpus: dict[str, str]) -> None:
     words = corpus["train"].split()
     counts = {word: words.count(word) for word in set(words) if word != "<unk>"}
-    assert min(counts.values()) >= demo_corpus.MIN_COUNT
+    assert min(counts.values()) >= pydoc.MIN_COUNT
     assert set(corpus["valid"].split()) | set(corpus["test"].split()) <= set(counts) | {"<unk>"}
 
 
 def test_rare_words_are_left_as_they_are_if_asked_for(tmp_path: Path) -> None:
     articles = [Article("one", [Section("", ["A rare word occurs once, as gizmo does."])])]
-    demo_corpus.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
+    pydoc.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
     assert (tmp_path / "valid.txt").read_text() == " \n = one = \n \n A rare word occurs once , as gizmo does . \n"
 
 
 def test_another_text_of_the_same_name_is_not_replaced(tmp_path: Path) -> None:
     articles = [Article("one", [Section("", ["A word."])])]
     for _ in range(2):  # its own may be written again
-        demo_corpus.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
+        pydoc.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
     (tmp_path / "valid.txt").write_text("mine")
     with pytest.raises(UserError, match="has another valid.txt; give a new folder"):
-        demo_corpus.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
+        pydoc.write({"train": articles, "valid": articles}, tmp_path, rare_words=True)
     assert (tmp_path / "valid.txt").read_text() == "mine"
 
 
 def test_a_package_that_is_not_installed_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--packages no_such_package: is not installed"):
-        demo_corpus.main([str(tmp_path / "text"), "--packages", "numpy,no_such_package"])
+    with pytest.raises(UserError, match="packages no_such_package: is not installed"):
+        pydoc.make_corpus(tmp_path / "text", None, ["numpy", "no_such_package"], rare_words=False)
     assert not (tmp_path / "text").exists()
 
 
 def test_a_module_gives_its_prose_and_leaves_out_its_code(tmp_path: Path) -> None:
     path = tmp_path / "boxes.py"
     path.write_text(SOURCE, encoding="utf-8")
-    assert demo_corpus.module(("boxes", path)) == Article(
+    assert pydoc.module(("boxes", path)) == Article(
         "boxes",
         [
             Section(
@@ -157,13 +157,13 @@ def test_a_module_gives_its_prose_and_leaves_out_its_code(tmp_path: Path) -> Non
 def test_a_source_that_cannot_be_parsed_gives_no_article(tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("def (", encoding="utf-8")
-    assert demo_corpus.module(("broken", path)).sections == []
+    assert pydoc.module(("broken", path)).sections == []
 
 
 def test_repeated_paragraphs_are_kept_once() -> None:
     once = " ".join(["word"] * 50)
     first, second = Article("first", [Section("", [once, once])]), Article("second", [Section("", [once])])
-    assert list(demo_corpus.unique([first, second])) == [Article("first", [Section("", [once])])]
+    assert list(pydoc.unique([first, second])) == [Article("first", [Section("", [once])])]
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_repeated_paragraphs_are_kept_once() -> None:
     ],
 )
 def test_markup_is_taken_off(marked: str, expected: str) -> None:
-    assert demo_corpus.plain(marked) == expected
+    assert pydoc.plain(marked) == expected
 
 
 @pytest.mark.parametrize(
     "text", ["x = f(a) + g(b) is the value of it.", "int a b c d e f g.", "The end of the line of", "Short."]
 )
 def test_what_is_no_sentence_is_no_prose(text: str) -> None:
-    assert not demo_corpus.is_prose(text)
+    assert not pydoc.is_prose(text)

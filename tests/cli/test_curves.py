@@ -1,4 +1,5 @@
-"""fairseq-plot reads the files of --metrics-file: figures, axes, seeds, stages and targets."""
+"""fairseq-analyze curves reads the files of --metrics-file: figures, axes, seeds, stages and
+targets."""
 
 from __future__ import annotations
 
@@ -11,8 +12,7 @@ import runs
 from mistakes import user_error
 
 from fairseq.analysis import plots
-from fairseq_cli import plot as command
-from fairseq_cli.plot import get_plot_parser
+from fairseq_cli.analyze import curves, get_curves_parser
 
 LOSSES = (10.0, 8.0, 6.0, 6.5)
 
@@ -30,7 +30,7 @@ def metrics(path: Path, losses: tuple[float, ...] = LOSSES, **further: Any) -> P
 
 
 def plot(*flags: object) -> list[dict[str, Any]]:
-    return command.main(get_plot_parser().parse_args(runs.words(*flags)))
+    return curves(get_curves_parser().parse_args(runs.words(*flags)))
 
 
 @pytest.mark.parametrize(

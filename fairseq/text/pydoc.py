@@ -1,9 +1,8 @@
 """A small corpus of English from installed packages, in WikiText's format.
 
-The text is prose of Python's help topics and of the docstrings of the standard library, NumPy and
-PyTorch. A topic or a module is an article, a docstring with some prose is a section of it, a
-paragraph is a line. Sources are parsed, never imported. The output is deterministic for one
-installation.
+The text is prose of Python's help topics and of docstrings. A topic or a module is an article, a
+docstring with some prose is a section of it, a paragraph is a line. Sources are parsed, never
+imported. The output is deterministic for one installation.
 """
 
 from __future__ import annotations
@@ -15,18 +14,16 @@ import re
 import sysconfig
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq.config.parser import Parser, check_words, folder_path
 from fairseq.errors import UserError
 from fairseq.system.files import atomic_folder, prepare_folder
 from fairseq.text.tokenizers.moses import Moses
-from fairseq_cli import command
 
 MIN_COUNT = 3  # as in WikiText: rarer words of the training text become <unk>
 MIN_SECTION_WORDS = 30
@@ -296,7 +293,7 @@ def split(articles: list[Article]) -> dict[str, list[Article]]:
     others for training."""
     every = min(SPLIT_EVERY, len(articles) // 2)
     if every < 3:
-        raise UserError("--max-words: too few articles to split; raise it")
+        raise UserError("`max_words`: too few articles to split; raise it")
     parts: dict[str, list[Article]] = {"train": [], "valid": [], "test": []}
     for number, article in enumerate(articles):
         parts[{every - 2: "valid", every - 1: "test"}.get(number % every, "train")].append(article)
@@ -322,7 +319,7 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
     """Write the splits, with ``<unk>`` for rare words unless *rare_words* stay as they are, and
     print their sizes.
 
-    The folder *destdir* is there; it gets all three files or none.
+    The folder *destdir* gets all three files or none.
 
     Raises:
         UserError: another text there has one of the names.
@@ -356,25 +353,10 @@ def write(parts: dict[str, list[Article]], destdir: Path, rare_words: bool = Fal
     print(f"vocabulary: {len(known):,} {which}")
 
 
-def main(argv: list[str] | None = None) -> None:
-    examples = ["fairseq-demo-corpus DIR --packages numpy,scipy,sympy,torch --rare-words"]
-    parser = Parser(" ".join((__doc__ or "").split()), examples=examples)
-    parser.add_argument("destdir", type=folder_path, metavar="DIR", help="folder for the three files")
-    parser.add_argument("--max-words", type=int, metavar="N", help="stop after the article that reaches N words")
-    help = f"packages to read in addition to the standard library (default: {','.join(PACKAGES)})"
-    parser.add_argument("--packages", default=",".join(PACKAGES), metavar="NAMES", help=help)
-    parser.add_argument("--rare-words", action="store_true", help="keep rare words, for subwords (default: <unk>)")
-    args = parser.parse_args(argv)
-    check_words(args.max_words)
-    packages = [name for name in args.packages.split(",") if name]
+def make_corpus(destdir: Path, max_words: int | None, packages: Sequence[str], rare_words: bool) -> None:
+    """Write the corpus to *destdir*; see the flags of ``fairseq-corpus pydoc``."""
     for name in packages:
         if not name.isidentifier() or importlib.util.find_spec(name) is None:
-            raise UserError(f"--packages {name}: is not installed; install it, or leave it out")
-    prepare_folder("DIR", args.destdir)
-    write(split(collect(args.max_words, packages)), args.destdir, args.rare_words)
-
-
-cli_main = command(main, logs=False)
-
-if __name__ == "__main__":
-    cli_main()
+            raise UserError(f"`packages` {name}: is not installed; install it, or leave it out")
+    prepare_folder("DIR", destdir)
+    write(split(collect(max_words, packages)), destdir, rare_words)
