@@ -262,6 +262,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a :class:`UserError`."""
         # argparse gives its errors as text only.
+        if unknown := re.match(r"unrecognized arguments: (\S+)", message):
+            self.refuse_unknown(unknown[1], self.settings, {})
         flag = re.match(r"argument (\S+): (ignored explicit argument)?", message)
         if flag and flag[2]:
             raise UserError(f"{flag[1]}: takes no value; see --help")
