@@ -48,29 +48,40 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     tf32: bool = flag(False, "TF32 instead of float32 matrix products on NVIDIA GPUs")
     memory_efficient_fp16: bool = flag(False, "float16 parameters; Adam needs 12 bytes per parameter instead of 16")
     compile: bool = flag(False, "compile the model with torch.compile")
-    fp16_init_scale: float = flag(128.0, "initial loss scale of `fp16`", above=0)
+    fp16_init_scale: float = flag(128.0, "initial loss scale of `fp16`", above=0, training=True)
     fp16_scale_window: int | None = flag(
-        None, "updates without overflow until the loss scale doubles (default: 16384 / processes / update-freq)", low=1
+        None,
+        "updates without overflow until the loss scale doubles (default: 16384 / processes / update-freq)",
+        low=1,
+        training=True,
     )
     fp16_scale_tolerance: float = flag(
-        0.0, "fraction of overflows tolerated before the loss scale is halved", low=0, high=1
+        0.0, "fraction of overflows tolerated before the loss scale is halved", low=0, high=1, training=True
     )
-    min_loss_scale: float = flag(1e-4, "loss scale below which training stops", above=0)
-    threshold_loss_scale: float | None = flag(None, "lower bound of the loss scale", above=0)
+    min_loss_scale: float = flag(1e-4, "loss scale below which training stops", above=0, training=True)
+    threshold_loss_scale: float | None = flag(None, "lower bound of the loss scale", above=0, training=True)
     log_format: str | None = flag(
         None, "log format (default: tqdm on a terminal, else simple)", choices=("tqdm", "simple", "json", "none")
     )
     log_interval: int = flag(100, "updates between log lines; the first come earlier", low=1)
     no_progress_bar: bool = flag(False, "log lines instead of a progress bar")
     tensorboard_logdir: str = flag(
-        "", "folder for TensorBoard logs (needs the package tensorboard)", metavar="DIR", stored=False
+        "", "folder for TensorBoard logs (needs the package tensorboard)", metavar="DIR", stored=False, training=True
     )
     metrics_file: str = flag(
-        "", "JSON Lines file of metrics (default: metrics.jsonl in `save_dir`)", metavar="FILE", stored=False
+        "",
+        "JSON Lines file of metrics (default: metrics.jsonl in `save_dir`)",
+        metavar="FILE",
+        stored=False,
+        training=True,
     )
-    log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE", stored=False)
-    wandb_project: str | None = flag(None, "project of Weights & Biases (needs the package wandb)", metavar="NAME")
-    trackio_project: str | None = flag(None, "project of trackio (needs the package trackio)", metavar="NAME")
+    log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE", stored=False, training=True)
+    wandb_project: str | None = flag(
+        None, "project of Weights & Biases (needs the package wandb)", metavar="NAME", training=True
+    )
+    trackio_project: str | None = flag(
+        None, "project of trackio (needs the package trackio)", metavar="NAME", training=True
+    )
     user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR", stored=False)
 
 
@@ -94,7 +105,6 @@ class DataConfig(StreamConfig):
 
     num_workers: int = flag(1, "batches prepared in the background for a GPU (0: none)", low=0, high=1024)
     required_batch_size_multiple: int = flag(8, "round batches above this many rows down to a multiple", low=1)
-    dataset_impl: str | None = flag(None, "data format; only mmap is supported", choices=("mmap",))
     skip_invalid_size_inputs_valid_test: bool = flag(
         False, "skip blocks longer than the model's positions when evaluating"
     )
@@ -109,8 +119,10 @@ class DataConfig(StreamConfig):
     batch_size_valid: int | None = flag(
         None, "maximum rows in a validation batch (default: `batch_size`)", aliases=("--max-sentences-valid",), low=1
     )
-    max_valid_steps: int | None = flag(None, "maximum batches per validation", aliases=("--nval",), low=1)
-    curriculum: int = flag(0, "first epochs that keep the same order of batches", low=0)
+    max_valid_steps: int | None = flag(
+        None, "maximum batches per validation", aliases=("--nval",), low=1, training=True
+    )
+    curriculum: int = flag(0, "first epochs that keep the same order of batches", low=0, training=True)
 
 
 @dataclass(frozen=True)
@@ -139,14 +151,17 @@ class DistributedConfig(Config):
         "c10d",
         "c10d: overlapped gradient reduction; no_c10d: one after it; fully_sharded: parameters in parts",
         choices=DDP_BACKENDS,
+        training=True,
     )
     shard_group_size: int | None = flag(
-        None, "fully_sharded: processes that share one copy of the parameters (default: a node's)", low=2
+        None, "fully_sharded: processes that share one copy of the parameters (default: a node's)", low=2, training=True
     )
-    cpu_offload: bool = flag(False, "fully_sharded: parameters and optimizer state in host memory")
-    checkpoint_activations: bool = flag(False, "recompute each layer's activations in the backward pass")
-    bucket_cap_mb: int = flag(25, "gradient bucket size in MB", low=1)
-    find_unused_parameters: bool = flag(False, "allow parameters that get no gradient in DistributedDataParallel")
+    cpu_offload: bool = flag(False, "fully_sharded: parameters and optimizer state in host memory", training=True)
+    checkpoint_activations: bool = flag(False, "recompute each layer's activations in the backward pass", training=True)
+    bucket_cap_mb: int = flag(25, "gradient bucket size in MB", low=1, training=True)
+    find_unused_parameters: bool = flag(
+        False, "allow parameters that get no gradient in DistributedDataParallel", training=True
+    )
 
     @property
     def reduces_after_backward(self) -> bool:

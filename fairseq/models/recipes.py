@@ -205,7 +205,7 @@ def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
     warmup, updates = fitting.get("warmup_updates", 0), str(given.get("max_update", ""))
     ends = {"total_num_update", "lr_period_updates"} & fitting.keys() if "t_mult" not in fitting else set()
-    if updates.isdigit() and int(updates):
+    if re.fullmatch(r"[1-9]\d{0,9}", updates):
         # A schedule that ends with the published run ends with
         # the user's; one with restarts has periods of its own.
         fitting = {name: value for name, value in fitting.items() if name not in ends}
