@@ -33,7 +33,7 @@ def test_a_short_form_is_what_it_stands_for(short: str, long: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ("--save-every 5u --save-interval-updates 6", "--save-every 5u: contradicts --save-interval-updates 6; give one"),
+        ("--save-every 5u --save-interval-updates 6", "--save-every 5u: contradicts --save-interval-updates 6"),
         ("--save-every 5u --no-save", "--save-every 5u: contradicts --no-save on; give one of them"),
         ("--validate-every 2ep --disable-validation", "--validate-every 2ep: contradicts --disable-validation on"),
         ("--save-every 5", "--save-every 5: '5' is none of Nu, Nep, Nmin, Nw, Nt, never"),
