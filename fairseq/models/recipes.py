@@ -27,7 +27,7 @@ SMALL: Recipe = {
     "clip_norm": 0.25,
     "max_update": 2000,
 }
-FAST: Recipe = {  # benchmarks/results/0.9.md: short blocks, and a rate that falls from early on
+FAST: Recipe = {  # benchmarks/results/README.md: short blocks, and a rate that falls from early on
     "optimizer": "adam",
     "adam_betas": [0.9, 0.99],
     "lr": [0.004],
