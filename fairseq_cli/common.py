@@ -19,6 +19,7 @@ from fairseq.config.settings import (
     MemoryConfig,
     OptimizationConfig,
     ProfileConfig,
+    ShortForms,
 )
 from fairseq.config.shared import LanguageModelingTaskConfig
 from fairseq.models.recipes import recommended
@@ -26,7 +27,7 @@ from fairseq.models.recipes import recommended
 EVALUATION_FIRST = ("path", "batch_size", "max_tokens", "bf16", "cpu")  # and the settings of the command alone
 FIRST = (  # of the arguments of training, in --help
     *("data", "arch", "tokens_per_sample", "max_tokens", "batch_size", "lr", "max_update", "max_epoch", "save_dir"),
-    *("bf16", "fp16", "cpu"),
+    *("save_every", "validate_every", "keep", "reset", "bf16", "fp16", "cpu"),
 )
 
 
@@ -122,6 +123,7 @@ def get_training_parser(default_task: str = "language_modeling") -> Parser:
     read = fields.defaults(DataConfig).keys() - {"gen_subset"}
     for config in (CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig, ProfileConfig):
         parser.add_settings(config, read if config is DataConfig else None)
+    parser.add_short_forms(ShortForms)
     parser.command = TRAINING
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
     parser.add_argument(

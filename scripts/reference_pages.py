@@ -75,7 +75,7 @@ def page() -> str:
 
 
 def _groups(parser: Parser) -> Iterator[str]:
-    for title in dict.fromkeys(title for title, _ in parser.arguments):
+    for title in parser.headings:
         rows = [_row(action) for one, action in parser.arguments if one == title and action.help != argparse.SUPPRESS]
         if rows:
             yield f"### {title[:1].upper()}{title[1:]}\n"

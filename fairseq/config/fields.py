@@ -77,6 +77,7 @@ def flag(
     negative: bool = False,
     const: object = None,
     same_as: str | None = None,
+    rare: bool | str = False,
     training: bool = False,
     stored: bool = True,
     several: bool = False,
@@ -94,6 +95,8 @@ def flag(
         negative: a bool that also has a ``--no-…`` form.
         const: the value where the flag is given without one.
         same_as: the setting whose value it has unless it is given.
+        rare: shown under the last heading of ``--help-all``, with the flag that says the same in
+            fewer words, if there is one.
         training: True for what training alone reads: evaluations do not have the flag.
         stored: False for a path: it is neither written to checkpoints nor taken from them, where it
             would be the path of somebody else's choice.
@@ -108,6 +111,7 @@ def flag(
         "negative": negative,
         "const": const,
         "same_as": same_as,
+        "rare": rare,
         "training": training,
         "stored": stored,
         "several": several,
@@ -170,6 +174,8 @@ class Setting:
     def _help(self, otherwise: str | None) -> str:
         # argparse formats help texts with %.
         text, default = with_flags(str(self.metadata.get("help", ""))).replace("%", "%%"), self.default
+        if isinstance(short := self.metadata.get("rare"), str):
+            text = f"see {flag_name(short)}: {text}"
         if otherwise is not None:
             return f"{text} (default: {otherwise})"
         if "(default:" in text or default is None or default is False or default == "" or default == []:

@@ -99,7 +99,7 @@ def parse_args_and_arch(
         flag.refuse(text, value)
     if unknown and not parse_known:
         parser.refuse_unknown(unknown[0], known, chosen)
-    args = Parsed(**_checked(parser, given, known, chosen))
+    args = Parsed(**_in_full(parser, _checked(parser, given, known, chosen)))
     if unread := [text for flag, text, _ in parser.unread if not flag.advice]:
         print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
     if is_evaluation and not task_defaults:
@@ -266,6 +266,27 @@ def _checked(
     return found
 
 
+def _in_full(parser: Parser, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """*values* with the settings that short forms among them stand for, in place of these.
+
+    Raises:
+        UserError: a short form is invalid, or contradicts the setting that it stands for.
+    """
+    if parser.short_forms is None:
+        return dict(values)
+    found = {name: value for name, value in values.items() if name not in fields.defaults(parser.short_forms)}
+    try:
+        for short, meaning in fields.typed(parser.short_forms, values).meaning().items():
+            for name, value in meaning.items():
+                if found.setdefault(name, value) != value:
+                    raise SettingError(
+                        f"`{short}` {values[short]}: contradicts `{name}` {fields.shown(found[name])}; give one of them"
+                    )
+    except SettingError as error:
+        raise UserError(f"{where}{error.args[0]}") from None
+    return found
+
+
 def _from_file(
     parser: Parser, path: str, file: Mapping[str, Any], known: Mapping[str, Setting | None], chosen: Mapping[str, str]
 ) -> dict[str, Any]:
@@ -333,7 +354,7 @@ def _resolve(
         if hasattr(args, one) and hasattr(args, other):
             raise UserError(f"{fields.flag_name(one)} {fields.flag_name(other)}: choose one of the two")
     if path is not None:
-        from_file = _from_file(parser, str(path), file, known, chosen)
+        from_file = _in_full(parser, _from_file(parser, str(path), file, known, chosen), f"--config {path}: ")
         if hasattr(args, "save_dir"):
             from_file = for_another_run(from_file, args.save_dir)
         replaced = {name for group in SAME if any(hasattr(args, name) for name in group) for name in group}

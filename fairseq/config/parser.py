@@ -19,12 +19,13 @@ from fairseq.config import fields
 from fairseq.config.fields import LARGEST_INT, shortened
 from fairseq.config.foreign_flags import ForeignFlag, foreign_flags, meant_by
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, MODELS, TASKS, Declaration, extensions_of
+from fairseq.config.settings import ShortForms
 from fairseq.errors import UserError, first_of
 from fairseq.system.terminal import WIDTH
 from fairseq.system.version import __version__
 
 EXTENSION = "extension"  # in place of a choice
-POSITIONAL = "positional arguments"
+POSITIONAL, RARE = "positional arguments", "rarely needed, and other names"
 HELP = ("-h", "--help", "--help-all")
 Part = tuple[
     str, str
@@ -63,6 +64,7 @@ class Parser(argparse.ArgumentParser):
         self.owners: dict[str, list[Part]] = {}  # of the settings of parts
         self.plugins: dict[Part, dict[str, object]] = {}  # named on the command line: defaults of their flags
         self.recommend: Recommend | None = None
+        self.short_forms: type[ShortForms] | None = None
         self.command = ""  # which of fairseq's commands it stands for
         self.unread: list[tuple[ForeignFlag, str, object]] = []  # fairseq's flags on the command line, with values
         self.first, self.chosen_heading, self.lists = list(first), "", ""
@@ -126,13 +128,20 @@ class Parser(argparse.ArgumentParser):
         Its defaults are the values of what is left open, unless that has its value *otherwise*,
         such as from the checkpoint, which ``--help`` says in place of the default.
         """
-        group = self.add_argument_group(title_of(config))
+        group, rare = self.add_argument_group(title_of(config)), self.add_argument_group(RARE)
         for setting in fields.settings_of(config):
             if setting.name not in self.settings and (only is None or setting.name in only):
                 self.settings[setting.name] = setting
-                group.add_argument(*setting.flags, **setting.argument(otherwise))
+                heading = rare if setting.metadata.get("rare") else group
+                heading.add_argument(*setting.flags, **setting.argument(otherwise))
         if otherwise is None:
             self.configs.append(config)
+
+    def add_short_forms(self, config: type[ShortForms]) -> None:
+        """Add the flags of *config*, each of which stands for other settings."""
+        self.add_settings(config)
+        self.configs.remove(config)
+        self.short_forms = config
 
     def add_choices(self, *names: str, recommend: Recommend | None = None) -> None:
         """Let the settings *names* choose parts, whose flags join.
@@ -221,7 +230,14 @@ class Parser(argparse.ArgumentParser):
         shown = {action.dest for _, action in self.arguments}
         for setting in fields.settings_of(config):
             if setting.name not in shown:
-                self.arguments.append((title, scratch.add_argument(*setting.flags, **setting.argument())))
+                heading = RARE if setting.metadata.get("rare") else title
+                self.arguments.append((heading, scratch.add_argument(*setting.flags, **setting.argument())))
+
+    @property
+    def headings(self) -> list[str]:
+        """The headings of ``--help-all``, in their order."""
+        titles = dict.fromkeys(title for title, action in self.arguments if action.help != argparse.SUPPRESS)
+        return sorted(titles, key=lambda title: title == RARE)
 
     def format_help(self, all: bool = False) -> str:
         """The help text: usage, examples, the most used flags; with *all* also the others and the
@@ -232,7 +248,7 @@ class Parser(argparse.ArgumentParser):
         by_name = {action.dest: action for _, action in shown}
         first = [by_name[name] for name in dict.fromkeys(self.first) if name in by_name]
         groups = {
-            title: [action for one, action in shown if one == title and action not in first] for title, _ in shown
+            title: [action for one, action in shown if one == title and action not in first] for title in self.headings
         }
         parts = [self._usage(), *map(_paragraph, filter(None, [self.description])), self.epilog or ""]
         if first:
