@@ -230,7 +230,7 @@ class Scorer:
                 if cache is None:
                     cache = reader.new_cache(len(indices), segments * scoring.tokens_per_sample)
                 else:
-                    cache.keep_rows(len(indices))
+                    cache.select_rows(range(len(indices)))
                     cache.next_segment()
                 hidden = (reader.read_each if scoring.token_by_token else reader.read)(tokens, cache)
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class Rows:
     """
 
     def __init__(self, reader: Any, rows: int, longest: int | None = None) -> None:
-        self.reader = reader
+        self.reader, self.count = reader, rows
         self.cache = reader.new_cache(rows, longest)
         self.window: Tensor | None = None
         if not reader.model.memory_length:
@@ -53,17 +54,14 @@ class Rows:
             parts.append(self.reader.read(piece, self.cache)[:, again:])
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def keep_rows(self, rows: int) -> None:
-        """Drop all but the first *rows* rows."""
-        self.cache.keep_rows(rows)
+    def select_rows(self, parents: Sequence[int]) -> None:
+        """Make row ``parents[i]`` the new row i; rows may be dropped and repeated."""
+        if [*parents] == [*range(self.count)]:
+            return
+        self.count = len(parents)
+        self.cache.select_rows(parents)
         if self.window is not None:
-            self.window = self.window[:rows]
-
-    def select_rows(self, index: Tensor) -> None:
-        """Make row *index[i]* the new row i: [new rows]; rows may be repeated."""
-        self.cache.select_rows(index)
-        if self.window is not None:
-            self.window = self.window[index]
+            self.window = self.window[torch.tensor(parents, device=self.window.device)]
 
     def _make_room(self, tokens: Tensor) -> Tensor:
         """Begin a new segment or window; return *tokens*

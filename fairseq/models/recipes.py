@@ -27,7 +27,7 @@ SMALL: Recipe = {
     "clip_norm": 0.25,
     "max_update": 2000,
 }
-FAST: Recipe = {  # benchmarks/results/0.9.md: short blocks, and a rate that falls from early on
+FAST: Recipe = {  # benchmarks/results/README.md: short blocks, and a rate that falls from early on
     "optimizer": "adam",
     "adam_betas": [0.9, 0.99],
     "lr": [0.004],
@@ -210,7 +210,8 @@ def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     fitting = {} if is_foreign else _fitting(recipe, given)
     objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
     updates, epochs = (
-        int(text) if (text := str(given.get(name, ""))).isdigit() else 0 for name in ("max_update", "max_epoch")
+        int(text) if re.fullmatch(r"[1-9]\d{0,9}", text := str(given.get(name, ""))) else 0
+        for name in ("max_update", "max_epoch")
     )
     # A schedule with restarts has periods of its own.
     ends = {*ENDS} & fitting.keys() if "t_mult" not in fitting else set()

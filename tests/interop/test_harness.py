@@ -22,8 +22,7 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
-from fairseq.inference import sample
-from fairseq.inference.engine import Reader
+from fairseq.inference import Search, stream
 from fairseq.interop.harness import harness_model
 from fairseq.interop.harness.requests import Requests
 from fairseq.models.loading import stored_parameters
@@ -120,7 +119,7 @@ def test_answers_do_not_depend_on_the_batch_where_positions_count_from_the_end(e
 
 def test_the_most_probable_continuation_is_greedy(requests: Requests) -> None:
     model = requests.model
-    chosen = list(sample(Reader(model.model), [5, 6], 4, top_k=1, forbidden=model.never_sampled))
+    chosen = list(stream([model.model], [5, 6], Search(4, temperature=0), forbidden=model.never_sampled))
     [(_, greedy)] = requests.log_likelihoods([(words(model, 5, 6), " " + words(model, *chosen))])
     assert greedy or 2 in chosen
 
@@ -128,7 +127,7 @@ def test_the_most_probable_continuation_is_greedy(requests: Requests) -> None:
 def test_generation_stops_before_the_first_stop_string(requests: Requests) -> None:
     model = requests.model
     whole = generated(requests, words(model, 5, 6), until=[], max_gen_toks=12)
-    ids = list(sample(Reader(model.model), [5, 6], 12, top_k=1, forbidden=model.never_sampled))
+    ids = list(stream([model.model], [5, 6], Search(12, temperature=0), forbidden=model.never_sampled))
     assert model.text([5, 6, *ids]) == words(model, 5, 6) + whole
     stop = model.dictionary[next(index for index in ids[1:] if index != 2)]
     cut = generated(requests, words(model, 5, 6), until=[stop, "\n\n\n"], max_gen_toks=12, temperature=0.0)

@@ -198,7 +198,7 @@ def test_every_setting_of_a_recipe_is_one_of_its_parts_and_every_run_ends(arch: 
     parser: Any = get_training_parser()
     args = options.parse_args_and_arch(parser, [str(runs.DATA), "--arch", arch])
     assert {name: getattr(args, name) for name in recipe} == dict(recipe)
-    assert recipe.keys() <= {action.dest for _, action in parser.arguments}, "no setting that nothing reads"
+    assert recipe.keys() <= {*parser.settings, *parser.owners, "optimizer", "lr_scheduler"}
 
 
 @pytest.mark.parametrize("flags", ["--tokens-per-sample 256", "--max-update 9", "--max-epoch 2"])

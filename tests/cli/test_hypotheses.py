@@ -1,10 +1,7 @@
-"""Hypotheses end at ``</s>``, have the scores of fairseq's generator, and are printed in its
-lines."""
+"""Hypotheses are printed in fairseq's lines."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import re
 import shutil
 from collections.abc import Callable
@@ -12,105 +9,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import naive
 import pytest
 import runs
-import torch
 from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
-from fairseq.inference.decoding import Decoding
+from fairseq.hub import LanguageModel
 from fairseq.inference.engine import Reader
 from fairseq.inference.generation_lines import lines_of
-from fairseq.inference.hypotheses import Hypothesis, Search, hypotheses
-from fairseq.inference.loading import load_models
 from fairseq.inference.text import detokenizer_of
-from fairseq.modules.memory import KeyValueCache
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import generate, interactive
 from fairseq_cli.generate import get_generation_parser
 from fairseq_cli.interactive import get_interactive_generation_parser
-
-VOCABULARY, EOS, PAD = 12, 2, 1
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """A random model and a naive one."""
-    folder = tmp_path_factory.mktemp("models")
-    dictionary = Dictionary()
-    for word in range(VOCABULARY - 4):
-        dictionary.add_symbol(f"w{word}")
-    dictionary.save(folder / "dict.txt")
-    args, state = naive.checkpoint(folder / "c.pt", VOCABULARY, tokens_per_sample=16)
-    return load_models([folder / "c.pt"], folder / "dict.txt")[0][0], naive.NaiveLM(args, state)
-
-
-def lprobs_of(reference: Any, text: tuple[int, ...]) -> list[float]:
-    """The log-probability of each token after ``</s>``, by the naive model."""
-    hidden, _ = reference.hidden(torch.tensor([EOS, *text[:-1]]), None)
-    found = reference.log_probs(hidden)
-    return [float(found[i, token]) for i, token in enumerate(text)]
-
-
-def find(pair: tuple[Any, Any], prefix: list[int], **settings: Any) -> list[Hypothesis]:
-    generator = torch.Generator().manual_seed(3)
-    return hypotheses([pair[0]], prefix, Search(**settings), eos=EOS, forbidden=[PAD], generator=generator)
-
-
-@pytest.mark.parametrize("lenpen", [0.0, 1.0, 2.0])
-@pytest.mark.parametrize("prefix", [[], [7, 5]])
-def test_a_wide_beam_finds_the_best_of_all_texts(pair: tuple[Any, Any], prefix: list[int], lenpen: float) -> None:
-    others = [token for token in range(VOCABULARY) if token not in (EOS, PAD)]
-    texts = [(*prefix, *middle, EOS) for length in (0, 1, 2) for middle in itertools.product(others, repeat=length)]
-    texts = [text for text in texts if len(text) > 1]  # min_len is 1
-    scores = {text: math.fsum(lprobs_of(pair[1], text)) / len(text) ** lenpen for text in texts}
-    best = sorted(texts, key=lambda text: -scores[text])[:5]
-    found = find(pair, prefix, beam=len(texts), max_len=len(prefix) + 2, lenpen=lenpen)[:5]
-    assert [tuple(hypothesis.tokens) for hypothesis in found] == best
-    assert [hypothesis.score for hypothesis in found] == pytest.approx([scores[text] for text in best], rel=1e-4)
-    assert found[0].lprobs == pytest.approx(lprobs_of(pair[1], best[0]), rel=1e-4)
-
-
-def test_no_ngram_is_repeated_and_lengths_are_kept(pair: tuple[Any, Any]) -> None:
-    for hypothesis in find(pair, [4, 5, 4, 5], beam=3, max_len=14, min_len=12, no_repeat_ngram=2):
-        pairs = list(itertools.pairwise(hypothesis.tokens[3:]))
-        assert len(pairs) == len(set(pairs))
-        assert 12 <= len(hypothesis.tokens) - 1 <= 14 and hypothesis.tokens[-1] == EOS
-
-
-def test_one_text_is_continued_without_a_copy_of_its_cache(pair: tuple[Any, Any], monkeypatch: Any) -> None:
-    monkeypatch.delattr(KeyValueCache, "select_rows")
-    assert len(find(pair, [7], beam=1, max_len=8)) == 1
-
-
-def test_sampled_texts_are_as_many_as_the_beam_and_have_their_own_scores(pair: tuple[Any, Any]) -> None:
-    found = find(pair, [6], beam=4, max_len=8, sampling=Decoding(1, 1.0))
-    assert len(found) == 4 and len({tuple(hypothesis.tokens) for hypothesis in found}) > 1
-    for hypothesis in found:
-        assert hypothesis.lprobs == pytest.approx(lprobs_of(pair[1], tuple(hypothesis.tokens)), rel=1e-3, abs=1e-4)
-
-
-def test_a_prefix_without_room_is_the_text_up_to_its_length(
-    pair: tuple[Any, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    for prefix in ([4, 5], [4, 5, 6, 7]):
-        [hypothesis] = find(pair, prefix, max_len=2)
-        assert hypothesis.tokens == [4, 5, EOS]
-        assert hypothesis.lprobs == pytest.approx(lprobs_of(pair[1], (4, 5, EOS)), rel=1e-3, abs=1e-4)
-    assert caplog.messages[0] == "`max_len_b` 2: a prefix of 2 tokens fills the text"
-
-
-def test_texts_end_with_a_dictionary_without_padding_whose_last_symbol_is_the_end(pair: tuple[Any, Any]) -> None:
-    dictionary = Dictionary.of_listed([*(f"w{word}" for word in range(VOCABULARY - 1)), "</s>"], {"eos": "</s>"})
-    task = SimpleNamespace(source_dictionary=dictionary)
-    plain = detokenizer_of(task.source_dictionary)
-    writer: Any = SimpleNamespace(task=task, models=[Reader(pair[0])], seed=1, detokenizer=plain)
-    found = list(lines_of(writer, GenerationConfig(max_len_b=3), 0, [5], target=False))
-    assert [line[:3] for line in found] == ["S-0", "H-0", "D-0", "P-0"]
-
 
 CHECKPOINT = runs.GOLDEN / "baseline.pt"
 COMMAND = f"--path {CHECKPOINT} --cpu --gen-subset valid --prefix-size 3 --beam 2 --nbest 2 --max-len-b 60"
@@ -165,6 +78,16 @@ def test_interactive_prints_fairseqs_lines(capsys: pytest.CaptureFixture[str], t
     assert [line[0] for line in found] == [f"{kind}-{n}" for n in (0, 1) for kind in "SHDP"]
     with user_error("--nbest 3: a beam has 2 hypotheses; raise --beam"):
         lines(interactive.main, get_interactive_generation_parser(), f"{flags} --nbest 3", capsys)
+
+
+def test_texts_end_with_a_dictionary_without_padding_whose_last_symbol_is_the_end() -> None:
+    dictionary = Dictionary.of_listed([*(f"w{word}" for word in range(1199)), "</s>"], {"eos": "</s>"})
+    model = LanguageModel.from_pretrained(CHECKPOINT, runs.DATA).model
+    task = SimpleNamespace(source_dictionary=dictionary)
+    plain = detokenizer_of(task.source_dictionary)
+    writer: Any = SimpleNamespace(task=task, models=[Reader(model)], seed=1, detokenizer=plain)
+    found = list(lines_of(writer, GenerationConfig(max_len_b=3), 0, [5], target=False))
+    assert [line[:3] for line in found] == ["S-0", "H-0", "D-0", "P-0"]
 
 
 @pytest.mark.parametrize(
