@@ -28,11 +28,12 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
     def cli_main() -> None:
         # Imported here: worker processes import the module of their command, and parse nothing.
         from fairseq.config import options
+        from fairseq.system.program import as_program
         from fairseq.system.terminal import log_to_stderr
 
         if logs:
             log_to_stderr()
-        with options.as_program():
+        with as_program():
             if make_parser is None:
                 main()
             else:
@@ -67,14 +68,14 @@ def group(description: str, default: Callable[[], None] | None = None, **members
 
 def _choose(description: str, members: Mapping[str, Any]) -> None:
     """Answer a command line that begins with none of *members*: help, version or an error."""
-    from fairseq.config import options
     from fairseq.config.parser import Parser
+    from fairseq.system.program import as_program
 
-    parser = Parser(description, settings_file=False)
+    parser = Parser(description)
     lines = [f"  {word:10}  {member.make_parser().description}" for word, member in members.items()]
     parser.epilog = "\n".join(["commands:", *lines])
     parser.add_argument("command", metavar="COMMAND", choices=members, help="COMMAND --help shows its flags")
-    with options.as_program():
+    with as_program():
         parser.parse_args()
 
 
