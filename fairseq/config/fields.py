@@ -164,6 +164,7 @@ class Setting:
         usual = (
             "{" + ",".join(map(str, choices)) + "}" if choices is not None else f"{letter},…" if self.many else letter
         )
+        options["type"] = str
         options["metavar"] = self.metadata.get("metavar") or usual
         if self.metadata.get("several"):
             options.update(nargs="+", action=_Joined)

@@ -104,6 +104,8 @@ class Parser(argparse.ArgumentParser):
 
     def _noted(self, title: str, action: argparse.Action) -> argparse.Action:
         self.by_flag.update(dict.fromkeys(action.option_strings, action))
+        if action.type is None and action.nargs != 0:
+            action.type = _name
         if action.option_strings:
             self.arguments.append((title, action))
         else:
@@ -199,8 +201,9 @@ class Parser(argparse.ArgumentParser):
             self.owners.setdefault(action.dest, []).append((choice, name))
             if action.default is not argparse.SUPPRESS:
                 # argparse would convert a default that is text.
-                convert = action.type if isinstance(action.default, str) and callable(action.type) else None
-                defaults[action.dest] = action.default if convert is None else convert(action.default)
+                convert = action.type if callable(action.type) and action.type is not _name else str
+                is_text = isinstance(action.default, str)
+                defaults[action.dest] = convert(action.default) if is_text else action.default
                 action.default = argparse.SUPPRESS
         return defaults
 
@@ -345,6 +348,15 @@ class _Foreign(argparse.Action):
 
     def __call__(self, parser: Any, namespace: object, values: object, option_string: str | None = None) -> None:
         parser.unread.append((self.flag, str(option_string), values))
+
+
+def _name(text: str) -> str:
+    """Return *text*, of a flag that is none of a dataclass: a name, mostly of a file."""
+    if not text:  # would be the current folder
+        raise argparse.ArgumentTypeError("an empty value; give a name")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError("contains a NUL character; remove it")
+    return text
 
 
 def _section(title: str, actions: Sequence[argparse.Action]) -> str:
