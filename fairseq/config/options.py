@@ -200,9 +200,14 @@ def _choose(parser: Parser, given: Mapping[str, Any]) -> Chosen:
         if action.dest not in parser.owners or parts.keys() & set(parser.owners[action.dest])
     }
     settings |= parser.settings
-    for config in _configs(parts):
-        settings |= {setting.name: setting for setting in fields.settings_of(config) if not settings.get(setting.name)}
+    for key in parts:
+        settings |= {s.name: s for s in _settings_of(parser, key, parts[key]) if not settings.get(s.name)}
     return Chosen(names, recipe, parts, settings)
+
+
+def _settings_of(parser: Parser, key: Part, part: Any) -> list[Setting]:
+    """The settings of a part's dataclass, and those that a plug-in's ``add_args`` takes over."""
+    return [s for config in _configs({key: part}) for s in fields.settings_of(config)] + parser.adopted.get(key, [])
 
 
 def _configs(parts: Mapping[Part, Any]) -> list[type]:
@@ -215,8 +220,7 @@ def _show_help(parser: Parser, chosen: Chosen, given: Mapping[str, Any], all: bo
     arch = chosen.names.get("arch", "")
     for (choice, name), part in chosen.parts.items():
         title = title_of(part, arch if choice == "arch" else name)
-        for config in _configs({(choice, name): part}):
-            parser.show_part(config, title)
+        parser.show_part(_settings_of(parser, (choice, name), part), title)
         if choice == "arch" and "arch" in given:
             values = [f"{n.replace('_', '-')} {fields.shown(v)}" for n, v in chosen.recipe.items() if n not in given]
             parser.chosen_heading = title
