@@ -46,7 +46,7 @@ tests: $(INSTALLED) ## the test suite, three processes
 docs: $(INSTALLED) ## the documentation as a website, in build/site; a broken link is an error
 	@echo "Installing the documentation tools into $(VENV), unless they are there …"
 	@$(PIP_INSTALL) -e '.[docs]'
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m scripts.docs_site build/site && echo "docs: build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "docs: build/site/index.html"
 
 wheel: ## build the wheel, and run the small demo with it in an environment of its own, outside the repository
 	@bash scripts/check_wheel.sh build/dist $(PYTHON)
