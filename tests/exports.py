@@ -52,7 +52,6 @@ MODELS = {
     "transformer-xl shaw": f"{XL} --position-encoding shaw",
     "transformer-xl zeros": f"{XL} --cutoffs 200,600 --memory-start zeros --mem-len 12 --no-tie-weight",
 }
-REMEMBERING = [name for name in MODELS if name.startswith(("short", "trans", "rotary"))]
 WORDS = 1200
 
 
@@ -71,8 +70,13 @@ def imported(source: Path, out: Path) -> Path:
 
 
 def made(name: str) -> Any:
+    """The model *name*; see :func:`perturbed`."""
+    return perturbed(MODELS[name])
+
+
+def perturbed(*flags: str) -> Any:
     """A model with parameters far enough from their initial values that every one matters."""
-    model = model_of(MODELS[name], "--cpu").eval()
+    model = model_of(*flags, "--cpu").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
