@@ -24,10 +24,7 @@ from fairseq.criterions import losses as criterions
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
 from fairseq.data import encoders
 from fairseq.interop.fairseq.hooks import overrides
-from fairseq.interop.fairseq.own_decoders import take_any_decoder
 from fairseq.models.base import BaseFairseqModel
-from fairseq.models.decoder import DecoderModel
-from fairseq.models.fairseq_decoder import PluginModel
 from fairseq.models.views import logits_model
 
 PAD = 1  # the id of padding in every dictionary of fairseq
@@ -42,17 +39,9 @@ def adapt(kind: str, part: object) -> None:
 
 
 def adapt_model(part: Any) -> None:
-    """Let *part*, a model, be called as fairseq's are; one that takes ``masked_tokens`` is an
-    encoder."""
-    put_under(part, PluginModel, BaseFairseqModel)
-    if issubclass(part, DecoderModel):
-        take_any_decoder(part)
+    """Let *part*, a model, be called as fairseq's are."""
     _extend_args(part, _add_positions)
     parameters = inspect.signature(part.forward).parameters
-    # fairseq's masked-LM criterion passes this argument to every model that it trains, whatever its
-    # base class.
-    if "masked_tokens" in parameters:
-        part.predicts_next_token = False
     # Batches of this package's tasks carry no lengths; fairseq's always do, and its decoders take
     # them.
     if "src_lengths" not in parameters:
