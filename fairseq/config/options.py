@@ -283,6 +283,8 @@ def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dic
     ours = [action for _, action in parser.arguments]
     # What a model's flags leave open, the architecture fills in: their defaults must not.
     part.add_args(group if choice == "arch" else parser)
+    if is_outside(part):
+        deferred.plugins().add_flags(choice, group if choice == "arch" else parser)
     for _, action in parser.arguments:
         if action not in ours and action.default is not argparse.SUPPRESS:
             # argparse would convert a default that is text;

@@ -14,6 +14,8 @@ from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.system import deferred
 
+PAD = 1  # the id of padding in every dictionary of fairseq
+
 
 def normalized(logits: Tensor, log_probs: bool) -> Tensor:
     """Probabilities of *logits*, or their logarithms: float32."""
@@ -68,6 +70,14 @@ class BaseFairseqModel(Part, nn.Module):
     def build_model(cls, args: Any, task: Any) -> BaseFairseqModel:
         """Make a model for *task*'s dictionary from its settings."""
         raise NotImplementedError
+
+    def net_input(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """*inputs* with the lengths of rows where ``forward``, or the decoder's, names them, and
+        else without."""
+        parts = (self, getattr(self, "decoder", None))
+        if not any(part and "src_lengths" in inspect.signature(part.forward).parameters for part in parts):
+            return {name: value for name, value in inputs.items() if name != "src_lengths"}
+        return {"src_lengths": inputs["src_tokens"].ne(PAD).sum(1), **inputs}
 
     def extract_features(self, *args: object, **kwargs: object) -> Any:
         """Hidden states: a decoder's, or an encoder's output."""
