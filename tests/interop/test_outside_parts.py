@@ -77,6 +77,16 @@ def test_a_criterion_with_its_own_forward_is_called_through_it(base: Any, own: b
         assert loss[0] == 5 and loss[2] == {"seen": {"nsentences": 1}} and extra == {}
 
 
+def test_a_path_that_no_checkpoint_stores_is_none_for_a_plugin() -> None:
+    registry.register_criterion("writing_loss")(
+        type("Loss", (LegacyFairseqCriterion,), {"__module__": "my_parts", "add_args": lambda parser: None})
+    )
+    settings = training_settings(runs.arguments(runs.BASELINE, "--criterion writing_loss"))
+    settings.flat.pop("save_predictions", None)
+    task: Any = setup_task(settings)
+    assert task.build_criterion(settings).args.save_predictions is None
+
+
 def test_a_class_has_one_behaviour_whether_it_is_registered_or_not() -> None:
     class Loss(LegacyFairseqCriterion):
         def __init__(self, args: Any, task: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fairseq.config import fields
 from fairseq.config.namespaces import namespace_of
 from fairseq.config.registry import ARCHITECTURES, MODELS, is_outside
 from fairseq.config.settings import Settings
@@ -48,6 +49,9 @@ def set_up(cls: type[FairseqTask], settings: Settings, dictionary: Dictionary | 
     """Return the task *cls* of *settings* under fairseq's protocol; with *dictionary*, its data are
     that file."""
     defaults.complete(namespace_of(settings))
+    for name in fields.UNSTORED:
+        # Paths, which a checkpoint's settings lack.
+        settings.flat.setdefault(name, None)
     path = Path(settings.data_path)
     if dictionary is not None and path.name == "dict.txt" and is_outside(cls):
         # Constructors of plug-ins differ; their `setup_task` reads the folder.
