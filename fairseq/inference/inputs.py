@@ -37,9 +37,13 @@ def data_and_models(cfg: ModelPathConfig, data: str) -> tuple[str, list[str]]:
     are the data.
 
     Raises:
-        UserError: there is neither, a file is missing, a folder has no checkpoint, or DATA is a
-            model without the split to read.
+        UserError: there is neither, a file is missing, a folder has no checkpoint, DATA is a model
+            without the split to read, or another file although a split is to be read.
     """
+    reads_split = not (getattr(cfg, "text", None) or hasattr(cfg, "input"))
+    if reads_split and os.path.isfile(data) and not is_model(Path(data)):
+        advice = f", or the model as DATA and `text` {data}" if hasattr(cfg, "text") else ""
+        raise UserError(f"DATA: {data}: is a file; give the folder that fairseq-preprocess wrote{advice}")
     # A path with a colon that is there is one checkpoint, as with DATA.
     names = [cfg.path] if cfg.path and os.path.exists(cfg.path) else (cfg.path or "").split(":")
     if paths := [path for path in names if path]:
@@ -53,7 +57,7 @@ def data_and_models(cfg: ModelPathConfig, data: str) -> tuple[str, list[str]]:
             f"{source} has no checkpoint"
         )
     path = find_checkpoint(source)
-    if not (getattr(cfg, "text", None) or hasattr(cfg, "input") or any(path.parent.glob("*.idx"))):
+    if reads_split and not any(path.parent.glob("*.idx")):
         if hasattr(cfg, "text"):
             raise UserError(f"`text`: give a text to read; {source} is a model, which has no splits")
         raise UserError(f"DATA: {source} is a model, which has no splits; give the data folder, and `path` {source}")

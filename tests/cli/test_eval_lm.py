@@ -26,10 +26,11 @@ from fairseq.errors import UserError
 from fairseq.system import provenance
 from fairseq.system.files import ARCHIVE
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import eval_lm, generate, interactive
+from fairseq_cli import eval_lm, generate, interactive, validate
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.generate import get_generation_parser
 from fairseq_cli.interactive import get_interactive_generation_parser
+from fairseq_cli.validate import get_validation_parser
 
 SHORTFORMER = runs.GOLDEN / "shortformer_stage2.pt"
 BASELINE = runs.GOLDEN / "baseline.pt"
@@ -424,3 +425,17 @@ def test_a_full_disk_leaves_whole_files_and_the_results_come_last(failing, tmp_p
     assert not results.exists() and sorted(path.name for path in tmp_path.iterdir())[-1] == "scores.npz"
     evaluate("--path", *flags)
     assert np.load(scores_file)["tokens"].size == json.loads(results.read_text())["tokens"]
+
+
+def test_a_text_in_the_place_of_the_data_folder_is_told_from_a_dictionary(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("it was the best of times\n")
+    advice = f", or the model as DATA and --text {text}"
+    for command, parser, more in (
+        (eval_lm, get_eval_lm_parser, advice),
+        (generate, get_generation_parser, advice),
+        (validate, get_validation_parser, ""),
+    ):
+        for path in ([], ["--path", str(BASELINE)]):
+            with user_error(f"^DATA: {text}: is a file; give the folder that fairseq-preprocess wrote{more}$"):
+                command.main(options.parse_args_and_arch(parser(), [str(text), "--cpu", *path]))
