@@ -1,4 +1,4 @@
-"""The commands: one file each, with a parser and a main.
+"""The commands: one file each, with its parsers and what they run.
 
 ``main`` imports the library, and with it torch: a command line that is wrong, or asks for help, is
 answered before.
@@ -10,7 +10,8 @@ What a user got wrong, in flags or in files, ends a ``main`` with a
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +27,79 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
 
     def cli_main() -> None:
         # Imported here: worker processes import the module of their command, and parse nothing.
-        from fairseq.config import options
+        from fairseq.config.options import run_command
+        from fairseq.system.program import as_program
         from fairseq.system.terminal import log_to_stderr
 
         if logs:
             log_to_stderr()
-        with options.as_program():
-            if make_parser is None:
-                main()
-            else:
-                main(options.parse_args_and_arch(make_parser(), task_defaults=False))
+        if make_parser is not None:
+            run_command(main, make_parser)
+            return
+        with as_program():
+            main()
+
+    cli_main.make_parser = make_parser  # type: ignore[attr-defined]
+    return cli_main
+
+
+def group(description: str, default: Callable[[], None] | None = None, **members: Callable[[], None]) -> Callable:
+    """Return the entry point of a command whose first word chooses one of *members*, entry points
+    themselves; ``_`` in their names is ``-`` there.
+
+    Args:
+        description: one sentence for ``--help``.
+        default: called with any other first word; without it that is an error.
+    """
+    by_word = {name.replace("_", "-"): member for name, member in members.items()}
+
+    def cli_main() -> None:
+        if sys.argv[1:2] and sys.argv[1] in by_word:
+            # The two words together are the name of the program, in help and in errors.
+            sys.argv[:2] = [f"{sys.argv[0]} {sys.argv[1]}"]
+            by_word[sys.argv[0].rpartition(" ")[2]]()
+        elif default is not None:
+            default()
+        else:
+            _choose(description, by_word)
 
     return cli_main
+
+
+def _choose(description: str, members: Mapping[str, Any]) -> None:
+    """Answer a command line that begins with none of *members*: help, version or an error."""
+    from fairseq.config.parser import Parser
+    from fairseq.system.program import as_program
+
+    parser = Parser(description)
+    lines = [f"  {word:10}  {member.make_parser().description}" for word, member in members.items()]
+    parser.epilog = "\n".join(["commands:", *lines])
+    parser.add_argument("command", metavar="COMMAND", choices=members, help="COMMAND --help shows its flags")
+    with as_program():
+        parser.parse_args()
+
+
+FORMER = {  # commands of 1.0, and what each is now
+    "fairseq-attention": "fairseq-analyze attention",
+    "fairseq-average-checkpoints": "fairseq-checkpoint average",
+    "fairseq-classify": "fairseq-finetune predict",
+    "fairseq-demo-corpus": "fairseq-corpus pydoc",
+    "fairseq-lm-eval": "fairseq-harness lm-eval",
+    "fairseq-merge-checkpoint": "fairseq-checkpoint merge",
+    "fairseq-notes": "fairseq-analyze notes",
+    "fairseq-plot": "fairseq-analyze curves",
+    "fairseq-recl": "fairseq-analyze recl",
+    "fairseq-symbols": "fairseq-corpus symbols",
+}
+
+
+def former() -> None:
+    """Run what the process's program, a command of 1.0, is now, and say its new name on stderr."""
+    path = Path(sys.argv[0])
+    name, word = FORMER[path.name].split()
+    print(f"note: {path.name} is now {name} {word}", file=sys.stderr)
+    sys.argv[:1] = [str(path.with_name(name)), word]
+    import_module(f"fairseq_cli.{name.removeprefix('fairseq-')}").cli_main()
 
 
 def _is_command(program: str) -> bool:

@@ -166,7 +166,7 @@ def run(command: str, *flags: str, show: Callable[[str], str | None] = str) -> F
 
 def prepare(folder: Path, max_words: int | None) -> None:
     limit = ["--max-words", str(max_words)] if max_words else []
-    run("demo_corpus", str(folder / "corpus"), *limit)
+    run("corpus", "pydoc", str(folder / "corpus"), *limit)
     texts = [word for s in ("train", "valid", "test") for word in (f"--{s}pref", f"{folder}/corpus/{s}.txt")]
     destination = ["--destdir", str(folder / "data-bin"), "--workers", str(os.cpu_count() or 1)]
     run("preprocess", "--only-source", *texts, *destination, show=lambda line: None)
@@ -292,7 +292,7 @@ def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: 
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser(" ".join((__doc__ or "").split()), settings_file=False)
+    parser = Parser(" ".join((__doc__ or "").split()))
     parser.add_argument(
         "--output", "--out", type=folder_path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
     )

@@ -1,14 +1,16 @@
-"""Evaluate a language model on tasks of EleutherAI's lm-evaluation-harness."""
+"""``fairseq-harness``: evaluate a language model on minimal pairs, and on tasks of EleutherAI's
+lm-evaluation-harness, also by that library's own command line."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
 from fairseq.config.command_settings import HarnessConfig
 from fairseq.config.fields import typed
-from fairseq.config.parser import Parser
-from fairseq_cli import command
+from fairseq.config.parser import Parser, version
+from fairseq_cli import command, group
 
 
 def get_harness_parser() -> Parser:
@@ -16,7 +18,10 @@ def get_harness_parser() -> Parser:
         "fairseq-harness checkpoints --tasks lambada_openai,hellaswag",
         "fairseq-harness checkpoints --pairs blimp.jsonl",
     ]
-    description = "Evaluate a language model on tasks of EleutherAI's lm-evaluation-harness."
+    description = (
+        "Evaluate a language model on minimal pairs, or on tasks of EleutherAI's lm-evaluation-harness. "
+        "fairseq-harness lm-eval is that library's own command line, with --model fairseq."
+    )
     parser = Parser(description, [HarnessConfig], examples=examples)
     parser.add_user_dir()
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="checkpoint of a language model, or its folder")
@@ -34,7 +39,24 @@ def main(args: argparse.Namespace) -> dict[str, Any]:
     return evaluate(args.checkpoint, typed(HarnessConfig, args))
 
 
-cli_main = command(main, get_harness_parser)
+def lm_eval() -> None:
+    """Run ``lm_eval`` on the process's command line."""
+    if "--version" in sys.argv[1:]:
+        print(version())
+        return
+    # Imports torch, which takes longer than to show the version.
+    from fairseq.interop.harness import harness_model, task_data
+
+    harness_model()  # registers it
+    from lm_eval.__main__ import cli_evaluate
+
+    with task_data():
+        cli_evaluate()
+
+
+cli_main = group(
+    "Evaluate a language model.", default=command(main, get_harness_parser), lm_eval=command(lm_eval, logs=False)
+)
 
 if __name__ == "__main__":
     cli_main()

@@ -1,4 +1,4 @@
-"""fairseq's script of this name: ``fairseq-average-checkpoints``."""
+"""fairseq's script of this name: ``fairseq-checkpoint average``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fairseq_cli.average_checkpoints import cli_main
+from fairseq_cli import command
+from fairseq_cli.checkpoint import average, get_average_parser
 
 
 def average_checkpoints(inputs: Sequence[str]) -> dict[str, Any]:
@@ -20,4 +21,4 @@ def average_checkpoints(inputs: Sequence[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    cli_main()
+    command(average, get_average_parser, logs=False)()

@@ -18,9 +18,9 @@ from types import MappingProxyType
 import yaml
 
 from fairseq.config import fields, options
+from fairseq.config.foreign_flags import foreign_flags
 from fairseq.config.parser import Parser
 from fairseq.config.registry import ARCHITECTURES, CHOICES, MODELS, chosen_part, is_outside
-from fairseq.config.unused_flags import Refused, Unread, advice_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 # Flags of fairseq, and what is different here; the rest of their page is written by hand.
@@ -28,25 +28,26 @@ OF_FAIRSEQ, HEADING = Path(__file__).parent / "compatibility.yaml", "## Flags\n"
 NEEDED = {"cosine": "--max-lr 0.5", "triangular": "--max-lr 0.5", "tri_stage": "--phase-ratio 1,0,0 --max-update 9"}
 # The module of each command, and the function that makes its parser.
 COMMANDS = {
+    "fairseq-corpus pydoc": ("corpus", "get_pydoc_parser"),
+    "fairseq-corpus symbols": ("corpus", "get_symbols_parser"),
     "fairseq-preprocess": ("preprocess", "get_preprocessing_parser"),
+    "fairseq-tokenize": ("tokenize", "get_tokenize_parser"),
     "fairseq-train": ("common", "get_training_parser"),
     "fairseq-eval-lm": ("eval_lm", "get_eval_lm_parser"),
     "fairseq-validate": ("validate", "get_validation_parser"),
     "fairseq-generate": ("generate", "get_generation_parser"),
     "fairseq-interactive": ("interactive", "get_interactive_generation_parser"),
     "fairseq-finetune": ("finetune", "get_finetune_parser"),
-    "fairseq-classify": ("classify", "get_classify_parser"),
+    "fairseq-finetune predict": ("finetune", "get_predict_parser"),
     "fairseq-harness": ("harness", "get_harness_parser"),
-    "fairseq-recl": ("recl", "get_recl_parser"),
-    "fairseq-attention": ("attention", "get_attention_parser"),
-    "fairseq-notes": ("notes", "get_notes_parser"),
+    "fairseq-analyze recl": ("analyze", "get_recl_parser"),
+    "fairseq-analyze attention": ("analyze", "get_attention_parser"),
+    "fairseq-analyze notes": ("analyze", "get_notes_parser"),
+    "fairseq-analyze curves": ("analyze", "get_curves_parser"),
+    "fairseq-checkpoint average": ("checkpoint", "get_average_parser"),
+    "fairseq-checkpoint merge": ("checkpoint", "get_merge_parser"),
     "fairseq-import": ("import_model", "get_import_parser"),
     "fairseq-export": ("export_model", "get_export_parser"),
-    "fairseq-merge-checkpoint": ("merge_checkpoint", "get_merge_parser"),
-    "fairseq-average-checkpoints": ("average_checkpoints", "get_average_parser"),
-    "fairseq-plot": ("plot", "get_plot_parser"),
-    "fairseq-tokenize": ("tokenize", "get_tokenize_parser"),
-    "fairseq-symbols": ("symbols", "get_symbols_parser"),
 }
 INTRODUCTION = """# Commands and flags
 
@@ -74,7 +75,7 @@ def page() -> str:
 
 
 def _groups(parser: Parser) -> Iterator[str]:
-    for title in dict.fromkeys(title for title, _ in parser.arguments):
+    for title in parser.headings:
         rows = [_row(action) for one, action in parser.arguments if one == title and action.help != argparse.SUPPRESS]
         if rows:
             yield f"### {title[:1].upper()}{title[1:]}\n"
@@ -139,14 +140,16 @@ def _treatment(command: str, flags: Sequence[str]) -> dict[str, tuple[str, str]]
     module, function = COMMANDS[f"fairseq-{name}"]
     parser: Parser = getattr(importlib.import_module(f"fairseq_cli.{module}"), function)()
     needed = ["--lr", "0.1", *NEEDED.get(words[1], "").split()] if "--lr-scheduler" in words else []
-    options.parse_args_and_arch(parser, [*(["data"] if name != "preprocess" else []), *words, *needed])
+    args = options.parse_args_and_arch(parser, [*(["data"] if name != "preprocess" else []), *words, *needed])
+    # What an evaluation takes from the checkpoint has no value.
+    read, foreign = {*vars(args), *parser.settings}, foreign_flags(parser.command)
     found = {}
     for flag in flags:
-        action = parser.by_flag[flag]
-        if isinstance(action, Refused):
-            found[flag] = "refused", advice_of(flag)
+        if parser.by_flag[flag].dest in read:
+            found[flag] = "same", ""
         else:
-            found[flag] = ("no effect" if isinstance(action, Unread) or flag in parser.unread else "same"), ""
+            advice = foreign[flag[2:]].advice
+            found[flag] = ("refused", advice) if advice else ("no effect", "")
     return found
 
 

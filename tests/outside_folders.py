@@ -16,8 +16,7 @@ from subword_encodings import complete, encodings
 from torch import Tensor
 
 from fairseq import checkpoint
-from fairseq.inference import sample
-from fairseq.inference.engine import Reader
+from fairseq.inference import Search, stream
 from fairseq.interop.hugging_face.export import write_texts
 from fairseq.interop.hugging_face.sources import sources
 from fairseq.interop.hugging_face.tokenizer_files import FAST, tokenizer_files
@@ -67,7 +66,7 @@ def _decoder(name: str, root: Path) -> tuple[Path, dict[str, Any]]:
         "ids": ids,
         "scores": scores([dictionary.eos(), *ids]),
         "choice": scores([10, 20, 30])[-1],
-        "greedy": [*prompt, *sample(Reader(model), prompt, 15, top_k=1)],
+        "greedy": [*prompt, *stream([model], prompt, Search(15, temperature=0))],
     }
 
 

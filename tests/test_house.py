@@ -117,7 +117,7 @@ def test_a_command_loads_nothing_for_plugins_but_the_names_that_they_import() ->
 
 def test_flags_are_named_at_the_border_only() -> None:
     """Below the commands, texts name settings in backticks, which a command line shows as flags."""
-    border = ("fairseq_cli.", "fairseq.config.", "fairseq.interop.fairseq.")
+    border = ("fairseq_cli", "fairseq.config.", "fairseq.interop.fairseq.")
     allowed = {
         "fairseq.interop.harness.model": {"--model_args"},  # of lm-evaluation-harness
         "fairseq.training.effective": {"--config"},  # a comment in a file for that flag

@@ -95,7 +95,7 @@ evaluate_baseline() {
 }
 
 if [[ -n ${SMALL:-} && -z ${DATA:-} && ! -e $data/dict.txt ]]; then
-  run python -m fairseq_cli.demo_corpus "${save_dir}pydoc-small" --max-words 20000
+  run python -m fairseq_cli.corpus pydoc "${save_dir}pydoc-small" --max-words 20000
   run python preprocess.py --only-source --trainpref "${save_dir}pydoc-small/train.txt" \
     --validpref "${save_dir}pydoc-small/valid.txt" --testpref "${save_dir}pydoc-small/test.txt" \
     --destdir "$data"

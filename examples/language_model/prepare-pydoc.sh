@@ -8,4 +8,4 @@ if [[ -z ${PYTHON:-} ]]; then
   PYTHON=python3
   [[ -x .venv/bin/python ]] && PYTHON=$PWD/.venv/bin/python
 fi
-exec "$PYTHON" -m fairseq_cli.demo_corpus "${1:-examples/language_model/pydoc}"
+exec "$PYTHON" -m fairseq_cli.corpus pydoc "${1:-examples/language_model/pydoc}"

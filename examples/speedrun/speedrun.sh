@@ -21,7 +21,7 @@ out=${OUT:-speedrun/model}
 data=${DATA:-speedrun/data-bin}
 
 if [[ -z ${DATA:-} && ! -e $data/dict.txt ]]; then
-  run python -m fairseq_cli.demo_corpus speedrun/text
+  run python -m fairseq_cli.corpus pydoc speedrun/text
   run python preprocess.py --only-source --trainpref speedrun/text/train.txt \
     --validpref speedrun/text/valid.txt --testpref speedrun/text/test.txt --thresholdsrc 3 --destdir "$data"
 fi

@@ -33,7 +33,7 @@ if [[ ! -e $data/dict.txt ]]; then
   train=${TRAIN:-}
   if [[ -n ${SMALL:-} && -z $train ]]; then
     train=$out/text/train.txt
-    run python -m fairseq_cli.demo_corpus "$out/text" --max-words 20000 --rare-words
+    run python -m fairseq_cli.corpus pydoc "$out/text" --max-words 20000 --rare-words
   else
     [[ -n $train && -e $train ]] || fail "TRAIN=$train: file or folder not found; give raw texts"
   fi
@@ -97,6 +97,6 @@ done
 if [[ -z ${DRY_RUN:-} ]]; then
   python examples/tenmillion/tables.py report "$out/results" | tee "$out/table.md"
   ! "$PYTHON" -c 'import matplotlib' 2>/dev/null ||
-    run python -m fairseq_cli.plot "$out/model/metrics.jsonl" --over hours --results-path "$out/curve.png"
+    run python -m fairseq_cli.analyze curves "$out/model/metrics.jsonl" --over hours --results-path "$out/curve.png"
 fi
 [[ -e $out/exported ]] || run python -m fairseq_cli.export_model "$out/model" --to hf --out "$out/exported" --revisions

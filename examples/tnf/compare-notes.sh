@@ -48,5 +48,5 @@ for seed in "${seeds[@]}"; do
 done
 without=$(printf ",$out/$model-%s.jsonl" "${seeds[@]}") with=$(printf ",$out/tnf_$model-%s.jsonl" "${seeds[@]}")
 for figure in "${figures[@]}"; do
-  run python -m fairseq_cli.plot "without notes=${without#,}" "with notes=${with#,}" --figure "$figure" --results-path "$out/$figure.png"
+  run python -m fairseq_cli.analyze curves "without notes=${without#,}" "with notes=${with#,}" --figure "$figure" --results-path "$out/$figure.png"
 done

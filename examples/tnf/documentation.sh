@@ -50,7 +50,7 @@ flags+=(--validate-interval-updates "$interval" --save-interval-updates "$interv
 
 corpus=(--packages numpy,scipy,sympy,torch --rare-words)
 [[ -z ${SMALL:-} ]] || corpus=(--max-words 20000 --rare-words)
-run python -m fairseq_cli.demo_corpus "$out/text" "${corpus[@]}"
+run python -m fairseq_cli.corpus pydoc "$out/text" "${corpus[@]}"
 run bash -c "cat '$out'/text/{valid,test}.txt >'$out'/text/valid"
 run python preprocess.py --only-source --trainpref "$out/text/train.txt" --validpref "$out/text/valid" --destdir "$data" \
   --bpe subword_nmt --learn-bpe "$(full_or_small 3000 300)" --notes --note-min-count 4 --note-max-count 20

@@ -27,7 +27,7 @@ if [[ -n ${SMALL:-} ]]; then
   GLUE='' SMALL=1 TASKS='' bash examples/tnf/prepare-glue.sh "$glue"
   if [[ -z $checkpoint ]]; then
     checkpoint=$save_dir/bert-small/checkpoint_last.pt data_bin=$save_dir/data-bin
-    run python -m fairseq_cli.demo_corpus "$save_dir/pydoc" --max-words 5000
+    run python -m fairseq_cli.corpus pydoc "$save_dir/pydoc" --max-words 5000
     run python preprocess.py --only-source --trainpref "$save_dir/pydoc/train.txt" --destdir "$data_bin"
     run python train.py --task masked_lm "$data_bin" --arch bert_tiny --criterion masked_lm --cpu --optimizer adam \
       --lr 0.001 --encoder-layers 1 --encoder-embed-dim 32 --encoder-ffn-embed-dim 64 --max-positions 32 \

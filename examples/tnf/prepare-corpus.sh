@@ -14,7 +14,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 out=${OUT:-data-bin/tnf}
 train=${TRAIN:-} valid=${VALID:-}
 if [[ -n ${SMALL:-} ]]; then
-  run python -m fairseq_cli.demo_corpus "$out/text" --max-words 20000
+  run python -m fairseq_cli.corpus pydoc "$out/text" --max-words 20000
   train=$out/text/train.txt valid=$out/text/valid.txt
 fi
 [[ -n $train && -n $valid ]] || fail "TRAIN, VALID: name the text files for training and validation"

@@ -72,7 +72,7 @@ begin() {
 
 # stand_in: the corpus of SMALL=1 in place of a download: 20,000 words, in $folder/source/*.txt.
 stand_in() {
-  run python -m fairseq_cli.demo_corpus "$folder/source" --max-words 20000
+  run python -m fairseq_cli.corpus pydoc "$folder/source" --max-words 20000
 }
 
 # stand_in_words: writes its texts to $folder, for a word-level corpus.

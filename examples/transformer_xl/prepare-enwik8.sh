@@ -18,5 +18,5 @@ else
   run python -m zipfile -e "$folder/enwik8.zip" "$folder/unpacked"
   text=$folder/unpacked/enwik8
 fi
-run python -m fairseq_cli.symbols "$text" "$folder" --kind bytes
+run python -m fairseq_cli.corpus symbols "$text" "$folder" --kind bytes
 run rm -rf "$folder/unpacked" "$folder/enwik8.zip"

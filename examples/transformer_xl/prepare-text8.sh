@@ -21,5 +21,5 @@ else
   run python -m zipfile -e "$folder/text8.zip" "$folder/unpacked"
   text=$folder/unpacked/text8
 fi
-run python -m fairseq_cli.symbols "$text" "$folder" --kind letters
+run python -m fairseq_cli.corpus symbols "$text" "$folder" --kind letters
 run rm -rf "$folder/unpacked" "$folder/text8.zip"

@@ -167,7 +167,7 @@ class TextConfig(TextFormatConfig):
 
 @dataclass(frozen=True)
 class AttentionConfig(ModelPathConfig):
-    """Attention plots: settings of ``fairseq-attention``."""
+    """Attention plots: settings of ``fairseq-analyze attention``."""
 
     path: str | None = flag(None, "checkpoint", metavar="FILE")
     results_path: str | None = flag(None, "folder for the report, plots and arrays", aliases=("--out",), metavar="DIR")
@@ -185,7 +185,7 @@ class AttentionConfig(ModelPathConfig):
 
 @dataclass(frozen=True)
 class ReclConfig(ModelPathConfig):
-    """Context length: settings of ``fairseq-recl``."""
+    """Context length: settings of ``fairseq-analyze recl``."""
 
     path: str | None = flag(None, "checkpoints of the group", metavar="FILE[:FILE…]")
     names: str | None = flag(None, "model names in table and plots (default: their folders)", metavar="NAME,…")

@@ -44,7 +44,7 @@ class Part:
 class KernelConfig(Config):
     """Kernels of other packages, read by models and optimizers too."""
 
-    no_apex: bool = flag(False, "do not use NVIDIA apex, even if it is installed")
+    no_apex: bool = flag(False, "do not use NVIDIA apex, even if it is installed", rare=True)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class BlockModelConfig(BlockConfig, ModelConfig):
 class MeanConfig(Config):
     """What summed gradients are divided by, read by criterions and by logs of training."""
 
-    sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens")
+    sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens", rare=True)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scores, Scoring
 from fairseq.evaluation.task_scores import task_scores
-from fairseq.inference import Decoding, generator_of, stream
+from fairseq.inference import Search, generator_of, stream
 from fairseq.inference.inputs import data_and_models, existing_checkpoint, read_text, refuse_two_texts
 from fairseq.inference.loading import load_models
 from fairseq.inference.text import never_written
@@ -338,10 +338,9 @@ def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[
 def _sample(scorer: Scorer, reader: TextReader, seed: int) -> str:
     """Return a text that the models write from the start of a paragraph."""
     eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
-    decoding = Decoding(SAMPLE_TOKENS)
     generator, stop = generator_of(seed), scorer.dictionary.stop()
     return reader.text(
-        list(stream(scorer.readers, [eos], decoding, generator=generator, forbidden=forbidden, stop=stop))
+        list(stream(scorer.readers, [eos], Search(SAMPLE_TOKENS), generator=generator, forbidden=forbidden, stop=stop))
     )
 
 

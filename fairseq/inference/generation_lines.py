@@ -7,9 +7,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from fairseq.config.command_settings import LONGEST_TEXT, GenerationConfig
-from fairseq.inference.decoding import Decoding
-from fairseq.inference.hypotheses import Search, hypotheses
-from fairseq.inference.sampling import generator_of
+from fairseq.inference.search import Search, generate, generator_of
 from fairseq.inference.writer import Writer
 from fairseq.text.dictionary import Dictionary
 
@@ -27,28 +25,30 @@ def lines_of(writer: Writer, cfg: GenerationConfig, number: int, line: Sequence[
     # fairseq limits the new tokens by a · (tokens of the source) + b; its default is 0 · x + 200.
     max_len = int((cfg.max_len_a or 0) * len(line)) + (LONGEST_TEXT if cfg.max_len_b is None else cfg.max_len_b)
     search = Search(
+        max_len,
+        temperature=cfg.temperature if cfg.sampling else 0.0,
+        top_k=cfg.sampling_topk,
+        top_p=cfg.sampling_topp,
         beam=cfg.beam or 1,
-        max_len=max_len,
-        min_len=1 if cfg.min_len is None else cfg.min_len,
+        eos=dictionary.eos() if dictionary.stop() < 0 else dictionary.stop(),
+        min_tokens=1 if cfg.min_len is None else cfg.min_len,
         lenpen=1.0 if cfg.lenpen is None else cfg.lenpen,
         no_repeat_ngram=cfg.no_repeat_ngram_size or 0,
-        sampling=Decoding(1, cfg.temperature, cfg.sampling_topk, cfg.sampling_topp) if cfg.sampling else None,
     )
     yield f"S-{number}\t{dictionary.string(line)}"
     if target:
         yield f"T-{number}\t{dictionary.string(line)}"
-    generator = generator_of(writer.seed, number, 0)
-    results = hypotheses(
+    # fairseq reads `<s>` in place of `</s>`, not before it.
+    start = [dictionary.eos()] if writer.models[0].begin is None else []
+    ((_, results),) = generate(
         writer.models,
-        prefix,
+        [[*start, *prefix]],
         search,
-        eos=dictionary.eos() if dictionary.stop() < 0 else dictionary.stop(),
-        # fairseq reads `<s>` in place of `</s>`, not before it.
-        start=() if writer.models[0].begin is not None else [dictionary.eos()],
+        generators=lambda _: generator_of(writer.seed, number, 0),
+        batch_size=search.beam,
         # A dictionary without padding, such as GPT-2's, has the index -1, which would be the last
         # word.
         forbidden=[dictionary.pad()] if dictionary.pad() >= 0 else [],
-        generator=generator,
     )
     # Scores are natural logarithms here and to base 2 in fairseq's lines.
     for hypothesis in results[: cfg.nbest or 1]:

@@ -15,11 +15,9 @@ from fairseq import distributed
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
-from fairseq.inference.decoding import Decoding
-from fairseq.inference.engine import Reader
 from fairseq.inference.loading import load_language_models
-from fairseq.inference.predictor import reach
-from fairseq.inference.sampling import continuations, generator_of, stream
+from fairseq.inference.reader import Reader, reach
+from fairseq.inference.search import Search, generate, generator_of, stream
 from fairseq.inference.text import Detokenizer, detokenizer_of, never_written
 from fairseq.logging import Progress
 from fairseq.modules.precision import Precision
@@ -39,7 +37,7 @@ class Writer:
 
     models: list[Reader]  # their weights in the precision of the command, cast and packed once
     task: FairseqTask
-    decoding: Decoding
+    search: Search
     seed: int  # samples depend on it and the number of the text only
     batch_size: int
     detokenizer: Detokenizer
@@ -65,7 +63,7 @@ class Writer:
             UserError: flags contradict each other,
                 or a checkpoint or the dictionary cannot be used.
         """
-        sampling = decoding(cfg)
+        search = search_of(cfg)
         if common.compile:
             raise UserError("`compile`: generation reads token by token and is not compiled; leave it out")
         device, precision = device or distributed.device_of(common), Precision(common)
@@ -78,7 +76,7 @@ class Writer:
         begin = dictionary.begin() if task.cfg.add_bos_token else None
         readers = [Reader(model, precision.on(device), int8=cfg.int8, begin=begin) for model in models]
         detokenizer = detokenizer_of(dictionary, cfg.remove_bpe, TextReader.of(data, dictionary).tokenizer)
-        return cls(readers, task, sampling, common.seed, cfg.batch_size or TOGETHER, detokenizer, device)
+        return cls(readers, task, search, common.seed, cfg.batch_size or TOGETHER, detokenizer, device)
 
     @functools.cached_property
     def forbidden(self) -> list[int]:
@@ -100,7 +98,7 @@ class Writer:
     def continue_one(self, prompt: Sequence[int], number: int, sample: int) -> Iterator[int]:
         """Tokens of one text, each as soon as it is chosen."""
         generator = generator_of(self.seed, number, sample)
-        return stream(self.models, prompt, self.decoding, generator=generator, forbidden=self.forbidden, stop=self.stop)
+        return stream(self.models, prompt, self.search, generator=generator, forbidden=self.forbidden, stop=self.stop)
 
     def continue_all(
         self, prompts: Sequence[Sequence[int]], samples: int, progress: Progress, numbers: Sequence[int] | None = None
@@ -112,17 +110,17 @@ class Writer:
         """
         chosen = range(len(prompts)) if numbers is None else numbers
         keys = [(number, sample) for number in chosen for sample in range(samples)]
-        texts = continuations(
+        texts = generate(
             self.models,
             [prompts[number] for number, _ in keys],
-            self.decoding,
+            self.search,
             generators=lambda index: generator_of(self.seed, *keys[index]),
             batch_size=self.batch_size,
             forbidden=self.forbidden,
             stop=self.stop,
             progress=progress,
         )
-        return ((keys[index], tokens) for index, tokens in texts)
+        return ((keys[index], best.tokens) for index, [best, *_] in texts)
 
     def warn_of_length(self, prompts: dict[str, int]) -> None:
         """Log once the prompts, given as name → tokens,
@@ -138,8 +136,8 @@ class Writer:
             )
 
 
-def decoding(cfg: GenerationConfig) -> Decoding:
-    """The decoding that the flags describe.
+def search_of(cfg: GenerationConfig) -> Search:
+    """The search that the flags describe.
 
     Raises:
         UserError: flags contradict each other.
@@ -154,7 +152,7 @@ def decoding(cfg: GenerationConfig) -> Decoding:
     if cfg.samples:
         if beam > 1 and not cfg.finds_hypotheses:
             raise UserError(f"`beam` {beam} `sampling`: beam search does not sample; give one of the two")
-        return Decoding(cfg.max_new_tokens, cfg.temperature, cfg.sampling_topk, cfg.sampling_topp)
+        return Search(cfg.max_new_tokens, cfg.temperature, cfg.sampling_topk, cfg.sampling_topp)
     choices = {
         "`sampling_topk`": cfg.sampling_topk != 0,
         "`sampling_topp`": cfg.sampling_topp != 1,
@@ -163,7 +161,7 @@ def decoding(cfg: GenerationConfig) -> Decoding:
     # Flags that change nothing are errors: a user who gave them expects an effect.
     for flag in (flag for flag, is_chosen in choices.items() if is_chosen):
         raise UserError(f"{flag}: has no effect without `sampling`; add it")
-    return Decoding(cfg.max_new_tokens, temperature=0.0, beam=beam)
+    return Search(cfg.max_new_tokens, temperature=0.0, beam=beam)
 
 
 def check_samples(cfg: GenerationConfig, each: int, texts: int = 1) -> None:

@@ -18,7 +18,8 @@ SECONDS = 10  # most time to wait for git, which may read a slow network filesys
 def about_run() -> dict[str, object]:
     """Return ``command``, ``commit`` (None outside a git checkout),
     ``machine`` and ``versions`` of this process."""
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])  # results are published: no path of an installation
+    # Results are published: no path of an installation. A name may have two words.
+    command = f"{Path(sys.argv[0]).name} {shlex.join(sys.argv[1:])}".rstrip()
     return {"command": command, "commit": commit(), "machine": machine(), "versions": versions()}
 
 

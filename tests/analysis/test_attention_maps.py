@@ -1,5 +1,5 @@
-"""fairseq-attention: averages over distance against naive accumulation, its files, and mistakes in
-one line."""
+"""fairseq-analyze attention: averages over distance against naive accumulation, its files, and
+mistakes in one line."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
 from fairseq.models.base import FairseqLanguageModel
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import attention as command
-from fairseq_cli.attention import cli_main as attention_cli
-from fairseq_cli.attention import get_attention_parser
+from fairseq_cli import analyze
+from fairseq_cli.analyze import get_attention_parser
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
 
@@ -66,7 +65,7 @@ def run(*flags, data=runs.DATA):
     """Run the command in this process; returns its figures. A list holds words that are not to be
     split."""
     argv = [word for flag in flags for word in ([str(f) for f in flag] if isinstance(flag, list) else flag.split())]
-    return command.main(options.parse_args_and_arch(get_attention_parser(), [str(data), "--cpu", *argv]))
+    return analyze.attention(options.parse_args_and_arch(get_attention_parser(), [str(data), "--cpu", *argv]))
 
 
 class ThreeBack(nn.Module):
@@ -391,9 +390,9 @@ def test_a_position_with_full_memory_is_chosen_by_the_seed():
 )
 def test_mistakes_are_one_line(flags, line, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["fairseq-attention", str(runs.DATA), "--cpu", *flags.split()])
+    monkeypatch.setattr(sys, "argv", ["fairseq-analyze", "attention", str(runs.DATA), "--cpu", *flags.split()])
     with pytest.raises(SystemExit) as end:
-        attention_cli()
+        analyze.cli_main()
     stderr = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
     assert end.value.code == 2 and len(stderr) == 1 and line in stderr[0]
     assert not list(tmp_path.rglob("*.*"))

@@ -1,5 +1,5 @@
-"""fairseq-recl: the metric as the paper defines it, exact windows, its files, and mistakes in one
-line."""
+"""fairseq-analyze recl: the metric as the paper defines it, exact windows, its files, and mistakes
+in one line."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import recl as command
-from fairseq_cli.recl import cli_main as recl_cli
-from fairseq_cli.recl import get_recl_parser
+from fairseq_cli import analyze
+from fairseq_cli.analyze import get_recl_parser
 
 BASELINE, SHORTFORMER = runs.GOLDEN / "baseline.pt", runs.GOLDEN / "shortformer_stage2.pt"
 
@@ -43,7 +42,7 @@ def run(*flags, data=runs.DATA):
     """Run the command in this process; returns its figures. A list holds words that are not to be
     split."""
     argv = [word for flag in flags for word in ([str(f) for f in flag] if isinstance(flag, list) else flag.split())]
-    return command.main(options.parse_args_and_arch(get_recl_parser(), [str(data), "--cpu", *argv]))
+    return analyze.recl(options.parse_args_and_arch(get_recl_parser(), [str(data), "--cpu", *argv]))
 
 
 def by_loops(losses, contexts, top_r, threshold):
@@ -274,9 +273,9 @@ def test_names_tell_models_apart():
     ],
 )
 def test_mistakes_are_one_line(flags, line, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["fairseq-recl", str(runs.DATA), "--cpu", *flags.split()])
+    monkeypatch.setattr(sys, "argv", ["fairseq-analyze", "recl", str(runs.DATA), "--cpu", *flags.split()])
     with pytest.raises(SystemExit) as end:
-        recl_cli()
+        analyze.cli_main()
     stderr = [text for text in capsys.readouterr().err.splitlines() if "error:" in text]
     assert end.value.code == 2 and len(stderr) == 1 and line in stderr[0]
 

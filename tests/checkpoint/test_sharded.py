@@ -18,8 +18,7 @@ from fairseq.checkpoint import sharded
 from fairseq.config import options
 from fairseq.distributed.tensor_part import TensorPart, rows_of
 from fairseq.errors import UserError
-from fairseq_cli import merge_checkpoint
-from fairseq_cli.merge_checkpoint import get_merge_parser
+from fairseq_cli.checkpoint import get_merge_parser, merge
 
 MATRIX = torch.arange(15.0).view(5, 3)
 VECTOR = torch.randn(4).bfloat16()
@@ -133,7 +132,7 @@ def test_merging_leaves_the_folder_of_the_checkpoint_alone(folder: Path, name: s
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     words = [str(folder), str(folder / name)]
     with pytest.raises(UserError, match=f"FILE .*{name}: is in the folder of the checkpoint"):
-        merge_checkpoint.main(options.parse_args_and_arch(get_merge_parser(), words))
+        merge(options.parse_args_and_arch(get_merge_parser(), words))
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -142,4 +141,4 @@ def test_merging_tells_a_missing_checkpoint_from_one_of_another_kind(tmp_path: P
     for name, reason in (("file.pt", "not a checkpoint of --ddp-backend fully_sharded"), ("none.pt", "file not found")):
         words = [str(tmp_path / name), str(tmp_path / "merged.pt")]
         with pytest.raises(UserError, match=f"{name}: {reason}"):
-            merge_checkpoint.main(options.parse_args_and_arch(get_merge_parser(), words))
+            merge(options.parse_args_and_arch(get_merge_parser(), words))

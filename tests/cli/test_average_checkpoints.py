@@ -1,4 +1,4 @@
-"""``fairseq-average-checkpoints`` writes the mean of the parameters of several checkpoints."""
+"""``fairseq-checkpoint average`` writes the mean of the parameters of several checkpoints."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from states import a_state
 from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.errors import UserError
-from fairseq_cli import average_checkpoints
-from fairseq_cli.average_checkpoints import get_average_parser
+from fairseq_cli.checkpoint import average, get_average_parser
 
 
 def run(*flags: object) -> None:
-    average_checkpoints.main(options.parse_args_and_arch(get_average_parser(), runs.words(*flags)))
+    average(options.parse_args_and_arch(get_average_parser(), runs.words(*flags)))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fairseq.errors import UserError
-from fairseq_cli import demo, demo_corpus
+from fairseq_cli import demo
 
 SMALL = ["--max-words", "100", "--updates", "4", "8"]
 
@@ -55,7 +55,7 @@ def started(folder: Path, commands: Commands, *flags: str, stop_at: str = "") ->
 
 
 def test_an_interrupted_demo_goes_on_with_the_step_that_it_stopped_in(commands: Commands, tmp_path: Path) -> None:
-    assert started(tmp_path, commands, stop_at="train") == ["demo_corpus", "preprocess", "train"]
+    assert started(tmp_path, commands, stop_at="train") == ["corpus", "preprocess", "train"]
     (tmp_path / "checkpoints").mkdir()
     assert started(tmp_path, commands, stop_at="eval_lm") == ["train", "eval_lm"]
     assert (tmp_path / "checkpoints").exists(), "training goes on from its checkpoint"
@@ -68,7 +68,7 @@ def test_an_interrupted_demo_goes_on_with_the_step_that_it_stopped_in(commands: 
 def test_a_finished_demo_or_another_one_starts_again(flags: list[str], commands: Commands, tmp_path: Path) -> None:
     started(tmp_path, commands, stop_at="" if not flags else "eval_lm")
     (tmp_path / "checkpoints").mkdir()
-    assert started(tmp_path, commands, *flags) == ["demo_corpus", "preprocess", "train", "eval_lm", "eval_lm"]
+    assert started(tmp_path, commands, *flags) == ["corpus", "preprocess", "train", "eval_lm", "eval_lm"]
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -94,8 +94,8 @@ def test_commands_of_the_demo_import_nothing_from_the_current_folder(
     for name in ("yaml", "numpy", "fairseq", "fairseq_cli", "argparse"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('ran')")
     monkeypatch.chdir(tmp_path)
-    finished = demo.run("merge_checkpoint", "--help")
-    assert finished.output[0].startswith("usage: fairseq-merge-checkpoint CHECKPOINT")
+    finished = demo.run("checkpoint", "merge", "--help")
+    assert finished.output[0].startswith("usage: fairseq-checkpoint merge CHECKPOINT")
 
 
 def test_what_a_failing_command_printed_is_shown_without_control_characters(
@@ -109,13 +109,12 @@ def test_what_a_failing_command_printed_is_shown_without_control_characters(
     assert "\x1b" not in out + err and "\\x1b[31mred" in out and "\\x1b[31mred" in err
 
 
-@pytest.mark.parametrize("command", [demo, demo_corpus])
 def test_invalid_flags_are_one_line_without_control_characters(
-    command: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["fairseq-demo", "--max-words", "\x1b[31m"])
     with pytest.raises(SystemExit, match="2"):
-        command.cli_main()
+        demo.cli_main()
     err = capsys.readouterr().err
     assert err.startswith("fairseq-demo: error: --max-words: invalid int value") and "\x1b" not in err
     assert err.count("\n") == 1

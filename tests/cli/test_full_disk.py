@@ -20,10 +20,10 @@ from fairseq.errors import UserError
 from fairseq.system.files import make_folder, prepare_file, removing_empty_folders
 
 COMMANDS = {
-    "symbols": "TEXT new/folder --kind bytes",
-    "demo_corpus": "new/folder --max-words 20000 --packages numpy",
+    "corpus symbols": "TEXT new/folder --kind bytes",
+    "corpus pydoc": "new/folder --max-words 20000 --packages numpy",
     "tokenize": "TEXT --tokenizer space --output new/folder/text",
-    "average_checkpoints": f"--inputs {runs.GOLDEN / 'baseline.pt'} --output new/folder/average.pt",
+    "checkpoint average": f"--inputs {runs.GOLDEN / 'baseline.pt'} --output new/folder/average.pt",
     "preprocess": "--only-source --trainpref TEXT --tokenizer space --destdir new/folder",
     "train": f"{runs.DATA} {runs.SHORT} --save-dir new/folder --disable-validation",
 }
@@ -50,9 +50,9 @@ def test_a_full_disk_leaves_no_new_folder(
     (tmp_path / "text").write_text("one two three four five\n" * 9)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(*MOMENTS[moment], full)
-    monkeypatch.setattr(sys, "argv", [command, *COMMANDS[command].replace("TEXT", "text").split()])
+    monkeypatch.setattr(sys, "argv", [*command.split(), *COMMANDS[command].replace("TEXT", "text").split()])
     with pytest.raises(SystemExit) as end:
-        importlib.import_module(f"fairseq_cli.{command}").cli_main()
+        importlib.import_module(f"fairseq_cli.{command.split()[0]}").cli_main()
     last = capsys.readouterr().err.splitlines()[-1]
     assert end.value.code == 2 and last.startswith(f"{command}: error: ") and "No space left on device" in last
     assert os.listdir(tmp_path) == ["text"]

@@ -22,10 +22,10 @@ from mistakes import user_error
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
-from fairseq.inference import Decoding
+from fairseq.inference import Search
 from fairseq.inference import interactive as prompts
 from fairseq.inference.text import SPACES, detokenizer_of, never_written
-from fairseq.inference.writer import decoding
+from fairseq.inference.writer import search_of
 from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import interactive
@@ -92,7 +92,7 @@ def test_a_terminal_a_pipe_python_and_passages_choose_tokens_alike_by_default(mo
         run("--cpu --json --path", SHORTFORMER)
         tokens = json.loads(capsys.readouterr().out)["tokens"]
         assert [model.dictionary[token] for token in tokens] == " </s> ".join(lines).split()
-    assert decoding(InteractiveConfig()) == decoding(GenerateConfig()) == Decoding()
+    assert search_of(InteractiveConfig()) == search_of(GenerateConfig()) == Search()
 
 
 def test_seed_and_prompt_number_decide_what_is_sampled(pipe, capsys):

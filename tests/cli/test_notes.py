@@ -1,4 +1,5 @@
-"""fairseq-notes shows neighbours, norms and ages of a checkpoint's notes, and draws their map."""
+"""fairseq-analyze notes shows neighbours, norms and ages of a checkpoint's notes, and draws
+their map."""
 
 from __future__ import annotations
 
@@ -17,10 +18,9 @@ from fairseq.errors import UserError
 from fairseq.hub import load_model
 from fairseq.notes import note_map
 from fairseq.notes.study import Neighbour, Note, nearest, principal_plane
-from fairseq_cli import export_model
-from fairseq_cli import notes as command
+from fairseq_cli import analyze, export_model
+from fairseq_cli.analyze import get_notes_parser
 from fairseq_cli.export_model import get_export_parser
-from fairseq_cli.notes import get_notes_parser
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def run(request, data, tmp_path_factory):
 
 
 def notes(*flags):
-    return command.main(get_notes_parser().parse_args(runs.words(*flags)))
+    return analyze.notes(get_notes_parser().parse_args(runs.words(*flags)))
 
 
 def test_every_note_is_reported_with_its_age_and_count(run, data, capsys):
@@ -132,7 +132,7 @@ def test_notes_of_a_plug_ins_encoder_are_shown_and_it_serves_without_them(data, 
         flags = [noted.TNF_BERT.replace("tnf_bert_tiny", arch), *plugin, "--max-update 1 --no-epoch-checkpoints"]
         runs.train(tmp_path / arch, *flags, "--disable-validation", data=data)
         words = runs.words(tmp_path / arch / "checkpoint_last.pt", *plugin)
-        found = command.main(options.parse_args_and_arch(get_notes_parser(), words))
+        found = analyze.notes(options.parse_args_and_arch(get_notes_parser(), words))
         assert found["updates"] == 1
     model, _ = load_model(tmp_path / "tnf_encoder_of_notes" / "checkpoint_last.pt", data)
     assert not hasattr(model, "notes")

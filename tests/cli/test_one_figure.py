@@ -21,7 +21,7 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.hub import LanguageModel
 from fairseq.interop.harness.requests import Requests
-from fairseq_cli import classify, eval_lm, finetune, plot, validate
+from fairseq_cli import analyze, eval_lm, finetune, validate
 
 LINES = "the lower river\nthe newest riverbed isn't wide\n" * 3
 RUN = """--cpu --arch transformer_lm --decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 48
@@ -63,7 +63,7 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, flo
     flags = ("--valid-subset", "valid", "--by-frequency", "--results-path", folder / "frequency")
     printed(validate.main, validate.get_validation_parser(), *flags)
     of_bands = json.loads((folder / "frequency" / "results.json").read_text())["by_frequency"]["valid"]
-    (curve,) = plot.main(plot.get_plot_parser().parse_args([str(folder / "metrics.jsonl")]))
+    (curve,) = analyze.curves(analyze.get_curves_parser().parse_args([str(folder / "metrics.jsonl")]))
     model = LanguageModel.from_pretrained(path)
     symbols, lprobs = model.score(LINES)
     bits = (-lprobs.double() / math.log(2)).tolist()
@@ -137,7 +137,7 @@ def test_commands_agree_on_the_accuracy_of_a_classifier(tmp_path: Path, capsys: 
     (tmp_path / "texts").write_text("".join(f"{row[0]}\n" for row in rows))
     words = runs.words(path, tmp_path / "texts", "--cpu")
     capsys.readouterr()
-    classify.main(options.parse_args_and_arch(classify.get_classify_parser(), words))
+    finetune.predict(options.parse_args_and_arch(finetune.get_predict_parser(), words))
     labels = [json.loads(line)["label"] for line in capsys.readouterr().out.splitlines()]
     right = sum(label == row[1] for label, row in zip(labels, rows, strict=True))
     found = {

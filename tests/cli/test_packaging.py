@@ -83,7 +83,8 @@ def test_the_script_at_the_root_shows_its_help(command: str) -> None:
 
 def test_the_console_scripts_are_the_commands() -> None:
     scripts = dict(re.findall(r'^([\w-]+) = "(.+)"$', project_table("project.scripts"), flags=re.MULTILINE))
-    assert set(scripts) == {f"fairseq-{name.removesuffix('_model').replace('_', '-')}" for name in COMMANDS}
+    names = {f"fairseq-{name.removesuffix('_model').replace('_', '-')}" for name in COMMANDS}
+    assert {name for name, target in scripts.items() if target != "fairseq_cli:former"} == names
     for target in scripts.values():
         module, function = target.split(":")
         assert callable(getattr(importlib.import_module(module), function))

@@ -21,7 +21,7 @@ from fairseq.inference.inputs import data_and_models
 from fairseq.interop import exporting, importing
 from fairseq.interop.hugging_face.model_folder import TOKENIZER, vocabulary
 from fairseq.system import checksums
-from fairseq_cli import merge_checkpoint
+from fairseq_cli.checkpoint import merge
 
 
 @pytest.mark.parametrize("work", ["export", "import"])
@@ -52,7 +52,7 @@ def test_a_loop_of_links_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "source").symlink_to("source")
     args = argparse.Namespace(source=str(tmp_path / "source"), target=str(tmp_path / "t"), no_save_optimizer_state=True)
     with pytest.raises(UserError, match="source: file not found"):
-        merge_checkpoint.main(args)
+        merge(args)
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,15 @@ import runs
 
 from fairseq.config import options
 from fairseq.system.tables import table
-from fairseq_cli import interactive, plot
+from fairseq_cli import interactive
+from fairseq_cli.analyze import curves, get_curves_parser
 from fairseq_cli.interactive import get_interactive_generation_parser
-from fairseq_cli.plot import get_plot_parser
 
 MODEL = runs.GOLDEN / "baseline.pt"
 
 
 def plotted(*flags: Any) -> list[dict[str, Any]]:
-    return plot.main(get_plot_parser().parse_args(runs.words(*flags)))
+    return curves(get_curves_parser().parse_args(runs.words(*flags)))
 
 
 def test_a_run_keeps_its_metrics(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@ seconds."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import subprocess
 import sys
 
+import pytest
 import runs
+
+from fairseq_cli import FORMER, former
 
 SCRIPTS = dict(
     re.findall(r'^(fairseq-[\w-]+) = "([\w.:]+)"$', (runs.ROOT / "pyproject.toml").read_text(), re.MULTILINE)
@@ -19,8 +23,7 @@ PROBE = """
 import contextlib, importlib, io, json, os, sys
 for module, script, lines in json.loads(sys.argv[1]):
     module, name = module.split(":")
-    if not script == "fairseq-lm-eval":  # the harness's own command line, which imports torch
-        importlib.import_module(module)
+    importlib.import_module(module)
     found = []
     for line in lines:
         read, write = os.pipe()
@@ -63,9 +66,31 @@ OF_TRAINING = (  # exit code, and a command line
 
 
 def test_help_and_mistakes_do_not_wait_for_torch() -> None:
+    # The harness's own command line imports torch.
     lines = {script: LINES[:1] if script == "fairseq-lm-eval" else LINES for script in SCRIPTS}
     expected = [(0, False, True)] * 2 + [(2, False, True)] * 2
     assert answers(lines) == {script: expected[: len(lines[script])] for script in SCRIPTS}
+
+
+@pytest.mark.parametrize("script", FORMER)
+def test_a_command_of_1_0_runs_and_says_its_new_name(
+    script: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_harness = script == "fairseq-lm-eval"
+    monkeypatch.setattr("sys.argv", [f"/bin/{script}", "--version" if is_harness else "--help"])
+    with contextlib.suppress(SystemExit):
+        former()
+    out, err = capsys.readouterr()
+    assert err == f"note: {script} is now {FORMER[script]}\n"
+    assert out.startswith("fairseq-short 1." if is_harness else f"usage: {FORMER[script]} ")
+
+
+def test_every_command_of_1_0_is_installed() -> None:
+    names = """attention average-checkpoints classify demo demo-corpus eval-lm export finetune generate harness
+        hydra-train import interactive lm-eval merge-checkpoint notes plot preprocess recl symbols tokenize train
+        validate"""
+    assert {f"fairseq-{name}" for name in names.split()} <= SCRIPTS.keys()
+    assert {script for script, entry in SCRIPTS.items() if entry == "fairseq_cli:former"} == FORMER.keys()
 
 
 def test_the_flags_of_all_parts_are_known_without_torch() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import pkgutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +13,12 @@ from pathlib import Path
 import pytest
 import runs
 
+import fairseq_cli
+
 CHECKPOINT = runs.GOLDEN / "baseline.pt"
 MODEL = f"--path {CHECKPOINT} --cpu"
 BINARY = bytes(range(256)) * 40
+COMMANDS = {module.name for module in pkgutil.iter_modules(fairseq_cli.__path__)}
 
 # Command lines with one wrong input, and the kind of file that it should have been.
 LINES = {
@@ -23,20 +27,20 @@ LINES = {
     "eval_lm": ("checkpoint", f"{runs.DATA} --path BAD --cpu"),
     "validate": ("checkpoint", f"{runs.DATA} --path BAD --cpu"),
     "generate": ("checkpoint", f"{runs.DATA} --path BAD --cpu --context-tokens 4"),
-    "recl": ("checkpoint", f"{runs.DATA} --path BAD --cpu"),
-    "attention": ("checkpoint", f"{runs.DATA} --path BAD --cpu --results-path out"),
+    "recl": ("checkpoint", f"analyze recl {runs.DATA} --path BAD --cpu"),
+    "attention": ("checkpoint", f"analyze attention {runs.DATA} --path BAD --cpu --results-path out"),
     "export_model": ("checkpoint", "BAD --to hf --out out"),
-    "average_checkpoints": ("checkpoint", "--inputs BAD --output out.pt"),
-    "merge_checkpoint": ("missing", "BAD out.pt"),
+    "average": ("checkpoint", "checkpoint average --inputs BAD --output out.pt"),
+    "merge": ("missing", "checkpoint merge BAD out.pt"),
     "import_model": ("missing", "BAD --from hf --out out"),
-    "classify": ("checkpoint", f"BAD {runs.DATA}/dict.txt --cpu"),
+    "predict": ("checkpoint", f"finetune predict BAD {runs.DATA}/dict.txt --cpu"),
     "text": ("text", f"eval_lm {runs.DATA} {MODEL} --text BAD"),
     "interactive": ("text", f"{runs.DATA} {MODEL} --input BAD"),
     "preprocess": ("text", "--only-source --trainpref BAD --tokenizer space --destdir out"),
     "dictionary": ("text", f"preprocess --only-source --trainpref {__file__} --srcdict BAD --destdir out"),
     "tokenize": ("text", "BAD --tokenizer space"),
-    "symbols": ("missing", "BAD out --kind bytes"),
-    "plot": ("text", "BAD --results-path out.png"),
+    "symbols": ("missing", "corpus symbols BAD out --kind bytes"),
+    "curves": ("text", "analyze curves BAD --results-path out.png"),
     "config": ("text", f"train {runs.DATA} {runs.SHORT} --no-save --config BAD"),
 }
 KINDS: dict[str, Callable[[Path], object]] = {
@@ -57,11 +61,11 @@ def test_a_wrong_input_is_one_line(
     KINDS[kind](tmp_path / "BAD")
     before = os.listdir(tmp_path)
     words = runs.words(LINES[name][1])
-    command = words.pop(0) if name in ("finetuned", "text", "dictionary", "config") else name
+    command = words.pop(0) if words[0] in COMMANDS else name
     monkeypatch.setattr(sys, "argv", [command, *words])
     with pytest.raises(SystemExit) as end:
         importlib.import_module(f"fairseq_cli.{command}").cli_main()
     last = capsys.readouterr().err.splitlines()[-1]
-    assert end.value.code == 2 and last.startswith(f"{command}: error: "), last
+    assert end.value.code == 2 and last.startswith(command) and ": error: " in last, last
     assert "BAD" in last, last
     assert os.listdir(tmp_path) == before

@@ -26,9 +26,9 @@ from fairseq.distributed import World
 from fairseq.distributed.sharding import ShardedReducer
 from fairseq.errors import UserError
 from fairseq.training import train
-from fairseq_cli import eval_lm, merge_checkpoint
+from fairseq_cli import eval_lm
+from fairseq_cli.checkpoint import get_merge_parser, merge
 from fairseq_cli.eval_lm import get_eval_lm_parser
-from fairseq_cli.merge_checkpoint import get_merge_parser
 
 SHARDED = "--ddp-backend fully_sharded"
 PLAIN = "--ddp-backend no_c10d"
@@ -263,7 +263,7 @@ def test_names_are_links_and_only_folders_with_a_name_are_kept(two: Any) -> None
 
 def test_a_merged_checkpoint_is_that_of_replicated_training(two: Any, tmp_path: Path) -> None:
     def main(words: list[str]) -> None:
-        merge_checkpoint.main(options.parse_args_and_arch(get_merge_parser(), words))
+        merge(options.parse_args_and_arch(get_merge_parser(), words))
 
     source = str(two[0] / "lm" / "checkpoint_1_5.pt")
     main([source, str(tmp_path / "merged.pt")])

@@ -26,8 +26,7 @@ from fairseq.models.loading import stored_settings
 from fairseq.tasks import setup_task
 from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import classify, export_model, finetune
-from fairseq_cli.classify import get_classify_parser
+from fairseq_cli import export_model, finetune
 from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.finetune import get_finetune_parser
 
@@ -71,7 +70,7 @@ def classifier(
 
 def printed(capsys: pytest.CaptureFixture[str], *words: Any) -> list[str]:
     capsys.readouterr()
-    classify.main(options.parse_args_and_arch(get_classify_parser(), [*map(str, words), "--cpu"]))
+    finetune.predict(options.parse_args_and_arch(finetune.get_predict_parser(), [*map(str, words), "--cpu"]))
     return capsys.readouterr().out.splitlines()
 
 

@@ -24,16 +24,15 @@ from fairseq.data.indexed_dataset import IndexedWriter
 from fairseq.evaluation import language_models
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.hub import LanguageModel
-from fairseq.inference import Decoding
+from fairseq.inference import Search
 from fairseq.interop.harness.requests import Requests
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import attention, eval_lm, export_model, generate, interactive, recl
-from fairseq_cli.attention import get_attention_parser
+from fairseq_cli import analyze, eval_lm, export_model, generate, interactive
+from fairseq_cli.analyze import get_attention_parser, get_recl_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.generate import get_generation_parser
 from fairseq_cli.interactive import get_interactive_generation_parser
-from fairseq_cli.recl import get_recl_parser
 
 VOCABULARY, LENGTH = 30, 8
 BOS, EOS = 0, 2
@@ -174,7 +173,7 @@ def test_a_context_window_stands_before_the_symbol(trained: tuple[Path, Referenc
 def test_the_sample_of_an_evaluation_begins_with_the_symbol(
     trained: tuple[Path, Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(language_models, "Decoding", functools.partial(Decoding, temperature=0))
+    monkeypatch.setattr(language_models, "Search", functools.partial(Search, temperature=0))
     run(eval_lm.main, get_eval_lm_parser, trained[0], "--sample", str(tmp_path / "sample"))
     text = LanguageModel.from_pretrained(trained[0]).text(trained[1].greedy([EOS], 100))
     assert (tmp_path / "sample").read_text() == text + "\n"
@@ -183,10 +182,10 @@ def test_the_sample_of_an_evaluation_begins_with_the_symbol(
 def test_what_reads_rows_without_the_symbol_refuses_the_model(trained: tuple[Path, Reference], tmp_path: Path) -> None:
     folder = trained[0]
     with user_error(r"checkpoint\.pt: was trained with --add-bos-token"):
-        run(attention.main, get_attention_parser, folder, "--results-path", str(tmp_path / "a"))
+        run(analyze.attention, get_attention_parser, folder, "--results-path", str(tmp_path / "a"))
     with user_error(r"checkpoint\.pt: was trained with --add-bos-token"):
         flags = ["--results-path", str(tmp_path / "r"), "--step", "2", "--max-context", "6"]
-        run(recl.main, get_recl_parser, folder, *flags)
+        run(analyze.recl, get_recl_parser, folder, *flags)
     with user_error(r"checkpoint\.pt: was trained with --add-bos-token"):
         flags = [str(folder / "checkpoint.pt"), "--to", "hf", "--out", str(tmp_path / "e")]
         export_model.main(get_export_parser().parse_args(flags))

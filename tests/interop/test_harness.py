@@ -22,13 +22,12 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
-from fairseq.inference import sample
-from fairseq.inference.engine import Reader
+from fairseq.inference import Search, stream
 from fairseq.interop.harness import harness_model
 from fairseq.interop.harness.requests import Requests
 from fairseq.models.loading import stored_parameters
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import eval_lm, harness, lm_eval
+from fairseq_cli import eval_lm, harness
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.harness import get_harness_parser
 
@@ -130,7 +129,7 @@ def test_answers_do_not_depend_on_the_batch_where_positions_count_from_the_end(
 
 def test_the_most_probable_continuation_is_greedy(requests: Requests) -> None:
     model = requests.model
-    chosen = list(sample(Reader(model.model), [5, 6], 4, top_k=1, forbidden=model.never_sampled))
+    chosen = list(stream([model.model], [5, 6], Search(4, temperature=0), forbidden=model.never_sampled))
     [(_, greedy)] = requests.log_likelihoods([(words(model, 5, 6), " " + words(model, *chosen))])
     assert greedy or 2 in chosen
 
@@ -138,7 +137,7 @@ def test_the_most_probable_continuation_is_greedy(requests: Requests) -> None:
 def test_generation_stops_before_the_first_stop_string(requests: Requests) -> None:
     model = requests.model
     whole = generated(requests, words(model, 5, 6), until=[], max_gen_toks=12)
-    ids = list(sample(Reader(model.model), [5, 6], 12, top_k=1, forbidden=model.never_sampled))
+    ids = list(stream([model.model], [5, 6], Search(12, temperature=0), forbidden=model.never_sampled))
     assert model.text([5, 6, *ids]) == words(model, 5, 6) + whole
     stop = model.dictionary[next(index for index in ids[1:] if index != 2)]
     cut = generated(requests, words(model, 5, 6), until=[stop, "\n\n\n"], max_gen_toks=12, temperature=0.0)
@@ -236,9 +235,9 @@ def test_the_harness_runs_the_model_from_its_own_command_line(
     (tmp_path / "rolling.yaml").write_text(task)
 
     flags = f"--model fairseq --model_args path={path} --tasks {tmp_path / 'rolling.yaml'} --device cpu"
-    argv = ["fairseq-lm-eval", "run", *flags.split(), "--output_path", str(tmp_path / "results")]
+    argv = ["fairseq-harness", "lm-eval", "run", *flags.split(), "--output_path", str(tmp_path / "results")]
     monkeypatch.setattr("sys.argv", argv)
-    lm_eval.cli_main()
+    harness.cli_main()
     [results] = [json.loads(file.read_text()) for file in (tmp_path / "results").rglob("results*.json")]
     total = sum(float(Requests(model).rolling([text])[0]) for text in texts)
     size = sum(len(text.encode()) for text in texts)
@@ -255,10 +254,10 @@ def test_mistakes_in_the_harness_command_line_are_one_line(
         ("path=nowhere.pt", "nowhere.pt: "),
     ]:
         monkeypatch.setattr("lm_eval.__main__.cli_evaluate", partial(harness_model().create_from_arg_string, given))
-        monkeypatch.setattr("sys.argv", ["fairseq-lm-eval"])
+        monkeypatch.setattr("sys.argv", ["fairseq-harness", "lm-eval"])
         with pytest.raises(SystemExit) as stop:
-            lm_eval.cli_main()
-        assert stop.value.code == 2 and f"fairseq-lm-eval: error: {message}" in capsys.readouterr().err
+            harness.cli_main()
+        assert stop.value.code == 2 and f"fairseq-harness lm-eval: error: {message}" in capsys.readouterr().err
 
 
 def test_the_harness_finds_the_model_by_its_entry_point() -> None:

@@ -19,7 +19,7 @@ from exports import imported
 from fairseq.errors import UserError
 from fairseq.interop.harness import harness_model, task_data
 from fairseq.interop.harness.requests import EncoderRequests
-from fairseq_cli import lm_eval
+from fairseq_cli.harness import cli_main
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "hf_encoders" / "bert"
 MODULE = "fairseq.interop.harness.model"
@@ -79,11 +79,11 @@ def test_data_that_cannot_be_loaded_is_one_line(
         raise error("Couldn't reach\nthe Hub")
 
     monkeypatch.setattr(importlib.import_module("lm_eval.__main__"), "cli_evaluate", fail)
-    monkeypatch.setattr("sys.argv", ["fairseq-lm-eval", "--tasks", "hellaswag"])
+    monkeypatch.setattr("sys.argv", ["fairseq-harness", "lm-eval", "--tasks", "hellaswag"])
     with pytest.raises(SystemExit) as stop:
-        lm_eval.cli_main()
+        cli_main()
     message = f"--tasks: their data cannot be loaded ({error.__name__}: Couldn't reach the Hub); connect to the network"
-    assert stop.value.code == 2 and capsys.readouterr().err.startswith(f"fairseq-lm-eval: error: {message}")
+    assert stop.value.code == 2 and capsys.readouterr().err.startswith(f"fairseq-harness lm-eval: error: {message}")
 
 
 @pytest.mark.parametrize("error", [BrokenPipeError, KeyError, UserError])

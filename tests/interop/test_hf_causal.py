@@ -18,8 +18,8 @@ from subword_encodings import encodings
 
 from fairseq import checkpoint
 from fairseq.errors import UserError
-from fairseq.inference import sample
-from fairseq.inference.engine import Reader
+from fairseq.inference import Search, stream
+from fairseq.inference.reader import Reader
 from fairseq.interop.hugging_face import decoders
 from fairseq.interop.hugging_face.export import FIGURES, _card
 from fairseq.models.loading import stored_parameters
@@ -40,7 +40,7 @@ def test_exported_code_gives_our_log_probabilities_and_greedy_text(name: str) ->
     torch.testing.assert_close(other(text).logits.log_softmax(-1), want, atol=1e-5, rtol=1e-6)
     prompt = text[:1, :5]
     found = other.generate(prompt, max_new_tokens=20, do_sample=False, pad_token_id=1)  # more than two segments
-    assert found[0, 5:].tolist() == list(sample(Reader(model), prompt[0].tolist(), 20, top_k=1))
+    assert found[0, 5:].tolist() == list(stream([Reader(model)], prompt[0].tolist(), Search(20, temperature=0)))
 
 
 @torch.no_grad()

@@ -58,7 +58,7 @@ def test_a_dry_run_at_a_small_size_needs_no_texts(tmp_path: Path) -> None:
     result = recipe(tmp_path / "out", DRY_RUN="1")
     assert result.returncode == 0, result.stderr
     made, prepared, *_ = result.stdout.splitlines()
-    assert " fairseq_cli.demo_corpus " in made and f"--trainpref {tmp_path}/out/text/train.txt " in prepared
+    assert " fairseq_cli.corpus pydoc " in made and f"--trainpref {tmp_path}/out/text/train.txt " in prepared
     assert not (tmp_path / "out").exists()
 
 

@@ -280,7 +280,7 @@ def test_nothing_is_downloaded_twice(corpus: str, tmp_path: Path) -> None:
 def test_a_dry_run_of_the_preparation_writes_nothing(corpus: str, tmp_path: Path) -> None:
     for small in ({}, {"SMALL": 1}):
         lines = printed(run(f"prepare-{corpus}", tmp_path / "out", DRY_RUN=1, **small))
-        assert lines[0].startswith("python -m fairseq_cli.demo_corpus" if small else ("curl", "wget"))
+        assert lines[0].startswith("python -m fairseq_cli.corpus pydoc" if small else ("curl", "wget"))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,8 +18,8 @@ from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel, load_model
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import average_checkpoints, eval_lm, export_model, generate, import_model, interactive, validate
-from fairseq_cli.average_checkpoints import get_average_parser
+from fairseq_cli import eval_lm, export_model, generate, import_model, interactive, validate
+from fairseq_cli.checkpoint import average, get_average_parser
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.export_model import get_export_parser
 from fairseq_cli.generate import get_generation_parser
@@ -64,7 +64,7 @@ def path(request: pytest.FixtureRequest, trained: Path, tmp_path: Path) -> Path:
 
 
 def run(command: Any, parser: Any, *words: object) -> Any:
-    return command.main(options.parse_args_and_arch(parser, runs.words(*words)))
+    return command(options.parse_args_and_arch(parser, runs.words(*words)))
 
 
 def harness(path: Path, data: Path) -> None:
@@ -75,20 +75,20 @@ def harness(path: Path, data: Path) -> None:
 
 
 READERS: dict[str, Callable[[Path, Path], Any]] = {
-    "eval-lm": lambda path, data: run(eval_lm, get_eval_lm_parser(), data, "--path", path, "--cpu --batch-size 1"),
-    "validate": lambda path, data: run(validate, get_validation_parser(), data, "--path", path, "--cpu"),
-    "generate": lambda path, data: run(generate, get_generation_parser(), data, "--path", path, "--cpu"),
+    "eval-lm": lambda path, data: run(eval_lm.main, get_eval_lm_parser(), data, "--path", path, "--cpu --batch-size 1"),
+    "validate": lambda path, data: run(validate.main, get_validation_parser(), data, "--path", path, "--cpu"),
+    "generate": lambda path, data: run(generate.main, get_generation_parser(), data, "--path", path, "--cpu"),
     "interactive": lambda path, data: run(
-        interactive, get_interactive_generation_parser(), data, "--path", path, "--cpu"
+        interactive.main, get_interactive_generation_parser(), data, "--path", path, "--cpu"
     ),
     "from_pretrained": LanguageModel.from_pretrained,
     "from_pretrained of a dict.txt": lambda path, data: LanguageModel.from_pretrained(path, data / "dict.txt"),
     "load_model": load_model,
     "export": lambda path, data: run(
-        export_model, get_export_parser(), path, "--to hf --data", data, "--out", path.parent / "hf"
+        export_model.main, get_export_parser(), path, "--to hf --data", data, "--out", path.parent / "hf"
     ),
     "export to fairseq": lambda path, data: run(
-        export_model, get_export_parser(), path, "--to fairseq --data", data, "--out", path.parent / "0x.pt"
+        export_model.main, get_export_parser(), path, "--to fairseq --data", data, "--out", path.parent / "0x.pt"
     ),
     "fine-tuning": lambda path, data: runs.train(
         path.parent / "tuned", runs.BASELINE, SHORT, 1, "--finetune-from-model", path, data=data
@@ -145,22 +145,22 @@ def test_checkpoints_of_different_dictionaries_are_not_averaged(path: Path, othe
     second = tmp_path / "other" / "checkpoint_last.pt"
     parser = get_average_parser()
     with pytest.raises(UserError, match=f"{second}: was trained with another dictionary than {path}; give checkpoints"):
-        run(average_checkpoints, parser, "--inputs", path, second, "--output", tmp_path / "average.pt")
-    run(average_checkpoints, parser, "--inputs", second, second, "--output", tmp_path / "average.pt")
+        run(average, parser, "--inputs", path, second, "--output", tmp_path / "average.pt")
+    run(average, parser, "--inputs", second, second, "--output", tmp_path / "average.pt")
     with pytest.raises(UserError, match="average.pt: was trained with another dictionary"):
         LanguageModel.from_pretrained(tmp_path / "average.pt", runs.DATA)
 
 
 def test_an_exported_folder_keeps_the_digest(trained: Path, tmp_path: Path) -> None:
-    run(export_model, get_export_parser(), trained, "--to hf --out", tmp_path / "hf")
+    run(export_model.main, get_export_parser(), trained, "--to hf --out", tmp_path / "hf")
     digest = json.loads((tmp_path / "hf" / "config.json").read_text())["dictionary"]
     assert digest == Dictionary.load(trained / "dict.txt").digest()
     words = [tmp_path / "hf", "--from hf --out", tmp_path / "imported"]
-    run(import_model, get_import_parser(), *words)
+    run(import_model.main, get_import_parser(), *words)
     assert checkpoint.read(tmp_path / "imported" / "checkpoint.pt")["dictionary"] == digest
     other_data(tmp_path / "swapped", tmp_path / "hf")
     with pytest.raises(UserError, match="was trained with another dictionary than .*swapped/dict.txt"):
-        run(import_model, get_import_parser(), tmp_path / "swapped", "--from hf --out", tmp_path / "again")
+        run(import_model.main, get_import_parser(), tmp_path / "swapped", "--from hf --out", tmp_path / "again")
 
 
 def test_a_mask_symbol_that_a_task_adds_is_not_part_of_the_digest() -> None:

@@ -1,4 +1,4 @@
-"""fairseq-symbols: bytes and letters as symbols, as many tokens as characters, and bits per
+"""fairseq-corpus symbols: bytes and letters as symbols, as many tokens as characters, and bits per
 character."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation.report import is_of_characters
 from fairseq.text import symbols as text_to_symbols
 from fairseq.text.dictionary import Dictionary
-from fairseq_cli import symbols
+from fairseq_cli import corpus
 
 ROOT = Path(__file__).parents[2]
 SPLITS = ("train", "valid", "test")
@@ -110,7 +110,7 @@ def test_what_counts_as_a_corpus_of_characters_or_bytes(symbols: list[str], char
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fairseq_cli.symbols", *map(str, arguments)]
+    command = [sys.executable, "-m", "fairseq_cli.corpus", "symbols", *map(str, arguments)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=runs.TIMEOUT)
 
 
@@ -138,7 +138,7 @@ def test_a_mistake_is_one_line_and_nothing_is_written(text: bytes | None, messag
     result = run(tmp_path / "source", tmp_path / "out", "--kind", "letters")
     assert result.returncode == 2 and result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
-    assert result.stderr.startswith(f"symbols.py: error: {tmp_path}/source: ") and message in result.stderr
+    assert result.stderr.startswith(f"corpus.py symbols: error: {tmp_path}/source: ") and message in result.stderr
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
 
 
@@ -163,6 +163,8 @@ def test_a_folder_whose_name_stdout_cannot_represent_is_printed_with_escapes(
     (tmp_path / "source").write_bytes(PROSE)
     printed = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "utf-8"))
-    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "source"), f"{tmp_path}/out\udcff", "--kind", "bytes"])
-    symbols.cli_main()
+    monkeypatch.setattr(
+        sys, "argv", ["", "symbols", str(tmp_path / "source"), f"{tmp_path}/out\udcff", "--kind", "bytes"]
+    )
+    corpus.cli_main()
     assert rb"out\udcff/train.txt: " in printed.getvalue()

@@ -13,10 +13,9 @@ import runs
 from jobs import run_all
 
 from fairseq.config import options
-from fairseq_cli import attention, eval_lm, recl
-from fairseq_cli.attention import get_attention_parser
+from fairseq_cli import eval_lm
+from fairseq_cli.analyze import attention, get_attention_parser, get_recl_parser, recl
 from fairseq_cli.eval_lm import get_eval_lm_parser
-from fairseq_cli.recl import get_recl_parser
 
 LLAMA = """--arch llama_tiny --cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --max-tokens 64
     --required-batch-size-multiple 1 --criterion adaptive_loss --adaptive-softmax-cutoff 200,600 --clip-norm 0.1
@@ -93,10 +92,10 @@ def test_int8_weights_change_little(own: Path, tmp_path: Path) -> None:
 def test_context_lengths_and_attention_maps_of_a_decoder_with_memory(own: Path, tmp_path: Path) -> None:
     data = [str(runs.DATA), "--path", str(own / "checkpoint_last.pt"), "--cpu", "--gen-subset", "test"]
     maps = [*data, "--results-path", str(tmp_path / "maps"), "--tokens-per-sample", "16"]
-    attention.main(options.parse_args_and_arch(get_attention_parser(), maps))
+    attention(options.parse_args_and_arch(get_attention_parser(), maps))
     assert [*(tmp_path / "maps").iterdir()]
     parser = get_recl_parser()
     lengths = [*data, "--results-path", str(tmp_path / "recl"), "--max-context", "32", "--step", "16"]
     lengths += ["--positions", "20"]
-    recl.main(options.parse_args_and_arch(parser, lengths))
+    recl(options.parse_args_and_arch(parser, lengths))
     assert [*(tmp_path / "recl").iterdir()]

@@ -31,12 +31,11 @@ from fairseq.models.transformer_lm import TransformerDecoder
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.training import update as update_module
-from fairseq_cli import attention, eval_lm, finetune, generate, recl
-from fairseq_cli.attention import get_attention_parser
+from fairseq_cli import eval_lm, finetune, generate
+from fairseq_cli.analyze import attention, get_attention_parser, get_recl_parser, recl
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.finetune import get_finetune_parser
 from fairseq_cli.generate import get_generation_parser
-from fairseq_cli.recl import get_recl_parser
 
 COMMON = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 8 --max-tokens 32
     --required-batch-size-multiple 1 --optimizer adam --lr 0.01 --clip-norm 0.1 --seed 3 --log-format json
@@ -263,9 +262,9 @@ def test_classification(tmp_path: Path) -> None:
 def test_analyses_and_the_python_interface(data: Path, tmp_path: Path) -> None:
     golden = runs.GOLDEN / "shortformer_stage2.pt"
     flags = ("--gen-subset test --step 4 --max-context 8 --positions 5 --out", tmp_path / "recl")
-    recl.main(parsed(get_recl_parser(), data, "--path", golden, *flags))
+    recl(parsed(get_recl_parser(), data, "--path", golden, *flags))
     flags = ("--path", runs.GOLDEN / "baseline.pt", "--tokens-per-sample 8 --out", tmp_path / "attention")
-    attention.main(parsed(get_attention_parser(), data, *flags))
+    attention(parsed(get_attention_parser(), data, *flags))
     model, host = (LanguageModel.from_pretrained(golden, data, device=name) for name in ("auto", "cpu"))
     assert next(model.model.parameters()).device.type == strict.NAME
     tokens = IndexedCorpus(str(data / "test")).tokens
@@ -337,3 +336,21 @@ def test_the_device_has_random_numbers_of_its_own() -> None:
     model = torch.nn.Linear(3, 3)
     weight = model.weight
     assert model.to(strict.NAME).weight is weight and strict.is_strict(weight)
+
+
+@pytest.mark.parametrize(
+    "name, launches, waits", [("shortformer", 450, 5), ("llama", 500, 5), ("transformer-xl", 350, 5)]
+)
+@on_strict_device
+def test_an_update_launches_and_waits_no_more_than_before(
+    name: str, launches: int, waits: int, data: Path, tmp_path: Path
+) -> None:
+    counts = []
+    for updates in (4, 5):
+        before = strict.backend().launches, strict.backend().waits
+        flags = f"--update-freq 1 --no-save --disable-validation --log-interval 100 --max-update {updates}"
+        runs.train(tmp_path, DECODERS[name], DROPOUT, flags, data=data)
+        after = strict.backend().launches, strict.backend().waits
+        counts.append([b - a for a, b in zip(before, after, strict=True)])
+    found = [b - a for a, b in zip(*counts, strict=True)]
+    assert found[0] <= launches and found[1] <= waits, found

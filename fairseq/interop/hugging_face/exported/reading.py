@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from fairseq.inference.rows import Rows
+from fairseq.inference.reader import Rows
 
 
 class DecoderReader:
@@ -172,7 +172,7 @@ class FairseqCache(Cache):
                         # The group divides: each part continues with its own cache, cut from the
                         # same one.
                         part = copy.deepcopy(rows)
-                        part.select_rows(some)
+                        part.select_rows(some.tolist())
                 yield positions[some], part
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -182,7 +182,7 @@ class FairseqCache(Cache):
             # Which new rows come from which old ones: beam search repeats some and drops others.
             new, old = (indices.to(positions.device)[:, None] == positions).nonzero(as_tuple=True)
             if len(new):
-                rows.select_rows(old)
+                rows.select_rows(old.tolist())
                 groups.append((new, rows))
         self.groups = groups
 
