@@ -120,7 +120,8 @@ class TransformerDecoder(Decoder):
         return self.cfg.tokens_per_sample if self.infused or self.memory_length else self.max_positions()
 
     def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
-        x = self.embed_scale * self.embed_tokens(tokens)
+        # Without a padding symbol, −1 stands behind a row's end: any embedding will do.
+        x = self.embed_scale * self.embed_tokens(tokens if self.first_position else tokens.clamp(min=0))
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
         if self.embed_positions is not None and not self.infused:
