@@ -288,10 +288,19 @@ class Run:
             state.end, self.stopped = SIGNAL, True
             return
         if due.validate and not stop:
-            keeps = self.validate(due.epoch)
-            if state.metric is not None:
-                for hook in self.hooks:
-                    hook.on_validate(state)
+            before = state.best, state.without_improvement
+            try:
+                keeps = self.validate(due.epoch)
+                if state.metric is not None:
+                    for hook in self.hooks:
+                        hook.on_validate(state)
+            except Exception:
+                # The updates are made: the resumed run begins with this validation. Other processes
+                # may not have met the error, and would not save with this one.
+                if state.world.size == 1:
+                    state.due, state.metric, (state.best, state.without_improvement) = due, None, before
+                    self.save(due)
+                raise
             stop = self.asked_by_any(self.interruption.signal > 0)
         if due.end_of_epoch:
             state.end_epoch(due.epoch)
