@@ -63,7 +63,8 @@ def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
 def run_process(settings: TrainingSettings, world: World) -> None:
     """Train as one process of *world*, with a log on stderr; if a signal stops the run, exit with
     128 + its number."""
-    with Interruption() as interruption:
+    saving = settings.checkpoint
+    with Interruption(saves=not (saving.no_save or saving.no_last_checkpoints)) as interruption:
         log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
         with log_file(settings.common.log_file if world.is_first else None):
             number = train(settings, world, interruption)
