@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from fairseq.config import fields
 from fairseq.config.fields import Setting, shortened
 from fairseq.config.foreign_flags import check_architecture, foreign_flags
-from fairseq.config.parser import EXTENSION, HELP, Parser, Part, title_of
+from fairseq.config.parser import EXTENSION, HELP, Parser, PartKey, title_of
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, chosen_part, extensions_of, is_outside
 from fairseq.config.settings import DEFAULT_BATCH_SIZE, DataConfig, RateConfig
 from fairseq.config.settings_file import for_another_run, read_yaml
@@ -45,7 +45,7 @@ class Chosen(NamedTuple):
 
     names: dict[str, str]  # of the parts, by what chooses them
     recipe: Mapping[str, Any]  # of the architecture
-    parts: dict[Part, Any]  # with the extensions of the task
+    parts: dict[PartKey, Any]  # with the extensions of the task
     settings: dict[str, Setting | None]  # what may be given; None: argparse converts it
 
 
@@ -182,7 +182,7 @@ def _choose(parser: Parser, given: Mapping[str, Any]) -> Chosen:
     # and the schedule.
     recipe = parser.recommend(arch, given) if parser.recommend is not None else {}
     names: dict[str, str] = {}
-    parts: dict[Part, Any] = {}
+    parts: dict[PartKey, Any] = {}
     for choice in parser.choices:
         names[choice] = name = str({**recipe, **given}.get(choice, CHOICES[choice].default))
         if choice == "arch" and name not in ARCHITECTURES:  # a plug-in may have any name
@@ -194,23 +194,19 @@ def _choose(parser: Parser, given: Mapping[str, Any]) -> Chosen:
             parts[choice, ARCHITECTURES[name].model if choice == "arch" else name] = part
     for task in [part for (choice, _), part in parts.items() if choice == "task"]:
         parts |= {(EXTENSION, name): EXTENSIONS.declaration(name) for name in extensions_of(task)}
-    settings: dict[str, Setting | None] = {
-        action.dest: None
-        for _, action in parser.arguments
-        if action.dest not in parser.owners or parts.keys() & set(parser.owners[action.dest])
-    }
-    settings |= parser.settings
+    of_parts = [name for name, owners in parser.owners.items() if parts.keys() & set(owners)]
+    settings: dict[str, Setting | None] = {**dict.fromkeys([*parser.own, *of_parts]), **parser.settings}
     for key in parts:
         settings |= {s.name: s for s in _settings_of(parser, key, parts[key]) if not settings.get(s.name)}
     return Chosen(names, recipe, parts, settings)
 
 
-def _settings_of(parser: Parser, key: Part, part: Any) -> list[Setting]:
+def _settings_of(parser: Parser, key: PartKey, part: Any) -> list[Setting]:
     """The settings of a part's dataclass, and those that a plug-in's ``add_args`` takes over."""
     return [s for config in _configs({key: part}) for s in fields.settings_of(config)] + parser.adopted.get(key, [])
 
 
-def _configs(parts: Mapping[Part, Any]) -> list[type]:
+def _configs(parts: Mapping[PartKey, Any]) -> list[type]:
     """The dataclasses of *parts*; a plug-in's part may have none."""
     return [config for part in parts.values() if (config := getattr(part, "config_class", None)) is not None]
 
@@ -373,7 +369,7 @@ def _resolve(
         args.fp16 = True
 
 
-def _leave_out_extensions(args: argparse.Namespace, parts: Mapping[Part, Any]) -> None:
+def _leave_out_extensions(args: argparse.Namespace, parts: Mapping[PartKey, Any]) -> None:
     """Remove settings of extensions that are off, so that no log or checkpoint has them; UserError
     if one was given."""
     for (choice, name), part in parts.items():

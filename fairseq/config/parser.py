@@ -27,7 +27,7 @@ from fairseq.system.version import __version__
 EXTENSION = "extension"  # in place of a choice
 POSITIONAL, RARE = "positional arguments", "rarely needed, and other names"
 HELP = ("-h", "--help", "--help-all")
-Part = tuple[
+PartKey = tuple[
     str, str
 ]  # what chooses it, "extension" for one of the task, and its name: of an architecture, the model's
 Recommend = Callable[[str, Mapping[str, Any]], Mapping[str, object]]
@@ -48,6 +48,7 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         self.arguments: list[tuple[str, argparse.Action]] = []  # what --help shows, each with its heading
         self.by_flag: dict[str, argparse.Action] = {}
+        self.own: set[str] = set()  # names of the arguments of every command line
         super().__init__(
             description=description,
             epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
@@ -61,9 +62,9 @@ class Parser(argparse.ArgumentParser):
         self.settings: dict[str, Setting] = {}  # of every command line, by name
         self.left_open: set[str] = set()  # settings that have no value unless they are given
         self.choices: list[str] = []  # settings that choose parts
-        self.owners: dict[str, list[Part]] = {}  # of the settings of parts
-        self.plugins: dict[Part, dict[str, object]] = {}  # named on the command line: defaults of their flags
-        self.adopted: dict[Part, list[Setting]] = {}  # that ``add_args`` of a plug-in adds
+        self.owners: dict[str, list[PartKey]] = {}  # of the settings of parts
+        self.plugins: dict[PartKey, dict[str, object]] = {}  # named on the command line: defaults of their flags
+        self.adopted: dict[PartKey, list[Setting]] = {}  # that ``add_args`` of a plug-in adds
         self.recommend: Recommend | None = None
         self.short_forms: type[ShortForms] | None = None
         self.command = ""  # which of fairseq's commands it stands for
@@ -105,6 +106,7 @@ class Parser(argparse.ArgumentParser):
 
     def _noted(self, title: str, action: argparse.Action) -> argparse.Action:
         self.by_flag.update(dict.fromkeys(action.option_strings, action))
+        self.own.add(action.dest)
         if action.type is None and action.nargs != 0:
             action.type = _name
         if action.option_strings:
@@ -180,7 +182,7 @@ class Parser(argparse.ArgumentParser):
             for name in EXTENSIONS:
                 self._add_part((EXTENSION, name), EXTENSIONS.declaration(name).config_class)
 
-    def _add_part(self, part: Part, config: type | None) -> None:
+    def _add_part(self, part: PartKey, config: type | None) -> None:
         for setting in fields.settings_of(config) if config is not None else ():
             self.owners.setdefault(setting.name, []).append(part)
             # Two dataclasses may declare a setting, such as a model and a task; it is one flag.
@@ -191,7 +193,7 @@ class Parser(argparse.ArgumentParser):
     def _add_args(self, choice: str, name: str, part: Any) -> dict[str, object]:
         """Call ``add_args`` of a plug-in's part; return the defaults that it names, which wait for
         ``--config`` and the recipe."""
-        ours = {id(action) for _, action in self.arguments}
+        ours, own = {id(action) for _, action in self.arguments}, {*self.own}
         # What a model's flags leave open, the architecture fills in: their defaults must not.
         model = choice == "arch"
         group = self.add_argument_group(title_of(part, name), argument_default=argparse.SUPPRESS if model else None)
@@ -201,6 +203,7 @@ class Parser(argparse.ArgumentParser):
             part.add_args(group if model else self)
         for setting in adopted:
             self.owners.setdefault(setting.name, []).append((choice, name))
+        self.own = own
         defaults: dict[str, object] = {}
         for _, action in [pair for pair in self.arguments if id(pair[1]) not in ours]:
             self.owners.setdefault(action.dest, []).append((choice, name))
