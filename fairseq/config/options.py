@@ -87,7 +87,9 @@ def parse_args_and_arch(
     user_dir = _value(argv, "--user-dir") or file.get("user_dir")
     if user_dir and "--user-dir" in parser.by_flag:
         import_user_module(str(user_dir))
-    parser.add_parts({word.partition("=")[2] or word for word in argv} | set(map(str, file.values())))
+    choices = {name: CHOICES[name] for name in parser.choices}
+    given_parts = {name: _value(argv, one.flag, *one.aliases) for name, one in choices.items()}
+    parser.add_parts({name: str(given_parts[name] or file.get(name) or one.default) for name, one in choices.items()})
     is_evaluation = "arch" not in parser.choices
     # Of a plug-in's own, which reads the data itself: a command reads them as its checkpoint says.
     is_script = is_evaluation and task_defaults and bool(parser.plugins)
@@ -123,12 +125,12 @@ def parse_args_and_arch(
     return (args, unknown) if parse_known else args
 
 
-def _value(argv: Sequence[str], flag: str) -> str | None:
-    """The last value of *flag* on the command line."""
+def _value(argv: Sequence[str], *flags: str) -> str | None:
+    """The last value of one of *flags* on the command line."""
     value = None
     for word, following in zip(argv, [*argv[1:], "-"], strict=False):
         name, equals, text = word.partition("=")
-        if name == flag and (equals or not following.startswith("-")):
+        if name in flags and (equals or not following.startswith("-")):
             value = text if equals else following
     return value
 
@@ -194,8 +196,8 @@ def _choose(parser: Parser, given: Mapping[str, Any]) -> Chosen:
             parts[choice, ARCHITECTURES[name].model if choice == "arch" else name] = part
     for task in [part for (choice, _), part in parts.items() if choice == "task"]:
         parts |= {(EXTENSION, name): EXTENSIONS.declaration(name) for name in extensions_of(task)}
-    of_parts = [name for name, owners in parser.owners.items() if parts.keys() & set(owners)]
-    settings: dict[str, Setting | None] = {**dict.fromkeys([*parser.own, *of_parts]), **parser.settings}
+    settings: dict[str, Setting | None] = dict.fromkeys(action.dest for _, action in parser.arguments)
+    settings |= parser.settings
     for key in parts:
         settings |= {s.name: s for s in _settings_of(parser, key, parts[key]) if not settings.get(s.name)}
     return Chosen(names, recipe, parts, settings)

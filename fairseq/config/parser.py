@@ -18,7 +18,16 @@ from typing import Any, NoReturn
 from fairseq.config import fields
 from fairseq.config.fields import LARGEST_INT, Setting, shortened
 from fairseq.config.foreign_flags import ForeignFlag, foreign_flags, meant_by
-from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, MODELS, TASKS, Declaration, extensions_of
+from fairseq.config.registry import (
+    ARCHITECTURES,
+    CHOICES,
+    EXTENSIONS,
+    MODELS,
+    TASKS,
+    Declaration,
+    Registry,
+    extensions_of,
+)
 from fairseq.config.settings import ShortForms
 from fairseq.errors import UserError, first_of
 from fairseq.system.terminal import WIDTH
@@ -27,9 +36,7 @@ from fairseq.system.version import __version__
 EXTENSION = "extension"  # in place of a choice
 POSITIONAL, RARE = "positional arguments", "rarely needed, and other names"
 HELP = ("-h", "--help", "--help-all")
-PartKey = tuple[
-    str, str
-]  # what chooses it, "extension" for one of the task, and its name: of an architecture, the model's
+PartKey = tuple[str, str]  # what chooses a part ("extension" for one of the task), its name: of "arch" the model's
 Recommend = Callable[[str, Mapping[str, Any]], Mapping[str, object]]
 
 
@@ -48,7 +55,6 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         self.arguments: list[tuple[str, argparse.Action]] = []  # what --help shows, each with its heading
         self.by_flag: dict[str, argparse.Action] = {}
-        self.own: set[str] = set()  # names of the arguments of every command line
         super().__init__(
             description=description,
             epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
@@ -106,7 +112,6 @@ class Parser(argparse.ArgumentParser):
 
     def _noted(self, title: str, action: argparse.Action) -> argparse.Action:
         self.by_flag.update(dict.fromkeys(action.option_strings, action))
-        self.own.add(action.dest)
         if action.type is None and action.nargs != 0:
             action.type = _name
         if action.option_strings:
@@ -161,26 +166,29 @@ class Parser(argparse.ArgumentParser):
                 choice.flag, *choice.aliases, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=help
             )
 
-    def add_parts(self, words: Collection[str]) -> None:
-        """Let argparse know the flags of all built-in parts, and of the plug-ins that *words*
-        name."""
+    def add_parts(self, named: Mapping[str, str]) -> None:
+        """Let argparse know the flags of all built-in parts, and of plug-ins among those *named*, by
+        what chooses them."""
         builds_models = "arch" in self.choices
         for choice in self.choices:
-            registry = MODELS if choice == "arch" else CHOICES[choice]
-            named = {ARCHITECTURES[w].model if choice == "arch" else w for w in words if w in CHOICES[choice]}
-            for name in registry:
-                part = registry.declaration(name)
-                if isinstance(part, Declaration) and part.settings is not None:
-                    # The task of an evaluation is the checkpoint's, and the few of its flags that
-                    # matter are among the command's.
-                    if builds_models:
-                        self._add_part((choice, name), part.settings)
-                elif name in named:
+            registry: Registry[Any] = MODELS if choice == "arch" else CHOICES[choice]
+            parts = {name: registry.declaration(name) for name in registry}
+            declared = {
+                n: p.settings for n, p in parts.items() if isinstance(p, Declaration) and p.settings is not None
+            }
+            # The task of an evaluation is the checkpoint's, and the few of its flags that matter
+            # are among the command's.
+            for name, config in declared.items() if builds_models else ():
+                self._add_part((choice, name), config)
+            name = named[choice]
+            if name in CHOICES[choice]:
+                name = ARCHITECTURES[name].model if choice == "arch" else name
+                if name not in declared:
+                    part = registry[name]
                     self._add_part((choice, name), getattr(part, "config_class", None))
-                    self.plugins[choice, name] = self._add_args(choice, name, registry[name])
-        if builds_models:
-            for name in EXTENSIONS:
-                self._add_part((EXTENSION, name), EXTENSIONS.declaration(name).config_class)
+                    self.plugins[choice, name] = self._add_args(choice, name, part)
+        for name in EXTENSIONS if builds_models else ():
+            self._add_part((EXTENSION, name), EXTENSIONS.declaration(name).config_class)
 
     def _add_part(self, part: PartKey, config: type | None) -> None:
         for setting in fields.settings_of(config) if config is not None else ():
@@ -193,7 +201,7 @@ class Parser(argparse.ArgumentParser):
     def _add_args(self, choice: str, name: str, part: Any) -> dict[str, object]:
         """Call ``add_args`` of a plug-in's part; return the defaults that it names, which wait for
         ``--config`` and the recipe."""
-        ours, own = {id(action) for _, action in self.arguments}, {*self.own}
+        ours = {id(action) for _, action in self.arguments}
         # What a model's flags leave open, the architecture fills in: their defaults must not.
         model = choice == "arch"
         group = self.add_argument_group(title_of(part, name), argument_default=argparse.SUPPRESS if model else None)
@@ -201,12 +209,8 @@ class Parser(argparse.ArgumentParser):
         self.adopt = group.adopt = adopted.append
         if hasattr(part, "add_args"):
             part.add_args(group if model else self)
-        for setting in adopted:
-            self.owners.setdefault(setting.name, []).append((choice, name))
-        self.own = own
         defaults: dict[str, object] = {}
         for _, action in [pair for pair in self.arguments if id(pair[1]) not in ours]:
-            self.owners.setdefault(action.dest, []).append((choice, name))
             if action.default is not argparse.SUPPRESS:
                 # argparse would convert a default that is text.
                 convert = action.type if callable(action.type) and action.type is not _name else str
