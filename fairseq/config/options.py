@@ -82,7 +82,7 @@ def parse_args_and_arch(
     """
     argv = list(sys.argv[1:] if input_args is None else input_args)
     # Both add flags, or settings that choose them: they are read before argparse reads all words.
-    path = _value(argv, "--config") if "--config" in parser.by_flag else None
+    path = _value(argv, "--config") if parser.reads_file else None
     file = read_yaml(path) if path is not None else {}
     user_dir = _value(argv, "--user-dir") or file.get("user_dir")
     if user_dir and "--user-dir" in parser.by_flag:
@@ -112,8 +112,9 @@ def parse_args_and_arch(
     args = Parsed(**_in_full(parser, _checked(parser, chosen, given)))
     if unread := [text for flag, text, _ in parser.unread if not flag.advice]:
         print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
-    # A checkpoint stores the settings, not the file that they came from.
-    vars(args).pop("config", None)
+    if parser.reads_file:
+        # A checkpoint stores the settings, not the file that they came from.
+        vars(args).pop("config", None)
     if not suppress_defaults:
         from_file = _in_full(parser, _from_file(parser, chosen, path, file), f"--config {path}: ")
         if is_evaluation and not task_defaults:

@@ -73,6 +73,7 @@ class Parser(argparse.ArgumentParser):
         self.adopted: dict[PartKey, list[Setting]] = {}  # that ``add_args`` of a plug-in adds
         self.recommend: Recommend | None = None
         self.short_forms: type[ShortForms] | None = None
+        self.reads_file = False
         self.command = ""  # which of fairseq's commands it stands for
         self.unread: list[tuple[ForeignFlag, str, object]] = []  # fairseq's flags on the command line, with values
         self.first, self.chosen_heading, self.lists = list(first), "", ""
@@ -122,7 +123,8 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def add_settings_file(self) -> None:
-        """Take ``--config``."""
+        """Take ``--config``, which names a file of settings."""
+        self.reads_file = True
         help = "YAML file of flags, without dashes; command-line flags override it"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
 
@@ -167,15 +169,13 @@ class Parser(argparse.ArgumentParser):
             )
 
     def add_parts(self, named: Mapping[str, str]) -> None:
-        """Let argparse know the flags of all built-in parts, and of plug-ins among those *named*, by
-        what chooses them."""
+        """Let argparse know the flags of all built-in parts, and of plug-ins among the *named*
+        ones, by what chooses them."""
         builds_models = "arch" in self.choices
         for choice in self.choices:
             registry: Registry[Any] = MODELS if choice == "arch" else CHOICES[choice]
-            parts = {name: registry.declaration(name) for name in registry}
-            declared = {
-                n: p.settings for n, p in parts.items() if isinstance(p, Declaration) and p.settings is not None
-            }
+            parts = [(name, registry.declaration(name)) for name in registry]
+            declared = {name: part.settings for name, part in parts if isinstance(part, Declaration) and part.settings}
             # The task of an evaluation is the checkpoint's, and the few of its flags that matter
             # are among the command's.
             for name, config in declared.items() if builds_models else ():
