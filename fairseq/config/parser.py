@@ -27,9 +27,11 @@ from fairseq.config.registry import (
     Declaration,
     Registry,
     extensions_of,
+    is_outside,
 )
 from fairseq.config.settings import ShortForms
 from fairseq.errors import UserError, first_of
+from fairseq.system import deferred
 from fairseq.system.terminal import WIDTH
 from fairseq.system.version import __version__
 
@@ -209,6 +211,8 @@ class Parser(argparse.ArgumentParser):
         self.adopt = group.adopt = adopted.append
         if hasattr(part, "add_args"):
             part.add_args(group if model else self)
+        if is_outside(part):
+            deferred.plugins().add_flags(choice, group if model else self)
         defaults: dict[str, object] = {}
         for _, action in [pair for pair in self.arguments if id(pair[1]) not in ours]:
             if action.default is not argparse.SUPPRESS:
