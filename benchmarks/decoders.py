@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fairseq.config import fields, options
 from fairseq.inference import Search, generate
-from fairseq.inference.engine import Reader
+from fairseq.inference.reader import Reader
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.system.allocator import keep_freed_memory

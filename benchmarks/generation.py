@@ -16,7 +16,7 @@ import torch
 
 from benchmarks import machine
 from fairseq.inference import Search, generate, generator_of
-from fairseq.inference.engine import Reader
+from fairseq.inference.reader import Reader
 
 TOKENS, TOP_K = 192, 40
 ROWS = (1, 16)

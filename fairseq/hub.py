@@ -20,8 +20,8 @@ from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.inference import Search, generate, generator_of
-from fairseq.inference.engine import Reader
 from fairseq.inference.loading import load_language_models, load_models
+from fairseq.inference.reader import Reader
 from fairseq.inference.text import never_written
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules import devices

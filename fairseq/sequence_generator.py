@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
-from fairseq.inference.engine import Reader
+from fairseq.inference.reader import Reader
 from fairseq.inference.search import Search, generate
 from fairseq.models.language_model import language_model
 from fairseq.models.views import plain
@@ -107,13 +107,15 @@ class SequenceGenerator:
         sample: Any,
         prefix_tokens: Tensor | None = None,
         bos_token: int | None = None,
-        **_: object,
+        constraints: object = None,
     ) -> list[list[dict[str, Any]]]:
         """For each row of ``sample["net_input"]["src_tokens"]`` its hypotheses, the best first.
 
         They begin with *prefix_tokens* [B, T] (default: the row itself) and have ``tokens``,
         ``positional_scores`` (natural logarithms) and their mean, ``score``.
         """
+        if constraints is not None:
+            raise UserError("SequenceGenerator: `constraints`: not implemented; leave it out")
         self.models = self.models or _generating(models)
         rows = sample["net_input"]["src_tokens"] if prefix_tokens is None else prefix_tokens
         return [self._of_row(row, bos_token) for row in rows]
@@ -235,9 +237,14 @@ def build_generator(
             raise UserError(f"`{name}` {value}: not implemented; leave it out")
     if getattr(cfg, "score_reference", False):
         return SequenceScorer(task.target_dictionary)
+    for name in ("sampling_topk", "sampling_topp"):
+        if (getattr(cfg, name, None) or -1) > 0 and not getattr(cfg, "sampling", False):
+            raise UserError(f"`{name}` {getattr(cfg, name)}: needs `sampling`; add it")
     pairs = (entry.partition("=") for entry in GENERATION.split())
     values = {argument or name: getattr(cfg, name, None) for name, _, argument in pairs}
-    options = {name: value for name, value in values.items() if value is not None} | dict(extra_gen_cls_kwargs or {})
+    given = {name: value for name, value in values.items() if value is not None}
+    # Settings that name no width search with fairseq's.
+    options = {"beam_size": 5, **given, **(extra_gen_cls_kwargs or {})}
     if prefix_allowed_tokens_fn is not None:
         raise UserError("`prefix_allowed_tokens_fn`: not implemented; leave it out")
     options["normalize_scores"] = not getattr(cfg, "unnormalized", False)

@@ -27,17 +27,17 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
 
     def cli_main() -> None:
         # Imported here: worker processes import the module of their command, and parse nothing.
-        from fairseq.config import options
+        from fairseq.config.options import run_command
         from fairseq.system.program import as_program
         from fairseq.system.terminal import log_to_stderr
 
         if logs:
             log_to_stderr()
+        if make_parser is not None:
+            run_command(main, make_parser)
+            return
         with as_program():
-            if make_parser is None:
-                main()
-            else:
-                main(options.parse_args_and_arch(make_parser(), task_defaults=False))
+            main()
 
     cli_main.make_parser = make_parser  # type: ignore[attr-defined]
     return cli_main

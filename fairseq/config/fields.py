@@ -164,6 +164,7 @@ class Setting:
         usual = (
             "{" + ",".join(map(str, choices)) + "}" if choices is not None else f"{letter},…" if self.many else letter
         )
+        options["type"] = str
         options["metavar"] = self.metadata.get("metavar") or usual
         if self.metadata.get("several"):
             options.update(nargs="+", action=_Joined)
@@ -261,8 +262,12 @@ def add_flags(parser: Any, config: type, only: Collection[str] | None = None) ->
     known = getattr(parser, "by_flag", {})
     for setting in settings_of(config):
         flags = [flag for flag in setting.flags if flag not in known]
+        if only is not None and setting.name not in only:
+            continue
+        if hasattr(parser, "adopt"):  # a command's, which may have the flag for another part
+            parser.adopt(setting)
         # Two dataclasses may declare a setting, such as a model and a task; it is one flag.
-        if flags[:1] == setting.flags[:1] and (only is None or setting.name in only):
+        if flags[:1] == setting.flags[:1]:
             options = setting.argument()
             if setting.kind is not bool:
                 options["type"] = setting.read

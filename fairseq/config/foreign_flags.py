@@ -48,7 +48,7 @@ def foreign_flags(command: str) -> dict[str, ForeignFlag]:
     found = {}
     for row in _sections()["flags"]:
         name, commands, default, verdict = row.split(None, 3)
-        if command in commands:
+        if command and command in commands:
             condition, _, advice = verdict.partition(": ")
             values = condition.removeprefix("refused unless ").split(" or ") if " unless " in condition else []
             nargs = 0 if default in ("False", "switch") else "?" if values or default.startswith("?") else None

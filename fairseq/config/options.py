@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fairseq.config import fields
 from fairseq.config.fields import Setting, shortened
@@ -38,6 +38,15 @@ class Parsed(argparse.Namespace):
     def __init__(self, **settings: object) -> None:
         super().__init__(**settings)
         self.origins: dict[str, str] = {}
+
+
+class Chosen(NamedTuple):
+    """What a command line chooses."""
+
+    names: dict[str, str]  # of the parts, by what chooses them
+    recipe: Mapping[str, Any]  # of the architecture
+    parts: dict[Part, Any]  # with the extensions of the task
+    settings: dict[str, Setting | None]  # what may be given; None: argparse converts it
 
 
 def run_command(main: Callable[[argparse.Namespace], object], make_parser: Callable[[], Parser]) -> None:
@@ -91,24 +100,24 @@ def parse_args_and_arch(
         parser.add_foreign_flags()
     given, unknown = _read(parser, argv)
     file = {_setting_named(parser, name): value for name, value in file.items()}
-    recipe, chosen, parts = _choose(parser, {**file, **given})
+    chosen = _choose(parser, {**file, **given})
     if wanted := set(argv) & set(HELP):
-        _show_help(parser, parts, recipe, {**file, **given}, all="--help-all" in wanted)
-    known = _known(parser, parts)
+        _show_help(parser, chosen, {**file, **given}, all="--help-all" in wanted)
     for flag, text, value in parser.unread:
         flag.refuse(text, value)
     if unknown and not parse_known:
-        parser.refuse_unknown(unknown[0], known, chosen)
-    args = Parsed(**_in_full(parser, _checked(parser, given, known, chosen)))
+        parser.refuse_unknown(unknown[0], chosen.settings, chosen.names)
+    args = Parsed(**_in_full(parser, _checked(parser, chosen, given)))
     if unread := [text for flag, text, _ in parser.unread if not flag.advice]:
         print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
-    if is_evaluation and not task_defaults:
-        # The checkpoint has them.
-        parts = []
-    if suppress_defaults:
-        vars(args).pop("config", None)
-    else:
-        _resolve(parser, args, file, known, recipe, chosen, parts, () if task_defaults else parser.left_open)
+    # A checkpoint stores the settings, not the file that they came from.
+    vars(args).pop("config", None)
+    if not suppress_defaults:
+        from_file = _in_full(parser, _from_file(parser, chosen, path, file), f"--config {path}: ")
+        if is_evaluation and not task_defaults:
+            # The checkpoint has them.
+            chosen.parts.clear()
+        _resolve(parser, chosen, args, from_file, f"{path}", () if task_defaults else parser.left_open)
         if is_script:
             deferred.plugins().complete(args)
     return (args, unknown) if parse_known else args
@@ -166,62 +175,58 @@ def _setting_named(parser: Parser, name: str) -> str:
     return name if action is None or is_negation or action.dest == argparse.SUPPRESS else action.dest
 
 
-def _choose(
-    parser: Parser, settings: Mapping[str, Any]
-) -> tuple[Mapping[str, object], dict[str, str], list[tuple[Part, Any]]]:
-    """The recipe of the architecture, the names of the chosen parts, and the parts, with the
-    extensions of the task."""
-    arch = str(settings.get("arch", ARCHITECTURES.default))
+def _choose(parser: Parser, given: Mapping[str, Any]) -> Chosen:
+    """The parts that *given* settings choose, the recipe, or the defaults."""
+    arch = str(given.get("arch", ARCHITECTURES.default))
     # What an architecture recommends counts before the parts are chosen: it may name the optimizer
     # and the schedule.
-    recipe = parser.recommend(arch, settings) if parser.recommend is not None else {}
-    chosen: dict[str, str] = {}
-    parts: list[tuple[Part, Any]] = []
+    recipe = parser.recommend(arch, given) if parser.recommend is not None else {}
+    names: dict[str, str] = {}
+    parts: dict[Part, Any] = {}
     for choice in parser.choices:
-        chosen[choice] = name = str({**recipe, **settings}.get(choice, CHOICES[choice].default))
+        names[choice] = name = str({**recipe, **given}.get(choice, CHOICES[choice].default))
         if choice == "arch" and name not in ARCHITECTURES:  # a plug-in may have any name
             check_architecture(name)
         part = chosen_part(choice, name)
         # The task of an evaluation is the checkpoint's, and the few of its flags that matter are
         # among the command's. Which ones of a plug-in's matter is not known.
         if "arch" in parser.choices or is_outside(part):
-            parts.append(((choice, ARCHITECTURES[name].model if choice == "arch" else name), part))
-    tasks = [part for (choice, _), part in parts if choice == "task"]
-    parts += [((EXTENSION, n), EXTENSIONS.declaration(n)) for task in tasks for n in extensions_of(task)]
-    return recipe, chosen, parts
-
-
-def _known(parser: Parser, parts: Sequence[tuple[Part, Any]]) -> dict[str, Setting | None]:
-    """The settings of the command and its parts, by name; None: argparse has converted it."""
-    owners = {part for part, _ in parts}
-    known: dict[str, Setting | None] = {
+            parts[choice, ARCHITECTURES[name].model if choice == "arch" else name] = part
+    for task in [part for (choice, _), part in parts.items() if choice == "task"]:
+        parts |= {(EXTENSION, name): EXTENSIONS.declaration(name) for name in extensions_of(task)}
+    settings: dict[str, Setting | None] = {
         action.dest: None
         for _, action in parser.arguments
-        if action.dest not in parser.owners or owners & set(parser.owners[action.dest])
+        if action.dest not in parser.owners or parts.keys() & set(parser.owners[action.dest])
     }
-    known |= parser.settings
-    for _, part in parts:
-        config = getattr(part, "config_class", None)
-        new = [s for s in fields.settings_of(config) if not known.get(s.name)] if config is not None else []
-        known |= {setting.name: setting for setting in new}
-    return known
+    settings |= parser.settings
+    for key in parts:
+        settings |= {s.name: s for s in _settings_of(parser, key, parts[key]) if not settings.get(s.name)}
+    return Chosen(names, recipe, parts, settings)
 
 
-def _show_help(
-    parser: Parser, parts: Sequence[tuple[Part, Any]], recipe: Mapping[str, Any], given: Mapping[str, Any], all: bool
-) -> NoReturn:
-    """Print the help of a command with the chosen *parts*, and exit."""
-    arch = str(given.get("arch", ARCHITECTURES.default))
-    for (choice, name), part in parts:
+def _settings_of(parser: Parser, key: Part, part: Any) -> list[Setting]:
+    """The settings of a part's dataclass, and those that a plug-in's ``add_args`` takes over."""
+    return [s for config in _configs({key: part}) for s in fields.settings_of(config)] + parser.adopted.get(key, [])
+
+
+def _configs(parts: Mapping[Part, Any]) -> list[type]:
+    """The dataclasses of *parts*; a plug-in's part may have none."""
+    return [config for part in parts.values() if (config := getattr(part, "config_class", None)) is not None]
+
+
+def _show_help(parser: Parser, chosen: Chosen, given: Mapping[str, Any], all: bool) -> NoReturn:
+    """Print the help of a command with its *chosen* parts, and exit."""
+    arch = chosen.names.get("arch", "")
+    for (choice, name), part in chosen.parts.items():
         title = title_of(part, arch if choice == "arch" else name)
-        if getattr(part, "config_class", None) is not None:
-            parser.show_part(part.config_class, title)
+        parser.show_part(_settings_of(parser, (choice, name), part), title)
         if choice == "arch" and "arch" in given:
-            values = [f"{n.replace('_', '-')} {fields.shown(v)}" for n, v in recipe.items() if n not in given]
+            values = [f"{n.replace('_', '-')} {fields.shown(v)}" for n, v in chosen.recipe.items() if n not in given]
             parser.chosen_heading = title
             parser.lists = f"Recipe of {arch}, unless you choose: {', '.join(values) or 'none'}.\n{parser.lists}"
-    if "arch" in parser.choices:
-        parser.show_defaults(ARCHITECTURES[arch].complete(recipe))
+    if arch:
+        parser.show_defaults(ARCHITECTURES[arch].complete(chosen.recipe))
     print(parser.format_help(all), end="")
     sys.exit(0)
 
@@ -229,12 +234,7 @@ def _show_help(
 # ---- values
 
 
-def _checked(
-    parser: Parser,
-    values: Mapping[str, Any],
-    known: Mapping[str, Setting | None],
-    chosen: Mapping[str, str],
-) -> dict[str, Any]:
+def _checked(parser: Parser, chosen: Chosen, values: Mapping[str, Any]) -> dict[str, Any]:
     """The *values* of a command line or a file, by name, as the types of their settings.
 
     Raises:
@@ -242,27 +242,17 @@ def _checked(
     """
     found = {}
     for name, value in values.items():
-        flag, setting = fields.flag_name(name), known.get(name)
-        if name not in known:
-            foreign = foreign_flags(parser.command).get(flag[2:]) if parser.command else None
-            if foreign is None:
-                parser.refuse_foreign_part(flag, name, known, chosen)
-                parser.refuse_unknown(flag, known, chosen)
+        flag, setting = fields.flag_name(name), chosen.settings.get(name)
+        if name in chosen.settings:
+            if isinstance(value, list) and setting is not None and not setting.many:
+                value = ",".join(map(str, value))  # as on a command line
+            found[name] = value if setting is None else setting.read(value)
+        elif foreign := foreign_flags(parser.command).get(flag[2:]):
             foreign.refuse(flag, value)
             parser.unread.append((foreign, flag, value))
-            continue
-        if isinstance(value, list) and setting is not None and not setting.many:
-            value = ",".join(map(str, value))  # as on a command line
-        found[name] = value if setting is None else setting.read(value)
-        if setting is None:
-            # An empty file name would be the current folder. Settings check their text themselves.
-            action = next(action for _, action in parser.arguments if action.dest == name)
-            place = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
-            for text in value if isinstance(value, list) else [value]:
-                if isinstance(text, str) and "\0" in text:
-                    raise UserError(f"{place}: contains a NUL character; remove it")
-                if text == "" and action.type is None:
-                    raise UserError(f"{place}: an empty value; give a name")
+        else:
+            parser.refuse_foreign_part(flag, name, chosen.settings, chosen.names)
+            parser.refuse_unknown(flag, chosen.settings, chosen.names)
     return found
 
 
@@ -287,24 +277,22 @@ def _in_full(parser: Parser, values: Mapping[str, Any], where: str = "") -> dict
     return found
 
 
-def _from_file(
-    parser: Parser, path: str, file: Mapping[str, Any], known: Mapping[str, Setting | None], chosen: Mapping[str, str]
-) -> dict[str, Any]:
+def _from_file(parser: Parser, chosen: Chosen, path: str | None, file: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the --config file at *path*, as those of a command line."""
-    actions = {action.dest: action for _, action in parser.arguments} | {
-        name: action for flag, action in parser.by_flag.items() for name in [flag.lstrip("-").replace("-", "_")]
-    }
+    actions = {action.dest: action for _, action in parser.arguments}
     settings: dict[str, Any] = {}
     for name, value in file.items():
-        if name not in known and name not in actions:
-            meant = [flag[2:].replace("-", "_") for flag in parser.suggestions(fields.flag_name(name), known, True)]
-            close = nearest(name, known) if not meant else f"did you mean {' or '.join(meant)}?"
+        flag = fields.flag_name(name)
+        if name not in chosen.settings and flag not in parser.by_flag:
+            meant = parser.suggestions(flag, chosen.settings, others=True)
+            text = nearest(name, chosen.settings)
+            close = f"did you mean {' or '.join(f[2:].replace('-', '_') for f in meant)}?" if meant else text
             advice = close if close.startswith("did") else "see --help-all"
             raise UserError(f"--config {path}: {name}: no such setting; {advice}")
         try:
-            if known.get(name) is None and value is not None:
+            if chosen.settings.get(name) is None and name in actions and value is not None:
                 value = _converted(actions[name], value)
-            settings |= _checked(parser, {name: value}, known, chosen)
+            settings |= _checked(parser, chosen, {name: value})
         except (UserError, ValueError, TypeError, argparse.ArgumentTypeError) as error:
             reason = error.args[0] if isinstance(error, UserError) else f"{name}: {shortened(value)}: {error}"
             raise UserError(f"--config {path}: {reason}") from None
@@ -331,46 +319,41 @@ def _converted(action: argparse.Action, value: Any) -> Any:
 
 def _resolve(
     parser: Parser,
+    chosen: Chosen,
     args: Parsed,
     file: Mapping[str, Any],
-    known: Mapping[str, Setting | None],
-    recipe: Mapping[str, Any],
-    chosen: Mapping[str, str],
-    parts: Sequence[tuple[Part, Any]],
+    path: str,
     left_open: Collection[str],
 ) -> None:
-    """Complete *args*, what is given, but for the settings *left_open*: by --config, the recipe,
-    the architecture, defaults."""
+    """Complete *args*, what is given, but for the settings *left_open*: by those of the *file* at
+    *path*, the recipe, the architecture, defaults."""
 
     def fill(values: Mapping[str, Any], origin: str, open: Collection[str] = left_open) -> None:
         new = {name: value for name, value in values.items() if name not in args and name not in open}
         vars(args).update(new)
         args.origins |= dict.fromkeys(new, origin)
 
-    # A checkpoint stores the settings, not the file that they came from.
-    path = vars(args).pop("config", None)
     args.origins = dict.fromkeys(vars(args), "yours")
     for one, other in SAME:
         if hasattr(args, one) and hasattr(args, other):
             raise UserError(f"{fields.flag_name(one)} {fields.flag_name(other)}: choose one of the two")
-    if path is not None:
-        from_file = _in_full(parser, _from_file(parser, str(path), file, known, chosen), f"--config {path}: ")
-        if hasattr(args, "save_dir"):
-            from_file = for_another_run(from_file, args.save_dir)
-        replaced = {name for group in SAME if any(hasattr(args, name) for name in group) for name in group}
-        fill({name: value for name, value in from_file.items() if name not in replaced}, str(path), ())
-    configs = [*parser.configs, *(config for _, part in parts if (config := getattr(part, "config_class", None)))]
-    for part, cls in parts:
-        fill(parser.plugins.get(part, {}), "default")
-        if part[0] == "lr_scheduler" and is_outside(cls) and getattr(cls, "config_class", None):
+    if hasattr(args, "save_dir"):
+        file = for_another_run(file, args.save_dir)
+    replaced = {name for group in SAME if any(hasattr(args, name) for name in group) for name in group}
+    fill({name: value for name, value in file.items() if name not in replaced}, path, ())
+    for key, part in chosen.parts.items():
+        fill(parser.plugins.get(key, {}), "default")
+        if key[0] == "lr_scheduler" and is_outside(part) and getattr(part, "config_class", None):
             # All schedules share some settings; a plug-in's dataclass may have other defaults.
-            declared = fields.defaults(cls.config_class)
+            declared = fields.defaults(part.config_class)
             fill({n: declared[n] for n in fields.defaults(RateConfig) if declared.get(n) is not None}, "default")
+    configs = [*parser.configs, *_configs(chosen.parts)]
     names = {name for config in configs for name in fields.defaults(config)} | set(CHOICES)
-    fill({name: value for name, value in recipe.items() if name in names}, f"recipe of {chosen.get('arch')}")
-    fill(chosen, "default")
+    recipe = {name: value for name, value in chosen.recipe.items() if name in names}
+    fill(recipe, f"recipe of {chosen.names.get('arch')}")
+    fill(chosen.names, "default")
     # Before the dataclasses' defaults, which fill what architectures leave open.
-    if "arch" in chosen:
+    if "arch" in chosen.names:
         # A plug-in's function may replace what is given.
         completed = ARCHITECTURES[args.arch].complete(vars(args))
         args.origins |= {name: args.arch for name, value in completed.items() if vars(args).get(name, args) != value}
@@ -379,8 +362,8 @@ def _resolve(
         values = fields.checked(config, vars(args))
         vars(args).update({name: value for name, value in values.items() if name in args})
         fill(values, "default")
-    _leave_out_extensions(args, parts)
-    if "arch" in chosen and args.max_tokens is None and args.batch_size is None:
+    _leave_out_extensions(args, chosen.parts)
+    if "arch" in chosen.names and args.max_tokens is None and args.batch_size is None:
         args.batch_size = DEFAULT_BATCH_SIZE
     for name in ("fp16", "memory_efficient_fp16"):
         if getattr(args, name, False) and getattr(args, "bf16", False):
@@ -390,10 +373,10 @@ def _resolve(
         args.fp16 = True
 
 
-def _leave_out_extensions(args: argparse.Namespace, parts: Sequence[tuple[Part, Any]]) -> None:
+def _leave_out_extensions(args: argparse.Namespace, parts: Mapping[Part, Any]) -> None:
     """Remove settings of extensions that are off, so that no log or checkpoint has them; UserError
     if one was given."""
-    for (choice, name), part in parts:
+    for (choice, name), part in parts.items():
         if choice == EXTENSION and not getattr(args, name):
             for setting, default in fields.defaults(part.config_class).items():
                 if getattr(args, setting) != default:

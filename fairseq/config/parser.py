@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
-from fairseq.config.fields import LARGEST_INT, shortened
+from fairseq.config.fields import LARGEST_INT, Setting, shortened
 from fairseq.config.foreign_flags import ForeignFlag, foreign_flags, meant_by
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, MODELS, TASKS, Declaration, extensions_of
 from fairseq.config.settings import ShortForms
@@ -58,11 +58,12 @@ class Parser(argparse.ArgumentParser):
             conflict_handler="resolve",
         )
         self.configs: list[type] = []  # dataclasses that give what is left open its value
-        self.settings: dict[str, fields.Setting] = {}  # of every command line, by name
+        self.settings: dict[str, Setting] = {}  # of every command line, by name
         self.left_open: set[str] = set()  # settings that have no value unless they are given
         self.choices: list[str] = []  # settings that choose parts
         self.owners: dict[str, list[Part]] = {}  # of the settings of parts
         self.plugins: dict[Part, dict[str, object]] = {}  # named on the command line: defaults of their flags
+        self.adopted: dict[Part, list[Setting]] = {}  # that ``add_args`` of a plug-in adds
         self.recommend: Recommend | None = None
         self.short_forms: type[ShortForms] | None = None
         self.command = ""  # which of fairseq's commands it stands for
@@ -104,6 +105,8 @@ class Parser(argparse.ArgumentParser):
 
     def _noted(self, title: str, action: argparse.Action) -> argparse.Action:
         self.by_flag.update(dict.fromkeys(action.option_strings, action))
+        if action.type is None and action.nargs != 0:
+            action.type = _name
         if action.option_strings:
             self.arguments.append((title, action))
         else:
@@ -192,15 +195,20 @@ class Parser(argparse.ArgumentParser):
         # What a model's flags leave open, the architecture fills in: their defaults must not.
         model = choice == "arch"
         group = self.add_argument_group(title_of(part, name), argument_default=argparse.SUPPRESS if model else None)
+        adopted = self.adopted[choice, name] = []
+        self.adopt = group.adopt = adopted.append
         if hasattr(part, "add_args"):
             part.add_args(group if model else self)
+        for setting in adopted:
+            self.owners.setdefault(setting.name, []).append((choice, name))
         defaults: dict[str, object] = {}
         for _, action in [pair for pair in self.arguments if id(pair[1]) not in ours]:
             self.owners.setdefault(action.dest, []).append((choice, name))
             if action.default is not argparse.SUPPRESS:
                 # argparse would convert a default that is text.
-                convert = action.type if isinstance(action.default, str) and callable(action.type) else None
-                defaults[action.dest] = action.default if convert is None else convert(action.default)
+                convert = action.type if callable(action.type) and action.type is not _name else str
+                is_text = isinstance(action.default, str)
+                defaults[action.dest] = convert(action.default) if is_text else action.default
                 action.default = argparse.SUPPRESS
         return defaults
 
@@ -224,11 +232,11 @@ class Parser(argparse.ArgumentParser):
                 text = re.sub(r" \(default: [^()]*\)$", "", str(action.help))
                 action.help = f"{text} (default: {fields.shown(values[action.dest])})"
 
-    def show_part(self, config: type, title: str) -> None:
+    def show_part(self, settings: Iterable[Setting], title: str) -> None:
         """Show the flags of a chosen part under *title*."""
         scratch = argparse.ArgumentParser(add_help=False)
         shown = {action.dest for _, action in self.arguments}
-        for setting in fields.settings_of(config):
+        for setting in settings:
             if setting.name not in shown:
                 heading = RARE if setting.metadata.get("rare") else title
                 self.arguments.append((heading, scratch.add_argument(*setting.flags, **setting.argument())))
@@ -345,6 +353,15 @@ class _Foreign(argparse.Action):
 
     def __call__(self, parser: Any, namespace: object, values: object, option_string: str | None = None) -> None:
         parser.unread.append((self.flag, str(option_string), values))
+
+
+def _name(text: str) -> str:
+    """Return *text*, of a flag that is none of a dataclass: a name, mostly of a file."""
+    if not text:  # would be the current folder
+        raise argparse.ArgumentTypeError("an empty value; give a name")
+    if "\0" in text:
+        raise argparse.ArgumentTypeError("contains a NUL character; remove it")
+    return text
 
 
 def _section(title: str, actions: Sequence[argparse.Action]) -> str:

@@ -17,9 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fairseq.errors import UserError
-from fairseq.inference.engine import Reader
-from fairseq.inference.rows import Rows
+from fairseq.inference.reader import Predictor, Reader
 from fairseq.logging import Progress, no_progress
 from fairseq.models.base import BaseFairseqModel
 
@@ -454,92 +452,3 @@ def _continue(prompt: _Prompt, chosen: Sequence[Chosen], search: Search, stop: i
         prompt.ended.sort(key=lambda text: -text.score)
     prompt.live, prompt.begun = live, True
     return places
-
-
-class Predictor:
-    """Models that read the same rows of tokens, each through a cache of its own.
-
-    Args:
-        readers: on one device, over one dictionary.
-        rows: number of rows.
-        forbidden: tokens that get probability zero.
-        longest: most tokens that will be read of a row (default: no limit); limits the memory's
-            allocation.
-    """
-
-    def __init__(
-        self, readers: Sequence[Reader], rows: int, forbidden: Sequence[int] = (), longest: int | None = None
-    ) -> None:
-        self.rows = [Rows(reader, rows, longest) for reader in readers]
-        self.device = readers[0].device
-        self.forbidden = list(forbidden)
-        self.is_checked = False
-
-    def read(self, tokens: Sequence[Sequence[int]]) -> list[Tensor]:
-        """Hidden states of *tokens* [rows, T] by each model: [rows, T, C], at the start of rows
-        that begin with ``<s>`` one more."""
-        source = torch.tensor(tokens, dtype=torch.long, device=self.device)
-        return [rows.read(source) for rows in self.rows]
-
-    def log_probs(self, hidden: Sequence[Tensor]) -> Tensor:
-        """Log-probabilities of all words after the *hidden* states [B, C] of each model: [B, V],
-        float32."""
-        pairs = zip(self.rows, hidden, strict=True)
-        lprobs = self._mean([rows.reader.log_probs(states) for rows, states in pairs])
-        lprobs[:, self.forbidden] = -torch.inf
-        return lprobs
-
-    def best(self, hidden: Sequence[Tensor], count: int) -> tuple[Tensor, Tensor]:
-        """The *count* most probable words in falling order.
-
-        Returns:
-            Log-probabilities up to a constant for each row, float32, and words: both [B, count],
-            with fewer columns if the dictionary is smaller.
-        """
-        if len(hidden) > 1:
-            lprobs = self.log_probs(hidden)
-            return lprobs.topk(min(count, lprobs.size(-1)))
-        scores, words = self.rows[0].reader.best(hidden[0], count, self.forbidden)
-        return self._mean([scores]), words
-
-    def target_log_probs(self, hidden: Sequence[Tensor], targets: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probabilities of *targets* [B, T] after *hidden* states [B, T, C]."""
-        words = torch.tensor(targets, dtype=torch.long, device=self.device)
-        of_models = []
-        for rows, states in zip(self.rows, hidden, strict=True):
-            with rows.reader.autocast():
-                layer = rows.reader.model.output_layer
-                of_models.append(layer.target_log_probs(states.flatten(0, 1), words.flatten()).float())
-        lprobs: list[list[float]] = self._mean(of_models).view_as(words).tolist()
-        return lprobs
-
-    def select_rows(self, parents: Sequence[int]) -> None:
-        """Make row ``parents[i]`` the new row i; rows may be dropped and repeated."""
-        for rows in self.rows:
-            rows.select_rows(parents)
-
-    def _mean(self, of_models: Sequence[Tensor]) -> Tensor:
-        """The mean of probabilities, as in fairseq's ensembles, not of their logarithms.
-
-        Raises:
-            UserError: a model's probabilities are NaN.
-        """
-        lprobs = of_models[0]
-        if len(of_models) > 1:
-            lprobs = torch.stack([*of_models]).logsumexp(0) - math.log(len(of_models))
-        # Only once: reading a value synchronises with the GPU, and NaN weights give NaN at the
-        # first token.
-        if not self.is_checked and bool(lprobs.isnan().any()):
-            raise UserError(
-                "the model's probabilities are NaN: its training diverged, or it exceeds the range of float16; "
-                "use bfloat16 or float32"
-            )
-        self.is_checked = True
-        return lprobs
-
-
-def reach(model: Model) -> int:
-    """The longest distance, in tokens, that the model attends over, the current token included."""
-    used = model.model if isinstance(model, Reader) else Reader(model).model
-    # A cache knows how long a segment is; one row and one token make it small.
-    return used.new_cache(1, 1).segment_length + used.memory_length

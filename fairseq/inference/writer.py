@@ -15,9 +15,9 @@ from fairseq import distributed
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
-from fairseq.inference.engine import Reader
 from fairseq.inference.loading import load_language_models
-from fairseq.inference.search import Search, generate, generator_of, reach, stream
+from fairseq.inference.reader import Reader, reach
+from fairseq.inference.search import Search, generate, generator_of, stream
 from fairseq.inference.text import Detokenizer, detokenizer_of, never_written
 from fairseq.logging import Progress
 from fairseq.modules.precision import Precision

@@ -6,8 +6,8 @@
   their gradients.
 * ``attention.c``, called by :mod:`fairseq.kernels.attention`: attention, absolute and by distance,
   with its gradient.
-* ``decoding.c``, called by :mod:`fairseq.inference.stack` and :mod:`fairseq.inference.words`: a
-  token through all layers, the embeddings of words and their probabilities.
+* ``decoding.c``, called by :mod:`fairseq.inference.kernels`: a token through all layers, the
+  embeddings of words and their probabilities.
 
 :func:`fairseq.modules.dropout.kernels` loads the first three. Without a compiler (``CC=false``), on
 other devices, in compiled graphs and in exports torch's operators compute the same, up to rounding.

@@ -17,8 +17,8 @@ from fairseq.config import options
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.hub import LanguageModel
-from fairseq.inference.engine import Reader
 from fairseq.inference.generation_lines import lines_of
+from fairseq.inference.reader import Reader
 from fairseq.inference.text import detokenizer_of
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import generate, interactive

@@ -14,8 +14,7 @@ import runs
 import torch
 
 from fairseq.hub import LanguageModel, load_model
-from fairseq.inference.engine import Reader
-from fairseq.inference.search import Predictor
+from fairseq.inference.reader import Predictor, Reader
 
 WORDS = (runs.GOLDEN / "text" / "test.txt").read_text(encoding="utf-8").split()
 LENGTHS = (3, 150, 0, 64, 7, 63, 200, 130, 1, 65)  # tokens; segments have 64

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from fairseq.errors import UserError
 from fairseq.inference import Search, generate, generator_of, stream
-from fairseq.inference.engine import Reader
-from fairseq.inference.search import Predictor, choose
+from fairseq.inference.reader import Predictor, Reader
+from fairseq.inference.search import choose
 from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer_xl_settings import BY_DISTANCE
 from fairseq.text.dictionary import Dictionary

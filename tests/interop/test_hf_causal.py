@@ -19,7 +19,7 @@ from subword_encodings import encodings
 from fairseq import checkpoint
 from fairseq.errors import UserError
 from fairseq.inference import Search, stream
-from fairseq.inference.engine import Reader
+from fairseq.inference.reader import Reader
 from fairseq.interop.hugging_face import decoders
 from fairseq.interop.hugging_face.export import FIGURES, _card
 from fairseq.models.loading import stored_parameters

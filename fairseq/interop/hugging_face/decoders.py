@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.errors import UserError, first_of
-from fairseq.inference.search import reach
+from fairseq.inference.reader import reach
 from fairseq.interop.hugging_face.model_folder import CONFIG
 from fairseq.interop.pickles.named_tensors import Tensors
 from fairseq.models.base import BaseFairseqModel

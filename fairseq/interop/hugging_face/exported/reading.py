@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from fairseq.inference.rows import Rows
+from fairseq.inference.reader import Rows
 
 
 class DecoderReader:

@@ -19,9 +19,9 @@ import runs
 import torch
 from machines import HAS_AVX512
 
-from fairseq.inference.engine import Reader, inference_copy
+from fairseq.inference.kernels import SOURCE, decoding_kernels, dequantized, quantize
 from fairseq.inference.loading import load_language_models
-from fairseq.inference.packed import SOURCE, decoding_kernels, dequantized, quantize
+from fairseq.inference.reader import Reader, inference_copy
 from fairseq.kernels import build as native
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
@@ -252,7 +252,7 @@ def test_bands_that_cannot_reach_the_best_words_are_not_computed(load):
     reader = Reader(load("bands"))
     hidden = torch.cat(list(segments(reader, random_tokens(1))))
     expected = [reader.best(row[None], 4) for row in hidden]
-    for _, words in reader.packed.output.matrices[1:]:
+    for _, words in reader.packed.bands[1:]:
         words.tensors[0].fill_(torch.nan)  # the best words of a band that is computed are NaN
     found = [reader.best(row[None], 4) for row in hidden]
     skipped = [not scores.isnan().any() for scores, _ in found]
@@ -273,7 +273,7 @@ def test_the_stack_need_not_hold_a_number_for_each_row(load):
         # miss the end.
         hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
         resource.setrlimit(resource.RLIMIT_STACK, ((kilobytes + 1024) << 10, hard))
-        hidden = torch.randn(4, reader.packed.stack.out_width)
+        hidden = torch.randn(4, reader.packed.width)
         _, words = reader.best(hidden.repeat(rows // 4, 1), 20)
         assert torch.equal(words, reader.best(hidden, 20)[1].repeat(rows // 4, 1))
         os._exit(7)
@@ -288,10 +288,10 @@ def test_the_stack_need_not_hold_a_number_for_each_row(load):
 @torch.inference_mode()
 def test_of_equal_scores_the_first_words_are_best_and_nan_comes_before_all(load):
     reader = Reader(load("baseline"))
-    hidden = torch.zeros(2, reader.packed.stack.out_width)
+    hidden = torch.zeros(2, reader.packed.width)
     scores, words = reader.best(hidden, 5, forbidden=[1])
     assert words.tolist() == [[0, 2, 3, 4, 5]] * 2 and not scores.isnan().any()
-    panels = reader.packed.output.matrices[0][1].tensors[0]
+    panels = reader.packed.bands[0][1].tensors[0]
     panels[25 // panels.size(2), :, 25 % panels.size(2)] = torch.nan  # word 25
     scores, words = reader.best(hidden, 5)
     assert words.tolist() == [[25, 0, 1, 2, 3]] * 2 and scores.isnan().sum(1).tolist() == [1, 1]
@@ -332,7 +332,7 @@ def test_rows_may_leave_and_part(load):
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["xl, bands", "parallel, gated", "modern, shared keys"])
 def test_results_do_not_depend_on_the_number_of_threads(load, name, monkeypatch):
-    monkeypatch.setattr("fairseq.inference.stack.LEAST_WORK", 1)
+    monkeypatch.setattr("fairseq.inference.kernels.LEAST_WORK", 1)
     model, tokens, threads = load(name), random_tokens(3), torch.get_num_threads()
     try:
         torch.set_num_threads(3)
