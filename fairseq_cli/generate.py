@@ -35,10 +35,10 @@ def main(args: argparse.Namespace) -> list[Any] | None:
         The passages; None if the work was done in other processes.
     """
     from fairseq.distributed import run_on_processes
-    from fairseq.inference.generation import generate
+    from fairseq.inference.generation import continue_passages
 
     common = typed(CommonConfig, args)
-    work = functools.partial(generate, args.data, typed(GenerateConfig, args), common, vars(args))
+    work = functools.partial(continue_passages, args.data, typed(GenerateConfig, args), common, vars(args))
     return run_on_processes(work, common, typed(DistributedConfig, args))
 
 

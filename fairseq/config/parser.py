@@ -18,9 +18,19 @@ from typing import Any, NoReturn
 from fairseq.config import fields
 from fairseq.config.fields import LARGEST_INT, Setting, shortened
 from fairseq.config.foreign_flags import ForeignFlag, foreign_flags, meant_by
-from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, MODELS, TASKS, Declaration, extensions_of
+from fairseq.config.registry import (
+    ARCHITECTURES,
+    CHOICES,
+    EXTENSIONS,
+    MODELS,
+    TASKS,
+    Declaration,
+    extensions_of,
+    is_outside,
+)
 from fairseq.config.settings import ShortForms
 from fairseq.errors import UserError, first_of
+from fairseq.system import deferred
 from fairseq.system.terminal import WIDTH
 from fairseq.system.version import __version__
 
@@ -199,6 +209,8 @@ class Parser(argparse.ArgumentParser):
         self.adopt = group.adopt = adopted.append
         if hasattr(part, "add_args"):
             part.add_args(group if model else self)
+        if is_outside(part):
+            deferred.plugins().add_flags(choice, group if model else self)
         for setting in adopted:
             self.owners.setdefault(setting.name, []).append((choice, name))
         defaults: dict[str, object] = {}

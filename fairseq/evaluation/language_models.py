@@ -32,8 +32,7 @@ from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scores, Scoring
 from fairseq.evaluation.task_scores import task_scores
 from fairseq.inference import Search, generator_of, stream
-from fairseq.inference.inputs import data_and_models, existing_checkpoint, read_text, refuse_two_texts
-from fairseq.inference.loading import load_models
+from fairseq.inference.loading import data_and_models, existing_checkpoint, load_models, read_text, refuse_two_texts
 from fairseq.inference.text import never_written
 from fairseq.logging import Progress, show_progress
 from fairseq.models.base import BaseFairseqModel
@@ -73,7 +72,7 @@ def evaluate(
     metrics and write the files that *cfg* names.
 
     Args:
-        source: the data, or a model; see :func:`~fairseq.inference.inputs.data_and_models`.
+        source: the data, or a model; see :func:`~fairseq.inference.loading.data_and_models`.
         flat: settings that the checkpoints' are changed by.
 
     Returns:

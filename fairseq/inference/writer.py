@@ -4,20 +4,22 @@ and text conversion, made from the command's flags."""
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fairseq import distributed
-from fairseq.config.command_settings import GenerationConfig
+from fairseq.config.command_settings import LONGEST_TEXT, GenerationConfig
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
 from fairseq.inference.loading import load_language_models
 from fairseq.inference.reader import Reader, reach
-from fairseq.inference.search import Search, generate, generator_of, stream
+from fairseq.inference.search import Hypothesis, Search, generate, generator_of, stream
 from fairseq.inference.text import Detokenizer, detokenizer_of, never_written
 from fairseq.logging import Progress
 from fairseq.modules.precision import Precision
@@ -121,6 +123,71 @@ class Writer:
             progress=progress,
         )
         return ((keys[index], best.tokens) for index, [best, *_] in texts)
+
+    def hypotheses(
+        self, cfg: GenerationConfig, lines: Iterable[tuple[int, list[int]]], together: int | None = None
+    ) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """The hypotheses of each of *lines*, numbers with tokens without ``</s>``, in their order.
+
+        Of a line, ``--prefix-size`` tokens begin every hypothesis (0: all). Sampling depends on the
+        number. Lines are searched for several at once, *together* or as many as the batch size
+        allows.
+        """
+        dictionary: Dictionary = self.task.source_dictionary
+        # fairseq reads `<s>` in place of `</s>`, not before it.
+        start = [dictionary.eos()] if self.models[0].begin is None else []
+        # A dictionary without padding, such as GPT-2's, has the index -1, which would be the last
+        # word.
+        forbidden = [dictionary.pad()] if dictionary.pad() >= 0 else []
+        together = together or max(1, self.batch_size // (cfg.beam or 1))
+
+        def longest(line: tuple[int, list[int]]) -> int:
+            # fairseq limits a text by a · (tokens of the source) + b; its default is 0 · x + 200.
+            return int((cfg.max_len_a or 0) * len(line[1])) + (LONGEST_TEXT if cfg.max_len_b is None else cfg.max_len_b)
+
+        for max_len, alike in itertools.groupby(lines, key=longest):
+            search = Search(
+                max_len,
+                temperature=cfg.temperature if cfg.sampling else 0.0,
+                top_k=cfg.sampling_topk,
+                top_p=cfg.sampling_topp,
+                beam=cfg.beam or 1,
+                eos=dictionary.eos() if dictionary.stop() < 0 else dictionary.stop(),
+                min_tokens=1 if cfg.min_len is None else cfg.min_len,
+                lenpen=1.0 if cfg.lenpen is None else cfg.lenpen,
+                no_repeat_ngram=cfg.no_repeat_ngram_size or 0,
+            )
+            while batch := list(itertools.islice(alike, together)):
+                found = generate(
+                    self.models,
+                    [[*start, *line[: cfg.prefix_size or len(line)]] for _, line in batch],
+                    search,
+                    generators=lambda index, batch=batch: generator_of(self.seed, batch[index][0], 0),  # type: ignore[misc]
+                    batch_size=len(batch) * search.beam,
+                    forbidden=forbidden,
+                )
+                yield from ((batch[index][0], texts) for index, texts in sorted(found, key=lambda item: item[0]))
+
+    def lines_of(
+        self, cfg: GenerationConfig, number: int, line: Sequence[int], found: Sequence[Hypothesis], target: bool
+    ) -> Iterator[str]:
+        """fairseq's lines of text *number*: ``S-``, with *target* ``T-``, then ``H-``, ``D-`` and
+        ``P-`` of each hypothesis, with scores to base 2.
+
+        ``D-`` has plain text where the data has a tokenizer; the others have symbols.
+        """
+        dictionary: Dictionary = self.task.source_dictionary
+        yield f"S-{number}\t{dictionary.string(line)}"
+        if target:
+            yield f"T-{number}\t{dictionary.string(line)}"
+        for hypothesis in found[: cfg.nbest or 1]:
+            text = dictionary.string(hypothesis.tokens, cfg.remove_bpe)
+            score = hypothesis.score / math.log(2)
+            yield f"H-{number}\t{score}\t{text}"
+            if self.detokenizer.tokenizer is not None:
+                text = self.detokenizer.decode(hypothesis.tokens[:-1])  # without </s>
+            yield f"D-{number}\t{score}\t{text}"
+            yield f"P-{number}\t" + " ".join(f"{lprob / math.log(2):.4f}" for lprob in hypothesis.lprobs)
 
     def warn_of_length(self, prompts: dict[str, int]) -> None:
         """Log once the prompts, given as name → tokens,

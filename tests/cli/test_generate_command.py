@@ -17,8 +17,8 @@ from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq.errors import UserError
 from fairseq.inference import Search, generator_of, stream
+from fairseq.inference.generation import Part, Passage, as_page, draw_starts
 from fairseq.inference.loading import load_models
-from fairseq.inference.passages import Part, Passage, as_page, draw_starts
 from fairseq.inference.writer import Writer
 from fairseq_cli import generate
 from fairseq_cli.generate import get_generation_parser

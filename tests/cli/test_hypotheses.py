@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 import runs
+import torch
 from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.config.command_settings import GenerationConfig
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter
 from fairseq.hub import LanguageModel
-from fairseq.inference.generation_lines import lines_of
 from fairseq.inference.reader import Reader
+from fairseq.inference.search import Search
 from fairseq.inference.text import detokenizer_of
+from fairseq.inference.writer import Writer
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import generate, interactive
 from fairseq_cli.generate import get_generation_parser
@@ -85,8 +87,10 @@ def test_texts_end_with_a_dictionary_without_padding_whose_last_symbol_is_the_en
     model = LanguageModel.from_pretrained(CHECKPOINT, runs.DATA).model
     task = SimpleNamespace(source_dictionary=dictionary)
     plain = detokenizer_of(task.source_dictionary)
-    writer: Any = SimpleNamespace(task=task, models=[Reader(model)], seed=1, detokenizer=plain)
-    found = list(lines_of(writer, GenerationConfig(max_len_b=3), 0, [5], target=False))
+    writer = Writer([Reader(model)], task, Search(), 1, 16, plain, torch.device("cpu"))  # type: ignore[arg-type]
+    cfg = GenerationConfig(max_len_b=3)
+    [(number, texts)] = writer.hypotheses(cfg, [(0, [5])])
+    found = list(writer.lines_of(cfg, number, [5], texts, target=False))
     assert [line[:3] for line in found] == ["S-0", "H-0", "D-0", "P-0"]
 
 

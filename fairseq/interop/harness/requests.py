@@ -59,7 +59,7 @@ class Requests:
             raise UserError(f"{type(model.model).__name__}: has no output layer that scores words; use another model")
         self.model, self.batch_size, self.max_tokens = model, batch_size, max_tokens
         self.eos, self.segment = model.dictionary.eos(), model.tokens_per_sample
-        self.pad = max(model.dictionary.pad(), 0)  # any id will do where there is no padding symbol
+        self.pad = model.dictionary.pad()
         self.begin = model.dictionary.begin() if model.add_bos_token else None
         self.reader = TextReader(model.dictionary, model.tokenizer)
         scoring = Scoring(self.segment, batch_size=1, add_bos_token=model.add_bos_token)
