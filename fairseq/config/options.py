@@ -82,7 +82,8 @@ def parse_args_and_arch(
     """
     argv = list(sys.argv[1:] if input_args is None else input_args)
     # Both add flags, or settings that choose them: they are read before argparse reads all words.
-    path = _value(argv, "--config") if "--config" in parser.by_flag else None
+    is_file = "--config" in parser.by_flag and parser.by_flag["--config"].dest == "config"  # not fairseq-import's
+    path = _value(argv, "--config") if is_file else None
     file = read_yaml(path) if path is not None else {}
     user_dir = _value(argv, "--user-dir") or file.get("user_dir")
     if user_dir and "--user-dir" in parser.by_flag:
