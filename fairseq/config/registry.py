@@ -35,8 +35,8 @@ _ADDED = re.compile(
 # Folders and modules of this package; others in it are copies of a plug-in.
 ROOMS = (
     *("analysis", "checkpoint", "config", "criterions", "data", "distributed", "errors", "evaluation", "hub"),
-    *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "system"),
-    *("tasks", "text", "training"),
+    *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "preprocessing"),
+    *("system", "tasks", "text", "training"),
     # fairseq's names
     *(
         "checkpoint_utils",
@@ -121,8 +121,6 @@ class Registry(Generic[T]):
     def register(self, name: str, dataclass: type | None = None) -> Callable[[P], P]:
         """Decorator that registers a part as *name*.
 
-        A part from outside this package is given the methods that this package calls.
-
         Args:
             name: the value of the flag that chooses the part.
             dataclass: the config whose fields become flags; without one the part's own
@@ -148,8 +146,6 @@ class Registry(Generic[T]):
             elif known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already; leave yours out or give it another name")
             self._parts[name] = part  # type: ignore[assignment]
-            if is_outside(part):
-                deferred.plugins().adapt(self.kind, part)
             return part
 
         return keep

@@ -210,7 +210,8 @@ def _attention_class(cfg: TransformerLMConfig) -> type[SelfAttention]:
 
 
 class TransformerLanguageModel(DecoderModel):
-    """A transformer language model; see :class:`TransformerDecoder`."""
+    """A transformer language model; see :class:`TransformerDecoder`, and :class:`DecoderModel` for
+    other decoders."""
 
     config_class = TransformerLMConfig
     decisive_settings = (
@@ -232,11 +233,12 @@ class TransformerLanguageModel(DecoderModel):
         "attention_window",
     )
 
-    def __init__(self, decoder: TransformerDecoder) -> None:
+    def __init__(self, decoder: Any) -> None:
         super().__init__(decoder)
-        self.cfg = decoder.cfg
-        self.infused_dim = decoder.cfg.decoder_embed_dim
-        self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
+        if isinstance(decoder, TransformerDecoder):
+            self.cfg = decoder.cfg
+            self.infused_dim = decoder.cfg.decoder_embed_dim
+            self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
 
     @classmethod
     def build_embedding(cls, args: object, dictionary: Any, embed_dim: int, path: object = None) -> nn.Embedding:
@@ -257,6 +259,8 @@ class TransformerLanguageModel(DecoderModel):
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Names and markers of fairseq's several versions, as this one has them."""
+        if not isinstance(self.decoder, TransformerDecoder):
+            return super().upgrade_state_dict(state)
         state = dict(state)
         current = self.state_dict()
         # The name in fairseq 0.9.

@@ -1,11 +1,11 @@
-"""Parts from outside the package are changed, when they are registered, to what the package
-calls."""
+"""Parts from outside the package are given the namespace, and are the classes that they were."""
 
 from __future__ import annotations
 
 import importlib.util
 from argparse import Namespace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import torch
 
 from fairseq.config import registry
 from fairseq.config.settings import training_settings
-from fairseq.criterions import FairseqCriterion
+from fairseq.criterions import FairseqCriterion, LegacyFairseqCriterion
 from fairseq.criterions.cross_entropy import CrossEntropyCriterion
 from fairseq.models.transformer_lm import TransformerLanguageModel
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
@@ -70,11 +70,37 @@ def test_a_criterion_with_its_own_forward_is_called_through_it(base: Any, own: b
         return torch.tensor(5.0), 1, {"seen": sample}
 
     part = type("Part", (base,), {"__module__": "my_parts", **({"forward": forward} if own else {})})
-    registry.register_criterion("part")(part)
-    assert part.carries_state is not own and base.carries_state
+    made = part(None, *([False] if base is CrossEntropyCriterion else []))
+    assert made.carries_state is not own
     if own:
-        loss, extra = part(None).step(None, {"nsentences": 1}, {"memory": None})
+        loss, extra = made.step(None, {"nsentences": 1}, {"memory": None})
         assert loss[0] == 5 and loss[2] == {"seen": {"nsentences": 1}} and extra == {}
+
+
+def test_a_path_that_no_checkpoint_stores_is_none_for_a_plugin() -> None:
+    registry.register_criterion("writing_loss")(
+        type("Loss", (LegacyFairseqCriterion,), {"__module__": "my_parts", "add_args": lambda parser: None})
+    )
+    settings = training_settings(runs.arguments(runs.BASELINE, "--criterion writing_loss"))
+    settings.flat.pop("save_predictions", None)
+    task: Any = setup_task(settings)
+    assert task.build_criterion(settings).args.save_predictions is None
+
+
+def test_a_class_has_one_behaviour_whether_it_is_registered_or_not() -> None:
+    class Loss(LegacyFairseqCriterion):
+        def __init__(self, args: Any, task: Any) -> None:
+            super().__init__(args, task)
+
+    class Model(TransformerLanguageModel):
+        pass
+
+    task = SimpleNamespace(source_dictionary=None)
+    before = Loss.__mro__, Model.__mro__, Loss("settings", task).args
+    registry.register_criterion("legacy_loss")(Loss)
+    registry.register_model("plain_lm")(Model)
+    assert (Loss.__mro__, Model.__mro__, Loss("settings", task).args) == before and before[2] == "settings"
+    assert Loss("settings", task).task is task
 
 
 def test_a_task_registered_under_two_names_is_given_the_namespace_and_reads_all_of_it_in_cfg() -> None:
@@ -90,7 +116,6 @@ def test_a_task_registered_under_two_names_is_given_the_namespace_and_reads_all_
     settings = training_settings(runs.arguments(runs.BASELINE, "--task other"))
     task: Any = setup_task(settings)
     assert vars(task.given) is settings.flat and vars(task.args) is settings.flat
-    assert vars(Both(settings, task.dictionary).given) is settings.flat, "as models are loaded with a dictionary file"
     assert task.cfg.sample_break_mode == "none" and task.cfg.clip_norm == settings.flat["clip_norm"]
 
 
