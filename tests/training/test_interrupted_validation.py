@@ -45,17 +45,16 @@ def metrics(path: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in runs.CLOCKS} for line in lines]
 
 
-@pytest.mark.parametrize("training", [True, False], ids=["before", "during"])
 @pytest.mark.parametrize(
-    ("flags", "updates"),
+    ("flags", "updates", "training"),
     [
-        ("--max-update 12 --validate-interval-updates 4", 4),
-        ("--max-update 12 --save-interval-updates 5", 5),
-        ("--max-epoch 2 --lr-scheduler reduce_lr_on_plateau --lr-patience 0 --lr-threshold 10", 9),
-        ("--max-epoch 1", 9),
-        ("--stages 16:6,32:12 --arch shortformer_tiny --max-tokens-valid 320", 6),
+        ("--max-update 12 --validate-interval-updates 4", 4, True),
+        ("--max-update 12 --save-interval-updates 5", 5, False),
+        ("--max-epoch 2 --lr-scheduler reduce_lr_on_plateau --lr-patience 0 --lr-threshold 10", 9, True),
+        ("--max-epoch 1", 9, False),
+        ("--stages 16:6,32:12 --arch shortformer_tiny --max-tokens-valid 320", 6, True),
     ],
-    ids=["interval", "checkpoint", "epoch", "end", "stage"],
+    ids=["before it", "within that of a checkpoint", "before an epoch's", "within the last", "before a stage's"],
 )
 def test_the_resumed_run_is_as_if_nothing_had_happened(
     tmp_path: Path,
