@@ -12,11 +12,10 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
-from fairseq.config.fields import LARGEST_INT, Setting, shortened
+from fairseq.config.fields import Setting
 from fairseq.config.foreign_flags import ForeignFlag, foreign_flags, meant_by
 from fairseq.config.registry import (
     ARCHITECTURES,
@@ -402,16 +401,3 @@ def title_of(part: Any, name: str | None = None) -> str:
     title = re.sub(r"^(The )?[Ss]ettings of (an? |the )?", "", re.split(r"[:;]|\.(?:\s|$)", text)[0])
     title = title[:1].upper() + title[1:]
     return f"{title} ({name})" if name else title
-
-
-def folder_path(text: str) -> Path:
-    """Return *text*, which must not be empty, as a path."""
-    if not text:
-        raise argparse.ArgumentTypeError("an empty value; give a folder")
-    return Path(text)
-
-
-def check_words(most: int | None) -> None:
-    """Raise UserError unless *most*, the value of ``--max-words``, is a count."""
-    if most is not None and not 1 <= most <= LARGEST_INT:
-        raise UserError(f"--max-words {shortened(most)}: must be from 1 to {LARGEST_INT}")
