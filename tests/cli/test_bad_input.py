@@ -21,7 +21,7 @@ from fairseq.data.samplers import Batching
             "--arch transformer_lm_wiki104: no such architecture; did you mean transformer_lm_wiki103",
         ),
         ("--arch xyz", "--arch xyz: no such architecture; known: "),
-        ("--task language_modelling", "--task language_modelling: no such task; did you mean language_modeling?"),
+        ("--task language_modelling", "--task language_modelling: no such task; did you mean language_modeling"),
         ("--criterion adaptive_los", "--criterion adaptive_los: no such criterion; did you mean adaptive_loss?"),
         ("--optimizer adm", "--optimizer adm: no such optimizer; did you mean adam?"),
         ("--lr-scheduler cosin", "--lr-scheduler cosin: no such learning-rate schedule; did you mean cosine?"),
