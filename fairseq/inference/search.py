@@ -8,6 +8,7 @@ padding, so that a text does not depend on its batch; its randomness is (seed, p
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -266,9 +267,8 @@ def _search(
         last = [states[waiting:, -1] for states in hidden]
         # The row that each new row continues: rows of ended texts are dropped, others repeated.
         parents, row = list(range(waiting)), waiting
-        for prompt, chosen in zip(
-            prompts[waiting:], choose_next(predictor, last, prompts[waiting:], search), strict=True
-        ):
+        choosing = prompts[waiting:]
+        for prompt, chosen in zip(choosing, choose_next(predictor, last, choosing, search), strict=True):
             rows = len(prompt.live)
             parents += [row + place for place in _continue(prompt, chosen, search, stop)]
             row += rows
@@ -323,8 +323,10 @@ def _sampled(
         _restrict(lprobs, prompts, search)
     places = [[*range(len(prompt.live))] if prompt.begun else [0] * search.beam for prompt in prompts]
     if search.beam > 1:
-        rows = torch.tensor(_flat(places, prompts), device=lprobs.device)
-        lprobs, tokens = lprobs[rows], None if tokens is None else tokens[rows]
+        firsts = itertools.accumulate((len(prompt.live) for prompt in prompts), initial=0)
+        parents = [first + place for first, each in zip(firsts, places, strict=False) for place in each]
+        index = torch.tensor(parents, device=lprobs.device)
+        lprobs, tokens = lprobs[index], None if tokens is None else tokens[index]
     if search.temperature > 0:
         numbers = [next(prompt.draws) for prompt, each in zip(prompts, places, strict=True) for _ in each]
         draws = torch.tensor(numbers, dtype=torch.float64, device=lprobs.device)
@@ -333,15 +335,6 @@ def _sampled(
     # The one synchronisation with a GPU of a step.
     chosen = iter(index.tolist())
     return [[(place, next(chosen), next(scores) if scores else None) for place in each] for each in places]
-
-
-def _flat(places: Sequence[Sequence[int]], prompts: Sequence[_Prompt]) -> list[int]:
-    """The rows of the texts at *places* of each prompt, among the rows of all."""
-    rows, first = list[int](), 0
-    for each, prompt in zip(places, prompts, strict=True):
-        rows += [first + place for place in each]
-        first += len(prompt.live)
-    return rows
 
 
 def choose(lprobs: Tensor, search: Search, draws: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
