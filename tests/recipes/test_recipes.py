@@ -247,8 +247,16 @@ def test_a_wrong_wikitext_103_archive_is_refused_and_removed(tmp_path: Path) -> 
     wrong.write_bytes(b"no archive")
     result = run("prepare-wikitext-103.sh", str(tmp_path / "corpus"), WIKITEXT_URL=wrong.as_uri())
     assert result.returncode == 1
-    assert "SHA-256" in result.stderr
+    assert "wrong sha256" in result.stderr
     assert list((tmp_path / "corpus").iterdir()) == []
+
+
+def test_a_dry_run_downloads_nothing(tmp_path: Path) -> None:
+    result = run(
+        "prepare-wikitext-103.sh", str(tmp_path / "corpus"), DRY_RUN=1, WIKITEXT_URL="http://127.0.0.1:9/a.zip"
+    )
+    assert (result.returncode, result.stderr) == (0, "") and not (tmp_path / "corpus").exists()
+    assert "http://127.0.0.1:9/a.zip" in result.stdout.splitlines()[0]
 
 
 def test_wikitext_103_is_not_downloaded_twice(tmp_path: Path) -> None:
