@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from fairseq.config import fields
 from fairseq.config.fields import Setting, shortened
 from fairseq.config.foreign_flags import check_architecture, foreign_flags
-from fairseq.config.parser import EXTENSION, HELP, Parser, Part, title_of
+from fairseq.config.parser import EXTENSION, HELP, Parser, PartKey, title_of
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, chosen_part, extensions_of, is_outside
 from fairseq.config.settings import DEFAULT_BATCH_SIZE, DataConfig, RateConfig
 from fairseq.config.settings_file import for_another_run, read_yaml
@@ -45,7 +45,7 @@ class Chosen(NamedTuple):
 
     names: dict[str, str]  # of the parts, by what chooses them
     recipe: Mapping[str, Any]  # of the architecture
-    parts: dict[Part, Any]  # with the extensions of the task
+    parts: dict[PartKey, Any]  # with the extensions of the task
     settings: dict[str, Setting | None]  # what may be given; None: argparse converts it
 
 
@@ -82,12 +82,14 @@ def parse_args_and_arch(
     """
     argv = list(sys.argv[1:] if input_args is None else input_args)
     # Both add flags, or settings that choose them: they are read before argparse reads all words.
-    path = _value(argv, "--config") if "--config" in parser.by_flag else None
+    path = _value(argv, "--config") if parser.reads_file else None
     file = read_yaml(path) if path is not None else {}
     user_dir = _value(argv, "--user-dir") or file.get("user_dir")
     if user_dir and "--user-dir" in parser.by_flag:
         import_user_module(str(user_dir))
-    parser.add_parts({word.partition("=")[2] or word for word in argv} | set(map(str, file.values())))
+    choices = {name: CHOICES[name] for name in parser.choices}
+    given_parts = {name: _value(argv, one.flag, *one.aliases) for name, one in choices.items()}
+    parser.add_parts({name: str(given_parts[name] or file.get(name) or one.default) for name, one in choices.items()})
     is_evaluation = "arch" not in parser.choices
     # Of a plug-in's own, which reads the data itself: a command reads them as its checkpoint says.
     is_script = is_evaluation and task_defaults and bool(parser.plugins)
@@ -110,8 +112,9 @@ def parse_args_and_arch(
     args = Parsed(**_in_full(parser, _checked(parser, chosen, given)))
     if unread := [text for flag, text, _ in parser.unread if not flag.advice]:
         print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
-    # A checkpoint stores the settings, not the file that they came from.
-    vars(args).pop("config", None)
+    if parser.reads_file:
+        # A checkpoint stores the settings, not the file that they came from.
+        vars(args).pop("config", None)
     if not suppress_defaults:
         from_file = _in_full(parser, _from_file(parser, chosen, path, file), f"--config {path}: ")
         if is_evaluation and not task_defaults:
@@ -123,12 +126,12 @@ def parse_args_and_arch(
     return (args, unknown) if parse_known else args
 
 
-def _value(argv: Sequence[str], flag: str) -> str | None:
-    """The last value of *flag* on the command line."""
+def _value(argv: Sequence[str], *flags: str) -> str | None:
+    """The last value of one of *flags* on the command line."""
     value = None
     for word, following in zip(argv, [*argv[1:], "-"], strict=False):
         name, equals, text = word.partition("=")
-        if name == flag and (equals or not following.startswith("-")):
+        if name in flags and (equals or not following.startswith("-")):
             value = text if equals else following
     return value
 
@@ -182,7 +185,7 @@ def _choose(parser: Parser, given: Mapping[str, Any]) -> Chosen:
     # and the schedule.
     recipe = parser.recommend(arch, given) if parser.recommend is not None else {}
     names: dict[str, str] = {}
-    parts: dict[Part, Any] = {}
+    parts: dict[PartKey, Any] = {}
     for choice in parser.choices:
         names[choice] = name = str({**recipe, **given}.get(choice, CHOICES[choice].default))
         if choice == "arch" and name not in ARCHITECTURES:  # a plug-in may have any name
@@ -194,23 +197,19 @@ def _choose(parser: Parser, given: Mapping[str, Any]) -> Chosen:
             parts[choice, ARCHITECTURES[name].model if choice == "arch" else name] = part
     for task in [part for (choice, _), part in parts.items() if choice == "task"]:
         parts |= {(EXTENSION, name): EXTENSIONS.declaration(name) for name in extensions_of(task)}
-    settings: dict[str, Setting | None] = {
-        action.dest: None
-        for _, action in parser.arguments
-        if action.dest not in parser.owners or parts.keys() & set(parser.owners[action.dest])
-    }
+    settings: dict[str, Setting | None] = dict.fromkeys(action.dest for _, action in parser.arguments)
     settings |= parser.settings
     for key in parts:
         settings |= {s.name: s for s in _settings_of(parser, key, parts[key]) if not settings.get(s.name)}
     return Chosen(names, recipe, parts, settings)
 
 
-def _settings_of(parser: Parser, key: Part, part: Any) -> list[Setting]:
+def _settings_of(parser: Parser, key: PartKey, part: Any) -> list[Setting]:
     """The settings of a part's dataclass, and those that a plug-in's ``add_args`` takes over."""
     return [s for config in _configs({key: part}) for s in fields.settings_of(config)] + parser.adopted.get(key, [])
 
 
-def _configs(parts: Mapping[Part, Any]) -> list[type]:
+def _configs(parts: Mapping[PartKey, Any]) -> list[type]:
     """The dataclasses of *parts*; a plug-in's part may have none."""
     return [config for part in parts.values() if (config := getattr(part, "config_class", None)) is not None]
 
@@ -373,7 +372,7 @@ def _resolve(
         args.fp16 = True
 
 
-def _leave_out_extensions(args: argparse.Namespace, parts: Mapping[Part, Any]) -> None:
+def _leave_out_extensions(args: argparse.Namespace, parts: Mapping[PartKey, Any]) -> None:
     """Remove settings of extensions that are off, so that no log or checkpoint has them; UserError
     if one was given."""
     for (choice, name), part in parts.items():

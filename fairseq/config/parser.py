@@ -25,6 +25,7 @@ from fairseq.config.registry import (
     MODELS,
     TASKS,
     Declaration,
+    Registry,
     extensions_of,
     is_outside,
 )
@@ -37,9 +38,7 @@ from fairseq.system.version import __version__
 EXTENSION = "extension"  # in place of a choice
 POSITIONAL, RARE = "positional arguments", "rarely needed, and other names"
 HELP = ("-h", "--help", "--help-all")
-Part = tuple[
-    str, str
-]  # what chooses it, "extension" for one of the task, and its name: of an architecture, the model's
+PartKey = tuple[str, str]  # what chooses a part ("extension" for one of the task), its name: of "arch" the model's
 Recommend = Callable[[str, Mapping[str, Any]], Mapping[str, object]]
 
 
@@ -71,11 +70,12 @@ class Parser(argparse.ArgumentParser):
         self.settings: dict[str, Setting] = {}  # of every command line, by name
         self.left_open: set[str] = set()  # settings that have no value unless they are given
         self.choices: list[str] = []  # settings that choose parts
-        self.owners: dict[str, list[Part]] = {}  # of the settings of parts
-        self.plugins: dict[Part, dict[str, object]] = {}  # named on the command line: defaults of their flags
-        self.adopted: dict[Part, list[Setting]] = {}  # that ``add_args`` of a plug-in adds
+        self.owners: dict[str, list[PartKey]] = {}  # of the settings of parts
+        self.plugins: dict[PartKey, dict[str, object]] = {}  # named on the command line: defaults of their flags
+        self.adopted: dict[PartKey, list[Setting]] = {}  # that ``add_args`` of a plug-in adds
         self.recommend: Recommend | None = None
         self.short_forms: type[ShortForms] | None = None
+        self.reads_file = False
         self.command = ""  # which of fairseq's commands it stands for
         self.unread: list[tuple[ForeignFlag, str, object]] = []  # fairseq's flags on the command line, with values
         self.first, self.chosen_heading, self.lists = list(first), "", ""
@@ -125,7 +125,8 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def add_settings_file(self) -> None:
-        """Take ``--config``."""
+        """Take ``--config``, which names a file of settings."""
+        self.reads_file = True
         help = "YAML file of flags, without dashes; command-line flags override it"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
 
@@ -169,28 +170,29 @@ class Parser(argparse.ArgumentParser):
                 choice.flag, *choice.aliases, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=help
             )
 
-    def add_parts(self, words: Collection[str]) -> None:
-        """Let argparse know the flags of all built-in parts, and of the plug-ins that *words*
-        name."""
+    def add_parts(self, named: Mapping[str, str]) -> None:
+        """Let argparse know the flags of all built-in parts, and of plug-ins among the *named*
+        ones, by what chooses them."""
         builds_models = "arch" in self.choices
         for choice in self.choices:
-            registry = MODELS if choice == "arch" else CHOICES[choice]
-            named = {ARCHITECTURES[w].model if choice == "arch" else w for w in words if w in CHOICES[choice]}
-            for name in registry:
-                part = registry.declaration(name)
-                if isinstance(part, Declaration) and part.settings is not None:
-                    # The task of an evaluation is the checkpoint's, and the few of its flags that
-                    # matter are among the command's.
-                    if builds_models:
-                        self._add_part((choice, name), part.settings)
-                elif name in named:
+            registry: Registry[Any] = MODELS if choice == "arch" else CHOICES[choice]
+            parts = [(name, registry.declaration(name)) for name in registry]
+            declared = {name: part.settings for name, part in parts if isinstance(part, Declaration) and part.settings}
+            # The task of an evaluation is the checkpoint's, and the few of its flags that matter
+            # are among the command's.
+            for name, config in declared.items() if builds_models else ():
+                self._add_part((choice, name), config)
+            name = named[choice]
+            if name in CHOICES[choice]:
+                name = ARCHITECTURES[name].model if choice == "arch" else name
+                if name not in declared:
+                    part = registry[name]
                     self._add_part((choice, name), getattr(part, "config_class", None))
-                    self.plugins[choice, name] = self._add_args(choice, name, registry[name])
-        if builds_models:
-            for name in EXTENSIONS:
-                self._add_part((EXTENSION, name), EXTENSIONS.declaration(name).config_class)
+                    self.plugins[choice, name] = self._add_args(choice, name, part)
+        for name in EXTENSIONS if builds_models else ():
+            self._add_part((EXTENSION, name), EXTENSIONS.declaration(name).config_class)
 
-    def _add_part(self, part: Part, config: type | None) -> None:
+    def _add_part(self, part: PartKey, config: type | None) -> None:
         for setting in fields.settings_of(config) if config is not None else ():
             self.owners.setdefault(setting.name, []).append(part)
             # Two dataclasses may declare a setting, such as a model and a task; it is one flag.
@@ -211,11 +213,8 @@ class Parser(argparse.ArgumentParser):
             part.add_args(group if model else self)
         if is_outside(part):
             deferred.plugins().add_flags(choice, group if model else self)
-        for setting in adopted:
-            self.owners.setdefault(setting.name, []).append((choice, name))
         defaults: dict[str, object] = {}
         for _, action in [pair for pair in self.arguments if id(pair[1]) not in ours]:
-            self.owners.setdefault(action.dest, []).append((choice, name))
             if action.default is not argparse.SUPPRESS:
                 # argparse would convert a default that is text.
                 convert = action.type if callable(action.type) and action.type is not _name else str

@@ -169,13 +169,12 @@ class Rows:
     window. Every window begins with the reader's ``begin``, as every row does in training.
 
     Args:
-        reader: a :class:`Reader`, or what has its ``model``, ``device``,
-            ``begin``, ``new_cache`` and ``read``.
+        reader: reads the tokens.
         rows: number of rows B.
         longest: most tokens that will be read of a row; None: no limit.
     """
 
-    def __init__(self, reader: Any, rows: int, longest: int | None = None) -> None:
+    def __init__(self, reader: Reader, rows: int, longest: int | None = None) -> None:
         self.reader, self.count = reader, rows
         self.cache = reader.new_cache(rows, longest)
         self.window: Tensor | None = None
