@@ -441,8 +441,9 @@ class NestedDictionaryDataset(FairseqDataset):
         return np.max(np.array([np.asarray(s) for s in self._sizes]), 0) if self._sizes else self.first.sizes
 
     def size(self, index: int) -> Any:
-        sizes = tuple(int(size[index]) for size in self._sizes) or (self.first.size(index),)
-        return sizes if len(sizes) > 1 else sizes[0]
+        if not self._sizes:
+            return self.first.size(index)
+        return tuple(int(size[index]) for size in self._sizes) if len(self._sizes) > 1 else int(self._sizes[0][index])
 
     def set_epoch(self, epoch: int) -> None:
         for dataset in self.defn.values():
