@@ -174,6 +174,31 @@ def test_a_task_with_its_own_dictionary_trains_with_a_warning(tmp_path: Path, ca
     assert [record.levelno for record in said] == [logging.WARNING]
 
 
+WORDS = """
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+@register_task("own_words")
+class Task(LanguageModelingTask):
+    @classmethod
+    def setup_dictionary(cls, args, **kwargs):
+        dictionary, _ = super().setup_dictionary(args, **kwargs)
+        dictionary.add_symbol("<image>")
+        return dictionary, dictionary
+"""
+
+
+def test_a_task_may_set_up_its_dictionary(tmp_path: Path) -> None:
+    with user_folder(tmp_path, "own_words", WORDS) as flags:
+        runs.train(tmp_path / "run", flags, runs.SHORT, "--task own_words")
+    [*_, band] = [
+        value
+        for name, value in runs.content(tmp_path / "run" / "checkpoint_last.pt")["model"].items()
+        if "embed_tokens.embeddings" in name and name.endswith("0.weight")
+    ]
+    assert len(band) + 600 == len(Dictionary.load(runs.DATA / "dict.txt")) + 1
+
+
 def test_a_language_model_that_has_generated_can_be_copied_and_pickled() -> None:
     model = LanguageModel.from_pretrained(runs.GOLDEN / "baseline.pt", runs.DATA)
     text = model.sample("", 5, seed=3)
