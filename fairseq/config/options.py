@@ -288,6 +288,11 @@ def _from_file(parser: Parser, chosen: Chosen, path: str | None, file: Mapping[s
             close = f"did you mean {' or '.join(f[2:].replace('-', '_') for f in meant)}?" if meant else text
             advice = close if close.startswith("did") else "see --help-all"
             raise UserError(f"--config {path}: {name}: no such setting; {advice}")
+        action = parser.by_flag.get(flag)
+        if action is not None and action.nargs == "?" and value in ("true", "false"):
+            if value == "false":
+                continue
+            value = action.const  # of the flag without a value
         try:
             if chosen.settings.get(name) is None and name in actions and value is not None:
                 value = _converted(actions[name], value)
