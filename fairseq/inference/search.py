@@ -171,7 +171,8 @@ def generate(
                 _Prompt(number, list(prompts[number]), _draws(generators(number)))
                 for number in order[start : start + together]
             ]
-            yield from _search(readers, batch, search, forbidden, stop)
+            for step in _search(readers, batch, search, forbidden, stop):
+                yield from step
 
     for prompt in progress(steps(), len(prompts) * search.max_tokens):
         if prompt.is_complete:
@@ -243,7 +244,7 @@ def _readers(models: Sequence[Model], prompts: Sequence[Sequence[int]]) -> list[
 @torch.inference_mode()
 def _search(
     readers: Sequence[Reader], prompts: list[_Prompt], search: Search, forbidden: Sequence[int], stop: int
-) -> Iterator[_Prompt]:
+) -> Iterator[list[_Prompt]]:
     """Search for the texts of *prompts*, ordered by falling length; after each step yield the
     prompts whose texts have grown."""
     if search.eos >= 0:
@@ -252,7 +253,7 @@ def _search(
     elif search.max_tokens == 0:
         for prompt in prompts:
             prompt.live, prompt.ended = [], [Hypothesis()]
-        yield from prompts
+        yield prompts
         return
     predictor = Predictor(readers, len(prompts), forbidden, len(prompts[0].tokens) + search.max_tokens)
     position, end = 0, len(prompts[-1].tokens)
@@ -272,7 +273,8 @@ def _search(
             rows = len(prompt.live)
             parents += [row + place for place in _continue(prompt, chosen, search, stop)]
             row += rows
-            yield prompt
+        # Not one by one: to leave and enter inference mode takes longer than to continue a text.
+        yield choosing
         prompts = [prompt for prompt in prompts if not prompt.is_complete]
         if prompts:
             predictor.select_rows(parents)
@@ -386,10 +388,12 @@ def _best(
     values, tokens = lprobs.topk(min(count, lprobs.size(-1)))  # (texts, k)
     scores = [text.score for prompt in prompts for text in prompt.live]
     sums = torch.tensor(scores, dtype=torch.float64, device=lprobs.device)[:, None] + values
-    # A row of candidates for each prompt, which may have fewer texts than the beam.
-    table = sums.new_full((len(prompts), search.beam, values.size(1)), -torch.inf)
-    owners = [number for number, prompt in enumerate(prompts) for _ in prompt.live]
-    table[owners, [place for prompt in prompts for place in range(len(prompt.live))]] = sums
+    if len(scores) == len(prompts) * search.beam:
+        table = sums.view(len(prompts), search.beam, -1)
+    else:  # some prompts have fewer texts than the beam
+        table = sums.new_full((len(prompts), search.beam, values.size(1)), -torch.inf)
+        owners = [number for number, prompt in enumerate(prompts) for _ in prompt.live]
+        table[owners, [place for prompt in prompts for place in range(len(prompt.live))]] = sums
     best, columns = table.flatten(1).topk(min(count, table[0].numel()))  # (prompts, count)
     of_texts, lprobs_of = tokens.tolist(), values.tolist()
     found, first = [], 0
