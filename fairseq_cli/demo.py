@@ -110,7 +110,7 @@ def prepare(folder: Path, max_words: int | None) -> None:
 
 def train(folder: Path, stages: tuple[int, int], cutoffs: str) -> None:
     """Train in two stages in one run, or go on with it; write the log to ``train.jsonl``."""
-    every = str(max(1, stages[1] // 8))  # updates from validation to validation, and from checkpoint to checkpoint
+    every = max(1, stages[1] // 8)  # updates from validation to validation, and from checkpoint to checkpoint
     run(
         "train",
         str(folder / "data-bin"),
@@ -120,8 +120,8 @@ def train(folder: Path, stages: tuple[int, int], cutoffs: str) -> None:
         *("--optimizer", "adam", "--clip-norm", "0.25", "--lr-scheduler", "cosine", "--lr", "1e-5", "--max-lr", "2e-3"),
         *("--warmup-updates", str(stages[0] // 4), "--warmup-init-lr", "1e-7", "--max-update", str(stages[1])),
         *("--sample-break-mode", "none", "--required-batch-size-multiple", "1", "--curriculum", "1000"),
-        *("--validate-interval-updates", every, "--save-interval-updates", every, "--keep-interval-updates", "1"),
-        *("--no-epoch-checkpoints", "--cpu", "--seed", "1", "--save-dir", str(folder / "checkpoints")),
+        *("--validate-every", f"{every}u", "--save-every", f"{every}u,0ep", "--keep", "1u"),
+        *("--cpu", "--seed", "1", "--save-dir", str(folder / "checkpoints")),
         *("--log-format", "json", "--log-interval", "10", "--metrics-file", str(folder / LOG)),
         show=progress,
     )

@@ -57,8 +57,8 @@ Generated from the parsers by `python -m scripts.reference_pages`.
 Every command takes `--help` (what one needs most), `--help-all` and `--version`. Those with tables of settings take
 `--config FILE.yaml`, which sets the same flags; the command line overrides it. Those that run a model take
 `--user-dir DIR`, a [plug-in](plugins.md). Parts that you choose with `--arch`, `--task`, `--criterion`, `--optimizer`
-and `--lr-scheduler` have flags of their own, listed at the end. A flag is explained once, at the first command that has it
-with this meaning.
+and `--lr-scheduler` have flags of their own, listed at the end. A flag is explained once, at the first command that has
+it with this meaning.
 """
 
 

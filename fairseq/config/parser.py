@@ -316,11 +316,11 @@ class Parser(argparse.ArgumentParser):
         dashed = "--" + flag.lstrip("-").replace("_", "-")
         action = self.by_flag.get(dashed)
         if action is not None and not flag.startswith("---") and action.dest not in settings:
-            self.refuse_foreign_part(dashed, action.dest, settings, chosen)
+            self.refuse_other_part(dashed, action.dest, settings, chosen)
         close = self.suggestions(dashed, settings)
         raise UserError(f"{flag}: no such flag; " + (f"did you mean {' or '.join(close)}?" if close else "see --help"))
 
-    def refuse_foreign_part(self, flag: str, name: str, settings: Iterable[str], chosen: Mapping[str, str]) -> None:
+    def refuse_other_part(self, flag: str, name: str, settings: Iterable[str], chosen: Mapping[str, str]) -> None:
         """Raise UserError for *flag* of the setting *name* of parts that are not *chosen*."""
         for choice in self.choices:
             owners = [part for kind, part in self.owners.get(name, ()) if kind == choice]

@@ -174,6 +174,33 @@ def test_a_task_with_its_own_dictionary_trains_with_a_warning(tmp_path: Path, ca
     assert [record.levelno for record in said] == [logging.WARNING]
 
 
+COOLED = """
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer_lm import TransformerLanguageModel
+
+@register_model("cooled")
+class Cooled(TransformerLanguageModel):
+    def {method}(self, net_output, log_probs, sample=None):
+        return super().{method}(net_output, log_probs, sample)
+
+@register_model_architecture("cooled", "cooled_tiny")
+def fill(args):
+    args.decoder_layers = getattr(args, "decoder_layers", 1)
+"""
+
+
+def test_probabilities_of_a_models_own_that_nothing_calls_are_refused(tmp_path: Path) -> None:
+    for method in ("get_normalized_probs", "a_method_of_its_own"):
+        source = COOLED.replace("{method}", method).replace("cooled", f"cooled_{method[:3]}")
+        with user_folder(tmp_path, f"cooled_{method[:3]}", source) as flags:
+            words = [flags, runs.SHORT.replace("transformer_lm_tiny", f"cooled_{method[:3]}_tiny"), "--no-save"]
+            if method == "get_normalized_probs":
+                with pytest.raises(UserError, match="Cooled.get_normalized_probs is not called"):
+                    runs.train(tmp_path, *words, "--criterion cross_entropy")
+            else:
+                assert runs.updates(runs.train(tmp_path, *words, "--criterion cross_entropy"))
+
+
 WORDS = """
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask

@@ -130,7 +130,8 @@ class Attention(nn.Module):
         if span.table is not None and not self.infused:
             query, key = rotated(query, span.table[span.queries]), rotated(key, span.table[span.keys])
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))  # (B, H, ·, D)
-        key, value = (heads.repeat_interleave(self.heads // heads.size(1), dim=1) for heads in (key, value))
+        if key.size(1) < self.heads:
+            key, value = (x.repeat_interleave(self.heads // x.size(1), dim=1) for x in (key, value))
         dropout = self.dropout if self.training else 0.0
         weights = None
         if span.explicit:
