@@ -102,7 +102,7 @@ def parse_args_and_arch(
         parser.add_foreign_flags()
     given, unknown = _read(parser, argv)
     file = {_setting_named(parser, name): value for name, value in file.items()}
-    chosen = _choose(parser, {**file, **given})
+    chosen = _choose(parser, {name: value for name, value in {**file, **given}.items() if value is not None})
     if wanted := set(argv) & set(HELP):
         _show_help(parser, chosen, {**file, **given}, all="--help-all" in wanted)
     for flag, text, value in parser.unread:
@@ -247,7 +247,10 @@ def _checked(parser: Parser, chosen: Chosen, values: Mapping[str, Any]) -> dict[
                 value = ",".join(map(str, value))  # as on a command line
             found[name] = value if setting is None else setting.read(value)
         elif foreign := foreign_flags(parser.command).get(flag[2:]):
-            foreign.refuse(flag, value)
+            if foreign.nargs != 0 and value is not None:
+                foreign.refuse(flag, value)
+            elif foreign.nargs == 0 and fields.SWITCHES.get(str(value).lower(), value is not None):
+                foreign.refuse(flag, None)
             parser.unread.append((foreign, flag, value))
         else:
             parser.refuse_other_part(flag, name, chosen.settings, chosen.names)

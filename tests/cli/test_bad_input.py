@@ -175,6 +175,9 @@ def test_cuda_asked_for_and_absent(mistake, flags, line):
         ("no_save: sometimes", "--no-save: expected true or false, got 'sometimes'"),
         ("decoder_ffn_embed_dim: wide", "--decoder-ffn-embed-dim: expected a whole number, got 'wide'"),
         ("keep_last_epochs: -7", "--keep-last-epochs -7: must be at least -1"),
+        ("lr: null", "--lr: a value is needed"),
+        ("amp: true", "--amp: use --fp16"),
+        ("num_shards: 2", "--num-shards 2: a split is read whole"),
         ("adam_eps: 1", "--adam-eps: belongs to --optimizer adam, muon, not to --optimizer nag"),
     ],
 )

@@ -201,6 +201,23 @@ def test_probabilities_of_a_models_own_that_nothing_calls_are_refused(tmp_path: 
                 assert runs.updates(runs.train(tmp_path, *words, "--criterion cross_entropy"))
 
 
+CLIPS = """
+from fairseq.optim import register_optimizer
+from fairseq.optim.adam import FairseqAdam
+
+@register_optimizer("clips")
+class Clips(FairseqAdam):
+    def clip_grad_norm(self, max_norm, aggregate_norm_fn=None):
+        return 0.0
+"""
+
+
+def test_an_optimizers_clipping_that_nothing_calls_is_refused(tmp_path: Path) -> None:
+    refused = pytest.raises(UserError, match="optimizer clips: its clip_grad_norm is not called")
+    with user_folder(tmp_path, "clips", CLIPS) as flags, refused:
+        runs.train(tmp_path, flags, runs.SHORT, "--optimizer clips --no-save")
+
+
 WORDS = """
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingTask
