@@ -1,4 +1,4 @@
-"""Preprocessing: from text to a dictionary and binary corpora."""
+"""From text to a dictionary and binary corpora; and to symbols only, and back."""
 
 from __future__ import annotations
 
@@ -13,26 +13,38 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
-from fairseq.config.command_settings import PreprocessConfig
+from fairseq.config.command_settings import PreprocessConfig, TokenizeConfig
 from fairseq.config.fields import shown
 from fairseq.config.registry import BPES
 from fairseq.data.binarizer import Binarizer, LearnedTexts, splitters
+from fairseq.data.folders import load_dictionary
 from fairseq.errors import UserError, with_flags
 from fairseq.notes.spans import mark_texts
 from fairseq.notes.words import NoteWords
 from fairseq.system import checksums
-from fairseq.system.files import atomic_folder
+from fairseq.system.files import atomic_file, atomic_folder, prepare_file
 from fairseq.system.opening import read_named
 from fairseq.system.terminal import printable
+from fairseq.system.workers import Workers
 from fairseq.text.counting import count_words
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.held_out import split_text
-from fairseq.text.raw_text import check_raw, format_of, lines_of, read_blocks
+from fairseq.text.raw_text import STDIN, TextFormat, check_raw, format_of, lines_of, read_blocks
 from fairseq.text.text_corpus import TextReader
 from fairseq.text.text_hints import raw_text, wrapped_at
 from fairseq.text.text_tables import is_dataset
-from fairseq.text.tokenization import TokenizedText, learn_subwords, save_counts, tokenized_texts, useful_workers
+from fairseq.text.tokenization import (
+    TokenizeBlock,
+    TokenizedText,
+    learn_subwords,
+    save_counts,
+    tokenize_file,
+    tokenize_stream,
+    tokenized_texts,
+    useful_workers,
+)
 from fairseq.text.tokenizers import TOKENIZATION, Tokenizer, find_tokenizer
 from fairseq.text.tokenizers.rules import SubwordMarks
 from fairseq.text.tokenizers.tokenizer import chosen_subwords, chosen_words
@@ -408,3 +420,49 @@ def _binarize(
             "and not for a word of the text"
         )
     return summary.largest
+
+
+# ---- text to symbols, and back -----------------------------------------------------------------
+
+
+def tokenize(text: str, config: TokenizeConfig) -> None:
+    """Write a line of symbols for each line of the file *text* (``-``: stdin), or with ``undo`` of
+    text for each line of symbols."""
+    if config.output is not None:
+        prepare_file("`output`", config.output, {"TEXT": text, "`bpe_codes`": config.bpe_codes})
+    tokenizer = _tokenizer_of(config)
+    count = useful_workers(config.workers, None if text == STDIN else [text])
+    with Workers(TokenizeBlock(tokenizer, config.undo), count) as workers, _output(config) as out:
+        if text == STDIN:
+            tokenize_stream(sys.stdin.buffer, TextFormat(join_lines=config.join_lines), workers, out)
+        else:
+            form = TextFormat() if config.undo else format_of(text, config.text_field, config.join_lines)
+            tokenize_file(text, form, workers, out)
+
+
+def _tokenizer_of(config: TokenizeConfig) -> Tokenizer:
+    """The tokenizer of ``data``, or of the other settings."""
+    words, subwords = chosen_words(config), chosen_subwords(config)
+    if config.bpe is not None and subwords is None:
+        raise UserError(f"`bpe` {config.bpe}: needs its codes; add `bpe_codes` FILE")
+    if config.data is None:
+        if words is None and subwords is None:
+            raise UserError("`data` or `tokenizer`, `bpe`: give a data folder with a tokenizer, or the kind of one")
+        return Tokenizer(words, subwords)
+    if words is not None or subwords is not None:
+        raise UserError(f"`data` {config.data}: has a tokenizer of its own; leave out `tokenizer` and `bpe`")
+    dictionary = load_dictionary(config.data)
+    tokenizer = find_tokenizer(dictionary.path or config.data, dictionary.symbols)
+    if tokenizer is None:
+        raise UserError(f"`data` {config.data}: has no tokenizer; give `tokenizer` or `bpe`")
+    return tokenizer
+
+
+@contextlib.contextmanager
+def _output(config: TokenizeConfig) -> Iterator[BinaryIO]:
+    if config.output is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    else:
+        with atomic_file(Path(config.output), "`output`") as file:
+            yield file

@@ -200,6 +200,16 @@ class PreprocessConfig(TextConfig):
 
 
 @dataclass(frozen=True)
+class TokenizeConfig(TextConfig):
+    """Tokenisation: settings of ``fairseq-tokenize``."""
+
+    data: str | None = flag(None, "data or checkpoint folder whose tokenizer is used", metavar="DIR")
+    undo: bool = flag(False, "symbols to text instead of text to symbols")
+    workers: int = flag(1, "processes", low=1)
+    output: str | None = flag(None, "output file (default: stdout)", aliases=("--out",), metavar="FILE")
+
+
+@dataclass(frozen=True)
 class AttentionConfig(ModelPathConfig):
     """Attention plots: settings of ``fairseq-analyze attention``."""
 

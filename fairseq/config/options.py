@@ -102,21 +102,21 @@ def parse_args_and_arch(
         parser.add_foreign_flags()
     given, unknown = _read(parser, argv)
     file = {_setting_named(parser, name): value for name, value in file.items()}
-    chosen = _choose(parser, {**file, **given})
+    chosen = _choose(parser, {name: value for name, value in {**file, **given}.items() if value is not None})
     if wanted := set(argv) & set(HELP):
         _show_help(parser, chosen, {**file, **given}, all="--help-all" in wanted)
     for flag, text, value in parser.unread:
         flag.refuse(text, value)
     if unknown and not parse_known:
         parser.refuse_unknown(unknown[0], chosen.settings, chosen.names)
-    args = Parsed(**_in_full(parser, _checked(parser, chosen, given)))
+    args = Parsed(**_expanded(parser, _checked(parser, chosen, given)))
     if unread := [text for flag, text, _ in parser.unread if not flag.advice]:
         print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
     if parser.reads_file:
         # A checkpoint stores the settings, not the file that they came from.
         vars(args).pop("config", None)
     if not suppress_defaults:
-        from_file = _in_full(parser, _from_file(parser, chosen, path, file), f"--config {path}: ")
+        from_file = _expanded(parser, _from_file(parser, chosen, path, file), f"--config {path}: ")
         if is_evaluation and not task_defaults:
             # The checkpoint has them.
             chosen.parts.clear()
@@ -247,15 +247,18 @@ def _checked(parser: Parser, chosen: Chosen, values: Mapping[str, Any]) -> dict[
                 value = ",".join(map(str, value))  # as on a command line
             found[name] = value if setting is None else setting.read(value)
         elif foreign := foreign_flags(parser.command).get(flag[2:]):
-            foreign.refuse(flag, value)
+            if foreign.nargs != 0 and value is not None:
+                foreign.refuse(flag, value)
+            elif foreign.nargs == 0 and fields.SWITCHES.get(str(value).lower(), value is not None):
+                foreign.refuse(flag, None)
             parser.unread.append((foreign, flag, value))
         else:
-            parser.refuse_foreign_part(flag, name, chosen.settings, chosen.names)
+            parser.refuse_other_part(flag, name, chosen.settings, chosen.names)
             parser.refuse_unknown(flag, chosen.settings, chosen.names)
     return found
 
 
-def _in_full(parser: Parser, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def _expanded(parser: Parser, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """*values* with the settings that short forms among them stand for, in place of these.
 
     Raises:

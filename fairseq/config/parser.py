@@ -12,11 +12,10 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
-from fairseq.config.fields import LARGEST_INT, Setting, shortened
+from fairseq.config.fields import Setting
 from fairseq.config.foreign_flags import ForeignFlag, foreign_flags, meant_by
 from fairseq.config.registry import (
     ARCHITECTURES,
@@ -176,19 +175,19 @@ class Parser(argparse.ArgumentParser):
         builds_models = "arch" in self.choices
         for choice in self.choices:
             registry: Registry[Any] = MODELS if choice == "arch" else CHOICES[choice]
-            parts = [(name, registry.declaration(name)) for name in registry]
-            declared = {name: part.settings for name, part in parts if isinstance(part, Declaration) and part.settings}
-            # The task of an evaluation is the checkpoint's, and the few of its flags that matter
-            # are among the command's.
-            for name, config in declared.items() if builds_models else ():
-                self._add_part((choice, name), config)
-            name = named[choice]
-            if name in CHOICES[choice]:
+            for name in registry if builds_models else ():
+                part = registry.declaration(name)
+                of_plugin = not isinstance(part, Declaration)
+                self._add_part((choice, name), getattr(part, "config_class" if of_plugin else "settings", None))
+            if (name := named[choice]) in CHOICES[choice]:
                 name = ARCHITECTURES[name].model if choice == "arch" else name
-                if name not in declared:
+                part = registry.declaration(name)
+                # Others say in their dataclass what they read: a built-in task of an evaluation is
+                # the checkpoint's, and the few of its flags that matter are among the command's.
+                if not isinstance(part, Declaration) or part.settings is None:
                     part = registry[name]
                     self._add_part((choice, name), getattr(part, "config_class", None))
-                    self.plugins[choice, name] = self._add_args(choice, name, part)
+                    self.plugins[choice, name] = self._add_args((choice, name), part, title_of(part, named[choice]))
         for name in EXTENSIONS if builds_models else ():
             self._add_part((EXTENSION, name), EXTENSIONS.declaration(name).config_class)
 
@@ -200,19 +199,19 @@ class Parser(argparse.ArgumentParser):
                 action = super().add_argument(*flags, **{**setting.argument(), "help": argparse.SUPPRESS})
                 self.by_flag.update(dict.fromkeys(flags, action))
 
-    def _add_args(self, choice: str, name: str, part: Any) -> dict[str, object]:
+    def _add_args(self, key: PartKey, part: Any, title: str) -> dict[str, object]:
         """Call ``add_args`` of a plug-in's part; return the defaults that it names, which wait for
         ``--config`` and the recipe."""
         ours = {id(action) for _, action in self.arguments}
         # What a model's flags leave open, the architecture fills in: their defaults must not.
-        model = choice == "arch"
-        group = self.add_argument_group(title_of(part, name), argument_default=argparse.SUPPRESS if model else None)
-        adopted = self.adopted[choice, name] = []
+        model = key[0] == "arch"
+        group = self.add_argument_group(title, argument_default=argparse.SUPPRESS if model else None)
+        adopted = self.adopted[key] = []
         self.adopt = group.adopt = adopted.append
         if hasattr(part, "add_args"):
             part.add_args(group if model else self)
         if is_outside(part):
-            deferred.plugins().add_flags(choice, group if model else self)
+            deferred.plugins().add_flags(key[0], group if model else self)
         defaults: dict[str, object] = {}
         for _, action in [pair for pair in self.arguments if id(pair[1]) not in ours]:
             if action.default is not argparse.SUPPRESS:
@@ -249,6 +248,7 @@ class Parser(argparse.ArgumentParser):
         shown = {action.dest for _, action in self.arguments}
         for setting in settings:
             if setting.name not in shown:
+                shown.add(setting.name)
                 heading = RARE if setting.metadata.get("rare") else title
                 self.arguments.append((heading, scratch.add_argument(*setting.flags, **setting.argument())))
 
@@ -316,11 +316,11 @@ class Parser(argparse.ArgumentParser):
         dashed = "--" + flag.lstrip("-").replace("_", "-")
         action = self.by_flag.get(dashed)
         if action is not None and not flag.startswith("---") and action.dest not in settings:
-            self.refuse_foreign_part(dashed, action.dest, settings, chosen)
+            self.refuse_other_part(dashed, action.dest, settings, chosen)
         close = self.suggestions(dashed, settings)
         raise UserError(f"{flag}: no such flag; " + (f"did you mean {' or '.join(close)}?" if close else "see --help"))
 
-    def refuse_foreign_part(self, flag: str, name: str, settings: Iterable[str], chosen: Mapping[str, str]) -> None:
+    def refuse_other_part(self, flag: str, name: str, settings: Iterable[str], chosen: Mapping[str, str]) -> None:
         """Raise UserError for *flag* of the setting *name* of parts that are not *chosen*."""
         for choice in self.choices:
             owners = [part for kind, part in self.owners.get(name, ()) if kind == choice]
@@ -401,16 +401,3 @@ def title_of(part: Any, name: str | None = None) -> str:
     title = re.sub(r"^(The )?[Ss]ettings of (an? |the )?", "", re.split(r"[:;]|\.(?:\s|$)", text)[0])
     title = title[:1].upper() + title[1:]
     return f"{title} ({name})" if name else title
-
-
-def folder_path(text: str) -> Path:
-    """Return *text*, which must not be empty, as a path."""
-    if not text:
-        raise argparse.ArgumentTypeError("an empty value; give a folder")
-    return Path(text)
-
-
-def check_words(most: int | None) -> None:
-    """Raise UserError unless *most*, the value of ``--max-words``, is a count."""
-    if most is not None and not 1 <= most <= LARGEST_INT:
-        raise UserError(f"--max-words {shortened(most)}: must be from 1 to {LARGEST_INT}")

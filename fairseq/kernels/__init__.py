@@ -10,5 +10,5 @@
   embeddings of words and their probabilities.
 
 :func:`fairseq.modules.dropout.kernels` loads the first three. Without a compiler (``CC=false``), on
-other devices, in compiled graphs and in exports torch's operators compute the same, up to rounding.
+other devices and in compiled graphs torch's operators compute the same, up to rounding.
 """

@@ -353,7 +353,7 @@ def kernels_for(query: Tensor, keys: Pieces, values: Pieces, p: float, *by_dista
     if not on_cpu(query) or p >= 1.0 or not (torch.is_grad_enabled() or query.size(2) >= _FEW):
         return None
     compiled = kernels("attention")
-    return compiled if compiled is not None and compiled.computes(query, keys, values, p, *by_distance) else None
+    return compiled if compiled.computes(query, keys, values, p, *by_distance) else None
 
 
 def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:

@@ -60,22 +60,13 @@ class Dropout(nn.Module):
 
 def _has_kernels(p: float) -> bool:
     # Sixteen bits decide about an element, which cannot drop all of them.
-    return p < 1.0 and not torch.compiler.is_compiling() and kernels("training") is not None
+    return p < 1.0 and not torch.compiler.is_compiling()
 
 
 @functools.cache
 def kernels(part: str) -> Any:
-    """The module *part* of ``fairseq.kernels``, loaded when one is used; None in exports, which
-    leave them out."""
-    # Relative to this package, so that an export never takes the kernels of an installed package.
-    name = f"{(__package__ or '').rpartition('.')[0] or 'exported'}.kernels.{part}"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # A module that is missing inside of it is a mistake.
-        if f"{name}.".startswith(f"{error.name}."):
-            return None
-        raise
+    """The module *part* of ``fairseq.kernels``, loaded when one is used."""
+    return importlib.import_module(f"fairseq.kernels.{part}")
 
 
 def is_cpu(x: Tensor) -> bool:
