@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from fairseq.inference.packed import NOTHING, TYPES, Matrix, floats, longs, pack, pointer, pointers
 from fairseq.modules.attention import PositionInfusedAttention, RotaryAttention, SelfAttention
 from fairseq.modules.memory import KeyValueCache, RelativeLayerCache
+from fairseq.modules.norms import LayerNorm, RMSNorm
 from fairseq.modules.relative_attention import RelativeAttention, ShawAttention
-from fairseq.modules.transformer_layer import LayerNorm, RMSNorm, TransformerLayer
+from fairseq.modules.transformer_layer import TransformerLayer
 
 ATTENTION = (SelfAttention, PositionInfusedAttention, RotaryAttention, RelativeAttention, ShawAttention)
 LEAST_WORK = 1 << 17  # multiplications per thread; less work takes no longer than synchronising threads

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
-from fairseq.modules.dropout import kernels, on_cpu
 
 _MORE_ROWS = 256  # of a table of sinusoids
 
@@ -97,15 +96,13 @@ FEW_TURNS, MANY_TURNS = 1.0, 4.0
 def rotated(x: Tensor, table: Tensor) -> Tensor:
     """*x* [..., T, D] with its first R channels turned
     as *table* [T, 2, R/2] says; computed in float32."""
-    compiled = kernels("layers") if on_cpu(x) else None
-    y = None if compiled is None else compiled.rotated(x, table)
-    if y is not None:
-        return y
     cosines, sines = table.unbind(1)
     half = cosines.size(-1)
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    turned = (first * cosines - second * sines, second * cosines + first * sines)
-    return torch.cat([*(part.to(x.dtype) for part in turned), rest], dim=-1)
+    turning, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
+    # Both halves at once: first·cos − second·sin, second·cos + first·sin.
+    turned = turning * torch.cat([cosines, cosines], dim=-1)
+    turned = turned.addcmul_(turning.roll(half, -1), torch.cat([-sines, sines], dim=-1)).to(x.dtype)
+    return torch.cat([turned, rest], dim=-1) if rest.size(-1) else turned
 
 
 class SinusoidalPositions(nn.Module):

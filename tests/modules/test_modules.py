@@ -16,7 +16,7 @@ from fairseq.modules import adaptive_input
 from fairseq.modules.adaptive_input import AdaptiveInput
 from fairseq.modules.adaptive_softmax import AdaptiveSoftmax
 from fairseq.modules.attention import PositionInfusedAttention, SelfAttention, attend
-from fairseq.modules.dropout import Dropout, dropout, relu_dropout
+from fairseq.modules.dropout import Dropout, dropout
 from fairseq.modules.memory import extend_memory, keep_rows
 from fairseq.modules.output_layer import linear_cross_entropy
 from fairseq.modules.positions import LearnedPositions, SinusoidalPositions, sinusoids
@@ -130,10 +130,10 @@ def test_dropout_gradient_is_the_mask_times_the_scale(shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_relu_dropout_is_dropout_of_relu_with_its_gradient(dtype):
+def test_a_relu_in_place_of_what_dropout_left_is_dropout_of_a_relu_with_its_gradient(dtype):
     x = torch.randn(1000, 100, dtype=dtype, requires_grad=True)
     upstream = torch.rand(x.shape).to(dtype)
-    y = relu_dropout(x, 0.25)
+    y = dropout(x, 0.25).relu_()
     y.backward(upstream)
     kept = y != 0
     assert not kept[x <= 0].any()
@@ -167,8 +167,6 @@ def test_dropout_of_a_transposed_tensor():
 def test_dropout_does_nothing_in_evaluation_and_at_rate_zero():
     x = torch.randn(10)
     assert dropout(x, 0.5, training=False) is x and dropout(x, 0.0) is x and Dropout(0.5).eval()(x) is x
-    assert torch.equal(relu_dropout(x, 0.5, training=False), x.relu())
-    assert torch.equal(relu_dropout(x, 0.0), x.relu())
 
 
 # --- adaptive input and softmax

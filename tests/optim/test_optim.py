@@ -146,8 +146,9 @@ def test_a_step_is_one_pass_over_the_parameters_that_scales_gradients_too(name, 
         pair[0].step()
         with Operators() as operators:
             pair[1].scaled_step(factor)
-        large = [n for n in operators.names if n.startswith("_foreach") or "fused" in n]
-        assert large == [kernel]
+        assert [n for n in operators.names if "fused" in n] == [kernel]
+        # Adam's numbers of updates are counted apart.
+        assert {n for n in operators.names if n.startswith("_foreach")} <= {"_foreach_add_.Scalar"}
     for one, other in zip(pair[0].params, pair[1].params, strict=True):
         torch.testing.assert_close(one, other)
 

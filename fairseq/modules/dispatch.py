@@ -1,0 +1,63 @@
+"""The decision whether kernels in C or torch's operators compute, made here for all of them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def kernels(part: str, *tensors: Tensor) -> Any:
+    """The module *part* of ``fairseq.kernels`` where its operators compute *tensors*, else None.
+
+    They take float32 and bfloat16 on CPUs, and need a C compiler. Exports leave them out.
+    """
+    for x in tensors:
+        if not is_cpu(x) or x.dtype not in (torch.float32, torch.bfloat16) or not x.numel():
+            return None
+        # Subclasses, such as distributed tensors, may have no data at their address.
+        if type(x) not in (Tensor, nn.Parameter):
+            return None
+    return compiled(part)
+
+
+def compiled(part: str) -> Any:
+    """The module *part* of ``fairseq.kernels`` if its kernels can be compiled, else None."""
+    return _MODULES[part] if _is_compiled(part) else None
+
+
+def is_cpu(x: Tensor) -> bool:
+    return x.device.type == "cpu"
+
+
+def on_cpu(x: Tensor) -> bool:
+    """Return True where *x* is computed by the steps written out for CPUs; torch.compile has
+    kernels of its own."""
+    return is_cpu(x) and not torch.compiler.is_compiling()
+
+
+_MODULES: dict[str, Any] = {}  # those that were used; None in exports
+
+
+def _is_compiled(part: str) -> bool:
+    if part not in _MODULES:
+        _MODULES[part] = _module(part)
+    return _MODULES[part] is not None and _MODULES[part].compiled() is not None
+
+
+# A constant in compiled graphs; torch.compiler.assume_constant_result would load the compiler.
+_is_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _module(part: str) -> Any:
+    # Relative to this package, so that an export never takes the kernels of an installed package.
+    name = f"{(__package__ or '').rpartition('.')[0] or 'exported'}.kernels.{part}"
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        # A module that is missing inside of it is a mistake.
+        if f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise
