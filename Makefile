@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo speedrun test lint types contracts tests docs wheel bench clean
+.PHONY: help install demo test lint types contracts tests docs wheel bench clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,9 +23,6 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED) ## train and evaluate a small Shortformer in a few minutes; after an interruption it goes on; results in demo/
 	@$(BIN)/python -m fairseq_cli.demo
-
-speedrun: $(INSTALLED) ## time to the perplexity of a tuned baseline (estimated: six minutes of one core)
-	@nice $(BIN)/python -m benchmarks.time_to_quality speedrun --size quick --rows 'baseline;+relu_squared' --seeds 1
 
 # mypy runs beside the tests: one core, which they leave idle now and then.
 test: lint contracts ## everything that CI runs
@@ -49,7 +46,7 @@ tests: $(INSTALLED) ## the test suite, three processes
 docs: $(INSTALLED) ## the documentation as a website, in build/site; a broken link is an error
 	@echo "Installing the documentation tools into $(VENV), unless they are there …"
 	@$(PIP_INSTALL) -e '.[docs]'
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m scripts.docs_site build/site && echo "docs: build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "docs: build/site/index.html"
 
 wheel: ## build the wheel, and run the small demo with it in an environment of its own, outside the repository
 	@bash scripts/check_wheel.sh build/dist $(PYTHON)

@@ -30,8 +30,7 @@ class Benchmark:
         compiled: number of first *cases* that ``--compile`` also measures compiled.
         make_corpus: (folder, full size) → None; writes a corpus.
         measure: (case, folder, full size, device, seconds) → figures; ``median`` is printed.
-        table: (results, GFLOP/s by precision, whether to compare *cases* with the original) →
-            Markdown.
+        table: (results, whether to compare with the original) → Markdown.
     """
 
     module: str
@@ -41,7 +40,7 @@ class Benchmark:
     compiled: int
     make_corpus: Callable[[Path, bool], None]
     measure: Callable[[Any, Path, bool, torch.device, float], dict[str, Any]]
-    table: Callable[[list[dict[str, Any]], dict[str, float], bool], str]
+    table: Callable[[list[dict[str, Any]], bool], str]
 
     def main(self, argv: list[str] | None = None) -> None:
         """The command line."""
@@ -77,7 +76,7 @@ class Benchmark:
             results = measure_apart(self.module, cases, Path(folder), flags)
         gflops = {name: max(value, before[name]) for name, value in ceiling(device).items()}
         print(f"\nmatrix product 2048 × 1024 × 4096: {gflops['fp32']:.0f} GFLOP/s fp32, {gflops['bf16']:.0f} bf16\n")
-        print(self.table(results, gflops, not args.wiki103))  # the original was measured with the small models
+        print(self.table(results, not args.wiki103))  # the original was measured with the small models
         report(results, gflops, device, args.json)
 
 

@@ -27,8 +27,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.config import fields, options
-from fairseq.inference import Decoding, continuations, generator_of
-from fairseq.inference.engine import Reader
+from fairseq.inference import Search, generate
+from fairseq.inference.reader import Reader
 from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguageModel
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.system.allocator import keep_freed_memory
@@ -151,9 +151,8 @@ def generators(shape: str, precision: str, rows: int) -> dict[str, Callable[[], 
     exactly = {"do_sample": False, "min_new_tokens": GENERATED, "max_new_tokens": GENERATED, "pad_token_id": PAD}
 
     def ours() -> None:
-        how = Decoding(GENERATED, temperature=0)
-        texts = continuations([reader], prompts.tolist(), how, generators=lambda n: generator_of(1, n), batch_size=rows)
-        assert sum(len(tokens) for _, tokens in texts) == rows * GENERATED
+        texts = generate([reader], prompts.tolist(), Search(GENERATED, temperature=0), batch_size=rows)
+        assert sum(len(text.tokens) for _, [text] in texts) == rows * GENERATED
 
     def transformers() -> None:
         with torch.inference_mode():

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from benchmarks import machine
-from fairseq.inference import Decoding, continuations, generator_of
-from fairseq.inference.engine import Reader
+from fairseq.inference import Search, generate, generator_of
+from fairseq.inference.reader import Reader
 
 TOKENS, TOP_K = 192, 40
 ROWS = (1, 16)
@@ -140,12 +140,12 @@ def table(result: dict[str, Any]) -> str:
 
 
 def _ours(reader: Reader, rows: int, vocabulary: int) -> Callable[[], None]:
-    how = Decoding(TOKENS, top_k=TOP_K)
+    search = Search(TOKENS, top_k=TOP_K)
     prompts = [[2 + row % (vocabulary - 2)] for row in range(rows)]
 
     def work() -> None:
-        texts = continuations([reader], prompts, how, generators=lambda n: generator_of(1, n), batch_size=rows)
-        assert sum(len(tokens) for _, tokens in texts) == rows * TOKENS
+        texts = generate([reader], prompts, search, generators=lambda n: generator_of(1, n), batch_size=rows)
+        assert sum(len(text.tokens) for _, [text] in texts) == rows * TOKENS
 
     return work
 

@@ -55,16 +55,24 @@ def load_model_ensemble_and_task(
     filenames: Sequence[str],
     arg_overrides: Mapping[str, Any] | None = None,
     task: FairseqTask | None = None,
-    **unused: Any,
+    strict: bool = True,
+    suffix: str = "",
+    num_shards: int = 1,
+    state: object = None,
 ) -> tuple[list[BaseFairseqModel], DictConfig, FairseqTask]:
     """The models of several checkpoints in evaluation mode, as fairseq's are called,
     the settings of the first in groups, and their task.
 
     ``data`` among *arg_overrides* is the data folder (default: *task*'s, or the training's).
 
+    Parameters must be those of the model, with and without *strict*.
+
     Raises:
-        UserError: a checkpoint or the data cannot be used.
+        UserError: a checkpoint or the data cannot be used; there are parts of a checkpoint, or a
+            *state* in place of a file.
     """
+    if suffix or num_shards > 1 or state is not None:
+        raise UserError("load_model_ensemble: `suffix`, `num_shards` and `state` are not implemented; give whole files")
     overrides = dict(arg_overrides or {})
     data = overrides.pop("data", None)
     if data is None:
@@ -76,10 +84,14 @@ def load_model_ensemble_and_task(
 
 
 def load_model_ensemble(
-    filenames: Sequence[str], arg_overrides: Mapping[str, object] | None = None, task: FairseqTask | None = None
+    filenames: Sequence[str],
+    arg_overrides: Mapping[str, object] | None = None,
+    task: FairseqTask | None = None,
+    *others: Any,
+    **options: Any,
 ) -> tuple[list[BaseFairseqModel], DictConfig]:
     """The first two of :func:`load_model_ensemble_and_task`."""
-    return load_model_ensemble_and_task(filenames, arg_overrides, task)[:2]
+    return load_model_ensemble_and_task(filenames, arg_overrides, task, *others, **options)[:2]
 
 
 def load_pretrained_component_from_model(component: nn.Module, checkpoint: str, strict: bool = True) -> nn.Module:

@@ -19,9 +19,9 @@ from fairseq.errors import UserError
 from fairseq.evaluation import Scorer, Scores, Scoring
 from fairseq.evaluation.classifier import SentenceClassifier as SentenceClassifier
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
-from fairseq.inference import Decoding, continuations, generator_of
-from fairseq.inference.engine import Reader
+from fairseq.inference import Search, generate, generator_of
 from fairseq.inference.loading import load_language_models, load_models
+from fairseq.inference.reader import Reader
 from fairseq.inference.text import never_written
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules import devices
@@ -245,7 +245,7 @@ class LanguageModel:
         Args:
             prompt: beginning of the text; empty: generate from the start of a text.
             max_tokens: most tokens to generate.
-            temperature, top_k, top_p: see :func:`fairseq.inference.sampling.sample`.
+            temperature, top_k, top_p: see :class:`fairseq.inference.search.Search`.
             seed: the same seed gives the same text, whatever the other prompts, up to rounding of
                 the probabilities; None: another text each time.
             batch_size: most texts generated at once.
@@ -256,12 +256,12 @@ class LanguageModel:
         if isinstance(prompt, str):
             return self.sample([prompt], max_tokens, temperature, top_k, top_p, seed, batch_size)[0]
         _check_length("batch_size", batch_size, 1)
-        decoding = Decoding(max_tokens, temperature, top_k, top_p)
+        search = Search(max_tokens, temperature, top_k, top_p)
         texts = [self._text.ids(one) for one in prompt]
-        generated = continuations(
+        generated = generate(
             [self.reader()],
             [[self.dictionary.eos(), *text] for text in texts],
-            decoding,
+            search,
             # By torch's global generator, so that torch.manual_seed
             # decides on samples without a seed, too.
             generators=lambda index: generator_of(int(torch.randint(1 << 62, ())) if seed is None else seed),
@@ -269,8 +269,8 @@ class LanguageModel:
             forbidden=self.never_sampled,
             stop=self.dictionary.stop(),
         )
-        for number, tokens in generated if max_tokens else ():
-            texts[number] += tokens
+        for number, [one] in generated:
+            texts[number] += one.tokens
         return [self.text(text) for text in texts]
 
     def reader(self) -> Reader:

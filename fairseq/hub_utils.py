@@ -110,22 +110,32 @@ class GeneratorHubInterface(nn.Module):
         lines = [self.encode(sentence) for sentence in sentences]
         return [self.decode(best["tokens"]) for best, *_ in self.generate(lines, beam, **settings)]
 
-    def generate(self, tokenized_sentences: Any, beam: int = 5, verbose: bool = False, **settings: Any) -> Any:
+    def generate(
+        self,
+        tokenized_sentences: Any,
+        beam: int = 5,
+        verbose: bool = False,
+        skip_invalid_size_inputs: bool = False,
+        inference_step_args: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> Any:
         """The hypotheses of a line of tokens [T], or of each of several lines, that begin with it.
 
         *settings* are others of fairseq's generation, such as ``max_len_b``, ``lenpen`` and
-        ``sampling``, and ``seed``. Nothing is printed.
+        ``sampling``, and ``seed``; *inference_step_args* go to the task's ``inference_step``.
+        Nothing is printed.
 
         Raises:
             UserError: a setting that changes the result is not implemented.
         """
         if torch.is_tensor(tokenized_sentences) and tokenized_sentences.dim() == 1:
-            return self.generate([tokenized_sentences], beam, **settings)[0]
+            return self.generate([tokenized_sentences], beam, inference_step_args=inference_step_args, **settings)[0]
         seed = {"seed": settings["seed"]} if settings.get("seed") is not None else {}
         cfg = argparse.Namespace(**{**settings, "beam": beam})
         generator = self.task.build_generator(self.models, cfg, extra_gen_cls_kwargs=seed)
         samples = ({"net_input": {"src_tokens": line[None]}} for line in tokenized_sentences)
-        return [self.task.inference_step(generator, self.models, sample)[0] for sample in samples]
+        options = inference_step_args or {}
+        return [self.task.inference_step(generator, self.models, sample, **options)[0] for sample in samples]
 
 
 def from_pretrained(

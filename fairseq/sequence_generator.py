@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
-from fairseq.inference.decoding import Decoding
-from fairseq.inference.engine import Reader
-from fairseq.inference.hypotheses import Search, hypotheses
+from fairseq.inference.reader import Reader
+from fairseq.inference.search import Search, generate
 from fairseq.models.language_model import language_model
 from fairseq.models.views import plain
 from fairseq.modules.output_layer import OutputLayer
@@ -87,10 +87,18 @@ class SequenceGenerator:
         self.models = [] if models is None else _generating(models)
         self.tgt_dict, self.eos = tgt_dict, tgt_dict.eos() if eos is None else eos
         self.max_len_a, self.max_len_b = max_len_a, max_len or max_len_b
-        decoding = Decoding(1, temperature, *strategy.sampling) if strategy.sampling is not None else None
-        # Scores are divided by length ** penalty; an exponent of 0 divides by 1.
-        penalty = len_penalty if normalize_scores else 0.0
-        self.search = Search(beam_size, max_len_b, min_len, penalty, no_repeat_ngram_size, decoding)
+        top_k, top_p = strategy.sampling or (0, 1.0)
+        self.search = Search(
+            temperature=0.0 if strategy.sampling is None else temperature,
+            top_k=top_k,
+            top_p=top_p,
+            beam=beam_size,
+            eos=self.eos,
+            min_tokens=min_len,
+            # Scores are divided by length ** penalty; an exponent of 0 divides by 1.
+            lenpen=len_penalty if normalize_scores else 0.0,
+            no_repeat_ngram=no_repeat_ngram_size,
+        )
         self.generator = torch.Generator().manual_seed(seed) if seed is not None else None
 
     def generate(
@@ -99,13 +107,15 @@ class SequenceGenerator:
         sample: Any,
         prefix_tokens: Tensor | None = None,
         bos_token: int | None = None,
-        **_: object,
+        constraints: object = None,
     ) -> list[list[dict[str, Any]]]:
         """For each row of ``sample["net_input"]["src_tokens"]`` its hypotheses, the best first.
 
         They begin with *prefix_tokens* [B, T] (default: the row itself) and have ``tokens``,
         ``positional_scores`` (natural logarithms) and their mean, ``score``.
         """
+        if constraints is not None:
+            raise UserError("SequenceGenerator: `constraints`: not implemented; leave it out")
         self.models = self.models or _generating(models)
         rows = sample["net_input"]["src_tokens"] if prefix_tokens is None else prefix_tokens
         return [self._of_row(row, bos_token) for row in rows]
@@ -118,14 +128,15 @@ class SequenceGenerator:
         while tokens and tokens[0] in (bos, self.eos):
             tokens = tokens[1:]
         tokens = tokens[:-1] if tokens and tokens[-1] == self.eos else tokens
-        search = Search(**{**vars(self.search), "max_len": int(self.max_len_a * len(tokens)) + self.max_len_b})
         first = self.eos if bos_token is None else bos_token
-        results = hypotheses(
-            *(self.models, tokens, search),
-            eos=self.eos,
-            start=(first,) if getattr(self.models[0], "begin", None) is None else (),
+        start = [first] if getattr(self.models[0], "begin", None) is None else []
+        ((_, results),) = generate(
+            self.models,
+            [[*start, *tokens]],
+            replace(self.search, max_tokens=int(self.max_len_a * len(tokens)) + self.max_len_b),
+            generators=lambda _: self.generator,
+            batch_size=self.search.beam,
             forbidden=[pad] if pad >= 0 else [],
-            generator=self.generator,
         )
         return [
             {
@@ -226,9 +237,14 @@ def build_generator(
             raise UserError(f"`{name}` {value}: not implemented; leave it out")
     if getattr(cfg, "score_reference", False):
         return SequenceScorer(task.target_dictionary)
+    for name in ("sampling_topk", "sampling_topp"):
+        if (getattr(cfg, name, None) or -1) > 0 and not getattr(cfg, "sampling", False):
+            raise UserError(f"`{name}` {getattr(cfg, name)}: needs `sampling`; add it")
     pairs = (entry.partition("=") for entry in GENERATION.split())
     values = {argument or name: getattr(cfg, name, None) for name, _, argument in pairs}
-    options = {name: value for name, value in values.items() if value is not None} | dict(extra_gen_cls_kwargs or {})
+    given = {name: value for name, value in values.items() if value is not None}
+    # Settings that name no width search with fairseq's.
+    options = {"beam_size": 5, **given, **(extra_gen_cls_kwargs or {})}
     if prefix_allowed_tokens_fn is not None:
         raise UserError("`prefix_allowed_tokens_fn`: not implemented; leave it out")
     options["normalize_scores"] = not getattr(cfg, "unnormalized", False)

@@ -27,16 +27,17 @@ def command(main: Callable[..., Any], make_parser: Callable[[], Any] | None = No
 
     def cli_main() -> None:
         # Imported here: worker processes import the module of their command, and parse nothing.
-        from fairseq.config import options
+        from fairseq.config.options import run_command
+        from fairseq.system.program import as_program
         from fairseq.system.terminal import log_to_stderr
 
         if logs:
             log_to_stderr()
-        with options.as_program():
-            if make_parser is None:
-                main()
-            else:
-                main(options.parse_args_and_arch(make_parser(), task_defaults=False))
+        if make_parser is not None:
+            run_command(main, make_parser)
+            return
+        with as_program():
+            main()
 
     cli_main.make_parser = make_parser  # type: ignore[attr-defined]
     return cli_main
@@ -67,14 +68,14 @@ def group(description: str, default: Callable[[], None] | None = None, **members
 
 def _choose(description: str, members: Mapping[str, Any]) -> None:
     """Answer a command line that begins with none of *members*: help, version or an error."""
-    from fairseq.config import options
     from fairseq.config.parser import Parser
+    from fairseq.system.program import as_program
 
-    parser = Parser(description, settings_file=False)
+    parser = Parser(description)
     lines = [f"  {word:10}  {member.make_parser().description}" for word, member in members.items()]
     parser.epilog = "\n".join(["commands:", *lines])
     parser.add_argument("command", metavar="COMMAND", choices=members, help="COMMAND --help shows its flags")
-    with options.as_program():
+    with as_program():
         parser.parse_args()
 
 

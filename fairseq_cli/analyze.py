@@ -49,7 +49,7 @@ def get_attention_parser() -> Parser:
         "fairseq-analyze attention data-bin --path xl --out a --heads 0:3,15:0",
     ]
     description = "Plot the distances over which a model's heads attend."
-    return evaluation_parser(description, examples, [AttentionConfig], [StreamConfig], hidden=("compile",))
+    return evaluation_parser(description, examples, [AttentionConfig], [StreamConfig], without=("compile",))
 
 
 def attention(args: argparse.Namespace) -> dict[str, object]:
@@ -131,9 +131,7 @@ def get_curves_parser() -> Parser:
         "fairseq-analyze curves own",
         "fairseq-analyze curves BERT=bert1,bert2 notes=tnf1,tnf2 --reach 7.5",
     ]
-    parser = Parser(
-        "Draw the curves of training runs and compare them.", [CurvesConfig], examples=examples, settings_file=False
-    )
+    parser = Parser("Draw the curves of training runs and compare them.", [CurvesConfig], examples=examples)
     parser.add_argument(
         "runs",
         metavar="RUN",

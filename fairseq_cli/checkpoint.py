@@ -18,7 +18,7 @@ def get_average_parser() -> Parser:
         "fairseq-checkpoint average --inputs own --num-epoch-checkpoints 5 --out av.pt",
         "fairseq-checkpoint average --inputs checkpoint8.pt checkpoint9.pt --out av.pt",
     ]
-    parser = Parser("Average the parameters of checkpoints.", examples=examples, settings_file=False)
+    parser = Parser("Average the parameters of checkpoints.", examples=examples)
     parser.add_argument("--inputs", metavar="FILE", nargs="+", required=True, help="checkpoints, or their folder")
     parser.add_argument("--output", "--out", metavar="FILE", required=True, help="checkpoint to write")
     for kind in ("epoch", "update", "best"):
@@ -73,7 +73,7 @@ def get_merge_parser() -> Parser:
         "fairseq-checkpoint merge own w.pt --no-save-optimizer-state",
     ]
     description = "Merge the folder of a sharded checkpoint into one file."
-    parser = Parser(description, examples=examples, settings_file=False)
+    parser = Parser(description, examples=examples)
     parser.add_argument("source", metavar="CHECKPOINT", help="checkpoint of --ddp-backend fully_sharded")
     parser.add_argument("target", metavar="FILE", help="file to write")
     parser.add_argument("--no-save-optimizer-state", action="store_true", help="leave out the optimizer state")

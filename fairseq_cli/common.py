@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from fairseq.config import fields
+from fairseq.config.foreign_flags import EVALUATION, TRAINING
 from fairseq.config.parser import Parser
 from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.config.settings import (
@@ -18,6 +19,7 @@ from fairseq.config.settings import (
     MemoryConfig,
     OptimizationConfig,
     ProfileConfig,
+    ShortForms,
 )
 from fairseq.config.shared import LanguageModelingTaskConfig
 from fairseq.models.recipes import recommended
@@ -25,16 +27,7 @@ from fairseq.models.recipes import recommended
 EVALUATION_FIRST = ("path", "batch_size", "max_tokens", "bf16", "cpu")  # and the settings of the command alone
 FIRST = (  # of the arguments of training, in --help
     *("data", "arch", "tokens_per_sample", "max_tokens", "batch_size", "lr", "max_update", "max_epoch", "save_dir"),
-    *("bf16", "fp16", "cpu"),
-)
-
-
-ONLY_IN_TRAINING = (  # of the settings that evaluation shares with training
-    *("fp16_init_scale", "fp16_scale_window", "fp16_scale_tolerance", "min_loss_scale", "threshold_loss_scale"),
-    *("ddp_backend", "bucket_cap_mb", "find_unused_parameters", "shard_group_size", "cpu_offload"),
-    "checkpoint_activations",
-    *("tensorboard_logdir", "metrics_file", "log_file", "wandb_project", "curriculum", "dataset_impl"),
-    *("max_valid_steps",),
+    *("save_every", "validate_every", "keep", "reset", "bf16", "fp16", "cpu"),
 )
 
 
@@ -85,25 +78,22 @@ def evaluation_parser(
     examples: Sequence[str],
     configs: Sequence[type],
     reading: Sequence[type] = (DataConfig,),
-    hidden: Sequence[str] = (),
+    without: Collection[str] = (),
+    command: str = EVALUATION,
 ) -> Parser:
-    """The parser of a command that evaluates a checkpoint:
-    the flags of *configs*, of data and of all commands."""
-    optional = [
-        (LanguageModelingTaskConfig, ("tokens_per_sample", "sample_break_mode", "add_bos_token")),
-        (MemoryConfig, tuple(fields.defaults(MemoryConfig))),
-    ]
-    hidden = (*hidden, *ONLY_IN_TRAINING)
-    parser = Parser(
-        description,
-        [*configs, *reading, CommonConfig],
-        ["task"],
-        optional,
-        examples=examples,
-        first=("data", *_declared(configs[0]), *EVALUATION_FIRST),
-        hidden=hidden,
-        takes_unused=True,
-    )
+    """The parser of a command that evaluates a checkpoint: the flags of *configs*, of data and of
+    all commands, but for settings that training alone reads and those that it is *without*."""
+    first = ("data", *_declared(configs[0]), *EVALUATION_FIRST)
+    parser = Parser(description, examples=examples, first=first)
+    parser.add_settings_file()
+    for config in (*configs, *reading, CommonConfig):
+        read = [s.name for s in fields.settings_of(config) if not s.metadata.get("training") and s.name not in without]
+        parser.add_settings(config, read)
+    parser.add_choices("task")
+    blocks = ("tokens_per_sample", "sample_break_mode", "add_bos_token")
+    parser.add_settings(LanguageModelingTaskConfig, blocks, otherwise="the checkpoint's")
+    parser.add_settings(MemoryConfig, otherwise="the checkpoint's")
+    parser.command = command
     # A command that reads no text needs the splits of a data folder.
     reads_text = any({"text", "input"} & fields.defaults(config).keys() for config in configs)
     help = "data folder; without --path a model: a checkpoint or its folder" if reads_text else "data folder"
@@ -122,17 +112,19 @@ def get_training_parser(default_task: str = "language_modeling") -> Parser:
     parts join when a command line is parsed."""
     parser = Parser(
         "Train a model on data from fairseq-preprocess. --arch NAME --help lists the flags of that architecture.",
-        [CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig, ProfileConfig],
-        ["task", "arch", "criterion", "optimizer", "lr_scheduler"],
         examples=[
             "fairseq-train data-bin --arch transformer_lm_fast_demo --bf16 --save-dir own",
             "fairseq-train data-bin --arch transformer_xl_tiny --max-update 1000",
         ],
         first=FIRST,
-        hidden=("gen_subset", "dataset_impl"),
-        takes_unused=True,
-        recommend=recommended,
     )
+    parser.add_settings_file()
+    parser.add_choices("task", "arch", "criterion", "optimizer", "lr_scheduler", recommend=recommended)
+    read = fields.defaults(DataConfig).keys() - {"gen_subset"}
+    for config in (CommonConfig, DataConfig, DistributedConfig, OptimizationConfig, CheckpointConfig, ProfileConfig):
+        parser.add_settings(config, read if config is DataConfig else None)
+    parser.add_short_forms(ShortForms)
+    parser.command = TRAINING
     parser.add_argument("data", metavar="DATA", help="folder made by fairseq-preprocess")
     parser.add_argument(
         "--list-archs",

@@ -26,7 +26,7 @@ def get_pydoc_parser() -> Parser:
         "fairseq-corpus pydoc texts --packages numpy,scipy,sympy,torch --rare-words",
     ]
     description = "Make a small corpus of English from documentation of Python."
-    parser = Parser(description, [PydocConfig], examples=examples, settings_file=False)
+    parser = Parser(description, [PydocConfig], examples=examples)
     parser.add_argument("destdir", metavar="DIR", help="folder for train.txt, valid.txt and test.txt")
     return parser
 
@@ -42,7 +42,7 @@ def pydoc(args: argparse.Namespace) -> None:
 def get_symbols_parser() -> Parser:
     examples = ["fairseq-corpus symbols enwik8 data --kind bytes", "fairseq-corpus symbols text8 data --kind letters"]
     description = "Write the bytes or letters of a text as symbols, in three splits."
-    parser = Parser(description, examples=examples, settings_file=False)
+    parser = Parser(description, examples=examples)
     parser.add_argument("source", metavar="TEXT", help="text, one file")
     parser.add_argument("destdir", metavar="DIR", help="folder for the three splits and dict.txt")
     parser.add_argument(

@@ -292,7 +292,7 @@ def demo(folder: Path, stages: tuple[int, int], max_words: int | None, cutoffs: 
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = Parser(" ".join((__doc__ or "").split()), settings_file=False)
+    parser = Parser(" ".join((__doc__ or "").split()))
     parser.add_argument(
         "--output", "--out", type=folder_path, default=Path("demo"), metavar="DIR", help="output folder (default: demo)"
     )

@@ -24,9 +24,9 @@ def get_eval_lm_parser(default_task: str = "language_modeling") -> Parser:
         "fairseq-eval-lm own --text test.txt --bf16 --sample sample.txt",
         "fairseq-eval-lm data-bin --path own/checkpoint_best.pt --context-window 40",
     ]
-    hidden = ("train_subset", "valid_subset", "max_tokens_valid", "batch_size_valid", "num_workers")
+    without = ("train_subset", "valid_subset", "max_tokens_valid", "batch_size_valid", "num_workers")
     return evaluation_parser(
-        "Compute the perplexity of a language model.", examples, [EvalLMConfig, DistributedConfig], hidden=hidden
+        "Compute the perplexity of a language model.", examples, [EvalLMConfig, DistributedConfig], without=without
     )
 
 

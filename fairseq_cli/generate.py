@@ -9,6 +9,7 @@ from typing import Any
 
 from fairseq.config.command_settings import GenerateConfig
 from fairseq.config.fields import typed
+from fairseq.config.foreign_flags import GENERATION
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq_cli import command
@@ -21,7 +22,9 @@ def get_generation_parser(default_task: str = "language_modeling") -> Parser:
         "fairseq-generate data-bin --path own --context-tokens 64 --beam 4",
     ]
     description = "Continue passages of a corpus and show the results next to the original text."
-    return evaluation_parser(description, examples, [GenerateConfig, DistributedConfig], [], hidden=("compile",))
+    return evaluation_parser(
+        description, examples, [GenerateConfig, DistributedConfig], [], without=("compile",), command=GENERATION
+    )
 
 
 def main(args: argparse.Namespace) -> list[Any] | None:
@@ -32,10 +35,10 @@ def main(args: argparse.Namespace) -> list[Any] | None:
         The passages; None if the work was done in other processes.
     """
     from fairseq.distributed import run_on_processes
-    from fairseq.inference.generation import generate
+    from fairseq.inference.generation import continue_passages
 
     common = typed(CommonConfig, args)
-    work = functools.partial(generate, args.data, typed(GenerateConfig, args), common, vars(args))
+    work = functools.partial(continue_passages, args.data, typed(GenerateConfig, args), common, vars(args))
     return run_on_processes(work, common, typed(DistributedConfig, args))
 
 

@@ -12,6 +12,7 @@ from fairseq.config import options
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.hydra import training_flags
+from fairseq.system.program import as_program
 from fairseq_cli.common import get_training_parser
 
 DESCRIPTION = "Train a model with settings in groups: group.name=value on the command line, and nested YAML files."
@@ -20,7 +21,7 @@ EXAMPLE = "fairseq-hydra-train --config-dir config --config-name base task.data=
 
 def translate() -> None:
     """Turn the process's command line into one of ``fairseq-train``, and show it."""
-    parser = Parser(DESCRIPTION, examples=[EXAMPLE], settings_file=False)
+    parser = Parser(DESCRIPTION, examples=[EXAMPLE])
     parser.add_argument("--config-dir", "-cd", "--config-path", "-cp", metavar="DIR", help="folder of YAML files")
     parser.add_argument("--config-name", "-cn", metavar="NAME", help="the file NAME.yaml in it")
     parser.add_argument("--multirun", "-m", action="store_true", help="rejected: start one run for each value")
@@ -50,7 +51,8 @@ def train(args: argparse.Namespace) -> None:
 def cli_main() -> None:
     # Two programs in a row: an error of the translation is reported in Hydra's terms, one of
     # training in its flags.
-    options.run_program(translate)
+    with as_program():
+        translate()
     options.run_command(train, get_training_parser)
 
 

@@ -19,7 +19,7 @@ def get_import_parser() -> Parser:
         "fairseq-import bert-base-uncased --from hf --out imported",
     ]
     description = "Import a model into a folder that all commands read."
-    parser = Parser(description, examples=examples, settings_file=False)
+    parser = Parser(description, examples=examples)
     parser.add_argument("source", metavar="IN", help="the authors' state dict or model.pt, or a folder")
     parser.add_argument(
         "--from",

@@ -7,6 +7,7 @@ import argparse
 
 from fairseq.config.command_settings import InteractiveConfig
 from fairseq.config.fields import typed
+from fairseq.config.foreign_flags import GENERATION
 from fairseq.config.parser import Parser
 from fairseq.config.settings import CommonConfig
 from fairseq_cli import command, generate
@@ -19,7 +20,7 @@ def get_interactive_generation_parser(default_task: str = "language_modeling") -
         "fairseq-interactive own --input prompts.txt --beam 4",
     ]
     description = "Continue prompts from a terminal, a pipe or a file."
-    return evaluation_parser(description, examples, [InteractiveConfig], [], hidden=("compile",))
+    return evaluation_parser(description, examples, [InteractiveConfig], [], without=("compile",), command=GENERATION)
 
 
 def get_generation_parser(interactive: bool = False, default_task: str = "language_modeling") -> Parser:

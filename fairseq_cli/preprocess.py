@@ -18,9 +18,9 @@ from pathlib import Path
 
 from fairseq.config.command_settings import TextConfig
 from fairseq.config.fields import flag, flag_name, shown, typed
+from fairseq.config.foreign_flags import PREPROCESSING
 from fairseq.config.parser import Parser
 from fairseq.config.registry import BPES
-from fairseq.config.unused_flags import PREPROCESSING_SWITCHES, PREPROCESSING_VALUES, add_unread
 from fairseq.data.binarizer import Binarizer, LearnedTexts, splitters
 from fairseq.errors import UserError
 from fairseq.notes.spans import mark_texts
@@ -87,7 +87,7 @@ def get_preprocessing_parser(default_task: str = "language_modeling") -> Parser:
     ]
     parser = Parser("Build a dictionary from text and binarize the text.", [PreprocessConfig], examples=examples)
     parser.add_user_dir()
-    add_unread(parser, PREPROCESSING_SWITCHES, PREPROCESSING_VALUES)
+    parser.command = PREPROCESSING
     return parser
 
 

@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> None:
     if config.output is not None:
         prepare_file("--output", config.output, {"TEXT": args.text, "--bpe-codes": config.bpe_codes})
     tokenizer = _tokenizer(config)
-    count = config.workers if args.text == STDIN else useful_workers(config.workers, [args.text])
+    count = useful_workers(config.workers, None if args.text == STDIN else [args.text])
     with Workers(TokenizeBlock(tokenizer, config.undo), count) as workers, _output(config) as out:
         if args.text == STDIN:
             tokenize_stream(sys.stdin.buffer, TextFormat(join_lines=config.join_lines), workers, out)

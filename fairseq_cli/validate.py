@@ -23,9 +23,9 @@ def get_validation_parser(default_task: str | None = None) -> Parser:
         "Compute the validation loss of a checkpoint.",
         examples,
         [ValidateConfig, DistributedConfig],
-        hidden=("train_subset", "gen_subset"),
+        without=("train_subset", "gen_subset"),
     )
-    parser.left_open = ("seed", "task")
+    parser.left_open = {"seed", "task"}
     parser.show_defaults(dict.fromkeys((*parser.left_open, "sample_break_mode"), "the checkpoint's"))
     help = "loss function; its settings are the checkpoint's or the defaults (default: the checkpoint's)"
     parser.add_argument("--criterion", metavar="NAME", default=argparse.SUPPRESS, help=help)

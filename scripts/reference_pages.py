@@ -18,9 +18,9 @@ from types import MappingProxyType
 import yaml
 
 from fairseq.config import fields, options
+from fairseq.config.foreign_flags import foreign_flags
 from fairseq.config.parser import Parser
 from fairseq.config.registry import ARCHITECTURES, CHOICES, MODELS, chosen_part, is_outside
-from fairseq.config.unused_flags import Refused, Unread, advice_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 # Flags of fairseq, and what is different here; the rest of their page is written by hand.
@@ -75,7 +75,7 @@ def page() -> str:
 
 
 def _groups(parser: Parser) -> Iterator[str]:
-    for title in dict.fromkeys(title for title, _ in parser.arguments):
+    for title in parser.headings:
         rows = [_row(action) for one, action in parser.arguments if one == title and action.help != argparse.SUPPRESS]
         if rows:
             yield f"### {title[:1].upper()}{title[1:]}\n"
@@ -140,14 +140,16 @@ def _treatment(command: str, flags: Sequence[str]) -> dict[str, tuple[str, str]]
     module, function = COMMANDS[f"fairseq-{name}"]
     parser: Parser = getattr(importlib.import_module(f"fairseq_cli.{module}"), function)()
     needed = ["--lr", "0.1", *NEEDED.get(words[1], "").split()] if "--lr-scheduler" in words else []
-    options.parse_args_and_arch(parser, [*(["data"] if name != "preprocess" else []), *words, *needed])
+    args = options.parse_args_and_arch(parser, [*(["data"] if name != "preprocess" else []), *words, *needed])
+    # What an evaluation takes from the checkpoint has no value.
+    read, foreign = {*vars(args), *parser.settings}, foreign_flags(parser.command)
     found = {}
     for flag in flags:
-        action = parser.by_flag[flag]
-        if isinstance(action, Refused):
-            found[flag] = "refused", advice_of(flag)
+        if parser.by_flag[flag].dest in read:
+            found[flag] = "same", ""
         else:
-            found[flag] = ("no effect" if isinstance(action, Unread) or flag in parser.unread else "same"), ""
+            advice = foreign[flag[2:]].advice
+            found[flag] = ("refused", advice) if advice else ("no effect", "")
     return found
 
 

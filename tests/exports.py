@@ -42,13 +42,16 @@ MODELS = {
     "shortformer with norms": f"--arch shortformer_tiny {BASE} --criterion adaptive_loss --tokens-from-prev 12 "
     "--qk-norm --activation-fn relu_squared --token-shift 2",
     "token shift": f"{TINY} --token-shift 3",
+    "rotary": f"{LM} --rotary-fraction 0.5 --qk-norm --decoder-norm rms --decoder-gated-ffn --activation-fn silu "
+    "--decoder-kv-heads 2 --decoder-biases qkv --tokens-from-prev 12 --no-scale-embedding",
+    "parallel": f"{LM} --rotary-fraction 1 --rotary-scaling 4 --rotary-trained-positions 16 --qk-norm "
+    "--decoder-parallel-residual --attention-window 5 --decoder-biases none --decoder-normalize-before",
     "transformer-xl": XL,
     "transformer-xl bands": f"{XL} --cutoffs 200,600 --div-val 2 --tie-projs tails --untie-r --pre-lnorm",
-    "transformer-xl window": f"{XL} --clamp-len 5 --same-length --d-embed 16 --cutoffs 200 --tie-projs all",
+    "transformer-xl window": f"{XL} --clamp-len 5 --same-length --d-embed 16 --cutoffs 200 --tie-projs 0,1 --d-head 12",
     "transformer-xl shaw": f"{XL} --position-encoding shaw",
     "transformer-xl zeros": f"{XL} --cutoffs 200,600 --memory-start zeros --mem-len 12 --no-tie-weight",
 }
-REMEMBERING = [name for name in MODELS if name.startswith(("short", "trans"))]
 WORDS = 1200
 
 
@@ -67,8 +70,13 @@ def imported(source: Path, out: Path) -> Path:
 
 
 def made(name: str) -> Any:
+    """The model *name*; see :func:`perturbed`."""
+    return perturbed(MODELS[name])
+
+
+def perturbed(*flags: str) -> Any:
     """A model with parameters far enough from their initial values that every one matters."""
-    model = model_of(MODELS[name], "--cpu").eval()
+    model = model_of(*flags, "--cpu").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
@@ -87,10 +95,13 @@ def saved(model: Any, folder: Path, *flags: str) -> Path:
 def theirs(model: Any) -> Any:
     """*model* in the code that exported folders have."""
     pytest.importorskip("transformers")
-    from fairseq.interop.hugging_face.exported.modeling_fairseq import FairseqConfig, FairseqForCausalLM
-
-    config = FairseqConfig(**decoders.configuration(model, Dictionary.load(DATA / "dict.txt"), "model"))
-    return FairseqForCausalLM.from_pretrained(None, config=config, state_dict=decoders.tensors(model)).eval()
+    config = decoders.configuration(model, Dictionary.load(DATA / "dict.txt"), "model")
+    code = importlib.import_module(f"fairseq.interop.hugging_face.exported.modeling_{config['settings']['arch']}")
+    loaded, info = code.FairseqForCausalLM.from_pretrained(
+        None, config=code.FairseqConfig(**config), state_dict=decoders.tensors(model), output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"]
+    return loaded.eval()
 
 
 def tokens(rows: int, count: int) -> Tensor:

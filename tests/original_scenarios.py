@@ -209,6 +209,19 @@ def concatenated(first: list[list[int]], second: list[list[int]], ratios: list[i
     return plain([items, dataset.sizes, dataset.ordered_indices(), dataset.collater(items)])
 
 
+def joined(rows: list[list[int]], order: list[int]) -> Any:
+    first = of("data.sort_dataset").SortDataset(Rows(rows), np.array([order[n % 3] for n in range(len(rows))]))
+    dataset = of("data.concat_sentences_dataset").ConcatSentencesDataset(first, Rows(rows[::-1]))
+    return [everything(dataset), plain([dataset.sizes, [dataset.size(index) for index in range(len(rows))]])]
+
+
+def monolingual(rows: list[list[int]], length: int | None, count: int | None) -> Any:
+    words, module = of("data.dictionary").Dictionary(), of("data.monolingual_dataset")
+    sizes = [len(row) for row in rows]
+    dataset = module.MonolingualDataset(Rows(rows), sizes, words, fixed_pad_length=length, pad_to_bsz=count)
+    return plain([dataset.ordered_indices(), dataset.collater([dataset[index] for index in range(len(rows))])])
+
+
 def pairs(rows: list[list[int]], feeds: bool, left: bool) -> Any:
     samples = [{"id": n, "source": torch.tensor(r), "target": torch.tensor(r[::-1])} for n, r in enumerate(rows)]
     # Equal lengths may be in any order.

@@ -16,10 +16,8 @@ from subword_encodings import complete, encodings
 from torch import Tensor
 
 from fairseq import checkpoint
-from fairseq.inference import sample
-from fairseq.inference.engine import Reader
+from fairseq.inference import Search, stream
 from fairseq.interop.hugging_face.export import write_texts
-from fairseq.interop.hugging_face.sources import sources
 from fairseq.interop.hugging_face.tokenizer_files import FAST, tokenizer_files
 from fairseq.models.loading import stored_parameters
 from fairseq.text.dictionary import Dictionary
@@ -67,7 +65,7 @@ def _decoder(name: str, root: Path) -> tuple[Path, dict[str, Any]]:
         "ids": ids,
         "scores": scores([dictionary.eos(), *ids]),
         "choice": scores([10, 20, 30])[-1],
-        "greedy": [*prompt, *sample(Reader(model), prompt, 15, top_k=1)],
+        "greedy": [*prompt, *stream([model], prompt, Search(15, temperature=0))],
     }
 
 
@@ -105,12 +103,11 @@ def add_tokenizers(folder: Path) -> None:
         dictionary.save(out / "dict.txt")
         tokenizer.save(out, dictionary.symbols)
         files = tokenizer_files(tokenizer, dictionary, 100)
-        assert library == (FAST in files.texts)
+        assert library == (FAST in files)
         # Tokenizers of the library leave out every special symbol.
         decoded = text.replace("\n", "") if library else text
         expected = {"text": text, "ids": TextReader(dictionary, tokenizer).ids(text), "decoded": decoded}
-        texts = {**files.texts, **sources(files.adapters, files.parts), "config.json": "{}"}
-        write_texts(out, {**texts, "expected.json": json.dumps(expected)})
+        write_texts(out, {**files, "config.json": "{}", "expected.json": json.dumps(expected)})
 
 
 @torch.no_grad()

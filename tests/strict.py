@@ -21,12 +21,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import autocast
 import runs
 import torch
 from torch import Tensor
 from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
 
-from benchmarks import fake_gpu
 from fairseq.modules import precision
 
 NAME = "strict"
@@ -58,6 +58,8 @@ class Backend(_DummyBackendModule):
     def __init__(self) -> None:
         self.random = torch.Generator().manual_seed(0).get_state()
         self.emptied = 0
+        # Operators that a GPU would launch a kernel for, and how often the host would wait for one.
+        self.launches = self.waits = 0
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16, torch.float16]
@@ -167,6 +169,10 @@ def _mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
 def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run *op* on the host."""
     _check(op, args, kwargs)
+    if _signature(op).name == "aten::_local_scalar_dense":
+        backend().waits += 1
+    else:
+        backend().launches += 1
     # torch hands scalars that take a tensor's place over as numbers.
     pairs = zip(args, _signature(op).tensors, strict=False)
     args = tuple(torch.tensor(x) if tensor and isinstance(x, int | float) else x for x, tensor in pairs)
@@ -216,6 +222,7 @@ def _empty_strided(
 
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    backend().waits += is_strict(source) and not is_strict(target)
     source, host = (_retarget(x, CPU) if is_strict(x) else x for x in (source, target))
     host.copy_(source)
     return target
@@ -254,7 +261,7 @@ class _Event:
 
 
 def _forget_casts() -> None:
-    fake_gpu.forget_casts()
+    autocast.forget_casts()
     _clear_autocast_cache()
 
 
@@ -292,7 +299,7 @@ def backend() -> Backend:
     Tensor.data_ptr = _address  # type: ignore[method-assign]
     torch.clear_autocast_cache, torch.Event = _forget_casts, _Event  # type: ignore[misc,assignment]
     torch.__future__.set_swap_module_params_on_conversion(True)
-    module.libraries = aten, rest, fake_gpu.register_autocast()  # type: ignore[attr-defined]  # they last as long as these
+    module.libraries = aten, rest, autocast.register_autocast()  # type: ignore[attr-defined]  # they last as long as these
     return module
 
 

@@ -129,7 +129,7 @@ def test_flags_are_named_at_the_border_only() -> None:
         "fairseq.evaluation.finetuning": None,  # command lines of fairseq-train
         # Arguments of git and of compilers, and variables of style sheets.
         **dict.fromkeys(("fairseq.system.provenance", "fairseq.kernels.build"), None),
-        **dict.fromkeys(("fairseq.system.pages", "fairseq.inference.passages", "fairseq.notes.note_map"), None),
+        **dict.fromkeys(("fairseq.system.pages", "fairseq.inference.generation", "fairseq.notes.note_map"), None),
     }
     below = {module: path for module, path in FILES.items() if not module.startswith(border)}
     named = {module: flags_in(path.read_text(encoding="utf-8")) for module, path in below.items()}

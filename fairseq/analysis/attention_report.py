@@ -20,8 +20,7 @@ from fairseq.config.settings import CommonConfig, StreamConfig
 from fairseq.data.samplers import rows_per_batch
 from fairseq.data.token_blocks import TokenBlocks
 from fairseq.errors import UserError
-from fairseq.inference.inputs import data_and_models, stream_settings
-from fairseq.inference.loading import check_no_begin, load_language_models
+from fairseq.inference.loading import check_no_begin, data_and_models, load_language_models, stream_settings
 from fairseq.logging import show_progress
 from fairseq.models.base import BaseFairseqModel
 from fairseq.modules.precision import Precision

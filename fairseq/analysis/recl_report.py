@@ -13,7 +13,7 @@ from fairseq import distributed
 from fairseq.analysis import plots, recl
 from fairseq.config.command_settings import ReclConfig
 from fairseq.config.settings import CommonConfig, StreamConfig
-from fairseq.inference.inputs import data_and_models, stream_settings
+from fairseq.inference.loading import data_and_models, stream_settings
 from fairseq.logging import show_progress
 from fairseq.models.loading import compile_model
 from fairseq.modules.precision import Precision

@@ -1,9 +1,7 @@
-"""Dataclass fields ⇄ command-line flags ⇄ YAML ⇄ what a checkpoint stores.
+"""A setting: a dataclass field ⇄ a command-line flag ⇄ text in YAML ⇄ what a checkpoint stores.
 
 Every registered part has a ``@dataclass`` config whose fields are made with :func:`flag`. The
-flag's name follows from the field's (``decoder_layers`` → ``--decoder-layers``). A parsed command
-line holds only what the user gave; what is missing comes from ``--config``, then the architecture,
-then the dataclass's defaults.
+flag's name follows from the field's (``decoder_layers`` → ``--decoder-layers``).
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import argparse
 import ast
 import contextlib
 import dataclasses
-import functools
 import math
 import numbers
 import os
@@ -20,7 +17,7 @@ import re
 import types
 import typing
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from fairseq.errors import SettingError, UserError, with_flags
@@ -36,7 +33,7 @@ LARGEST_FLOAT = 3.4e38  # of float32, in which optimizers and losses compute
 
 UNSTORED: set[str] = set()
 """Settings that name files and folders: checkpoints neither store nor set them."""
-_FIELDS: weakref.WeakKeyDictionary[type, list[tuple[dataclasses.Field[Any], Any]]] = weakref.WeakKeyDictionary()
+_SETTINGS: weakref.WeakKeyDictionary[type, list[Setting]] = weakref.WeakKeyDictionary()
 
 
 class Config:
@@ -53,11 +50,12 @@ class Config:
         UNSTORED.update(name for name, field in declared.items() if not field.metadata.get("stored", True))
 
     def __post_init__(self) -> None:
-        for field, hint in _fields(type(self)):
+        for setting in settings_of(type(self)):
             # Fields that flag() did not make, as a plug-in's, have no bounds to check.
-            if "bounds" in field.metadata:
-                value = getattr(self, field.name)
-                object.__setattr__(self, field.name, coerce(field, hint, _of_kind(field.name, hint, value)))
+            if "bounds" in setting.metadata:
+                value = getattr(self, setting.name)
+                setting.check_type(value)
+                object.__setattr__(self, setting.name, setting.read(value))
         self.check()
 
     def check(self) -> None:
@@ -79,6 +77,8 @@ def flag(
     negative: bool = False,
     const: object = None,
     same_as: str | None = None,
+    rare: bool | str = False,
+    training: bool = False,
     stored: bool = True,
     several: bool = False,
 ) -> Any:
@@ -95,6 +95,9 @@ def flag(
         negative: a bool that also has a ``--no-…`` form.
         const: the value where the flag is given without one.
         same_as: the setting whose value it has unless it is given.
+        rare: shown under the last heading of ``--help-all``, with the flag that says the same in
+            fewer words, if there is one.
+        training: True for what training alone reads: evaluations do not have the flag.
         stored: False for a path: it is neither written to checkpoints nor taken from them, where it
             would be the path of somebody else's choice.
         several: several words, as a shell makes of ``*.txt``, are one value with commas.
@@ -108,6 +111,8 @@ def flag(
         "negative": negative,
         "const": const,
         "same_as": same_as,
+        "rare": rare,
+        "training": training,
         "stored": stored,
         "several": several,
     }
@@ -117,9 +122,122 @@ def flag(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def flag_name(name: str) -> str:
-    """``decoder_layers`` → ``--decoder-layers``."""
-    return "--" + name.replace("_", "-")
+class Setting:
+    """A field of a dataclass: its flags, and its value from text.
+
+    Attributes:
+        kind: type of the value, or of the items of a list.
+    """
+
+    def __init__(self, field: dataclasses.Field[Any], hint: Any) -> None:
+        self.name, self.metadata, self._field = field.name, field.metadata, field
+        self.optional = self.many = False
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            members = [member for member in typing.get_args(hint) if member is not type(None)]
+            self.optional, hint = len(members) < len(typing.get_args(hint)), members[0]
+        if typing.get_origin(hint) is list:
+            self.many, hint = True, typing.get_args(hint)[0]
+        self.kind: type = hint
+
+    @property
+    def default(self) -> Any:
+        if self._field.default_factory is not dataclasses.MISSING:
+            return self._field.default_factory()
+        return None if self._field.default is dataclasses.MISSING else self._field.default
+
+    @property
+    def flags(self) -> list[str]:
+        return [flag_name(self.name), *self.metadata.get("aliases", ())]
+
+    def argument(self, otherwise: str | None = None) -> dict[str, Any]:
+        """The options of ``add_argument`` for a flag whose value stays text.
+
+        *otherwise* is what ``--help`` says in place of the default. Defaults stay out of the parsed
+        namespace, so that what is in it was given by the user.
+        """
+        options: dict[str, Any] = {"dest": self.name, "default": argparse.SUPPRESS, "help": self._help(otherwise)}
+        if self.kind is bool:
+            negative = self.metadata.get("negative")
+            return {**options, "action": argparse.BooleanOptionalAction if negative else "store_true"}
+        choices = self.metadata.get("choices")
+        letter = {int: "N", float: "X", str: "TEXT"}.get(self.kind, "VALUE")
+        usual = (
+            "{" + ",".join(map(str, choices)) + "}" if choices is not None else f"{letter},…" if self.many else letter
+        )
+        options["type"] = str
+        options["metavar"] = self.metadata.get("metavar") or usual
+        if self.metadata.get("several"):
+            options.update(nargs="+", action=_Joined)
+        if self.metadata.get("const") is not None:
+            options.update(nargs="?", const=self.metadata["const"])
+        return options
+
+    def _help(self, otherwise: str | None) -> str:
+        # argparse formats help texts with %.
+        text, default = with_flags(str(self.metadata.get("help", ""))).replace("%", "%%"), self.default
+        if isinstance(short := self.metadata.get("rare"), str):
+            text = f"see {flag_name(short)}: {text}"
+        if otherwise is not None:
+            return f"{text} (default: {otherwise})"
+        if "(default:" in text or default is None or default is False or default == "" or default == []:
+            return text
+        meaning = re.search(rf" \({re.escape(shown(default))}: ([^()]*)\)$", text)
+        if meaning:  # "(0: no limit)" of a default of 0
+            return f"{text[: meaning.start()]} (default: {shown(default)}, {meaning[1]})"
+        return f"{text} (default: {shown(default)})"
+
+    def check_type(self, value: object) -> None:
+        """Raise SettingError for text where a number is meant: Python code
+        says a number as a number."""
+        # Real, not float: NumPy's numbers are valid as well.
+        allowed = {str: (str, os.PathLike), bool: (bool,)}.get(self.kind, (numbers.Real,))
+        for item in value if self.many and isinstance(value, list | tuple) else [value]:
+            wrong = not isinstance(item, allowed) or (isinstance(item, bool) and self.kind is not bool)
+            if item is not None and wrong:
+                raise SettingError(f"`{self.name}`: expected {TYPE_NAMES[self.kind]}, got {shortened(value)}")
+
+    def read(self, value: Any) -> Any:
+        """Return *value*, typed or as text, as the type of the field.
+
+        Raises:
+            SettingError: it has another type, or is not among the choices or within the bounds.
+        """
+        name = f"`{self.name}`"
+        if value is None:
+            if self.optional:
+                return None
+            raise SettingError(f"{name}: a value is needed")
+        if self.kind is bool:
+            # Files and old checkpoints have several texts and numbers for switches.
+            value = SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
+            if not isinstance(value, bool | int):
+                raise SettingError(f"{name}: expected true or false, got {value!r}")
+            return bool(value)
+        # Nearly always a shell variable that is not set.
+        if not self.many and value == "" and self.kind is str and self.default != "":
+            raise SettingError(f"{name}: an empty value; give one or leave the flag out")
+        items = [self._item(name, item) for item in (_items(value) if self.many else [value])]
+        if not items and self.default != []:
+            raise SettingError(f"{name}: a value is needed")
+        return items if self.many else items[0]
+
+    def _item(self, name: str, value: object) -> Any:
+        item = _number(name, self.kind, value) if self.kind is not str else str(value)
+        if isinstance(item, str) and "\0" in item:
+            raise SettingError(f"{name}: contains a NUL character; remove it")
+        choices = self.metadata.get("choices")
+        if choices is not None and item not in choices:
+            raise SettingError(f"{name} {item}: choose from {', '.join(map(str, choices))}")
+        low, high, above, below = self.metadata.get("bounds", (None,) * 4)
+        if low is not None and item < low:
+            raise SettingError(f"{name} {item}: must be at least {low}")
+        if high is not None and item > high:
+            raise SettingError(f"{name} {item}: must be at most {high}")
+        if above is not None and item <= above:
+            raise SettingError(f"{name} {item}: must be greater than {above}")
+        if below is not None and item >= below:
+            raise SettingError(f"{name} {item}: must be less than {below}")
+        return item
 
 
 class _Joined(argparse.Action):
@@ -127,46 +245,34 @@ class _Joined(argparse.Action):
         setattr(namespace, self.dest, ",".join(values))
 
 
-def add_flags(
-    parser: Any,
-    config: type,
-    only: Sequence[str] | None = None,
-    otherwise: str | None = None,
-) -> list[argparse.Action]:
-    """Add to *parser*, or a group of one, a flag for every field of *config*, or for *only* those
-    named, that it does not have yet; return what was added.
+def settings_of(config: Any) -> list[Setting]:
+    """The settings that the dataclass *config* has."""
+    # Cached: the hints of a class cost more than all checks of its values.
+    if config not in _SETTINGS:
+        hints = typing.get_type_hints(config)
+        _SETTINGS[config] = [Setting(field, hints[field.name]) for field in dataclasses.fields(config)]
+    return _SETTINGS[config]
 
-    *otherwise* is what ``--help`` says in place of the default, where something else than the
-    dataclass decides. Defaults stay out of the parsed namespace (``argparse.SUPPRESS``), so that
-    what is in it was given by the user.
-    """
+
+def add_flags(parser: Any, config: type, only: Collection[str] | None = None) -> list[argparse.Action]:
+    """Add to *parser*, or a group of one, a flag for every field of *config*, or for *only* those
+    named, that it does not have yet; return what was added."""
     added = []
     # A parser of argparse itself, as a plug-in's, does not tell what it has.
-    known = getattr(getattr(parser, "root", parser), "by_flag", {})
-    for field, hint in _fields(config):
-        names = [flag_name(field.name), *field.metadata.get("aliases", ())]
-        # Two dataclasses may declare a setting, such as a model and a task; it is one flag.
-        if names[0] in known or (only is not None and field.name not in only):
+    known = getattr(parser, "by_flag", {})
+    for setting in settings_of(config):
+        flags = [flag for flag in setting.flags if flag not in known]
+        if only is not None and setting.name not in only:
             continue
-        kind, many, _ = _kind(hint)
-        default = _default(field)
-        options: dict[str, Any] = {
-            "dest": field.name,
-            "default": argparse.SUPPRESS,
-            "help": _help_text(field, default, otherwise),
-        }
-        if kind is bool:
-            negative = field.metadata.get("negative")
-            options["action"] = argparse.BooleanOptionalAction if negative else "store_true"
-        else:
-            options["type"] = functools.partial(coerce, field, hint)
-            options["metavar"] = field.metadata.get("metavar") or _metavar(field, kind, many)
-            if field.metadata.get("several"):
-                options.update(nargs="+", action=_Joined)
-            if field.metadata.get("const") is not None:
-                options.update(nargs="?", const=field.metadata["const"])
-        with contextlib.suppress(argparse.ArgumentError):
-            added.append(parser.add_argument(*[n for n in names if n not in known], **options))
+        if hasattr(parser, "adopt"):  # a command's, which may have the flag for another part
+            parser.adopt(setting)
+        # Two dataclasses may declare a setting, such as a model and a task; it is one flag.
+        if flags[:1] == setting.flags[:1]:
+            options = setting.argument()
+            if setting.kind is not bool:
+                options["type"] = setting.read
+            with contextlib.suppress(argparse.ArgumentError):
+                added.append(parser.add_argument(*flags, **options))
     return added
 
 
@@ -183,18 +289,29 @@ def typed(config: type[C], settings: C | Mapping[str, object] | argparse.Namespa
     # of optimizers, …) accept both.
     if isinstance(settings, config):
         return settings
-    values_by_name: Mapping[str, Any] = vars(settings) if isinstance(settings, argparse.Namespace) else settings  # type: ignore[assignment]
+    values: Mapping[str, Any] = vars(settings) if isinstance(settings, argparse.Namespace) else settings  # type: ignore[assignment]
     kwargs = {}
-    for field, hint in _fields(config):
-        name = field.name if field.name in values_by_name else field.metadata.get("same_as", "")
-        if name in values_by_name:
-            kwargs[field.name] = coerce(field, hint, values_by_name[name])
+    for setting in settings_of(config):
+        name = setting.name if setting.name in values else setting.metadata.get("same_as", "")
+        if name in values:
+            kwargs[setting.name] = setting.read(values[name])
     return config(**kwargs)
+
+
+def checked(config: type, values: Mapping[str, object]) -> dict[str, Any]:
+    """The fields of *config*: what *values* have of them, checked and converted, and the defaults
+    of the others."""
+    return dataclasses.asdict(typed(config, values))
 
 
 def defaults(config: type) -> dict[str, Any]:
     """Every field of *config* with its default."""
-    return {field.name: _default(field) for field, _ in _fields(config)}
+    return {setting.name: setting.default for setting in settings_of(config)}
+
+
+def flag_name(name: str) -> str:
+    """``decoder_layers`` → ``--decoder-layers``."""
+    return "--" + name.replace("_", "-")
 
 
 def shown(value: object) -> str:
@@ -227,41 +344,6 @@ def shortened(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def checked(config: type, values: Mapping[str, object]) -> dict[str, Any]:
-    """The fields of *config*: what *values* have of them, checked and converted, and the defaults
-    of the others."""
-    return dataclasses.asdict(typed(config, values))
-
-
-def coerce(field: dataclasses.Field[Any], hint: object, value: object) -> Any:
-    """*value* as the type of *field*, checked against its choices and its bounds.
-
-    Raises:
-        SettingError: *value* is invalid.
-    """
-    kind, many, optional = _kind(hint)
-    name = f"`{field.name}`"
-    if value is None:
-        if optional:
-            return None
-        raise SettingError(f"{name}: a value is needed")
-    if kind is bool:
-        # Files and old checkpoints have several texts and numbers for switches.
-        value = SWITCHES.get(value.lower(), value) if isinstance(value, str) else value
-        if not isinstance(value, bool | int):
-            raise SettingError(f"{name}: expected true or false, got {value!r}")
-        return bool(value)
-    # Nearly always a shell variable that is not set.
-    if not many and value == "" and kind is str and _default(field) != "":
-        raise SettingError(f"{name}: an empty value; give one or leave the flag out")
-    items = [_number(name, kind, item) for item in (_split(value) if many else [value])]
-    if not items and _default(field) != []:
-        raise SettingError(f"{name}: a value is needed")
-    for item in items:
-        _check(name, field, item)
-    return items if many else items[0]
-
-
 def parse_dict(flag: str, text: str | Mapping[str, object]) -> dict[str, object]:
     """The dict in a Python literal, of which nothing is run; UserError if *text* is none."""
     if isinstance(text, Mapping):
@@ -276,40 +358,7 @@ def parse_dict(flag: str, text: str | Mapping[str, object]) -> dict[str, object]
     return value
 
 
-def _fields(config: Any) -> list[tuple[dataclasses.Field[Any], object]]:
-    # Cached: the hints of a class cost more than all checks of its values.
-    if config not in _FIELDS:
-        hints = typing.get_type_hints(config)
-        _FIELDS[config] = [(field, hints[field.name]) for field in dataclasses.fields(config)]
-    return _FIELDS[config]
-
-
-def _kind(hint: Any) -> tuple[type, bool, bool]:
-    """(element type, is it a list, may it be None) of a field's annotation."""
-    optional = False
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        members = [m for m in typing.get_args(hint) if m is not type(None)]
-        optional = len(members) < len(typing.get_args(hint))
-        hint = members[0]
-    if typing.get_origin(hint) is list:
-        return typing.get_args(hint)[0], True, optional
-    return hint, False, optional
-
-
-def _of_kind(name: str, hint: object, value: object) -> Any:
-    """*value*, unless it is of a kind that only a flag's text is read from: Python code says a
-    number as a number."""
-    kind, many, _ = _kind(hint)
-    for item in value if many and isinstance(value, list | tuple) else [value]:
-        # Real, not float: NumPy's numbers are valid as well.
-        allowed = (str, os.PathLike) if kind is str else (bool,) if kind is bool else (numbers.Real,)
-        wrong = not isinstance(item, allowed) or (isinstance(item, bool) and kind is not bool)
-        if item is not None and wrong:
-            raise SettingError(f"`{name}`: expected {TYPE_NAMES[kind]}, got {shortened(value)}")
-    return value
-
-
-def _split(value: Any) -> list[Any]:
+def _items(value: Any) -> list[Any]:
     """``"1,2"``, ``"(0.9, 0.98)"``, ``5`` or ``[1, 2]`` as a list of items."""
     if isinstance(value, str):
         text = value.strip().strip("()[]").strip().removesuffix(",")  # a tuple's
@@ -319,12 +368,8 @@ def _split(value: Any) -> list[Any]:
     return list(value)
 
 
-def _number(name: str, kind: type, value: object) -> Any:
+def _number(name: str, kind: type, value: Any) -> Any:
     expected = TYPE_NAMES[kind]
-    if kind is str:
-        if "\0" in str(value):
-            raise SettingError(f"{name}: contains a NUL character; remove it")
-        return str(value)
     try:
         # Files may say 1000.0 for a whole number.
         if kind is int and isinstance(value, float):
@@ -340,53 +385,11 @@ def _number(name: str, kind: type, value: object) -> Any:
     return converted
 
 
-def _check(name: str, field: dataclasses.Field[Any], value: Any) -> None:
-    choices = field.metadata.get("choices")
-    if choices is not None and value not in choices:
-        raise SettingError(f"{name} {value}: choose from {', '.join(map(str, choices))}")
-    low, high, above, below = field.metadata.get("bounds", (None,) * 4)
-    if low is not None and value < low:
-        raise SettingError(f"{name} {value}: must be at least {low}")
-    if high is not None and value > high:
-        raise SettingError(f"{name} {value}: must be at most {high}")
-    if above is not None and value <= above:
-        raise SettingError(f"{name} {value}: must be greater than {above}")
-    if below is not None and value >= below:
-        raise SettingError(f"{name} {value}: must be less than {below}")
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    if field.default_factory is not dataclasses.MISSING:
-        return field.default_factory()
-    return None if field.default is dataclasses.MISSING else field.default
-
-
-def _help_text(field: dataclasses.Field[Any], default: object, otherwise: str | None = None) -> str:
-    # argparse formats help texts with %.
-    text = with_flags(str(field.metadata.get("help", ""))).replace("%", "%%")
-    if otherwise is not None:
-        return f"{text} (default: {otherwise})"
-    if "(default:" in text or default is None or default is False or default == "" or default == []:
-        return text
-    meaning = re.search(rf" \({re.escape(shown(default))}: ([^()]*)\)$", text)
-    if meaning:  # "(0: no limit)" of a default of 0
-        return f"{text[: meaning.start()]} (default: {shown(default)}, {meaning[1]})"
-    return f"{text} (default: {shown(default)})"
-
-
-def _metavar(field: dataclasses.Field[Any], kind: type, many: bool) -> str:
-    choices = field.metadata.get("choices")
-    if choices is not None:
-        return "{" + ",".join(map(str, choices)) + "}"
-    letter = {int: "N", float: "X", str: "TEXT"}.get(kind, "VALUE")
-    return f"{letter},…" if many else letter
-
-
 def _plain(value: object) -> Any:
     if value is None or isinstance(value, bool):
         return value or None
     try:
         # Numbers compare as numbers: a checkpoint may hold "0.1" where a user gives 0.10.
-        return [float(item) for item in _split(value)] or None
+        return [float(item) for item in _items(value)] or None
     except (ValueError, TypeError, OverflowError):
         return value or None

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Mapping
-from typing import Any
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
 
-from fairseq.config.settings import Settings
+if TYPE_CHECKING:
+    from fairseq.config.settings import Settings
 
 
 class NamespaceOfArchitecture(argparse.Namespace):
@@ -26,19 +29,18 @@ def namespace_of(settings: Settings) -> argparse.Namespace:
     return args
 
 
-class ReadsNamespace:
-    """Base of parts that are made from the namespace: which settings they read of it cannot be
-    seen."""
-
-    @classmethod
-    def settings_of(cls, settings: Settings) -> argparse.Namespace:
-        return namespace_of(settings)
-
-    @classmethod
-    def unread(cls, stored: Mapping[str, object]) -> Mapping[str, object]:
-        return {}
+def namespace_with_methods(cls: type, values: Mapping[str, object]) -> Any:
+    """*values* as a namespace with the methods of the settings *cls*."""
+    return _class_with_methods(cls)(**values)
 
 
-def reads_namespace(part: Any) -> bool:
-    """Return whether *part*, a class or an object, is made from the namespace."""
-    return getattr(part.settings_of, "__func__", None) is vars(ReadsNamespace)["settings_of"].__func__
+@functools.cache
+def _class_with_methods(cls: type) -> type[argparse.Namespace]:
+    methods: dict[str, Any] = {}
+    for base in reversed(cls.__mro__[:-1]):
+        methods |= {
+            name: value
+            for name, value in vars(base).items()
+            if not name.startswith("__") and isinstance(value, FunctionType | property)
+        }
+    return type(cls.__name__, (argparse.Namespace,), methods)

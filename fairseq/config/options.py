@@ -1,39 +1,31 @@
-"""The parsers of the commands, made from the registries.
+"""From a command line to settings, each of which knows where it comes from.
 
-A parser knows at first only the flags that choose parts (``--arch``, ``--task``, …). Once they are
-read, the chosen parts' own flags join. What the user leaves open is filled from ``--config``, the
-architecture and the dataclasses.
+A command line is parsed once. What it gives comes first, then ``--config FILE.yaml``, the recipe of
+the architecture, the architecture, the dataclasses. A checkpoint's settings come after those given:
+an evaluation leaves open what it takes from there (:mod:`fairseq.inference.loading`).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import errno
-import os
-import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from fairseq.config import fields
-from fairseq.config.fields import shortened
-from fairseq.config.parser import Parser, title_of
-from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, TASKS, chosen_part, extensions_of, is_outside
+from fairseq.config.fields import Setting, shortened
+from fairseq.config.foreign_flags import check_architecture, foreign_flags
+from fairseq.config.parser import EXTENSION, HELP, Parser, Part, title_of
+from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, chosen_part, extensions_of, is_outside
 from fairseq.config.settings import DEFAULT_BATCH_SIZE, DataConfig, RateConfig
 from fairseq.config.settings_file import for_another_run, read_yaml
-from fairseq.config.unused_flags import add_unused_flags, check_architecture
-from fairseq.errors import SettingError, UserError, is_out_of_memory, nearest, out_of_memory_message, with_flags
+from fairseq.errors import SettingError, UserError, nearest
 from fairseq.system import deferred
-from fairseq.system.allocator import keep_freed_memory
-from fairseq.system.files import FULL, removing_empty_folders
 from fairseq.system.plugins import import_user_module
-from fairseq.system.terminal import printable, write_line_by_line
+from fairseq.system.program import as_program
 
 __all__ = ["Parser", "parse_args_and_arch", "run_command"]
 
-EXTENSION = "extension"  # in place of a choice
 # Settings of one thing: one that is given takes the place of the others in --config.
 SAME = (("warmup_updates", "warmup_ratio"), ("decay_updates", "decay_ratio"))
 
@@ -48,6 +40,21 @@ class Parsed(argparse.Namespace):
         self.origins: dict[str, str] = {}
 
 
+class Chosen(NamedTuple):
+    """What a command line chooses."""
+
+    names: dict[str, str]  # of the parts, by what chooses them
+    recipe: Mapping[str, Any]  # of the architecture
+    parts: dict[Part, Any]  # with the extensions of the task
+    settings: dict[str, Setting | None]  # what may be given; None: argparse converts it
+
+
+def run_command(main: Callable[[argparse.Namespace], object], make_parser: Callable[[], Parser]) -> None:
+    """Parse the process's command line and run *main* as a program."""
+    with as_program():
+        main(parse_args_and_arch(make_parser(), task_defaults=False))
+
+
 def parse_args_and_arch(
     parser: Parser,
     input_args: Sequence[str] | None = None,
@@ -57,7 +64,7 @@ def parse_args_and_arch(
     *,
     task_defaults: bool = True,
 ) -> Any:
-    """Parse a command line, let the chosen parts add their flags, and fill in what is left open.
+    """Parse a command line, and fill in what it leaves open.
 
     Args:
         input_args: the command line; the process's when None.
@@ -74,248 +81,218 @@ def parse_args_and_arch(
         UserError: the command line is wrong.
     """
     argv = list(sys.argv[1:] if input_args is None else input_args)
-    chosen = _first_look(argv) if parser.settings_file else {}
-    # Before parts are chosen: the folder may define them.
-    if "user_dir" in chosen and chosen["user_dir"]:
-        import_user_module(str(chosen["user_dir"]))
-    arch = str(chosen.get("arch", ARCHITECTURES.default))
-    # What an architecture recommends counts before the parts are chosen: it may name the optimizer
-    # and the schedule.
-    recommended = parser.recommend(arch, chosen) if parser.recommend is not None else {}
-    parts = _choose(parser, {**recommended, **chosen})
-    defaults: dict[str, Any] = {}
+    # Both add flags, or settings that choose them: they are read before argparse reads all words.
+    path = _value(argv, "--config") if "--config" in parser.by_flag else None
+    file = read_yaml(path) if path is not None else {}
+    user_dir = _value(argv, "--user-dir") or file.get("user_dir")
+    if user_dir and "--user-dir" in parser.by_flag:
+        import_user_module(str(user_dir))
+    parser.add_parts({word.partition("=")[2] or word for word in argv} | set(map(str, file.values())))
     is_evaluation = "arch" not in parser.choices
     # Of a plug-in's own, which reads the data itself: a command reads them as its checkpoint says.
-    is_script = is_evaluation and task_defaults and any(c == "task" and is_outside(part) for c, _, part in parts)
+    is_script = is_evaluation and task_defaults and bool(parser.plugins)
     if is_script and DataConfig not in parser.configs:
-        parser.configs.append(DataConfig)
-        fields.add_flags(parser, DataConfig)
-    for choice, name, part in parts:
-        defaults.update(_add_part_flags(parser, choice, name, part))
-    if "arch" in parser.choices and {"-h", "--help", "--help-all"} & set(argv):
-        parser.show_defaults(ARCHITECTURES[arch].complete(recommended))
-        if "arch" in chosen:
-            [model] = [part for choice, _, part in parts if choice == "arch"]
-            parser.describe(_title(arch, model), arch, {n: v for n, v in recommended.items() if n not in chosen})
+        parser.add_settings(DataConfig)
     if modify_parser is not None:
         modify_parser(parser)
     # Last, since a part may have a flag of that name.
-    if parser.takes_unused:
-        add_unused_flags(parser)
-    # argparse would give an optional positional its default at the first flag, and reject
-    # `CHECKPOINT --cpu TEXT`.
-    optional = any(not action.option_strings and action.nargs == "?" for _, action in parser.arguments)
-    parse = parser.parse_known_intermixed_args if optional else parser.parse_known_args
-    words = _switched(parser, argv)
-    args, unknown = parse(words, Parsed())
-    if unread := [flag for flag in (word.partition("=")[0] for word in words) if flag in parser.unread]:
-        print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
+    if parser.command:
+        parser.add_foreign_flags()
+    given, unknown = _read(parser, argv)
+    file = {_setting_named(parser, name): value for name, value in file.items()}
+    chosen = _choose(parser, {**file, **given})
+    if wanted := set(argv) & set(HELP):
+        _show_help(parser, chosen, {**file, **given}, all="--help-all" in wanted)
+    for flag, text, value in parser.unread:
+        flag.refuse(text, value)
     if unknown and not parse_known:
-        parser.error(f"unrecognized arguments: {unknown[0]}")
-    _check_names(parser, args)
-    if is_evaluation and not task_defaults:
-        # The checkpoint has them.
-        parts, defaults = [], {}
+        parser.refuse_unknown(unknown[0], chosen.settings, chosen.names)
+    args = Parsed(**_in_full(parser, _checked(parser, chosen, given)))
+    if unread := [text for flag, text, _ in parser.unread if not flag.advice]:
+        print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
+    # A checkpoint stores the settings, not the file that they came from.
+    vars(args).pop("config", None)
     if not suppress_defaults:
-        _fill(parser, args, [part for _, _, part in parts], defaults, () if task_defaults else parser.left_open)
-        _leave_out_extensions(args, parts)
+        from_file = _in_full(parser, _from_file(parser, chosen, path, file), f"--config {path}: ")
+        if is_evaluation and not task_defaults:
+            # The checkpoint has them.
+            chosen.parts.clear()
+        _resolve(parser, chosen, args, from_file, f"{path}", () if task_defaults else parser.left_open)
         if is_script:
             deferred.plugins().complete(args)
     return (args, unknown) if parse_known else args
 
 
-def _switched(parser: Parser, argv: Sequence[str]) -> list[str]:
-    """Return *argv* with ``--switch=true`` as ``--switch``, and without ``--switch=false``.
+def _value(argv: Sequence[str], flag: str) -> str | None:
+    """The last value of *flag* on the command line."""
+    value = None
+    for word, following in zip(argv, [*argv[1:], "-"], strict=False):
+        name, equals, text = word.partition("=")
+        if name == flag and (equals or not following.startswith("-")):
+            value = text if equals else following
+    return value
 
-    A switch that is off is off in *parser*, even if ``--config`` or the architecture turns it on.
-    """
-    words, by_flag = [], parser.by_flag
+
+# ---- what is given, and by that the parts
+
+
+def _read(parser: Parser, argv: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """What the command line gives, by name, mostly as text; and the words that argparse does not
+    know."""
+    given: dict[str, Any] = {}
+    words = []
     for word in argv:
         name, _, value = word.partition("=")
-        action = by_flag.get(name)
+        action = parser.by_flag.get(name)
         has_two = isinstance(action, argparse.BooleanOptionalAction)
         if value not in ("true", "false") or action is None or action.nargs not in (0, "?"):
             words.append(word)
         elif value == "true":
             words.append(name)
         elif has_two or action.const is True:
-            parser.set_defaults(**{action.dest: has_two and name.startswith("--no-")})
-    return words
+            # Off, even if --config or the architecture turns it on.
+            given[action.dest] = has_two and name.startswith("--no-")
+    actions = [action for _, action in parser.arguments]
+    if wants_help := bool(set(words) & set(HELP)):
+        # Help depends on the chosen parts, and on nothing that may be missing.
+        words = [word for word in words if word not in HELP]
+        for action in actions:
+            action.required = False
+    # argparse would give an optional positional its default at the first flag, and reject
+    # `CHECKPOINT --cpu TEXT`.
+    optional = any(not action.option_strings and action.nargs == "?" for action in actions) and not wants_help
+    parse = parser.parse_known_intermixed_args if optional else parser.parse_known_args
+    parser.unread = []
+    args, unknown = parse(words)
+    return given | vars(args), unknown
 
 
-def run_command(main: Callable[[argparse.Namespace], object], make_parser: Callable[[], Parser]) -> None:
-    """Parse the process's command line and run *main* inside :func:`as_program`."""
-    with as_program():
-        main(parse_args_and_arch(make_parser(), task_defaults=False))
+def _setting_named(parser: Parser, name: str) -> str:
+    """The setting that a file calls *name*: itself, or that of an alias."""
+    action = parser.by_flag.get(fields.flag_name(name)) or parser.by_flag.get(f"--{name}")
+    # A file says `name: false`, never `no_name: true`.
+    is_negation = isinstance(action, argparse.BooleanOptionalAction) and name != action.dest
+    return name if action is None or is_negation or action.dest == argparse.SUPPRESS else action.dest
 
 
-def run_program(program: Callable[[], object]) -> None:
-    """Run *program* inside :func:`as_program`."""
-    with as_program():
-        program()
+def _choose(parser: Parser, given: Mapping[str, Any]) -> Chosen:
+    """The parts that *given* settings choose, the recipe, or the defaults."""
+    arch = str(given.get("arch", ARCHITECTURES.default))
+    # What an architecture recommends counts before the parts are chosen: it may name the optimizer
+    # and the schedule.
+    recipe = parser.recommend(arch, given) if parser.recommend is not None else {}
+    names: dict[str, str] = {}
+    parts: dict[Part, Any] = {}
+    for choice in parser.choices:
+        names[choice] = name = str({**recipe, **given}.get(choice, CHOICES[choice].default))
+        if choice == "arch" and name not in ARCHITECTURES:  # a plug-in may have any name
+            check_architecture(name)
+        part = chosen_part(choice, name)
+        # The task of an evaluation is the checkpoint's, and the few of its flags that matter are
+        # among the command's. Which ones of a plug-in's matter is not known.
+        if "arch" in parser.choices or is_outside(part):
+            parts[choice, ARCHITECTURES[name].model if choice == "arch" else name] = part
+    for task in [part for (choice, _), part in parts.items() if choice == "task"]:
+        parts |= {(EXTENSION, name): EXTENSIONS.declaration(name) for name in extensions_of(task)}
+    settings: dict[str, Setting | None] = {
+        action.dest: None
+        for _, action in parser.arguments
+        if action.dest not in parser.owners or parts.keys() & set(parser.owners[action.dest])
+    }
+    settings |= parser.settings
+    for key in parts:
+        settings |= {s.name: s for s in _settings_of(parser, key, parts[key]) if not settings.get(s.name)}
+    return Chosen(names, recipe, parts, settings)
 
 
-@contextlib.contextmanager
-def as_program() -> Iterator[None]:
-    """Context of a command's work: a user's mistake in it is one line on stderr and exit code 2.
+def _settings_of(parser: Parser, key: Part, part: Any) -> list[Setting]:
+    """The settings of a part's dataclass, and those that a plug-in's ``add_args`` takes over."""
+    return [s for config in _configs({key: part}) for s in fields.settings_of(config)] + parser.adopted.get(key, [])
 
-    Once nobody reads its output, as behind ``| head``, it ends as SIGPIPE ends other programs.
+
+def _configs(parts: Mapping[Part, Any]) -> list[type]:
+    """The dataclasses of *parts*; a plug-in's part may have none."""
+    return [config for part in parts.values() if (config := getattr(part, "config_class", None)) is not None]
+
+
+def _show_help(parser: Parser, chosen: Chosen, given: Mapping[str, Any], all: bool) -> NoReturn:
+    """Print the help of a command with its *chosen* parts, and exit."""
+    arch = chosen.names.get("arch", "")
+    for (choice, name), part in chosen.parts.items():
+        title = title_of(part, arch if choice == "arch" else name)
+        parser.show_part(_settings_of(parser, (choice, name), part), title)
+        if choice == "arch" and "arch" in given:
+            values = [f"{n.replace('_', '-')} {fields.shown(v)}" for n, v in chosen.recipe.items() if n not in given]
+            parser.chosen_heading = title
+            parser.lists = f"Recipe of {arch}, unless you choose: {', '.join(values) or 'none'}.\n{parser.lists}"
+    if arch:
+        parser.show_defaults(ARCHITECTURES[arch].complete(chosen.recipe))
+    print(parser.format_help(all), end="")
+    sys.exit(0)
+
+
+# ---- values
+
+
+def _checked(parser: Parser, chosen: Chosen, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The *values* of a command line or a file, by name, as the types of their settings.
+
+    Raises:
+        UserError: one is invalid, or belongs to a part that is not chosen.
     """
-    write_line_by_line()
-    keep_freed_memory()
-    # A shell's background job ignores interrupts, and continues to.
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        # Until here an interrupt ended the process without a traceback: imports are done now.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    found = {}
+    for name, value in values.items():
+        flag, setting = fields.flag_name(name), chosen.settings.get(name)
+        if name in chosen.settings:
+            if isinstance(value, list) and setting is not None and not setting.many:
+                value = ",".join(map(str, value))  # as on a command line
+            found[name] = value if setting is None else setting.read(value)
+        elif foreign := foreign_flags(parser.command).get(flag[2:]):
+            foreign.refuse(flag, value)
+            parser.unread.append((foreign, flag, value))
+        else:
+            parser.refuse_foreign_part(flag, name, chosen.settings, chosen.names)
+            parser.refuse_unknown(flag, chosen.settings, chosen.names)
+    return found
+
+
+def _in_full(parser: Parser, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """*values* with the settings that short forms among them stand for, in place of these.
+
+    Raises:
+        UserError: a short form is invalid, or contradicts the setting that it stands for.
+    """
+    if parser.short_forms is None:
+        return dict(values)
+    found = {name: value for name, value in values.items() if name not in fields.defaults(parser.short_forms)}
     try:
-        with removing_empty_folders():
-            yield
-        sys.stdout.flush()
-    except UserError as error:
-        fail(error.args[0])
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        fail(out_of_memory_message(error))
-    except KeyboardInterrupt:
-        # As shells number a process that SIGINT ended.
-        sys.exit(130)
-    except BrokenPipeError:
-        # Without Python's own end, at which what is left in stdout's buffer would fail again.
-        os._exit(128 + signal.SIGPIPE)
-    except OSError as error:
-        # Paths that no system call takes are a user's mistake, whichever file they name.
-        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES) and error.filename is not None:
-            name = str(error.filename)
-            fail(f"{name if len(name) <= 80 else f'{name[:80]}…'}: {error.strerror}; give another path")
-        # Errors without a file name are stdout's.
-        if error.filename is not None or error.errno not in FULL:
-            raise
-        print(f"{Path(sys.argv[0]).name}: error: the output cannot be written ({error.strerror})", file=sys.stderr)
-        os._exit(2)
-
-
-def fail(message: str) -> NoReturn:
-    """Print *message* with flags for the names in backticks
-    as one line on stderr, and exit with code 2."""
-    # What a message quotes from a file may hold line ends.
-    line = printable(" ".join(with_flags(message).split()))
-    print(f"{Path(sys.argv[0]).name}: error: {line}", file=sys.stderr, flush=True)
-    sys.exit(2)
-
-
-def _first_look(argv: list[str]) -> dict[str, object]:
-    """What of *argv*, and of the --config file it names, decides which other flags there are."""
-    look = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    # The full parser will complain, and knows better.
-    look.error = lambda message: None  # type: ignore[method-assign, assignment, return-value]
-    # Beside what chooses parts, the settings that recipes and objectives depend on.
-    for flag in ("--config", "--user-dir", "--max-lr", "--adaptive-softmax-cutoff"):
-        look.add_argument(flag)
-    look.add_argument("--lr", "--learning-rate", dest="lr")
-    for name, choice in CHOICES.items():
-        look.add_argument(choice.flag, *choice.aliases, dest=name)
-    settings = vars(look.parse_known_args(argv)[0])
-    return {**(read_yaml(settings["config"]) if "config" in settings else {}), **settings}
-
-
-def _check_names(parser: Parser, args: argparse.Namespace) -> None:
-    """Raise UserError for an empty file name,
-    which would be the current folder, or one with a NUL character.
-
-    Flags of dataclasses check their text themselves.
-    """
-    for _, action in parser.arguments:
-        value = getattr(args, action.dest, None)
-        name = action.option_strings[0] if action.option_strings else str(action.metavar or action.dest)
-        for text in value if isinstance(value, list) else [value]:
-            if isinstance(text, str) and "\0" in text:
-                raise UserError(f"{name}: contains a NUL character; remove it")
-            if text == "" and action.type is None:
-                raise UserError(f"{name}: an empty value; give a name")
-
-
-def _choose(parser: Parser, chosen: dict[str, object]) -> list[tuple[str, str, object]]:
-    """The parts that *chosen* names, or their defaults, and extensions: (name of the choice, the
-    part's, the part)."""
-    parts = []
-    for name in parser.choices:
-        part = str(chosen.get(name, CHOICES[name].default))
-        if name == "arch" and part not in ARCHITECTURES:  # a plug-in may have any name
-            check_architecture(part)
-        parser.chosen[name] = part
-        # The task of an evaluation is the checkpoint's;
-        # the few of its flags that matter are among the command's.
-        # Which ones of a plug-in's matter is not known.
-        if name != "task" or "arch" in parser.choices or part not in TASKS or is_outside(TASKS.declaration(part)):
-            parts.append((name, part, chosen_part(name, part)))
-    tasks = [part for choice, _, part in parts if choice == "task"]
-    return parts + [(EXTENSION, n, EXTENSIONS.declaration(n)) for task in tasks for n in extensions_of(task)]
-
-
-def _leave_out_extensions(args: argparse.Namespace, parts: list[tuple[str, str, Any]]) -> None:
-    """Remove settings of extensions that are off, so that no log or checkpoint has them; UserError
-    if one was given."""
-    for choice, name, part in parts:
-        if choice == EXTENSION and not getattr(args, name):
-            for setting, default in fields.defaults(part.config_class).items():
-                if getattr(args, setting) != default:
-                    raise UserError(
-                        f"{fields.flag_name(setting)}: has no effect without {fields.flag_name(name)}; add it"
+        for short, meaning in fields.typed(parser.short_forms, values).meaning().items():
+            for name, value in meaning.items():
+                if found.setdefault(name, value) != value:
+                    raise SettingError(
+                        f"`{short}` {values[short]}: contradicts `{name}` {fields.shown(found[name])}; give one of them"
                     )
-                delattr(args, setting)
+    except SettingError as error:
+        raise UserError(f"{where}{error.args[0]}") from None
+    return found
 
 
-def _add_part_flags(parser: Parser, choice: str, name: str, part: object) -> dict[str, object]:
-    """Add the flags of *part*; returns the defaults that its ``add_args`` names, and a plug-in
-    schedule's, which wait for ``--config``."""
-    cls = getattr(part, "config_class", None)
-    group = parser.add_argument_group(_title(name, part), argument_default=argparse.SUPPRESS)
-    if cls is not None:
-        fields.add_flags(group, cls)
-    defaults = {}
-    if cls is not None and choice == "lr_scheduler" and is_outside(part):
-        # All schedules share some settings; a plug-in's dataclass may have other defaults of them.
-        declared = fields.defaults(cls)
-        defaults = {name: declared[name] for name in fields.defaults(RateConfig) if declared.get(name) is not None}
-    if not hasattr(part, "add_args"):
-        return defaults
-    ours = [action for _, action in parser.arguments]
-    # What a model's flags leave open, the architecture fills in: their defaults must not.
-    part.add_args(group if choice == "arch" else parser)
-    for _, action in parser.arguments:
-        if action not in ours and action.default is not argparse.SUPPRESS:
-            # argparse would convert a default that is text;
-            # here it waits for --config, and is converted now.
-            convert = action.type if isinstance(action.default, str) and callable(action.type) else None
-            defaults[action.dest] = action.default if convert is None else convert(action.default)
-            action.default = argparse.SUPPRESS
-    return defaults
-
-
-def _title(name: str, part: object) -> str:
-    cls = getattr(part, "config_class", None)
-    return getattr(part, "__name__", name) if cls is None else title_of(cls, name)
-
-
-def _from_file(parser: Parser, path: str) -> dict[str, object]:
-    """The settings in the --config file at *path*, by the names that parsing gives them."""
-    known = {action.dest: action for _, action in parser.arguments if action.dest != argparse.SUPPRESS}
-    for _, action in parser.arguments:
-        names = action.option_strings
-        # A file says `name: false`, never `no_name: true`.
-        if isinstance(action, argparse.BooleanOptionalAction):
-            names = names[:1]
-        known.update((name.lstrip("-").replace("-", "_"), action) for name in names)
-    settings = {}
-    for name, value in read_yaml(path).items():
-        if name not in known:
-            meant = [flag[2:].replace("-", "_") for flag in parser.meant("--" + name.replace("_", "-"))]
-            close = nearest(name, known) if not meant else f"did you mean {' or '.join(meant)}?"
+def _from_file(parser: Parser, chosen: Chosen, path: str | None, file: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the --config file at *path*, as those of a command line."""
+    actions = {action.dest: action for _, action in parser.arguments}
+    settings: dict[str, Any] = {}
+    for name, value in file.items():
+        flag = fields.flag_name(name)
+        if name not in chosen.settings and flag not in parser.by_flag:
+            meant = parser.suggestions(flag, chosen.settings, others=True)
+            text = nearest(name, chosen.settings)
+            close = f"did you mean {' or '.join(f[2:].replace('-', '_') for f in meant)}?" if meant else text
             advice = close if close.startswith("did") else "see --help-all"
             raise UserError(f"--config {path}: {name}: no such setting; {advice}")
         try:
-            settings[known[name].dest] = _converted(known[name], value)
+            if chosen.settings.get(name) is None and name in actions and value is not None:
+                value = _converted(actions[name], value)
+            settings |= _checked(parser, chosen, {name: value})
         except (UserError, ValueError, TypeError, argparse.ArgumentTypeError) as error:
             reason = error.args[0] if isinstance(error, UserError) else f"{name}: {shortened(value)}: {error}"
             raise UserError(f"--config {path}: {reason}") from None
@@ -323,9 +300,8 @@ def _from_file(parser: Parser, path: str) -> dict[str, object]:
 
 
 def _converted(action: argparse.Action, value: Any) -> Any:
-    """*value*, a text, a list or dict of texts, or None, as the flag of *action* would read it."""
-    if value is None:
-        return None
+    """*value*, a text or a list or dict of texts, as the flag of *action*, which is none of a
+    dataclass, would read it."""
     if action.nargs == 0 or isinstance(action, argparse.BooleanOptionalAction):
         if not isinstance(value, str) or value.lower() not in fields.SWITCHES:
             raise SettingError(f"`{action.dest}`: expected true or false, got {shortened(value)}")
@@ -341,52 +317,53 @@ def _converted(action: argparse.Action, value: Any) -> Any:
     return converted
 
 
-def _fill(
+def _resolve(
     parser: Parser,
-    args: argparse.Namespace,
-    parts: list[object],
-    defaults: dict[str, object],
+    chosen: Chosen,
+    args: Parsed,
+    file: Mapping[str, Any],
+    path: str,
     left_open: Collection[str],
 ) -> None:
-    """Complete *args*, but for the settings *left_open*: what is given, then --config,
-    a plug-in's *defaults*, the recipe, the architecture, the dataclasses' defaults."""
+    """Complete *args*, what is given, but for the settings *left_open*: by those of the *file* at
+    *path*, the recipe, the architecture, defaults."""
 
-    def fill(values: Mapping[str, object], origin: str, open: Collection[str] = left_open) -> None:
+    def fill(values: Mapping[str, Any], origin: str, open: Collection[str] = left_open) -> None:
         new = {name: value for name, value in values.items() if name not in args and name not in open}
         vars(args).update(new)
         args.origins |= dict.fromkeys(new, origin)
 
-    # A checkpoint stores the settings, not the file that they came from.
-    path = vars(args).pop("config", None)
-    args.origins |= dict.fromkeys(vars(args), "yours")
+    args.origins = dict.fromkeys(vars(args), "yours")
     for one, other in SAME:
         if hasattr(args, one) and hasattr(args, other):
             raise UserError(f"{fields.flag_name(one)} {fields.flag_name(other)}: choose one of the two")
-    if path is not None:
-        from_file = _from_file(parser, path)
-        if hasattr(args, "save_dir"):
-            from_file = for_another_run(from_file, args.save_dir)
-        replaced = {name for group in SAME if any(hasattr(args, name) for name in group) for name in group}
-        fill({name: value for name, value in from_file.items() if name not in replaced}, str(path), ())
-    fill(defaults, "default")
-    dataclasses = [*parser.configs, *(getattr(part, "config_class", None) for part in parts)]
-    known = {name for cls in dataclasses if cls is not None for name in fields.defaults(cls)} | set(CHOICES)
-    if parser.recommend is not None:
-        recipe = parser.recommend(parser.chosen["arch"], vars(args))
-        fill({name: value for name, value in recipe.items() if name in known}, f"recipe of {parser.chosen['arch']}")
-    fill(parser.chosen, "default")
+    if hasattr(args, "save_dir"):
+        file = for_another_run(file, args.save_dir)
+    replaced = {name for group in SAME if any(hasattr(args, name) for name in group) for name in group}
+    fill({name: value for name, value in file.items() if name not in replaced}, path, ())
+    for key, part in chosen.parts.items():
+        fill(parser.plugins.get(key, {}), "default")
+        if key[0] == "lr_scheduler" and is_outside(part) and getattr(part, "config_class", None):
+            # All schedules share some settings; a plug-in's dataclass may have other defaults.
+            declared = fields.defaults(part.config_class)
+            fill({n: declared[n] for n in fields.defaults(RateConfig) if declared.get(n) is not None}, "default")
+    configs = [*parser.configs, *_configs(chosen.parts)]
+    names = {name for config in configs for name in fields.defaults(config)} | set(CHOICES)
+    recipe = {name: value for name, value in chosen.recipe.items() if name in names}
+    fill(recipe, f"recipe of {chosen.names.get('arch')}")
+    fill(chosen.names, "default")
     # Before the dataclasses' defaults, which fill what architectures leave open.
-    if hasattr(args, "arch"):
+    if "arch" in chosen.names:
         # A plug-in's function may replace what is given.
         completed = ARCHITECTURES[args.arch].complete(vars(args))
         args.origins |= {name: args.arch for name, value in completed.items() if vars(args).get(name, args) != value}
         vars(args).update(completed)
-    for cls in dataclasses:
-        if cls is not None:
-            values = fields.checked(cls, vars(args))
-            vars(args).update({name: value for name, value in values.items() if name in args})
-            fill(values, "default")
-    if "arch" in parser.choices and args.max_tokens is None and args.batch_size is None:
+    for config in configs:
+        values = fields.checked(config, vars(args))
+        vars(args).update({name: value for name, value in values.items() if name in args})
+        fill(values, "default")
+    _leave_out_extensions(args, chosen.parts)
+    if "arch" in chosen.names and args.max_tokens is None and args.batch_size is None:
         args.batch_size = DEFAULT_BATCH_SIZE
     for name in ("fp16", "memory_efficient_fp16"):
         if getattr(args, name, False) and getattr(args, "bf16", False):
@@ -394,3 +371,16 @@ def _fill(
     # As in fairseq, this flag implies --fp16.
     if getattr(args, "memory_efficient_fp16", False):
         args.fp16 = True
+
+
+def _leave_out_extensions(args: argparse.Namespace, parts: Mapping[Part, Any]) -> None:
+    """Remove settings of extensions that are off, so that no log or checkpoint has them; UserError
+    if one was given."""
+    for (choice, name), part in parts.items():
+        if choice == EXTENSION and not getattr(args, name):
+            for setting, default in fields.defaults(part.config_class).items():
+                if getattr(args, setting) != default:
+                    raise UserError(
+                        f"{fields.flag_name(setting)}: has no effect without {fields.flag_name(name)}; add it"
+                    )
+                delattr(args, setting)

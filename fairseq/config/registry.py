@@ -121,8 +121,6 @@ class Registry(Generic[T]):
     def register(self, name: str, dataclass: type | None = None) -> Callable[[P], P]:
         """Decorator that registers a part as *name*.
 
-        A part from outside this package is given the methods that this package calls.
-
         Args:
             name: the value of the flag that chooses the part.
             dataclass: the config whose fields become flags; without one the part's own
@@ -148,8 +146,6 @@ class Registry(Generic[T]):
             elif known is not None and not _same_source(known, part):
                 raise ValueError(f"{self.kind} {name!r} is registered already; leave yours out or give it another name")
             self._parts[name] = part  # type: ignore[assignment]
-            if is_outside(part):
-                deferred.plugins().adapt(self.kind, part)
             return part
 
         return keep

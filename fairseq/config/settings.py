@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -48,29 +49,41 @@ class CommonConfig(PrecisionConfig, KernelConfig):
     tf32: bool = flag(False, "TF32 instead of float32 matrix products on NVIDIA GPUs")
     memory_efficient_fp16: bool = flag(False, "float16 parameters; Adam needs 12 bytes per parameter instead of 16")
     compile: bool = flag(False, "compile the model with torch.compile")
-    fp16_init_scale: float = flag(128.0, "initial loss scale of `fp16`", above=0)
+    fp16_init_scale: float = flag(128.0, "initial loss scale of `fp16`", above=0, training=True, rare=True)
     fp16_scale_window: int | None = flag(
-        None, "updates without overflow until the loss scale doubles (default: 16384 / processes / update-freq)", low=1
+        None,
+        "updates without overflow until the loss scale doubles (default: 16384 / processes / update-freq)",
+        low=1,
+        training=True,
+        rare=True,
     )
     fp16_scale_tolerance: float = flag(
-        0.0, "fraction of overflows tolerated before the loss scale is halved", low=0, high=1
+        0.0, "fraction of overflows tolerated before the loss scale is halved", low=0, high=1, training=True, rare=True
     )
-    min_loss_scale: float = flag(1e-4, "loss scale below which training stops", above=0)
-    threshold_loss_scale: float | None = flag(None, "lower bound of the loss scale", above=0)
+    min_loss_scale: float = flag(1e-4, "loss scale below which training stops", above=0, training=True, rare=True)
+    threshold_loss_scale: float | None = flag(None, "lower bound of the loss scale", above=0, training=True, rare=True)
     log_format: str | None = flag(
         None, "log format (default: tqdm on a terminal, else simple)", choices=("tqdm", "simple", "json", "none")
     )
     log_interval: int = flag(100, "updates between log lines; the first come earlier", low=1)
-    no_progress_bar: bool = flag(False, "log lines instead of a progress bar")
+    no_progress_bar: bool = flag(False, "log lines instead of a progress bar", rare="log_format")
     tensorboard_logdir: str = flag(
-        "", "folder for TensorBoard logs (needs the package tensorboard)", metavar="DIR", stored=False
+        "", "folder for TensorBoard logs (needs the package tensorboard)", metavar="DIR", stored=False, training=True
     )
     metrics_file: str = flag(
-        "", "JSON Lines file of metrics (default: metrics.jsonl in `save_dir`)", metavar="FILE", stored=False
+        "",
+        "JSON Lines file of metrics (default: metrics.jsonl in `save_dir`)",
+        metavar="FILE",
+        stored=False,
+        training=True,
     )
-    log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE", stored=False)
-    wandb_project: str | None = flag(None, "project of Weights & Biases (needs the package wandb)", metavar="NAME")
-    trackio_project: str | None = flag(None, "project of trackio (needs the package trackio)", metavar="NAME")
+    log_file: str | None = flag(None, "file for a copy of the log", metavar="FILE", stored=False, training=True)
+    wandb_project: str | None = flag(
+        None, "project of Weights & Biases (needs the package wandb)", metavar="NAME", training=True
+    )
+    trackio_project: str | None = flag(
+        None, "project of trackio (needs the package trackio)", metavar="NAME", training=True
+    )
     user_dir: str | None = flag(None, "plug-in folder, a Python package", metavar="DIR", stored=False)
 
 
@@ -93,24 +106,29 @@ class DataConfig(StreamConfig):
     """Data and batches: splits, and how they are cut into batches."""
 
     num_workers: int = flag(1, "batches prepared in the background for a GPU (0: none)", low=0, high=1024)
-    required_batch_size_multiple: int = flag(8, "round batches above this many rows down to a multiple", low=1)
-    dataset_impl: str | None = flag(None, "data format; only mmap is supported", choices=("mmap",))
+    required_batch_size_multiple: int = flag(
+        8, "round batches above this many rows down to a multiple", low=1, rare=True
+    )
     skip_invalid_size_inputs_valid_test: bool = flag(
-        False, "skip blocks longer than the model's positions when evaluating"
+        False, "skip blocks longer than the model's positions when evaluating", rare=True
     )
     train_subset: str = flag("train", "training split", metavar="SPLIT")
     valid_subset: str = flag("valid", "validation splits", metavar="SPLIT,…")
     # None in fairseq's checkpoints.
     combine_valid_subsets: bool | None = flag(
-        None, "validate on valid, valid1, valid2, … as one split", aliases=("--combine-val",)
+        None, "validate on valid, valid1, valid2, … as one split", aliases=("--combine-val",), rare=True
     )
-    ignore_unused_valid_subsets: bool = flag(False, "leave out validation splits that `valid_subset` does not name")
+    ignore_unused_valid_subsets: bool = flag(
+        False, "leave out validation splits that `valid_subset` does not name", rare=True
+    )
     max_tokens_valid: int | None = flag(None, "maximum tokens in a validation batch (default: `max_tokens`)", low=1)
     batch_size_valid: int | None = flag(
         None, "maximum rows in a validation batch (default: `batch_size`)", aliases=("--max-sentences-valid",), low=1
     )
-    max_valid_steps: int | None = flag(None, "maximum batches per validation", aliases=("--nval",), low=1)
-    curriculum: int = flag(0, "first epochs that keep the same order of batches", low=0)
+    max_valid_steps: int | None = flag(
+        None, "maximum batches per validation", aliases=("--nval",), low=1, training=True
+    )
+    curriculum: int = flag(0, "first epochs that keep the same order of batches", low=0, training=True)
 
 
 @dataclass(frozen=True)
@@ -125,28 +143,32 @@ class DistributedConfig(Config):
         "processes on this machine (default: one per GPU; all with `cpu`)",
         aliases=("--distributed-num-procs",),
         low=1,
+        rare=True,
     )
     distributed_backend: str | None = flag(
-        None, "communication backend (default: nccl on GPUs, gloo on CPUs)", choices=("nccl", "gloo")
+        None, "communication backend (default: nccl on GPUs, gloo on CPUs)", choices=("nccl", "gloo"), rare=True
     )
-    distributed_port: int = flag(-1, "port of the rendezvous (-1: a free one)", low=-1, high=65535)
+    distributed_port: int = flag(-1, "port of the rendezvous (-1: a free one)", low=-1, high=65535, rare=True)
     distributed_timeout: float = flag(
         600.0, "seconds without a response before a process ends the job", above=0, high=10_000_000
     )
     max_restarts: int = flag(0, "restarts of all processes after one has failed", low=0)
-    local_rank: int = flag(0, "GPU of this process", aliases=("--local_rank", "--device-id"), low=0)
+    local_rank: int = flag(0, "GPU of this process", aliases=("--local_rank", "--device-id"), low=0, rare=True)
     ddp_backend: str = flag(
         "c10d",
         "c10d: overlapped gradient reduction; no_c10d: one after it; fully_sharded: parameters in parts",
         choices=DDP_BACKENDS,
+        training=True,
     )
     shard_group_size: int | None = flag(
-        None, "fully_sharded: processes that share one copy of the parameters (default: a node's)", low=2
+        None, "fully_sharded: processes that share one copy of the parameters (default: a node's)", low=2, training=True
     )
-    cpu_offload: bool = flag(False, "fully_sharded: parameters and optimizer state in host memory")
-    checkpoint_activations: bool = flag(False, "recompute each layer's activations in the backward pass")
-    bucket_cap_mb: int = flag(25, "gradient bucket size in MB", low=1)
-    find_unused_parameters: bool = flag(False, "allow parameters that get no gradient in DistributedDataParallel")
+    cpu_offload: bool = flag(False, "fully_sharded: parameters and optimizer state in host memory", training=True)
+    checkpoint_activations: bool = flag(False, "recompute each layer's activations in the backward pass", training=True)
+    bucket_cap_mb: int = flag(25, "gradient bucket size in MB", low=1, training=True, rare=True)
+    find_unused_parameters: bool = flag(
+        False, "allow parameters that get no gradient in DistributedDataParallel", training=True, rare=True
+    )
 
     @property
     def reduces_after_backward(self) -> bool:
@@ -167,7 +189,7 @@ class RateConfig(Config):
     lr: list[float] = flag([0.25], "learning rate, or one for each epoch", aliases=("--learning-rate",), low=0)
     max_update: int = flag(0, "maximum number of updates (0: no limit; an epoch if the schedule ends)", low=0)
     min_lr: float = flag(-1.0, "stop training at this rate; minimum of cosine without `max_lr`")
-    stop_min_lr: float | None = flag(None, "stop training after an epoch at this rate (default: `min_lr`)")
+    stop_min_lr: float | None = flag(None, "stop training after an epoch at this rate (default: `min_lr`)", rare=True)
 
     @property
     def needs_max_update(self) -> bool:
@@ -217,47 +239,143 @@ class CheckpointConfig(Config):
         "checkpoint_last.pt", "checkpoint to resume from, in `save_dir` or elsewhere", metavar="FILE", stored=False
     )
     continue_once: str | None = flag(
-        None, "checkpoint to resume from while `save_dir` has no checkpoint_last.pt", metavar="FILE", stored=False
+        None,
+        "checkpoint to resume from while `save_dir` has no checkpoint_last.pt",
+        metavar="FILE",
+        stored=False,
+        rare=True,
     )
     finetune_from_model: str | None = flag(
         None, "checkpoint, or its folder, to initialize weights from", metavar="FILE", stored=False
     )
-    reset_optimizer: bool = flag(False, "ignore the checkpoint's optimizer state")
-    reset_lr_scheduler: bool = flag(False, "ignore the checkpoint's learning-rate schedule state")
-    reset_dataloader: bool = flag(False, "start at the beginning of the data")
-    reset_meters: bool = flag(False, "ignore the checkpoint's best score and times")
+    reset_optimizer: bool = flag(False, "ignore the checkpoint's optimizer state", rare="reset")
+    reset_lr_scheduler: bool = flag(False, "ignore the checkpoint's learning-rate schedule state", rare="reset")
+    reset_dataloader: bool = flag(False, "start at the beginning of the data", rare="reset")
+    reset_meters: bool = flag(False, "ignore the checkpoint's best score and times", rare="reset")
     optimizer_overrides: str = flag(
         "{}", "optimizer settings to change when resuming, as a Python dict", metavar="DICT"
     )
-    save_interval: int = flag(1, "epochs between checkpoints", low=1)
-    save_interval_minutes: float = flag(30.0, "minutes between saves of checkpoint_last.pt (0: never by time)", low=0)
-    save_interval_updates: int = flag(0, "updates between checkpoints (0: only after epochs)", low=0)
+    save_interval: int = flag(1, "epochs between checkpoints", low=1, rare="save_every")
+    save_interval_minutes: float = flag(
+        30.0, "minutes between saves of checkpoint_last.pt (0: never by time)", low=0, rare="save_every"
+    )
+    save_interval_updates: int = flag(0, "updates between checkpoints (0: only after epochs)", low=0, rare="save_every")
     save_interval_words: str | None = flag(
-        None, "words of raw text between checkpoints, e.g. 1M:10,10M", metavar="EVERY[:TIMES],…"
+        None, "words of raw text between checkpoints, e.g. 1M:10,10M", metavar="EVERY[:TIMES],…", rare="save_every"
     )
     save_interval_tokens: str | None = flag(
-        None, "tokens between checkpoints, e.g. 1M:10,10M", metavar="EVERY[:TIMES],…"
+        None, "tokens between checkpoints, e.g. 1M:10,10M", metavar="EVERY[:TIMES],…", rare="save_every"
     )
-    keep_interval_updates: int = flag(-1, "number of `save_interval_updates` checkpoints to keep (-1: all)", low=-1)
+    keep_interval_updates: int = flag(
+        -1, "number of `save_interval_updates` checkpoints to keep (-1: all)", low=-1, rare="keep"
+    )
     keep_interval_updates_pattern: int = flag(
-        -1, "keep checkpoints at multiples of this update for good (-1: none)", low=-1
+        -1, "keep checkpoints at multiples of this update for good (-1: none)", low=-1, rare=True
     )
-    keep_best_checkpoints: int = flag(-1, "number of best checkpoints to keep (-1: one)", low=-1)
-    keep_last_epochs: int = flag(-1, "number of epoch checkpoints to keep (-1: all)", low=-1)
-    no_save: bool = flag(False, "save no checkpoints")
+    keep_best_checkpoints: int = flag(-1, "number of best checkpoints to keep (-1: one)", low=-1, rare="keep")
+    keep_last_epochs: int = flag(-1, "number of epoch checkpoints to keep (-1: all)", low=-1, rare="keep")
+    no_save: bool = flag(False, "save no checkpoints", rare="save_every")
     async_save: bool = flag(False, "write checkpoints in the background, from a copy in host memory")
-    no_epoch_checkpoints: bool = flag(False, "save only the last and best checkpoints")
-    no_last_checkpoints: bool = flag(False, "do not save checkpoint_last.pt")
-    no_save_optimizer_state: bool = flag(False, "save checkpoints without optimizer state")
-    validate_interval: int = flag(1, "epochs between validations", low=1)
+    no_epoch_checkpoints: bool = flag(False, "save only the last and best checkpoints", rare="save_every")
+    no_last_checkpoints: bool = flag(False, "do not save checkpoint_last.pt", rare=True)
+    no_save_optimizer_state: bool = flag(False, "save checkpoints without optimizer state", rare=True)
+    validate_interval: int = flag(1, "epochs between validations", low=1, rare="validate_every")
     validate_interval_updates: int | None = flag(
-        None, "updates between validations (0: only after epochs; default: ten times in a long run)", low=0
+        None,
+        "updates between validations (0: only after epochs; default: ten times in a long run)",
+        low=0,
+        rare="validate_every",
     )
-    validate_after_updates: int = flag(0, "updates before the first validation", low=0)
-    disable_validation: bool = flag(False, "no validation")
+    validate_after_updates: int = flag(0, "updates before the first validation", low=0, rare=True)
+    disable_validation: bool = flag(False, "no validation", rare="validate_every")
     best_checkpoint_metric: str = flag("loss", "validation metric that selects the best checkpoint")
-    maximize_best_checkpoint_metric: bool = flag(False, "larger is better")
+    maximize_best_checkpoint_metric: bool = flag(False, "larger is better", rare=True)
     patience: int = flag(-1, "validations without improvement before training stops (-1: no limit)", low=-1)
+
+
+RESETS = {
+    "optimizer": "reset_optimizer",
+    "lr-scheduler": "reset_lr_scheduler",
+    "dataloader": "reset_dataloader",
+    "meters": "reset_meters",
+}
+_UNITS = {  # of the intervals of a short form: the setting
+    "save_every": {
+        "u": "save_interval_updates",
+        "ep": "save_interval",
+        "min": "save_interval_minutes",
+        "w": "save_interval_words",
+        "t": "save_interval_tokens",
+    },
+    "validate_every": {"u": "validate_interval_updates", "ep": "validate_interval"},
+    "keep": {"u": "keep_interval_updates", "ep": "keep_last_epochs", "best": "keep_best_checkpoints"},
+}
+_FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+_INTERVAL = re.compile(r"(\d{1,9})([KMB]?)(u|ep|min|w|t|best)((?::\d{1,9})?)")
+
+
+@dataclass(frozen=True)
+class ShortForms(Config):
+    """Checkpoints and validation: one flag for what fairseq says in several."""
+
+    save_every: str | None = flag(
+        None,
+        "checkpoints each so many updates, epochs, minutes, words or tokens, or never (default: 1ep,30min)",
+        metavar="1000u,1ep,30min,10Mw",
+    )
+    validate_every: str | None = flag(
+        None,
+        "validations each so many updates or epochs, or never (default: 1ep; in a long run ten)",
+        metavar="1000u,1ep",
+    )
+    keep: str | None = flag(
+        None,
+        "checkpoints to keep: of updates, of epochs, best ones (default: all, and the best)",
+        metavar="3u,5ep,2best",
+    )
+    reset: str | None = flag(
+        None,
+        "parts of the checkpoint to ignore when resuming: optimizer, lr-scheduler, dataloader, meters; or all",
+        metavar="PART,…",
+    )
+
+    def meaning(self) -> dict[str, dict[str, object]]:
+        """The settings that each given form stands for; what it does not name keeps its default."""
+        given = {name: text for name, text in vars(self).items() if text is not None}
+        return {name: _resets(text) if name == "reset" else _intervals(name, text) for name, text in given.items()}
+
+
+def _resets(text: str) -> dict[str, object]:
+    parts = list(RESETS) if text == "all" else [part.strip() for part in text.split(",")]
+    for part in parts:
+        if part not in RESETS:
+            raise SettingError(f"`reset` {text}: {part!r} is none of {', '.join(RESETS)}, all")
+    return {RESETS[part]: True for part in parts}
+
+
+def _intervals(name: str, text: str) -> dict[str, object]:
+    units, off = _UNITS[name], {"save_every": "no_save", "validate_every": "disable_validation"}.get(name)
+    if text == "never" and off is not None:
+        return {off: True}
+    found: dict[str, Any] = {off: False} if off is not None else {}
+    for item in text.split(","):
+        match = _INTERVAL.fullmatch(item.strip())
+        number = int(match[1]) * _FACTORS[match[2]] if match else 0
+        of_text = match is not None and match[3] in "wt"
+        if match is None or match[3] not in units or (match[4] and not of_text) or (of_text and not number):
+            known = [f"N{unit}" for unit in units] + (["never"] if off is not None else [])
+            raise SettingError(f"`{name}` {text}: {item!r} is none of {', '.join(known)}")
+        setting = units[match[3]]
+        if of_text:  # 1Mw:10,10Mw: every million words ten times, then every ten million
+            found[setting] = ",".join([*filter(None, [found.get(setting)]), match[1] + match[2] + match[4]])
+        elif setting in found or (setting == "save_interval" and "no_epoch_checkpoints" in found):
+            raise SettingError(f"`{name}` {text}: two numbers of {match[3]}; give one")
+        else:
+            if setting == "save_interval":
+                found["no_epoch_checkpoints"] = number == 0
+            if setting != "save_interval" or number:
+                found[setting] = number
+    return found
 
 
 @dataclass(frozen=True)

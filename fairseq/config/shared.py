@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fairseq.config.fields import Config, add_flags, flag
+from fairseq.config.namespaces import namespace_of
+from fairseq.config.registry import is_outside
 from fairseq.errors import SettingError
 
 # Beyond any published model; a mistyped number would otherwise build modules until memory ends.
@@ -30,21 +32,23 @@ class Part:
 
     @classmethod
     def settings_of(cls, settings: Any) -> Any:
-        """Return what it is made from, of all *settings* of a run: its own."""
-        return getattr(settings, cls.settings_name)
+        """Return what it is made from, of all *settings* of a run: its own; a plug-in's part has
+        all, as a namespace."""
+        return namespace_of(settings) if is_outside(cls) else getattr(settings, cls.settings_name)
 
     @classmethod
     def unread(cls, stored: Mapping[str, object]) -> Mapping[str, object]:
         """Return the settings *stored* in a checkpoint
-        that it reads only if they are in its dataclass."""
-        return stored
+        that it reads only if they are in its dataclass; which a plug-in's part reads of its
+        namespace cannot be seen."""
+        return {} if is_outside(cls) else stored
 
 
 @dataclass(frozen=True)
 class KernelConfig(Config):
     """Kernels of other packages, read by models and optimizers too."""
 
-    no_apex: bool = flag(False, "do not use NVIDIA apex, even if it is installed")
+    no_apex: bool = flag(False, "do not use NVIDIA apex, even if it is installed", rare=True)
 
 
 @dataclass(frozen=True)
@@ -80,7 +84,7 @@ class BlockModelConfig(BlockConfig, ModelConfig):
 class MeanConfig(Config):
     """What summed gradients are divided by, read by criterions and by logs of training."""
 
-    sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens")
+    sentence_avg: bool = flag(False, "divide gradients by rows instead of tokens", rare=True)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ __getattr__, __all__ = names_of(
     __name__,
     {
         "fairseq.config.registry": "CRITERIONS register_criterion CRITERION_REGISTRY=CRITERIONS",
-        "fairseq.criterions.fairseq_criterion": "FairseqCriterion LegacyFairseqCriterion build_criterion",
-        # Of a fork for mixtures of experts, which packages beside it import.
-        "fairseq.criterions.losses": "MoECriterion",
+        # MoECriterion is of a fork for mixtures of experts, which packages beside it import.
+        "fairseq.criterions.fairseq_criterion": """
+            FairseqCriterion LegacyFairseqCriterion build_criterion MoECriterion
+        """,
         "fairseq.dataclass": "MoECriterionConfig=FairseqDataclass",
     },
 )

@@ -15,6 +15,7 @@ from fairseq.criterions.settings import CrossEntropyConfig, LabelSmoothedCrossEn
 from fairseq.dataclass import settings_of
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
+from fairseq.models.views import LogitsModel
 from fairseq.modules.adaptive_softmax import BandedSoftmax
 from fairseq.modules.output_layer import LinearOutput, OutputLayer, move_partition
 
@@ -24,6 +25,7 @@ class CrossEntropyCriterion(FairseqCriterion):
 
     config_class: type | None = CrossEntropyConfig
     band_padding = False
+    eps = 0.0
 
     def __init__(self, task: Any, sentence_avg: bool) -> None:
         super().__init__(task)
@@ -52,7 +54,21 @@ class CrossEntropyCriterion(FairseqCriterion):
             sample["partition"] = layer.partition(target, self.padding_idx, self.band_padding)
         return sample
 
-    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
+    def get_lprobs_and_target(self, model: Any, net_output: object, sample: Sample) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [N, V] and targets [N] of all tokens."""
+        lprobs = model.get_normalized_probs(net_output, log_probs=True, sample=sample)
+        return lprobs.flatten(0, -2), model.get_targets(sample, net_output).reshape(-1)
+
+    def compute_loss(self, model: Any, net_output: Any, sample: Sample, reduce: bool | None = None) -> Any:
+        """Loss, sample size and sums; with *reduce*, as plug-ins call it, loss and nll_loss, summed
+        or, if it is false, of each target."""
+        if reduce is None and not isinstance(model, LogitsModel):
+            return self._loss(model, net_output, sample)
+        lprobs, target = self.get_lprobs_and_target(model, net_output, sample)
+        loss, nll = label_smoothed_nll_loss(lprobs, target, self.eps, self.padding_idx, reduce is not False)
+        return (loss, nll) if reduce is not False else (loss.flatten(), nll.flatten())
+
+    def _loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         hidden = net_output[0]
         layer = model.output_layer
         if isinstance(layer, OutputLayer):
@@ -90,11 +106,20 @@ class LabelSmoothedCrossEntropyCriterion(CrossEntropyCriterion):
 
     config_class = LabelSmoothedCrossEntropyConfig
 
-    def __init__(self, task: Any, sentence_avg: bool, label_smoothing: float) -> None:
+    def __init__(
+        self,
+        task: Any,
+        sentence_avg: bool,
+        label_smoothing: float,
+        ignore_prefix_size: int = 0,
+        report_accuracy: bool = False,
+    ) -> None:
         super().__init__(task, sentence_avg)
+        if ignore_prefix_size:
+            raise UserError(f"`ignore_prefix_size` {ignore_prefix_size}: not implemented; use 0")
         self.eps = label_smoothing
 
-    def compute_loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
+    def _loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         layer = model.output_layer
         # Only a full softmax without bias has this short form of the mean over all words.
         if isinstance(layer, LinearOutput) and layer.bias is None:
@@ -145,18 +170,42 @@ class AdaptiveLoss(CrossEntropyCriterion):
         super().__init__(task, sentence_avg)
         self.band_padding = typed(AdaptiveCriterionConfig, cfg or {}).band_padding
 
-    def compute_loss(self, model: BaseFairseqModel, net_output: object, sample: Sample) -> Loss:
+    def _loss(self, model: BaseFairseqModel, net_output: Any, sample: Sample) -> Loss:
         # Two bounds are one band: such a softmax is a full one.
         if not isinstance(model.output_layer, BandedSoftmax) or len(model.output_layer.bounds) == 2:
             raise UserError(
                 "`criterion` adaptive_loss: the model's softmax has no bands; use `criterion` cross_entropy"
             )
-        return super().compute_loss(model, net_output, sample)
+        return super()._loss(model, net_output, sample)
+
+
+def label_smoothed_nll_loss(
+    lprobs: Tensor, target: Tensor, epsilon: float, ignore_index: int | None = None, reduce: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Smoothed and plain negative log-likelihood, summed, or of each target without *reduce*.
+
+    Of *lprobs* [..., V] and *target* [...] or [..., 1]; those that are *ignore_index* count
+    nothing. The probability *epsilon* is taken from the target and spread over the other words.
+    """
+    if target.dim() == lprobs.dim() - 1:
+        target = target.unsqueeze(-1)
+    # Ignored targets may be negative, such as −100, which is no index; they are zeroed below.
+    nll = -lprobs.gather(-1, target.clamp(min=0))
+    others = -lprobs.sum(-1, keepdim=True)
+    if ignore_index is not None:
+        ignored = target.eq(ignore_index)
+        nll, others = nll.masked_fill(ignored, 0.0), others.masked_fill(ignored, 0.0)
+    if reduce:
+        nll, others = nll.sum(), others.sum()
+    # `others` includes the target, so that its weight is lowered by the share which it gets there:
+    # (1 − ε) for the target, ε / (V − 1) for each other word.
+    share = epsilon / (lprobs.size(-1) - 1)
+    return (1.0 - epsilon - share) * nll + share * others, nll
 
 
 __getattr__ = settings_of(  # fairseq's names
     __name__,
-    {"fairseq.criterions.losses": "label_smoothed_nll_loss"},
+    {},
     CrossEntropyCriterionConfig=CrossEntropyConfig,
     LabelSmoothedCrossEntropyCriterionConfig=LabelSmoothedCrossEntropyConfig,
     AdaptiveLossConfig=AdaptiveCriterionConfig,

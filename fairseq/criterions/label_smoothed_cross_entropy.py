@@ -2,6 +2,6 @@
 
 from fairseq.criterions import cross_entropy
 from fairseq.criterions.cross_entropy import LabelSmoothedCrossEntropyCriterion as LabelSmoothedCrossEntropyCriterion
-from fairseq.criterions.losses import label_smoothed_nll_loss as label_smoothed_nll_loss
+from fairseq.criterions.cross_entropy import label_smoothed_nll_loss as label_smoothed_nll_loss
 
 LabelSmoothedCrossEntropyCriterionConfig = cross_entropy.LabelSmoothedCrossEntropyCriterionConfig

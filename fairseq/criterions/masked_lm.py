@@ -22,9 +22,9 @@ class MaskedLMCriterion(FairseqCriterion):
     Only their hidden states pass through the output layer, with logits computed in chunks.
     """
 
-    def __init__(self, task: Any) -> None:
-        super().__init__(task)
-        mask_prob("masked_lm", task)
+    def __init__(self, *parts: Any, **unused: object) -> None:
+        super().__init__(*parts)
+        mask_prob("masked_lm", self.task)
 
     def check(self, model: BaseFairseqModel) -> None:
         if model.predicts_next_token:
@@ -89,6 +89,6 @@ def nll(logits: Tensor, target: Tensor, padding_idx: int) -> Tensor:
     return F.cross_entropy(logits.float(), target, ignore_index=padding_idx, reduction="sum")
 
 
-__getattr__, _ = names_of(  # fairseq's
-    __name__, {"fairseq.criterions.losses": "MaskedLmLoss", "fairseq.dataclass": "MaskedLmConfig=FairseqDataclass"}
-)
+MaskedLmLoss = MaskedLMCriterion  # fairseq's name
+
+__getattr__, _ = names_of(__name__, {"fairseq.dataclass": "MaskedLmConfig=FairseqDataclass"})

@@ -31,9 +31,9 @@ class SentencePredictionCriterion(FairseqCriterion):
         UserError: the task has no classes or scores, or the package of a metric is not installed.
     """
 
-    def __init__(self, task: Any) -> None:
-        super().__init__(task)
-        layout = getattr(task, "layout", None)
+    def __init__(self, *parts: Any, **unused: object) -> None:
+        super().__init__(*parts)
+        layout = getattr(self.task, "layout", None)
         if layout is None:
             raise UserError("`criterion` sentence_prediction: needs `task` sentence_prediction")
         self.is_regression: bool = layout.is_regression

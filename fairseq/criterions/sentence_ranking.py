@@ -14,6 +14,7 @@ from fairseq.criterions.settings import HEAD, SentenceRankingCriterionConfig
 from fairseq.errors import UserError
 from fairseq.logging.figures import SIZE, Figure, ratio
 from fairseq.models.base import BaseFairseqModel
+from fairseq.models.views import plain
 
 
 class SentenceRankingCriterion(FairseqCriterion):
@@ -30,7 +31,9 @@ class SentenceRankingCriterion(FairseqCriterion):
     config_class = SentenceRankingCriterionConfig
     carries_state = False
 
-    def __init__(self, task: Any, ranking_head_name: str = HEAD, save_predictions: str | None = None) -> None:
+    def __init__(
+        self, task: Any, ranking_head_name: str = HEAD, save_predictions: str | None = None, *unused: object
+    ) -> None:
         super().__init__(task)
         self.ranking_head_name, self.file = ranking_head_name, save_predictions
         self.mode = "w"  # of the first write, which replaces an earlier run's file
@@ -45,11 +48,14 @@ class SentenceRankingCriterion(FairseqCriterion):
     def step(self, model: Any, sample: Sample, inputs: Any) -> tuple[Loss, dict[str, Any]]:
         return self(model, sample), {}
 
-    def forward(self, model: BaseFairseqModel, sample: Sample, reduce: bool = True) -> Loss:
+    def forward(self, model: Any, sample: Sample, reduce: bool = True) -> Loss:
+        model = plain(model)
         size = sample["nsentences"]
         # A dummy sample has rows, no candidates, and no targets: its loss is 0.
         names = [f"net_input{number}" for number in range(1, self.task.args.num_classes + 1)] if size else ["net_input"]
-        scores = [model(**sample[name], classification_head_name=self.ranking_head_name)[0] for name in names]
+        scores = [
+            model(**model.net_input(sample[name]), classification_head_name=self.ranking_head_name)[0] for name in names
+        ]
         logits = torch.cat(scores, 1).float()  # (B, candidates)
         chosen = logits.argmax(1)
         target = sample["target"].flatten() if size and "target" in sample else None

@@ -130,6 +130,8 @@ class TokenBlockDataset(FairseqDataset):
         document_sep_len: int = 1,
         **unused: object,
     ) -> None:
+        if document_sep_len != 1 and break_mode == "complete_doc":
+            raise UserError(f"TokenBlockDataset: `document_sep_len` {document_sep_len} is not implemented; use 1")
         # Tasks that pad themselves give None: no block of theirs is padded.
         ids = {"pad": 1 if pad is None else pad, "eos": 2 if eos is None else eos}
         self.blocks = TokenBlocks(_corpus_of(dataset), block_size or 1, break_mode or "none", **ids)
@@ -171,6 +173,8 @@ class MonolingualDataset(FairseqDataset):
         shuffle: bool = False,
         targets: Sequence[str] | None = None,
         add_bos_token: bool = False,
+        fixed_pad_length: int | None = None,
+        pad_to_bsz: int | None = None,
         **unused: object,
     ) -> None:
         if targets not in (None, ["future"]):
@@ -178,6 +182,7 @@ class MonolingualDataset(FairseqDataset):
         self.dataset, self.sizes, self.vocab, self.shuffle = dataset, np.array(sizes), src_vocab, shuffle
         self.targets = targets
         self.bos = [src_vocab.bos()] if add_bos_token else []
+        self.fixed_pad_length, self.pad_to_bsz = fixed_pad_length, pad_to_bsz
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -189,7 +194,7 @@ class MonolingualDataset(FairseqDataset):
         return {"id": index, "source": torch.cat([first, source]), "target": torch.cat([first, target])}
 
     def collater(self, samples: Sequence[dict[str, Any]]) -> Sample:
-        return collate(samples, self.vocab.pad())
+        return collate(samples, self.vocab.pad(), self.vocab.eos(), self.fixed_pad_length, self.pad_to_bsz)
 
     def ordered_indices(self) -> np.ndarray:
         # As in fairseq, the permutation's values order examples of one size.

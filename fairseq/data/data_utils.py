@@ -25,12 +25,13 @@ def collate_tokens(
     move_eos_to_beginning: bool = False,
     pad_to_length: int | None = None,
     pad_to_multiple: int = 1,
+    pad_to_bsz: int | None = None,
 ) -> Tensor:
-    """Rows of different lengths as one tensor, padded: [B, T]."""
+    """Rows of different lengths as one tensor, padded: [B, T], with at least *pad_to_bsz* rows."""
     longest = max([*map(len, values), pad_to_length or 0])
     # −(−a // b) is a / b rounded up.
     longest = -(-longest // pad_to_multiple) * pad_to_multiple
-    batch = values[0].new_full((len(values), longest), pad_idx)
+    batch = values[0].new_full((max(len(values), pad_to_bsz or 0), longest), pad_idx)
     for number, row in enumerate(values):
         if move_eos_to_beginning:
             first = row[-1:] if eos_idx is None else row.new_tensor([eos_idx])
@@ -41,16 +42,26 @@ def collate_tokens(
 
 
 def collate(
-    samples: Sequence[dict[str, Any]], pad_idx: int, eos_idx: int | None = None, **unused: object
+    samples: Sequence[dict[str, Any]],
+    pad_idx: int,
+    eos_idx: int | None = None,
+    fixed_pad_length: int | None = None,
+    pad_to_bsz: int | None = None,
 ) -> dict[str, Any]:
     """The examples *samples*, ``id``, ``source`` and ``target`` [T], as one batch, padded on the
     right."""
-    source, target = (collate_tokens([sample[name] for sample in samples], pad_idx) for name in ("source", "target"))
+    source, target = (
+        collate_tokens(
+            [sample[name] for sample in samples], pad_idx, pad_to_length=fixed_pad_length, pad_to_bsz=pad_to_bsz
+        )
+        for name in ("source", "target")
+    )
+    lengths = [len(sample["source"]) for sample in samples]
     return {
         "id": torch.tensor([sample["id"] for sample in samples]),
         "nsentences": len(samples),
-        "ntokens": int(source.ne(pad_idx).sum()),
-        "net_input": {"src_tokens": source, "src_lengths": source.ne(pad_idx).sum(1)},
+        "ntokens": sum(lengths),
+        "net_input": {"src_tokens": source, "src_lengths": torch.tensor(lengths)},
         "target": target,
     }
 

@@ -391,6 +391,15 @@ class ConcatSentencesDataset(FairseqDataset):
     def sizes(self) -> np.ndarray:
         return np.sum([np.asarray(dataset.sizes) for dataset in self.datasets], 0)
 
+    def num_tokens(self, index: int) -> int:
+        return sum(dataset.num_tokens(index) for dataset in self.datasets)
+
+    def size(self, index: int) -> Any:
+        return sum(dataset.size(index) for dataset in self.datasets)
+
+    def ordered_indices(self) -> np.ndarray:
+        return self.datasets[0].ordered_indices()
+
     set_epoch = ConcatDataset.set_epoch
 
 

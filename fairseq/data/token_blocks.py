@@ -195,9 +195,8 @@ class TokenBlocks(Examples):
         source, target = window[:, :-1].copy(), window[:, 1:].copy()
         column = np.arange(target.shape[1])
         if int(lengths.min()) < len(column):
-            # Any id will do where the dictionary has no padding symbol:
-            # nothing is computed from these columns.
-            source[column >= lengths[:, None]] = max(self.pad, 0)
+            # −1, which is no id, where the dictionary has no padding symbol.
+            source[column >= lengths[:, None]] = self.pad
             target[column >= lengths[:, None]] = self.pad
         if before.any():
             target[column < before[:, None]] = self.pad

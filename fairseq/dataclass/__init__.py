@@ -127,7 +127,7 @@ def _translated(hint: object, field: dataclasses.Field[Any]) -> tuple[Any, Any]:
     # The default of a referring setting is the other setting's value, which is known only once all
     # flags are parsed; fairseq's where no part here has that setting.
     if reference:
-        default = defaults.MISSING.get(reference[1])
+        default = defaults.missing().get(reference[1])
     kind, optional, choices = _kind(hint, default)
     if default == MISSING or default is None:
         default, optional = (False, False) if kind is bool else (None, True)

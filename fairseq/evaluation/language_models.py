@@ -31,9 +31,8 @@ from fairseq.evaluation.by_frequency import WordGroups, WordLosses, by_frequency
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scores, Scoring
 from fairseq.evaluation.task_scores import task_scores
-from fairseq.inference import Decoding, generator_of, stream
-from fairseq.inference.inputs import data_and_models, existing_checkpoint, read_text, refuse_two_texts
-from fairseq.inference.loading import load_models
+from fairseq.inference import Search, generator_of, stream
+from fairseq.inference.loading import data_and_models, existing_checkpoint, load_models, read_text, refuse_two_texts
 from fairseq.inference.text import never_written
 from fairseq.logging import Progress, show_progress
 from fairseq.models.base import BaseFairseqModel
@@ -73,7 +72,7 @@ def evaluate(
     metrics and write the files that *cfg* names.
 
     Args:
-        source: the data, or a model; see :func:`~fairseq.inference.inputs.data_and_models`.
+        source: the data, or a model; see :func:`~fairseq.inference.loading.data_and_models`.
         flat: settings that the checkpoints' are changed by.
 
     Returns:
@@ -338,10 +337,9 @@ def _write(cfg: EvalLMConfig, scores: Scores, sample: str | None, results: dict[
 def _sample(scorer: Scorer, reader: TextReader, seed: int) -> str:
     """Return a text that the models write from the start of a paragraph."""
     eos, forbidden = scorer.dictionary.eos(), never_written(scorer.dictionary)
-    decoding = Decoding(SAMPLE_TOKENS)
     generator, stop = generator_of(seed), scorer.dictionary.stop()
     return reader.text(
-        list(stream(scorer.readers, [eos], decoding, generator=generator, forbidden=forbidden, stop=stop))
+        list(stream(scorer.readers, [eos], Search(SAMPLE_TOKENS), generator=generator, forbidden=forbidden, stop=stop))
     )
 
 

@@ -24,7 +24,7 @@ from fairseq.data.token_blocks import TokenBlocks
 from fairseq.distributed import World
 from fairseq.distributed.tensor_part import rows_of
 from fairseq.errors import UserError
-from fairseq.inference.engine import Reader
+from fairseq.inference.reader import Reader
 from fairseq.logging import Progress, no_progress
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.language_model import LanguageModel, LogProbabilities
@@ -230,7 +230,7 @@ class Scorer:
                 if cache is None:
                     cache = reader.new_cache(len(indices), segments * scoring.tokens_per_sample)
                 else:
-                    cache.keep_rows(len(indices))
+                    cache.select_rows(range(len(indices)))
                     cache.next_segment()
                 hidden = (reader.read_each if scoring.token_by_token else reader.read)(tokens, cache)
             else:

@@ -30,8 +30,7 @@ from fairseq.evaluation.by_frequency import (
     word_counts,
 )
 from fairseq.evaluation.scorer import DEFAULT_MAX_TOKENS
-from fairseq.inference.inputs import data_and_models
-from fairseq.inference.loading import load_models
+from fairseq.inference.loading import data_and_models, load_models
 from fairseq.logging.figures import Meter
 from fairseq.logging.progress import progress_bar
 from fairseq.models.base import BaseFairseqModel
@@ -66,7 +65,7 @@ def validate_models(
     the first prints the metrics of all.
 
     Args:
-        source: the data, or a model; see :func:`~fairseq.inference.inputs.data_and_models`.
+        source: the data, or a model; see :func:`~fairseq.inference.loading.data_and_models`.
         flat: settings that the checkpoints' are changed by.
 
     Returns:

@@ -1,6 +1,5 @@
 """Text from language models."""
 
-from fairseq.inference.decoding import Decoding
-from fairseq.inference.sampling import continuations, generator_of, sample, stream
+from fairseq.inference.search import Hypothesis, Search, generate, generator_of, stream
 
-__all__ = ["Decoding", "continuations", "generator_of", "sample", "stream"]
+__all__ = ["Hypothesis", "Search", "generate", "generator_of", "stream"]

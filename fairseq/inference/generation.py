@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,18 @@ from fairseq.config.settings import CommonConfig
 from fairseq.data.indexed_dataset import Corpus
 from fairseq.distributed import World
 from fairseq.errors import UserError
-from fairseq.inference import passages
-from fairseq.inference.generation_lines import lines_of
-from fairseq.inference.inputs import data_and_models, read_text, refuse_two_texts
-from fairseq.inference.passages import Passage
+from fairseq.inference.loading import data_and_models, read_text, refuse_two_texts
+from fairseq.inference.text import Detokenizer
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.logging import show_progress
-from fairseq.system.files import atomic_file, results_folder
+from fairseq.system import pages
+from fairseq.system.files import atomic_file, atomic_folder, results_folder
+from fairseq.system.json_files import write_json
+from fairseq.system.provenance import about_run
+from fairseq.system.terminal import page_text
 from fairseq.text.raw_text import STDIN
 
+PARTS = ("context", "continuation", "reference")
 LONGEST_CONTEXT = 512  # tokens, unless a flag says
 RECORDED = (  # settings in generate.json
     *("context_tokens", "max_new_tokens", "num_samples", "num_contexts", "sampling", "sampling_topk", "sampling_topp"),
@@ -32,7 +36,29 @@ RECORDED = (  # settings in generate.json
 )
 
 
-def generate(
+@dataclass(frozen=True)
+class Part:
+    """A token sequence: ids, symbols separated by spaces
+    (``</s>`` ends a line), and running text."""
+
+    tokens: list[int]
+    symbols: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A context, one generated continuation and the original one (paper, appendix E)."""
+
+    number: int  # of the passage, from 1
+    start: int  # number of the context's first token in the corpus, from 0
+    sample: int  # number of the continuation of this context, from 1
+    context: Part
+    continuation: Part
+    reference: Part
+
+
+def continue_passages(
     source: str, cfg: GenerateConfig, common: CommonConfig, flat: Mapping[str, Any], world: World
 ) -> list[Passage]:
     """Continue contexts of ``cfg.gen_subset``; the texts go to stdout and to ``cfg.results_path``,
@@ -44,7 +70,7 @@ def generate(
     order, when they are complete.
 
     Args:
-        source: the data, or a model; see :func:`~fairseq.inference.inputs.data_and_models`.
+        source: the data, or a model; see :func:`~fairseq.inference.loading.data_and_models`.
         flat: settings that the checkpoint's are changed by.
 
     Returns:
@@ -66,7 +92,7 @@ def generate(
         return []
     tokens = corpus.tokens
     context = min(LONGEST_CONTEXT, writer.window) if cfg.context_tokens is None else cfg.context_tokens
-    starts = passages.draw_starts(len(tokens), context, cfg.max_new_tokens, contexts, common.seed)
+    starts = draw_starts(len(tokens), context, cfg.max_new_tokens, contexts, common.seed)
     writer.warn_of_length({"`context_tokens`": context})
     complete: list[Passage] = []
     begin = time.perf_counter()
@@ -74,7 +100,7 @@ def generate(
         try:
             for passage in _continue(cfg, common, writer, tokens, starts, context, world):
                 complete.append(passage)
-                print(passages.as_text(passage, cfg.num_samples, name), flush=True)
+                print(as_text(passage, cfg.num_samples, name), flush=True)
         # Also after an interruption: what was generated in hours is not thrown away.
         finally:
             if cfg.results_path is not None and complete:
@@ -95,62 +121,35 @@ def generate(
                     "seconds": seconds,
                     "tokens_per_second": len(complete) * cfg.max_new_tokens / seconds,
                 }
-                passages.write_results(Path(cfg.results_path), complete, about, cfg.part)
+                write_results(Path(cfg.results_path), complete, about, cfg.part)
     return complete
 
 
 def _print_hypotheses(cfg: GenerateConfig, writer: Writer, name: str, corpus: Corpus, world: World) -> None:
-    """Print fairseq's lines for every line of *corpus*;
-    ``--results-path`` gets them as ``generate-NAME.txt``."""
+    """Print fairseq's lines for every line of *corpus*; ``--results-path`` gets them as
+    ``generate-NAME.txt``."""
     numbers = _numbers(cfg, world, len(corpus.sizes), "lines")
+
+    def tokens_of(number: int) -> list[int]:
+        start, size = corpus.offsets[number], corpus.sizes[number]
+        tokens: list[int] = corpus.tokens[start : start + size - 1].tolist()  # without </s>
+        return tokens
+
     with contextlib.ExitStack() as files:
-        write = None
+        file = None
         if cfg.results_path is not None and world.is_first:
             files.enter_context(results_folder(cfg.results_path))
             path = Path(cfg.results_path) / f"generate-{Path(name).name}{cfg.part}.txt"
-            write = files.enter_context(_lines_of(path))
-
-        def texts_of(number: int) -> list[str]:
-            start, size = corpus.offsets[number], corpus.sizes[number]
-            tokens = corpus.tokens[start : start + size - 1].tolist()  # without </s>
-            return list(lines_of(writer, cfg, number, tokens, target=True))
-
-        local = ((number, texts_of(number)) for number in numbers)
-        for _, texts in _of_all(local, world):
-            for text in texts:
-                print(text, flush=True)
-                if write is not None:
-                    write(text)
-
-
-@contextlib.contextmanager
-def _lines_of(path: Path) -> Iterator[Callable[[str], None]]:
-    """A function that adds a line to the file *path*, at once; UserError, also from the function,
-    if it cannot."""
-
-    @contextlib.contextmanager
-    def writing() -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            message = f"`results_path` {path}: cannot be written ({error.strerror}); choose another place"
-            raise UserError(message) from None
-
-    def write(line: str) -> None:
-        with writing():
-            print(line, file=file, flush=True)
-
-    # Lines are written as they come, but never through a link that an earlier file left.
-    with atomic_file(path, "`results_path`"):
-        pass
-    with writing():
-        file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - closed below
-    try:
-        yield write
-    finally:
-        # What could not be written was an error before.
-        with contextlib.suppress(OSError):
-            file.close()
+            # Lines are written as they come, but never through a link that an earlier file left.
+            with atomic_file(path, "`results_path`"):
+                pass
+            file = files.enter_context(open(path, "w", encoding="utf-8"))
+        found = writer.hypotheses(cfg, ((number, tokens_of(number)) for number in numbers))
+        for number, texts in _of_all(found, world):
+            for line in writer.lines_of(cfg, number, tokens_of(number), texts, target=True):
+                print(line, flush=True)
+                if file is not None:
+                    print(line, file=file, flush=True)
 
 
 def _numbers(cfg: GenerateConfig, world: World, count: int, what: str) -> range:
@@ -198,7 +197,7 @@ def _continue(
     for (number, sample), text in texts:
         start = starts[number]
         reference = tokens[start + length : start + length + new].tolist()
-        parts = passages.parts_of(writer.detokenizer, prompts[number], text, reference)
+        parts = parts_of(writer.detokenizer, prompts[number], text, reference)
         yield Passage(number * samples + sample + 1, start, sample + 1, *parts)
 
 
@@ -212,3 +211,103 @@ def _contexts(cfg: GenerateConfig) -> int:
         )
     check_samples(cfg, cfg.num_samples // contexts, contexts)
     return contexts
+
+
+def draw_starts(tokens: int, context: int, reference: int, count: int, seed: int) -> list[int]:
+    """Start positions of contexts in a corpus of *tokens* tokens, uniformly drawn; number i depends
+    on seed and i only.
+
+    Args:
+        context: tokens of a context.
+        reference: tokens that should follow a context; fewer follow if the corpus is too short.
+
+    Raises:
+        UserError: the context is as long as the corpus or longer.
+    """
+    if context >= tokens:
+        raise UserError(
+            f"`context_tokens` {context}: the split has {tokens} tokens; give {tokens - 1} or less"
+            if tokens > 1
+            else "`gen_subset`: the split has a single token; choose another"
+        )
+    candidates = max(1, tokens - context - reference + 1)
+    # A generator a passage: more passages, or another number
+    # of processes, leave the first ones as they are.
+    return [int(np.random.default_rng([seed, number]).integers(candidates)) for number in range(count)]
+
+
+def parts_of(detokenizer: Detokenizer, context: Sequence[int], *following: Sequence[int]) -> list[Part]:
+    """The parts for *context* and for each of *following*, decoded as its continuation."""
+    parts = []
+    for tokens in (None, *following):
+        stream = detokenizer.stream()
+        text = stream.add(context) + stream.pause()
+        if tokens is not None:
+            text = stream.add(tokens) + stream.end()
+        ids = [int(token) for token in (context if tokens is None else tokens)]
+        parts.append(Part(ids, " ".join(detokenizer.dictionary[token] for token in ids), text))
+    return parts
+
+
+def as_text(passage: Passage, count: int, split: str) -> str:
+    """One of *count* passages as plain text."""
+    lines = [f"==== {title(passage, count, split)} ===="]
+    for name in PARTS:
+        lines += ["", f"---- {name} ----", getattr(passage, name).text.strip()]
+    return "\n".join([*lines, ""])
+
+
+def title(passage: Passage, count: int, split: str) -> str:
+    """One-line description of a passage."""
+    last = passage.start + len(passage.context.tokens) - 1
+    return f"{passage.number} of {count}: tokens {passage.start}–{last} of {split}, continuation {passage.sample}"
+
+
+def write_results(folder: Path, passages: Sequence[Passage], about: Mapping[str, object], part: str = "") -> None:
+    """Write ``generate.json`` and ``generate.html`` to *folder* atomically.
+
+    Args:
+        part: suffix of the file names, before the extension, if these are passages of a part.
+        about: settings of the run: ``checkpoints``, ``data``, ``split``, ``settings`` and more.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    about = {**about, **about_run()}
+    page, data = f"generate{part}.html", f"generate{part}.json"
+    with atomic_folder(folder, (page, data), "`results_path`") as temporary:
+        pages.write(temporary / page, as_page(passages, about))
+        write_json(temporary / data, {**about, "samples": [asdict(passage) for passage in passages]})
+
+
+def as_page(passages: Sequence[Passage], about: Mapping[str, Any]) -> str:
+    """One self-contained HTML page; wide screens show the three parts side by side."""
+    facts = {
+        "Checkpoint": ", ".join(about["checkpoints"]),
+        "Data": f"{about['data']}, {about['split']}",
+        "Settings": ", ".join(f"{name} {value}" for name, value in about["settings"].items()),
+        **pages.run_facts(about),
+    }
+    sections = "\n".join(_section(passage, len(passages), str(about["split"])) for passage in passages)
+    return pages.page("Generated text", facts, sections, _STYLE)
+
+
+def _section(passage: Passage, count: int, split: str) -> str:
+    columns = "\n".join(
+        f'<article class="{name}"><h3>{name.capitalize()} <small>{len(part.tokens)} tokens</small></h3>'
+        f"<p>{page_text(part.text.strip())}</p></article>"
+        for name in PARTS
+        for part in [getattr(passage, name)]
+    )
+    return pages.section(title(passage, count, split), "<div class=parts>", columns, "</div>")
+
+
+_STYLE = """
+h3 { font-size: .8rem; margin: 0 0 .5rem; letter-spacing: .06em; text-transform: uppercase; color: var(--faint); }
+h3 small { text-transform: none; letter-spacing: 0; font-weight: normal; }
+.parts { display: grid; gap: 1rem; }
+article { min-width: 0; padding: 1rem; background: var(--card); border: 1px solid var(--line); border-radius: .4rem; }
+article p { margin: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
+.continuation { border-top: .2rem solid var(--mark); } .continuation h3 { color: var(--mark); }
+@media (min-width: 62rem) { .parts { grid-template-columns: repeat(3, 1fr); align-items: start; } }
+"""

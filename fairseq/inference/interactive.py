@@ -15,8 +15,7 @@ from typing import Any
 from fairseq.config.command_settings import InteractiveConfig
 from fairseq.config.settings import CommonConfig
 from fairseq.errors import UserError
-from fairseq.inference.generation_lines import lines_of
-from fairseq.inference.inputs import data_and_models
+from fairseq.inference.loading import data_and_models
 from fairseq.inference.writer import Writer, check_samples
 from fairseq.logging import show_progress
 from fairseq.system.opening import read_errors
@@ -36,7 +35,7 @@ def continue_prompts(source: str, cfg: InteractiveConfig, common: CommonConfig, 
     number of its prompt, not on how prompts are read. Texts are separated by a line of dashes.
 
     Args:
-        source: the data, or a model; see :func:`~fairseq.inference.inputs.data_and_models`.
+        source: the data, or a model; see :func:`~fairseq.inference.loading.data_and_models`.
         flat: settings that the checkpoint's are changed by.
     """
     is_session = cfg.input == STDIN and sys.stdin.isatty()
@@ -47,8 +46,10 @@ def continue_prompts(source: str, cfg: InteractiveConfig, common: CommonConfig, 
     if is_session:
         print(_banner(cfg, writer, paths), file=sys.stderr)
     # Lines of stdin are answered one by one, as they arrive; the lines of a file are all there.
-    if lines is None or cfg.finds_hypotheses:
-        _answer(_stdin_lines() if lines is None else lines, writer, cfg)
+    if cfg.finds_hypotheses:
+        _print_hypotheses(lines, writer, cfg)
+    elif lines is None:
+        _answer(_stdin_lines(), writer, cfg)
     else:
         _answer_together(lines, writer, cfg, common)
 
@@ -67,13 +68,24 @@ def _banner(cfg: InteractiveConfig, writer: Writer, paths: list[str]) -> str:
     )
 
 
+def _print_hypotheses(lines: list[str] | None, writer: Writer, cfg: InteractiveConfig) -> None:
+    """Print fairseq's lines for each of *lines*, or of stdin's."""
+    sources: dict[int, list[int]] = {}
+
+    def encoded() -> Iterator[tuple[int, list[int]]]:
+        for number, line in enumerate(_stdin_lines() if lines is None else lines):
+            [prompt] = _encode([line], writer, number)
+            sources[number] = prompt[1:]
+            yield number, sources[number]
+
+    for number, texts in writer.hypotheses(cfg, encoded(), together=1 if lines is None else None):
+        print(*writer.lines_of(cfg, number, sources.pop(number), texts, target=False), sep="\n", flush=True)
+
+
 def _answer(lines: Iterable[str], writer: Writer, cfg: InteractiveConfig) -> None:
     """Continue each of *lines* as soon as it is read, printing token by token."""
     for number, line in enumerate(lines):
         [prompt] = _encode([line], writer, number)
-        if cfg.finds_hypotheses:
-            print(*lines_of(writer, cfg, number, prompt[1:], target=False), sep="\n", flush=True)
-            continue
         for sample in range(cfg.num_samples):
             _print(cfg, writer, number, sample, prompt, writer.continue_one(prompt, number, sample))
 

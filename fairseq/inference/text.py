@@ -4,8 +4,7 @@ words, characters, bytes, or the symbols of a tokenizer."""
 from __future__ import annotations
 
 import codecs
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from fairseq.text.dictionary import FILLER, Dictionary
@@ -18,8 +17,8 @@ from fairseq.text.tokenizers.tokenizer import chosen_rule
 
 SPACES = ("_", "▁", "␣", "<space>")  # symbols for a space in character corpora
 LONGEST_HEADING = 40  # words
-LONGEST_LINE = 512  # symbols of a line that a tokenizer decodes again for each token
-LONGEST_TAIL = 64  # words of a line that are detokenized again for each token
+LONGEST_LINE = 512  # symbols of a line that are decoded again for each token
+PROBE = " a ".join([*"\"'`„“”", "''", "``", ""]).split()  # words between quotes
 JOINTS = {"@-@": "-", "@,@": ",", "@.@": "."}  # WikiText's marks inside words
 
 
@@ -86,7 +85,7 @@ def detokenizer_of(
     log_tokens(dictionary)
     if isinstance(rule, BeginMarks):
         return Detokenizer(dictionary, lambda: PieceStream(dictionary, rule.mark))
-    return Detokenizer(dictionary, lambda: WordStream(dictionary, rule.mark if rule is not None else None))
+    return Detokenizer(dictionary, lambda: LineStream(dictionary, mark=None if rule is None else rule.mark))
 
 
 class Stream:
@@ -186,45 +185,59 @@ class PieceStream(Stream):
 
 
 class LineStream(Stream):
-    """Raw text; the line so far is decoded with each token,
-    and its last word returned once it is complete.
+    """Running text; the line so far is decoded with each token, and its last word returned once it
+    is complete.
 
     After :data:`LONGEST_LINE` symbols without an end of line, text goes on after a whole word as if
     a line began.
+
+    Args:
+        tokenizer: of the data; None: symbols are words, in which WikiText's marks and headings are
+            resolved.
+        mark: without a tokenizer, suffix of a subword that is continued by the next one.
     """
 
-    def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer) -> None:
+    def __init__(self, dictionary: Dictionary, tokenizer: Tokenizer | None = None, mark: str | None = None) -> None:
         super().__init__(dictionary)
-        self.tokenizer = tokenizer
-        self._begin("")
+        self.tokenizer, self.mark = tokenizer, mark
+        self._begin([], "", maybe_heading=tokenizer is None)
 
     def split(self, text: str) -> Iterable[str]:
+        if self.tokenizer is None:
+            return text.split()
         return TextReader(self.dictionary, self.tokenizer).symbols([text])[0].split()
 
-    def pause(self) -> str:
-        return self._new(self._text())
-
-    def _begin(self, lead: str) -> None:
-        self.symbols: list[str] = []
+    def _begin(self, symbols: list[str], lead: str, maybe_heading: bool) -> None:
+        self.symbols: list[str] = symbols
         self.lead = lead  # text before the line's own
+        self.maybe_heading: bool = maybe_heading  # ``= = Title = =``
         self.shown = 0
+
+    def pause(self) -> str:
+        if self.maybe_heading:
+            self.symbols, self.maybe_heading = heading(self.symbols), False
+        return self._new(self._text())
 
     def _take(self, symbol: str) -> str:
         self.symbols.append(symbol)
+        self.maybe_heading = self.maybe_heading and self.symbols[0] == "=" and len(self.symbols) <= LONGEST_HEADING
         return self._restart() if len(self.symbols) > LONGEST_LINE else ""
 
     def _end_line(self) -> str:
         rest = self.pause()
-        self._begin("")
+        self._begin([], "", maybe_heading=self.tokenizer is None)
         return rest + "\n"
 
     def _complete(self) -> str:
         # The last word is held back: a further subword may join it, and a detokeniser attaches
         # punctuation to it.
-        return self._new(self._text().rstrip().rpartition(" ")[0])
+        return "" if self.maybe_heading else self._new(self._text().rstrip().rpartition(" ")[0])
 
     def _text(self) -> str:
-        return self.lead + self.tokenizer.decode(self.symbols)
+        return self.lead + self._decode(self.symbols)
+
+    def _decode(self, symbols: list[str]) -> str:
+        return detokenize(words_of(symbols, self.mark)) if self.tokenizer is None else self.tokenizer.decode(symbols)
 
     def _new(self, text: str) -> str:
         """The part of the line's *text* that was not returned yet."""
@@ -234,164 +247,44 @@ class LineStream(Stream):
         return new
 
     def _restart(self) -> str:
-        """Return the text of all words but the last, which begins a line, if that is a word with a
-        space before it."""
-        # Before a word that begins with a letter or digit: the text of what is left does not depend
-        # on what is cut off.
-        words, sizes = self.tokenizer.rule.group(self.symbols)
-        if len(words) < 2 or not words[-1][:1].isalnum():
-            return ""
-        last, before = self.symbols[-sizes[-1] :], self.symbols[: -sizes[-1]]
-        self.symbols = before
-        done = self.pause()
-        self._begin(self.tokenizer.glue)
-        self.symbols = last
-        return done
-
-
-class WordStream(Stream):
-    """Words between white space, detokenized with sacremoses;
-    heading markup and WikiText's marks are removed.
-
-    A word's text depends only on the words before it in its line.
-
-    Only the last words of a line are kept; :func:`shortened` summarises the earlier ones, so that
-    the cost of a token does not grow with the length of its line. A line that may be a heading
-    (``= = Title = =``) is buffered until it ends or turns out not to be one.
-
-    Args:
-        mark: suffix of a subword that is continued by the next one.
-    """
-
-    def __init__(self, dictionary: Dictionary, mark: str | None) -> None:
-        super().__init__(dictionary)
-        self.mark = mark
-        self._begin_line(maybe_heading=True)
-
-    def pause(self) -> str:
-        maybe_heading = bool(self.buffer)
-        text = self._rest()
-        if maybe_heading:
-            self._begin_line(maybe_heading=False)
-            self.lead = " "
-        return text
-
-    def _begin_line(self, maybe_heading: bool) -> None:
-        self.line = Words(self.mark)
-        self.buffer: list[str] = []  # symbols of a possible heading
-        self.maybe_heading = maybe_heading
-        self.shown, self.lead = "", ""
-
-    def _take(self, symbol: str) -> str:
-        if self.maybe_heading:
-            self.buffer.append(symbol)
-            if self.buffer[0] != "=" or len(self.buffer) > LONGEST_HEADING:
-                self._release(self.buffer)
-        else:
-            self.line.add(symbol)
+        """Begin a line with the last symbol, if its text is that of a line of its own; return the
+        text before it."""
+        *before, last = self.symbols
+        # Words are joined to quotes by those before them: quotes behind the last word show whether
+        # one is open. Some are never closed.
+        probe = PROBE if self.tokenizer is None and len(self.symbols) < 4 * LONGEST_LINE else []
+        text, own = self._decode(before), self._decode([last, *probe])
+        for lead in ("", " "):
+            # Before a letter or digit: what follows it does not depend on what is cut off.
+            if own.strip()[:1].isalnum() and self._decode([*self.symbols, *probe]) == text + lead + own:
+                self.symbols = before
+                done = self.pause()
+                self._begin([last], lead, maybe_heading=False)
+                return done
         return ""
-
-    def _end_line(self) -> str:
-        rest = self._rest()
-        self._begin_line(maybe_heading=True)
-        return rest + "\n"
-
-    def _complete(self) -> str:
-        return self._new(complete_line=False)
-
-    def _release(self, symbols: Sequence[str]) -> None:
-        """Add *symbols*, the buffer without heading markup, to the line and clear the buffer."""
-        for symbol in symbols:
-            self.line.add(symbol)
-        self.buffer, self.maybe_heading = [], False
-
-    def _rest(self) -> str:
-        """The rest of the line's text, including the buffered part."""
-        if self.buffer:
-            self._release(heading(self.buffer))
-        return self._new(complete_line=True)
-
-    def _new(self, complete_line: bool) -> str:
-        """The text of the line's words since the last call; *complete_line*: up to the last word.
-
-        A final punctuation mark is delayed until the next token,
-        which decides the spaces around it.
-        """
-        words = self.line.complete
-        complete = complete_line or not words or words[-1].isalnum()
-        text = detokenize(words if complete else words[:-1])
-        if not complete and len(text) < len(self.shown):
-            # The last word was returned before, and is not complete yet.
-            return ""
-        new = self.lead + text[_common(text, self.shown) :] if text else ""
-        self.shown, self.lead = text, "" if text else self.lead
-        if len(words) > LONGEST_TAIL:
-            # What is left has the same open quotes and the same last word, on which the text of the
-            # next word depends.
-            words[:-1] = shortened(words[:-1])
-            self.shown = detokenize(words if complete else words[:-1])
-        return new
-
-
-class Words:
-    """Words built from symbols: WikiText's marks inside words removed, subwords joined.
-
-    Attributes:
-        complete: the words; the last may be incomplete.
-    """
-
-    def __init__(self, mark: str | None = None) -> None:
-        self.complete: list[str] = []
-        self.mark = mark  # suffix of a subword that is continued by the next one
-        self.joined = False
-
-    def add(self, symbol: str) -> None:
-        goes_on = self.mark is not None and symbol.endswith(self.mark)
-        text = symbol.removesuffix(self.mark) if goes_on and self.mark else JOINTS.get(symbol, symbol)
-        if self.complete and (self.joined or symbol in JOINTS):
-            self.complete[-1] += text
-        else:
-            self.complete.append(text)
-        self.joined = goes_on or symbol in JOINTS
-
-
-def heading(words: Sequence[str]) -> Sequence[str]:
-    """The title of a heading ``= = Title = =``; other lines unchanged."""
-    level = 0
-    while 2 * level + 2 < len(words) and words[level] == words[-1 - level] == "=":
-        level += 1
-    return words[level : len(words) - level]
 
 
 detokenize = Moses().join  # text of complete words
 
 
-def shortened(words: Sequence[str]) -> list[str]:
-    """A short equivalent of *words* for the detokenizer's
-    state: the open quotes and the last word."""
-    # Imported at first use: most commands never detokenize.
-    from sacremoses import MosesDetokenizer
-
-    words = " ".join(words).split()  # as in the detokenizer
-    if not words:
-        return []
-    is_quote = MosesDetokenizer.IS_OPEN_QUOTE.search
-    last, opened = words[-1], list[str]()
-    for quote in dict.fromkeys(filter(is_quote, words)):
-        if _is_open(quote, words) != _is_open(quote, opened):
-            opened.append(quote)
-    # It is among the open quotes; what is left to keep is whether the next word is joined to it.
-    if is_quote(last):
-        last = "," if detokenize([*words, "a"]).endswith(" a") else "("
-    return [*opened, last]
+def words_of(symbols: Iterable[str], mark: str | None = None) -> list[str]:
+    """Words of symbols: WikiText's marks inside words removed, subwords that end in *mark* joined
+    to the next one."""
+    words, joins = list[str](), False
+    for symbol in symbols:
+        goes_on = mark is not None and symbol.endswith(mark)
+        text = symbol.removesuffix(mark) if goes_on and mark else JOINTS.get(symbol, symbol)
+        if words and (joins or symbol in JOINTS):
+            words[-1] += text
+        else:
+            words.append(text)
+        joins = goes_on or symbol in JOINTS
+    return words
 
 
-def _is_open(quote: str, words: Sequence[str]) -> bool:
-    """Return whether *quote* after *words* would be
-    a closing quote, which is followed by a space."""
-    return detokenize([*words, "a", quote, "a"]).endswith(" a")
-
-
-def _common(first: str, second: str) -> int:
-    """Length of the common prefix of two texts."""
-    return len(second) if first.startswith(second) else len(os.path.commonprefix([first, second]))
+def heading(symbols: list[str]) -> list[str]:
+    """The title of a heading ``= = Title = =``; other lines unchanged."""
+    level = 0
+    while 2 * level + 2 < len(symbols) and symbols[level] == symbols[-1 - level] == "=":
+        level += 1
+    return symbols[level : len(symbols) - level]

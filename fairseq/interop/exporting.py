@@ -19,8 +19,7 @@ from fairseq.interop.hugging_face import encoders, export
 from fairseq.interop.hugging_face.encoder_names import EncoderLayout, classifier_parameters
 from fairseq.interop.hugging_face.export import Export, write_texts
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE
-from fairseq.interop.hugging_face.sources import sources
-from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
+from fairseq.interop.hugging_face.tokenizer_files import CODE, tokenizer_files
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.bert import BertModel
 from fairseq.models.electra import ElectraModel
@@ -154,9 +153,9 @@ def _write(
     (folder / WORDS).write_text("".join(f"{word}\n" for word in dictionary.symbols), encoding="utf-8")
     if tokenizer is not None:
         tokenizer.save(folder, dictionary.symbols)
-    write_texts(folder, {**sources(files.adapters, files.parts), **files.texts})
+    write_texts(folder, files)
     export.write_model(folder, tensors, config)
-    code = "; the tokenizer needs trust_remote_code" if files.adapters else ""
+    code = "; the tokenizer needs trust_remote_code" if CODE in files else ""
     return f"{CONFIG}, {SAFE}, tokenizer: {config['architectures'][0]}{code}"
 
 

@@ -1,11 +1,22 @@
 """Kernels in C for CPUs, compiled at first use, as operators of torch: sources, build and loading.
 
+<<<<<<< HEAD
 * ``dropout.c``: ``fairseq::dropout_mask`` and ``fairseq::masked_dropout``.
 * ``cross_entropy.c``: ``fairseq::cross_entropy``, with the gradient in the place of the logits.
 * ``attention.c``: ``fairseq::attention``, absolute and by distance, and its gradient.
 * ``decoding.c``, called by :mod:`fairseq.inference`: a token through all layers, the embeddings of
   words and their probabilities. It is no operator: it writes into a cache, at addresses that are
   bound once for many tokens.
+=======
+* ``training.c``, called by :mod:`fairseq.kernels.training`: dropout with ReLU or a residual, cross
+  entropy, transposed copies.
+* ``layers.c``, called by :mod:`fairseq.kernels.layers`: RMS norm, SwiGLU and rotary positions, with
+  their gradients.
+* ``attention.c``, called by :mod:`fairseq.kernels.attention`: attention, absolute and by distance,
+  with its gradient.
+* ``decoding.c``, called by :mod:`fairseq.inference.kernels`: a token through all layers, the
+  embeddings of words and their probabilities.
+>>>>>>> main
 
 :func:`fairseq.modules.dispatch.kernels` decides where the first three compute. Without a compiler
 (``CC=false``), on other devices and in exports torch's operators compute the same, up to rounding

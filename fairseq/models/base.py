@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,9 +14,23 @@ from fairseq.modules.memory import Memory
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.system import deferred
 
+PAD = 1  # the id of padding in every dictionary of fairseq
+
+
+def normalized(logits: Tensor, log_probs: bool) -> Tensor:
+    """Probabilities of *logits*, or their logarithms: float32."""
+    return logits.float().log_softmax(-1) if log_probs else logits.float().softmax(-1)
+
+
+def tell(module: nn.Module, name: str, *values: object) -> None:
+    """Call the method *name* of all parts of *module* that have it."""
+    for part in module.modules():
+        if part is not module and hasattr(part, name):
+            getattr(part, name)(*values)
+
 
 class BaseFairseqModel(Part, nn.Module):
-    """A registered model.
+    """A registered model, with the methods that fairseq calls.
 
     Subclasses define ``build_model`` and ``forward``.
     """
@@ -34,8 +50,16 @@ class BaseFairseqModel(Part, nn.Module):
     has none."""
     skips_parameters: bool = False
     """True if a training step may leave parameters without a gradient."""
-    predicts_next_token: bool = True
-    """True if the model is a language model that can be scored and sampled from left to right."""
+
+    @functools.cached_property  # which a model may set
+    def predicts_next_token(self) -> bool:
+        """Whether the model can be scored and sampled from left to right.
+
+        One that takes ``masked_tokens``, or whose decoder does, cannot: fairseq's criterion of
+        masked models gives it this argument.
+        """
+        parts = (self, getattr(self, "decoder", None))
+        return not any(part and "masked_tokens" in inspect.signature(part.forward).parameters for part in parts)
 
     @property
     def can_generate(self) -> bool:
@@ -47,9 +71,53 @@ class BaseFairseqModel(Part, nn.Module):
         """Make a model for *task*'s dictionary from its settings."""
         raise NotImplementedError
 
-    def max_positions(self) -> int | None:
-        """The most tokens of a row, or None."""
+    def net_input(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """*inputs* with the lengths of rows where ``forward``, or the decoder's, names them, and
+        else without."""
+        parts = (self, getattr(self, "decoder", None))
+        if not any(part and "src_lengths" in inspect.signature(part.forward).parameters for part in parts):
+            return {name: value for name, value in inputs.items() if name != "src_lengths"}
+        return {"src_lengths": inputs["src_tokens"].ne(PAD).sum(1), **inputs}
+
+    def extract_features(self, *args: object, **kwargs: object) -> Any:
+        """Hidden states: a decoder's, or an encoder's output."""
+        part: Any = getattr(self, "decoder", self)
+        return part.extract_features(*args, **kwargs) if part is not self else self(*args, **kwargs)
+
+    @property
+    def supported_targets(self) -> set[str]:
+        """What the model predicts."""
+        return {"future"}
+
+    def max_positions(self) -> Any:
+        """The most tokens of a row, or None: as many as its decoder or encoder takes."""
+        part: Any
+        for part in (getattr(self, "decoder", None), getattr(self, "encoder", None)):
+            if hasattr(part, "max_positions"):
+                return part.max_positions()
         return None
+
+    def max_decoder_positions(self) -> Any:
+        return self.max_positions()
+
+    def set_num_updates(self, num_updates: int) -> None:
+        """Tell the parts how many updates were made."""
+        tell(self, "set_num_updates", num_updates)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the parts which epoch begins."""
+        tell(self, "set_epoch", epoch)
+
+    def prepare_for_inference_(self, cfg: object) -> None:
+        """See :meth:`make_generation_fast_`."""
+        self.make_generation_fast_()
+
+    def make_generation_fast_(self, **options: object) -> None:
+        """Let every part make itself ready for generation; the model is one of evaluation then."""
+        for name, part in self.named_modules():
+            if part is not self and hasattr(part, "make_generation_fast_"):
+                part.make_generation_fast_(name=name, **options)
+        self.eval()
 
     def check_memory_length(self, length: int) -> None:
         """Raise ValueError unless ``forward`` takes *length* as ``memory_length``, the tokens of
@@ -64,12 +132,18 @@ class BaseFairseqModel(Part, nn.Module):
 
     def get_normalized_probs(self, net_output: Any, log_probs: bool, sample: dict[str, object] | None = None) -> Tensor:
         """Probabilities, or their logarithms, over all words: [B, T, V], float32."""
+        return self.get_normalized_probs_scriptable(net_output, log_probs, sample)
+
+    def get_normalized_probs_scriptable(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
+        decoder: Any = getattr(self, "decoder", None)
+        if hasattr(decoder, "get_normalized_probs"):
+            return decoder.get_normalized_probs(net_output, log_probs, sample)
         # A method of that name is no output layer.
         if isinstance(self.output_layer, OutputLayer):
             lprobs = self.output_layer.log_probs(net_output[0])
-        else:
-            lprobs = net_output[0].float().log_softmax(-1)
-        return lprobs if log_probs else lprobs.exp()
+            return lprobs if log_probs else lprobs.exp()
+        output = net_output["encoder_out"] if isinstance(net_output, dict) else net_output
+        return normalized(output[0] if isinstance(output, tuple | list) else output, log_probs)
 
     @classmethod
     def finished(
@@ -96,9 +170,40 @@ class BaseFairseqModel(Part, nn.Module):
         """Those of the *parameters* of a checkpoint that belong to other data than the model."""
         return {}
 
-    def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def upgrade_state_dict(self, state: dict[str, Any]) -> Any:
         """*state*, which may come from an older program, with the names this model uses."""
+        self.upgrade_state_dict_named(state, "")
         return state
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> Any:
+        """Let every part change *state_dict*; the names of parameters of the model begin with
+        *name*."""
+
+        def upgrade(module: nn.Module, prefix: str) -> None:
+            for child_name, child in module.named_children():
+                full = f"{prefix}.{child_name}" if prefix else child_name
+                if hasattr(child, "upgrade_state_dict_named"):
+                    child.upgrade_state_dict_named(state_dict, full)  # type: ignore[operator]
+                elif hasattr(child, "upgrade_state_dict"):
+                    child.upgrade_state_dict(state_dict)  # type: ignore[operator]
+                upgrade(child, full)
+
+        upgrade(self, name)
+        return state_dict
+
+    def load_state_dict(  # type: ignore[override]
+        self,
+        state_dict: Mapping[str, Tensor],
+        strict: bool = True,
+        model_cfg: object = None,
+        args: object = None,
+        assign: bool = False,
+    ) -> Any:
+        """Load *state_dict* after :meth:`upgrade_state_dict`."""
+        state = dict(state_dict)
+        changed = self.upgrade_state_dict(state)
+        # A plug-in's method may change *state* and return nothing.
+        return super().load_state_dict(state if changed is None else changed, strict=strict, assign=assign)
 
 
 class FairseqLanguageModel(BaseFairseqModel):
@@ -128,6 +233,3 @@ class FairseqLanguageModel(BaseFairseqModel):
             # A decoder without memory need not take the argument.
             kwargs["memory"] = memory
         return self.decoder(src_tokens, **kwargs)
-
-    def max_positions(self) -> int | None:
-        return self.decoder.max_positions()  # type: ignore[operator]

@@ -172,13 +172,19 @@ class Decoder(nn.Module):
 
 
 class DecoderModel(FairseqLanguageModel):
-    """A language model that is a :class:`Decoder`."""
+    """A language model that is a :class:`Decoder`; a plug-in's may have any other decoder, and
+    cannot generate."""
 
-    decoder: Decoder
+    decoder: Any
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Any) -> None:
         super().__init__(decoder)
-        self.memory_length = decoder.memory_length
+        if isinstance(decoder, Decoder):
+            self.memory_length = decoder.memory_length
+
+    @property
+    def can_generate(self) -> bool:
+        return isinstance(self.decoder, Decoder)
 
     def new_cache(self, batch: int, longest: int | None = None) -> KeyValueCache:
         """See :meth:`Decoder.new_cache`."""

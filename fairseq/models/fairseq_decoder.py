@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fairseq.incremental_decoding_utils import State, with_incremental_state
-from fairseq.models.base import BaseFairseqModel
+from fairseq.models.base import BaseFairseqModel, normalized, tell
 from fairseq.modules.adaptive_softmax import BandedSoftmax
 from fairseq.modules.fairseq_modules import cross_entropy
 from fairseq.modules.output_layer import OutputLayer
-
-
-def normalized(logits: Tensor, log_probs: bool) -> Tensor:
-    """Probabilities of *logits*, or their logarithms: float32."""
-    return logits.float().log_softmax(-1) if log_probs else logits.float().softmax(-1)
 
 
 class CalledSoftmax(BandedSoftmax):
@@ -167,129 +159,7 @@ class FairseqEncoder(nn.Module):
         tell(self, "set_num_updates", num_updates)
 
 
-def tell(module: nn.Module, name: str, *values: object) -> None:
-    """Call the method *name* of all parts of *module* that have it."""
-    for part in module.modules():
-        if part is not module and hasattr(part, name):
-            getattr(part, name)(*values)
-
-
-class PluginModel(BaseFairseqModel):
-    """The methods of ``BaseFairseqModel`` that fairseq calls; the adapter puts it under every
-    plug-in's model."""
-
-    _is_generation_fast = False
-
-    @functools.cached_property  # which a plug-in may set
-    def predicts_next_token(self) -> bool:  # type: ignore[override]
-        """False for a decoder that takes ``masked_tokens``, as fairseq's criterion of masked models
-        gives them."""
-        decoder: Any = getattr(self, "decoder", None)
-        return decoder is None or "masked_tokens" not in inspect.signature(decoder.forward).parameters
-
-    def extract_features(self, *args: object, **kwargs: object) -> Any:
-        """Hidden states: a decoder's, or an encoder's output."""
-        part: Any = getattr(self, "decoder", self)
-        return part.extract_features(*args, **kwargs) if part is not self else self(*args, **kwargs)
-
-    @property
-    def supported_targets(self) -> set[str]:
-        """What the model predicts."""
-        return {"future"}
-
-    def get_normalized_probs(self, net_output: object, log_probs: bool, sample: object = None) -> Tensor:
-        return self.get_normalized_probs_scriptable(net_output, log_probs, sample)
-
-    def get_normalized_probs_scriptable(self, net_output: Any, log_probs: bool, sample: Any = None) -> Tensor:
-        """Probabilities, or their logarithms, over all words, as the decoder makes them if the
-        model has one."""
-        decoder: Any = getattr(self, "decoder", None)
-        if hasattr(decoder, "get_normalized_probs"):
-            return decoder.get_normalized_probs(net_output, log_probs, sample)
-        if isinstance(self.output_layer, OutputLayer):
-            return super().get_normalized_probs(net_output, log_probs, sample)
-        output = net_output["encoder_out"] if isinstance(net_output, dict) else net_output
-        return normalized(output[0] if isinstance(output, tuple | list) else output, log_probs)
-
-    def max_positions(self) -> Any:
-        part: Any
-        for part in (getattr(self, "decoder", None), getattr(self, "encoder", None)):
-            if hasattr(part, "max_positions"):
-                return part.max_positions()
-        return None
-
-    def max_decoder_positions(self) -> Any:
-        return self.max_positions()
-
-    def set_num_updates(self, num_updates: int) -> None:
-        """Tell the parts how many updates were made."""
-        tell(self, "set_num_updates", num_updates)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Tell the parts which epoch begins."""
-        tell(self, "set_epoch", epoch)
-
-    def upgrade_state_dict(self, state: dict[str, Any]) -> Any:
-        """Change *state*, a checkpoint's, for this version."""
-        self.upgrade_state_dict_named(state, "")
-        return super().upgrade_state_dict(state)
-
-    def upgrade_state_dict_named(self, state_dict: dict[str, object], name: str) -> Any:
-        """Let every part change *state_dict*; the names of parameters of the model begin with
-        *name*."""
-
-        def upgrade(module: nn.Module, prefix: str) -> None:
-            for child_name, child in module.named_children():
-                full = f"{prefix}.{child_name}" if prefix else child_name
-                if hasattr(child, "upgrade_state_dict_named"):
-                    child.upgrade_state_dict_named(state_dict, full)  # type: ignore[operator]
-                elif hasattr(child, "upgrade_state_dict"):
-                    child.upgrade_state_dict(state_dict)  # type: ignore[operator]
-                upgrade(child, full)
-
-        upgrade(self, name)
-        return state_dict
-
-    def load_state_dict(  # type: ignore[override]
-        self,
-        state_dict: Mapping[str, Tensor],
-        strict: bool = True,
-        model_cfg: object = None,
-        args: object = None,
-        assign: bool = False,
-    ) -> Any:
-        """Load *state_dict* after :meth:`upgrade_state_dict`."""
-        state = dict(state_dict)
-        changed = self.upgrade_state_dict(state)
-        return nn.Module.load_state_dict(self, state if changed is None else changed, strict=strict, assign=assign)
-
-    def prepare_for_inference_(self, cfg: object) -> None:
-        """Let every part make itself ready for generation with the settings *cfg*, once."""
-        self.make_generation_fast_(
-            beamable_mm_beam_size=None if getattr(cfg, "no_beamable_mm", False) else getattr(cfg, "beam", 5),
-            need_attn=getattr(cfg, "print_alignment", False),
-        )
-
-    def make_generation_fast_(self, **options: object) -> None:
-        """Let every part make itself ready for generation, once; the model is one of evaluation
-        then."""
-        if not self._is_generation_fast:
-            self._is_generation_fast = True
-            for name, part in self.named_modules():
-                if part is not self and hasattr(part, "make_generation_fast_"):
-                    part.make_generation_fast_(name=name, **options)
-        self.eval()
-
-    def prepare_for_onnx_export_(self, **kwargs: object) -> None:
-        tell(self, "prepare_for_onnx_export_")
-
-    @classmethod
-    def hub_models(cls) -> dict[str, str]:
-        """Published models by name: none are downloaded."""
-        return {}
-
-
-class FairseqEncoderModel(PluginModel):
+class FairseqEncoderModel(BaseFairseqModel):
     """A model that is an encoder alone: for masked language models and classification."""
 
     predicts_next_token = False

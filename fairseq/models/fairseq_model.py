@@ -10,11 +10,10 @@ from fairseq.models.base import BaseFairseqModel as BaseFairseqModel
 from fairseq.models.base import BaseFairseqModel as FairseqModel  # noqa: F401 - its name before fairseq 0.9
 from fairseq.models.base import FairseqLanguageModel as FairseqLanguageModel
 from fairseq.models.fairseq_decoder import FairseqEncoderModel as FairseqEncoderModel
-from fairseq.models.fairseq_decoder import PluginModel
 from fairseq.models.inert import FairseqMultiModel as FairseqMultiModel
 
 
-class FairseqEncoderDecoderModel(PluginModel):
+class FairseqEncoderDecoderModel(BaseFairseqModel):
     """An encoder, whose output the decoder reads; its parts are the plug-in's own."""
 
     def __init__(self, encoder: nn.Module, decoder: nn.Module) -> None:

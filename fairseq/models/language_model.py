@@ -68,7 +68,7 @@ class NormalizedModel(BaseFairseqModel):
         return self.model.max_positions()
 
     def forward(self, src_tokens: Tensor, **state: object) -> tuple[Tensor, dict[str, Any]]:
-        net_output = self.model(src_tokens, **state)
+        net_output = self.model(**self.model.net_input({"src_tokens": src_tokens, **state}))
         # Through the model's own method: it may have a softmax of its own.
         return self.model.get_normalized_probs(net_output, log_probs=True), (
             net_output[1] if len(net_output) > 1 else None

@@ -3,6 +3,7 @@ with the parameter names of fairseq's ``lstm_lm``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,11 +30,10 @@ class RecurrentCache(KeyValueCache):
 
     states: list[State] = field(default_factory=list)
 
-    def keep_rows(self, rows: int) -> None:
-        self.states = [(hidden[:rows], cell[:rows]) for hidden, cell in self.states]
-
-    def select_rows(self, index: Tensor) -> None:
-        self.states = [(hidden[index], cell[index]) for hidden, cell in self.states]
+    def select_rows(self, parents: Sequence[int]) -> None:
+        if self.states:
+            index = torch.tensor(parents, device=self.states[0][0].device)
+            self.states = [(hidden[index], cell[index]) for hidden, cell in self.states]
 
     def clear(self) -> None:
         super().clear()

@@ -27,7 +27,7 @@ SMALL: Recipe = {
     "clip_norm": 0.25,
     "max_update": 2000,
 }
-FAST: Recipe = {  # benchmarks/results/0.9.md: short blocks, and a rate that falls from early on
+FAST: Recipe = {  # benchmarks/results/README.md: short blocks, and a rate that falls from early on
     "optimizer": "adam",
     "adam_betas": [0.9, 0.99],
     "lr": [0.004],
@@ -59,7 +59,7 @@ FAIRSEQ: Recipe = {  # examples/language_model of fairseq: clipping is off there
     "max_tokens": 2048,
     "update_freq": [16],
 }
-BAEVSKI_AULI: Recipe = {  # Baevski & Auli 2019, section 4.2
+BAEVSKI_AULI: Recipe = {  # Baevski & Auli 2019, "Optimization"
     "optimizer": "nag",
     "lr": [0.0001],
     "lr_scheduler": "cosine",
@@ -80,6 +80,9 @@ WIKI103: Recipe = {  # fairseq's command for eight GPUs: blocks of 3,072 tokens,
     "update_freq": [3],
     "skip_invalid_size_inputs_valid_test": True,
 }
+# The same paper on One Billion Word: three cycles after the warm-up, 16,000 + 137,000 · (1 + 2 + 4)
+# updates. Batches are the user's.
+GBW: Recipe = {**BAEVSKI_AULI, "lr_period_updates": 137000.0, "lr_shrink": 0.6, "max_update": 975000}
 SHORTFORMER: Recipe = {  # Press et al. 2021, section 6: two stages, 9,216 tokens a GPU; validation in one row
     **BAEVSKI_AULI,
     "stages": "128:140100,512:286000",
@@ -162,7 +165,7 @@ OF_MODELS: dict[str, Recipe] = {
 OF_ARCHITECTURES: dict[str, Recipe] = {  # in place of their model's
     "transformer_lm": FAIRSEQ,
     **dict.fromkeys(("transformer_lm_wiki103", "transformer_lm_baevski_wiki103"), WIKI103),
-    **dict.fromkeys(("transformer_lm_gbw", "transformer_lm_baevski_gbw"), BAEVSKI_AULI),
+    **dict.fromkeys(("transformer_lm_gbw", "transformer_lm_baevski_gbw"), GBW),
     **dict.fromkeys(("transformer_lm_fast_demo", "transformer_lm_fast_tiny"), FAST),
     "shortformer_wiki103": SHORTFORMER,
     **dict.fromkeys(("transformer_xl_wiki103_base", "transformer_xl_wiki103_ablation"), _transformer_xl(60, 200000)),
@@ -181,6 +184,9 @@ OF_ARCHITECTURES: dict[str, Recipe] = {  # in place of their model's
 
 # In a recipe alone: the first of those that are given ends a run, or fills a batch.
 ONE_OF = (*SAME, ("max_update", "max_epoch", "stages"), ("batch_size", "max_tokens"))
+ENDS = ("total_num_update", "lr_period_updates")
+"""Settings of a schedule that ends with the published run. If the user chooses another length, it
+ends with theirs."""
 FOREIGN = ("optimizer", "lr", "lr_scheduler")
 """Commands that name all three bring their own recipe, as those for fairseq do."""
 # Of fairseq's architectures two suffice: its commands may leave the schedule out, which is fixed.
@@ -203,18 +209,31 @@ def recommended(arch: str, given: Mapping[str, Any]) -> dict[str, Any]:
     is_foreign = given.keys() >= set(FOREIGN[:2] if OF_FAIRSEQ.match(arch) else FOREIGN)
     fitting = {} if is_foreign else _fitting(recipe, given)
     objective = objective_of(arch, {name: given[name] for name in AIMS if name in given})
-    warmup, updates = fitting.get("warmup_updates", 0), str(given.get("max_update", ""))
-    ends = {"total_num_update", "lr_period_updates"} & fitting.keys() if "t_mult" not in fitting else set()
-    if updates.isdigit() and int(updates):
-        # A schedule that ends with the published run ends with
-        # the user's; one with restarts has periods of its own.
+    updates, epochs = (
+        int(text) if re.fullmatch(r"[1-9]\d{0,9}", text := str(given.get(name, ""))) else 0
+        for name in ("max_update", "max_epoch")
+    )
+    # A schedule with restarts has periods of its own.
+    ends = {*ENDS} & fitting.keys() if "t_mult" not in fitting else set()
+    if updates or epochs:
         fitting = {name: value for name, value in fitting.items() if name not in ends}
-        if (ends or "lr_scheduler" in given) and int(updates) <= warmup:
-            fitting["warmup_updates"] = int(updates) // 10  # most schedules need updates after it
+    if updates and (ends or "lr_scheduler" in given):
+        fitting |= shortened(fitting, updates)
     replaced = {name for group in ONE_OF if given.keys() & set(group) for name in group}
     if "tokens_per_sample" in given:
         replaced.add("stages")
     return {name: value for name, value in {**fitting, **objective}.items() if name not in replaced | given.keys()}
+
+
+def shortened(recipe: Recipe, updates: int) -> dict[str, Any]:
+    """What of *recipe* is otherwise in a run of few *updates*: a warm-up that ends before it, and a
+    mean of weights that begins before its end."""
+    changed = {}
+    if updates <= recipe.get("warmup_updates", 0):
+        changed["warmup_updates"] = updates // 10  # most schedules need updates after it
+    if updates <= (recipe.get("average_weights_from") or 0):
+        changed["average_weights_from"] = max(1, updates * 2 // 3)
+    return changed
 
 
 def _fitting(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:

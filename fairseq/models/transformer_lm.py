@@ -121,7 +121,8 @@ class TransformerDecoder(Decoder):
         return self.cfg.tokens_per_sample if self.infused or self.memory_length else self.max_positions()
 
     def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
-        x = self.embed_scale * self.embed_tokens(tokens)
+        # Without a padding symbol, −1 stands behind a row's end: any embedding will do.
+        x = self.embed_scale * self.embed_tokens(tokens if self.first_position else tokens.clamp(min=0))
         if self.project_in_dim is not None:
             x = self.project_in_dim(x)
         if self.embed_positions is not None and not self.infused:
@@ -210,7 +211,8 @@ def _attention_class(cfg: TransformerLMConfig) -> type[SelfAttention]:
 
 
 class TransformerLanguageModel(DecoderModel):
-    """A transformer language model; see :class:`TransformerDecoder`."""
+    """A transformer language model; see :class:`TransformerDecoder`, and :class:`DecoderModel` for
+    other decoders."""
 
     config_class = TransformerLMConfig
     decisive_settings = (
@@ -232,11 +234,12 @@ class TransformerLanguageModel(DecoderModel):
         "attention_window",
     )
 
-    def __init__(self, decoder: TransformerDecoder) -> None:
+    def __init__(self, decoder: Any) -> None:
         super().__init__(decoder)
-        self.cfg = decoder.cfg
-        self.infused_dim = decoder.cfg.decoder_embed_dim
-        self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
+        if isinstance(decoder, TransformerDecoder):
+            self.cfg = decoder.cfg
+            self.infused_dim = decoder.cfg.decoder_embed_dim
+            self.skips_parameters = decoder.cfg.decoder_layerdrop > 0
 
     @classmethod
     def build_embedding(cls, args: object, dictionary: Any, embed_dim: int, path: object = None) -> nn.Embedding:
@@ -257,6 +260,8 @@ class TransformerLanguageModel(DecoderModel):
 
     def upgrade_state_dict(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Names and markers of fairseq's several versions, as this one has them."""
+        if not isinstance(self.decoder, TransformerDecoder):
+            return super().upgrade_state_dict(state)
         state = dict(state)
         current = self.state_dict()
         # The name in fairseq 0.9.

@@ -26,17 +26,19 @@ class DecoderLayerConfig(BlockModelConfig):
     decoder_kv_heads: int | None = flag(None, "heads of keys and values (default: `decoder_attention_heads`)", low=1)
     decoder_normalize_before: bool = flag(True, "pre-norm: layer norm before each part of a layer", negative=True)
     decoder_norm: str = flag("layer", "kind of norm", choices=NORMS)
-    decoder_norm_eps: float = flag(1e-5, "number added to the variance in norms", above=0, below=1)
+    decoder_norm_eps: float = flag(1e-5, "number added to the variance in norms", above=0, below=1, rare=True)
     decoder_gated_ffn: bool = flag(False, "gated feed-forward networks: SwiGLU with silu, GEGLU with gelu")
-    decoder_biases: str = flag("all", "biases of the layers", choices=("all", "qkv", "none"))
-    decoder_parallel_residual: bool = flag(False, "attention and feed-forward network in parallel")
+    decoder_biases: str = flag("all", "biases of the layers", choices=("all", "qkv", "none"), rare=True)
+    decoder_parallel_residual: bool = flag(False, "attention and feed-forward network in parallel", rare=True)
     qk_norm: bool = flag(False, "RMS norm of each head's queries and keys")
     zero_init_residual: bool = flag(False, "start the last projections of attention and feed-forward at zero")
-    rotary_fraction: float = flag(0.0, "rotary positions: share of each head's channels that rotate", low=0, high=1)
+    rotary_fraction: float = flag(
+        0.0, "rotary positions: share of each head's channels that rotate", low=0, high=1, rare=True
+    )
     rotary_base: float = flag(10000.0, "rotary positions: base of the frequencies", above=1)
-    rotary_scaling: float = flag(1.0, "rotary positions: number by which positions are divided", low=1)
+    rotary_scaling: float = flag(1.0, "rotary positions: number by which positions are divided", low=1, rare=True)
     rotary_trained_positions: int = flag(
-        0, "rotary positions: Llama 3's scaling after training with this many tokens", low=0
+        0, "rotary positions: Llama 3's scaling after training with this many tokens", low=0, rare=True
     )
     attention_window: int | None = flag(None, "tokens that attention reads, its own included (default: all)", low=1)
     position_infused_attention: bool = flag(False, "Shortformer: add positions to queries and keys of every layer")
@@ -82,31 +84,33 @@ class DecoderLayerConfig(BlockModelConfig):
 class TransformerLMConfig(DecoderLayerConfig):
     """The settings of a transformer language model."""
 
-    decoder_output_dim: int | None = flag(None, "width of the output (default: `decoder_embed_dim`)", low=1)
-    decoder_input_dim: int | None = flag(None, "width of the input embeddings (default: `decoder_embed_dim`)", low=1)
+    decoder_output_dim: int | None = flag(None, "width of the output (default: `decoder_embed_dim`)", low=1, rare=True)
+    decoder_input_dim: int | None = flag(
+        None, "width of the input embeddings (default: `decoder_embed_dim`)", low=1, rare=True
+    )
     decoder_layers: int = flag(6, "number of layers", low=1, high=MOST_LAYERS)
     decoder_layers_to_keep: list[int] | None = flag(
-        None, "checkpoint layers to keep, from 0, e.g. 0,2,5 (default: all)", metavar="LAYERS"
+        None, "checkpoint layers to keep, from 0, e.g. 0,2,5 (default: all)", metavar="LAYERS", rare=True
     )
-    no_decoder_final_norm: bool = flag(False, "omit the layer norm after the last layer")
+    no_decoder_final_norm: bool = flag(False, "omit the layer norm after the last layer", rare=True)
     adaptive_softmax_cutoff: list[int] | None = flag(None, "adaptive softmax: first word id of each tail band")
     adaptive_softmax_dropout: float = flag(0.0, "dropout of the adaptive softmax", low=0, below=1)
-    adaptive_softmax_factor: float = flag(4.0, "adaptive softmax: width ratio of successive bands", low=1)
+    adaptive_softmax_factor: float = flag(4.0, "adaptive softmax: width ratio of successive bands", low=1, rare=True)
     no_token_positional_embeddings: bool = flag(False, "omit position embeddings")
     share_decoder_input_output_embed: bool = flag(False, "tie the output weights to the input embeddings")
     decoder_learned_pos: bool = flag(False, "learned position embeddings instead of sinusoids")
     decoder_layerdrop: float = flag(0.0, "LayerDrop: probability of skipping a layer in training", low=0, below=1)
     adaptive_input: bool = flag(False, "adaptive input embeddings")
-    adaptive_input_factor: float = flag(4.0, "adaptive input: width ratio of successive bands", low=1)
+    adaptive_input_factor: float = flag(4.0, "adaptive input: width ratio of successive bands", low=1, rare=True)
     adaptive_input_cutoff: list[int] | None = flag(None, "adaptive input: first word id of each tail band")
     tie_adaptive_weights: bool = flag(False, "tie the adaptive softmax to the adaptive input's embeddings")
     tie_adaptive_proj: bool = flag(False, "tie the adaptive softmax to the adaptive input's projections")
-    no_scale_embedding: bool = flag(False, "do not scale embeddings by the square root of their width")
+    no_scale_embedding: bool = flag(False, "do not scale embeddings by the square root of their width", rare=True)
     embed_init_std: float | None = flag(
         None, "standard deviation of initial embeddings (default: 1 / sqrt(width))", above=0, high=1
     )
-    layernorm_embedding: bool = flag(False, "layer norm after the embeddings")
-    character_embeddings: bool = flag(False, "character-built word embeddings (not supported)")
+    layernorm_embedding: bool = flag(False, "layer norm after the embeddings", rare=True)
+    character_embeddings: bool = flag(False, "character-built word embeddings (not supported)", rare=True)
     token_shift: int = flag(0, "previous tokens whose embeddings are added to each input", low=0, high=16)
 
     def at_block_length(self, tokens: int, longest: int) -> dict[str, object]:

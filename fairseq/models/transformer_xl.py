@@ -43,8 +43,8 @@ class TransformerXLDecoder(Decoder):
     """The decoder of a Transformer-XL, over V words.
 
     Args:
-        padding_idx: index of the symbol behind the ends of rows; -1: rows have none. Absolute and
-            learned positions count back from the end of a row.
+        padding_idx: index behind the ends of rows; -1: the vocabulary has no symbol for it.
+            Absolute and learned positions count back from the end of a row.
     """
 
     cfg: TransformerXLConfig
@@ -96,7 +96,8 @@ class TransformerXLDecoder(Decoder):
         return cache
 
     def embed(self, tokens: Tensor, cache: KeyValueCache | None = None, infuse: Infuse | None = None) -> Tensor:
-        x = self.embed_scale * self.embed_tokens(tokens)
+        # Without a padding symbol, −1 stands behind a row's end: any embedding will do.
+        x = self.embed_scale * self.embed_tokens(tokens if self.padding_idx >= 0 else tokens.clamp(min=0))
         if infuse is not None:
             x = infuse(x)
         if self.cfg.position_encoding == "absolute":

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from fairseq.data.dataset import Sample
 from fairseq.errors import UserError
-from fairseq.models.fairseq_decoder import FairseqIncrementalDecoder, PluginModel, normalized
+from fairseq.models.base import normalized
+from fairseq.models.fairseq_decoder import FairseqIncrementalDecoder
 from fairseq.modules.adaptive_softmax import BandedSoftmax
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
 
@@ -64,7 +65,10 @@ class LogitsModel(View):
     """
 
     __slots__ = ()
-    fairseq = (PluginModel,)
+
+    @property
+    def predicts_next_token(self) -> bool:
+        return self.plain.predicts_next_token
 
     @property
     def decoder(self) -> Any:

@@ -239,9 +239,23 @@ class TransformerSentenceEncoder(nn.Module):
         apply_bert_init: bool = False,
         activation_fn: str = "relu",
         learned_pos_embedding: bool = True,
-        **unused: object,
+        embed_scale: float | None = None,
+        freeze_embeddings: bool = False,
+        n_trans_layers_to_freeze: int = 0,
+        export: bool = False,
+        traceable: bool = False,
+        q_noise: float = 0.0,
+        qn_block_size: int = 8,
     ) -> None:
         super().__init__()
+        for name, value in (
+            ("embed_scale", embed_scale),
+            ("freeze_embeddings", freeze_embeddings),
+            ("n_trans_layers_to_freeze", n_trans_layers_to_freeze),
+            ("q_noise", q_noise),
+        ):
+            if value:
+                raise UserError(f"TransformerSentenceEncoder: `{name}` {value} is not implemented; leave it out")
         self.padding_idx, self.vocab_size = padding_idx, vocab_size
         self.embedding_dim, self.dropout_module = embedding_dim, FairseqDropout(dropout)
         self.embed_tokens = self.build_embedding(vocab_size, embedding_dim, padding_idx)

@@ -80,25 +80,6 @@ class LayerCache:
         self.keys[:, :, :count] = keys
         self.values[:, :, :count] = self.values[:, :, first:length].clone()
 
-    def keep_rows(self, rows: int) -> None:
-        """Drop all but the first *rows* rows."""
-        self.keys, self.values = self.keys[:rows], self.values[:rows]
-
-    def select_rows(self, index: Tensor, length: int) -> None:
-        """Make row *index[i]*, of which *length* positions are filled, the new row i: [new rows];
-        rows may be repeated."""
-        self.keys = _selected(self.keys, index, length)
-        self.values = _selected(self.values, index, length)
-
-
-def _selected(old: Tensor, index: Tensor, length: int) -> Tensor:
-    """The rows *index* of *old* [B, G, S, D], in the same memory if it has room; only the first
-    *length* positions are copied."""
-    rows, filled = len(index), old[index, :, :length]
-    new = old if rows == old.size(0) else old[:rows] if rows < old.size(0) else old.new_empty(rows, *old.shape[1:])
-    new[:, :, :length] = filled
-    return new
-
 
 @dataclass
 class RelativeLayerCache(LayerCache):
@@ -151,19 +132,24 @@ class KeyValueCache:
                 layer.keep_last(length, count)
             self.length = count
 
-    def keep_rows(self, rows: int) -> None:
-        """Drop all but the first *rows* rows, as at the end of a corpus."""
-        # While all rows stay, so do the tensors, to which kernels are bound.
-        if self.layers and rows < self.layers[0].keys.size(0):
-            for layer in self.layers:
-                layer.keep_rows(rows)
-        self.before = None if self.before is None else self.before[:rows]
+    def select_rows(self, parents: Sequence[int]) -> None:
+        """Make row ``parents[i]`` the new row i; rows may be dropped and repeated.
 
-    def select_rows(self, index: Tensor) -> None:
-        """Make row *index[i]* the new row i, as for beams: [new rows]."""
-        for layer in self.layers:
-            layer.select_rows(index, self.length)
-        self.before = None if self.before is None else self.before[index]
+        Rows that continue themselves are not copied, and while there are as many, the tensors stay,
+        to which kernels are bound.
+        """
+        if self.layers:
+            held = self.layers[0].keys
+            grows = len(parents) > held.size(0)
+            moved = [row for row, parent in enumerate(parents) if row != parent or grows]
+            places, sources = torch.tensor(
+                [moved, [parents[row] for row in moved]], dtype=torch.long, device=held.device
+            )
+            for layer in self.layers:
+                layer.keys = _selected(layer.keys, len(parents), places, sources, self.length)
+                layer.values = _selected(layer.values, len(parents), places, sources, self.length)
+        if self.before is not None:
+            self.before = self.before[torch.tensor(parents, device=self.before.device)]
 
     def clear(self) -> None:
         """Forget everything."""
@@ -189,15 +175,23 @@ class TokenCache(KeyValueCache):
         self.advance(tokens.size(1))
         return self.tokens
 
-    def keep_rows(self, rows: int) -> None:
-        self.tokens = None if self.tokens is None else self.tokens[:rows]
-
-    def select_rows(self, index: Tensor) -> None:
-        self.tokens = None if self.tokens is None else self.tokens[index]
+    def select_rows(self, parents: Sequence[int]) -> None:
+        if self.tokens is not None:
+            self.tokens = self.tokens[torch.tensor(parents, device=self.tokens.device)]
 
     def clear(self) -> None:
         super().clear()
         self.tokens = None
+
+
+def _selected(old: Tensor, rows: int, moved: Tensor, parents: Tensor, length: int) -> Tensor:
+    """*rows* rows of *old* [B, G, S, D], of which the rows *moved* are those of their *parents*,
+    *length* positions of them, and the others stay; in the same memory if it has room."""
+    new = old if rows == old.size(0) else old[:rows] if rows < old.size(0) else old.new_empty(rows, *old.shape[1:])
+    if len(moved):
+        # All are read before the first is written: a row may be the parent of one after it.
+        new[:, :, :length].index_copy_(0, moved, old[:, :, :length].index_select(0, parents))
+    return new
 
 
 def joined(pieces: Pieces) -> Tensor:

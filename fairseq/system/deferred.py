@@ -20,9 +20,9 @@ class Plugins(Protocol):
     def before_import(self) -> None:
         """Prepare for the import of a plug-in."""
 
-    def adapt(self, kind: str, part: object) -> None:
-        """Change *part*, a plug-in's part of the registry
-        for *kind*, so that this package can call it."""
+    def add_flags(self, choice: str, parser: object) -> None:
+        """Add to *parser* the flags that a plug-in's part,
+        which *choice* chooses, leaves to fairseq."""
 
     def complete(self, args: object) -> None:
         """Set on *args*, the settings that a plug-in's script parsed, those that it may read."""

@@ -105,7 +105,8 @@ def atomic_folder(
         parent = folder.parent if is_new else folder
         make_folder(parent)
         remove_leftovers(parent)
-        with _temporary(parent / folder.name) as temporary:
+        # `.` and `..` are no names.
+        with _temporary(parent / Path(os.path.abspath(folder)).name) as temporary:
             temporary.mkdir()
             try:
                 yield temporary

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from fairseq.config.namespaces import namespace_of
 from fairseq.config.settings import Settings
-from fairseq.criterions.fairseq_criterion import Loss
-from fairseq.criterions.losses import log_aggregated, log_figures
+from fairseq.criterions.fairseq_criterion import Loss, log_aggregated, log_figures, logs_itself
 from fairseq.data import datasets as data_sets
 from fairseq.data import encoders
 from fairseq.data.data_utils import batch_by_size, filter_by_size, numpy_seed
@@ -51,6 +50,13 @@ class FairseqMethods:
     @functools.cached_property
     def cfg(self) -> Any:
         return namespace_of(self.settings)
+
+    state: Any = None
+
+    @functools.cached_property
+    def dataset_to_epoch_iter(self) -> dict[Any, Any]:
+        # Copies of fairseq's methods look here first.
+        return {}
 
     @functools.cached_property
     def datasets(self) -> dict[str, Any]:
@@ -224,7 +230,7 @@ class FairseqMethods:
         """Log the figures of *logging_outputs*, as *criterion* defines them."""
         if type(self).aggregate_logging_outputs is not FairseqMethods.aggregate_logging_outputs:
             log_aggregated(self.aggregate_logging_outputs(logging_outputs, criterion))
-        elif hasattr(criterion, "reduce_metrics"):
+        elif logs_itself(type(criterion)):
             type(criterion).reduce_metrics(logging_outputs)
         else:
             log_figures(criterion.figures(), logging_outputs)

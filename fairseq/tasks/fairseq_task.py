@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.config import fields
-from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, set_up
+from fairseq.config.namespaces import namespace_with_methods
+from fairseq.config.registry import ARCHITECTURES, EXTENSIONS, MODELS, TASKS, is_outside, set_up
 from fairseq.config.settings import DataConfig, Settings, TrainingSettings, typed_settings
 from fairseq.config.shared import Part
-from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, build_criterion, subset_figures
+from fairseq.criterions.fairseq_criterion import FairseqCriterion, Sample, build_criterion, runs_model, subset_figures
 from fairseq.data.dataset import Dataset
 from fairseq.data.folders import data_folders
 from fairseq.data.iterator import EpochIterator, Turns
@@ -110,7 +111,6 @@ class FairseqTask(FairseqMethods, Part):
         settings: all settings, typed.
         cfg: the settings of the task.
         reads: settings that it implements and other tasks refuse.
-        checks_splits: whether the files of validation are looked for before training.
         evaluated_by: module of :mod:`fairseq_cli` that evaluates
             a checkpoint, which the log of training names.
         extensions: what changes data and models of the task from outside, by name.
@@ -125,7 +125,6 @@ class FairseqTask(FairseqMethods, Part):
 
     settings_name = "task"
     reads: tuple[str, ...] = ()
-    checks_splits = True
     evaluated_by = "validate"
     kinds: tuple[CarriedState, ...] = (RowMemory(),)
     subsets: tuple[str, ...] = ()
@@ -149,7 +148,10 @@ class FairseqTask(FairseqMethods, Part):
         return cls(args, **kwargs)
 
     def typed(self, cls: type[C]) -> C:
-        """The settings of the task as *cls*."""
+        """The settings of the task as *cls*; of a plug-in's task with its own dataclass the
+        namespace, which has them."""
+        if is_outside(type(self)) and not isinstance(self.settings.task, cls):
+            return namespace_with_methods(cls, {**vars(self.args), **vars(fields.typed(cls, self.args))})
         cfg = self.settings.task
         return cfg if isinstance(cfg, cls) else fields.typed(cls, self.settings.flat)
 
@@ -236,7 +238,8 @@ class FairseqTask(FairseqMethods, Part):
             chunks = optimization.batch_chunk
 
         def prepare(sample: Sample, epoch: int) -> Sample:
-            return criterion.prepare(model, self.prepare(sample, epoch, model=model, training=training))
+            sample = self.prepare(sample, epoch, model=model, training=training)
+            return sample if runs_model(type(criterion)) else criterion.prepare(model, sample)
 
         return EpochIterator(
             self._turns(split, model, training, batching),

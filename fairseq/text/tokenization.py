@@ -51,11 +51,11 @@ class TokenizedText:
     counts: RawCounts | None = None  # size of the raw text; None if the source holds symbols
 
 
-def useful_workers(workers: int, sources: Iterable[str]) -> int:
+def useful_workers(workers: int, sources: Iterable[str] | None) -> int:
     """Return *workers*, but at most one for each core and MiB of text: others cost their start and
-    find nothing to do."""
-    size = sum(map(check_raw, sources))
-    return max(1, min(workers, os.cpu_count() or 1, size // BLOCK_BYTES))
+    find nothing to do. None stands for stdin, of unknown size."""
+    workers = min(workers, os.cpu_count() or 1)
+    return workers if sources is None else max(1, min(workers, sum(map(check_raw, sources)) // BLOCK_BYTES))
 
 
 @contextlib.contextmanager

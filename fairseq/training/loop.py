@@ -29,6 +29,7 @@ from fairseq.errors import UserError, counted, nearest
 from fairseq.logging.recorders import check_recorders, log_file
 from fairseq.models.recipes import summary
 from fairseq.system.terminal import log_to_stderr
+from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.training import effective, resume, stages
 from fairseq.training.agreement import check_agreement
 from fairseq.training.build import build_state
@@ -53,7 +54,10 @@ SHORTEST = 1000
 def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
     """Return the job of a training run, which :func:`fairseq.distributed.run` runs on as many
     processes as it needs."""
-    if not settings.checkpoint.disable_validation and TASKS[settings.chosen.task].checks_splits:
+    if (
+        not settings.checkpoint.disable_validation
+        and TASKS[settings.chosen.task].load_dataset is FairseqTask.load_dataset
+    ):
         data = settings.data
         leaves_out = data.ignore_unused_valid_subsets or bool(data.combine_valid_subsets)
         check_validation(settings.data_path, data.valid_subset, leaves_out)

@@ -28,7 +28,7 @@ from fairseq.distributed.sharding import is_sharded, shard_of
 from fairseq.errors import UserError
 from fairseq.models.architectures.transformer_lm import resumed
 from fairseq.models.loading import check_settings, load_fitting
-from fairseq.models.recipes import ONE_OF
+from fairseq.models.recipes import ENDS, ONE_OF, recipe_of
 from fairseq.tasks.dictionary_digest import check_dictionary, dictionary_of
 from fairseq.training import stages
 from fairseq.training.state import TrainingState
@@ -206,6 +206,8 @@ def as_begun(settings: TrainingSettings, origin: Origin) -> TrainingSettings:
     recipe = {name for name, source in settings.origins.items() if source == f"recipe of {settings.chosen.arch}"}
     # Where a recipe has rows a batch, a run may have tokens.
     others = {name for group in ONE_OF if recipe & set(group) for name in group if name not in recipe}
+    # And where its schedule ends with the published run, a run of 1.0 did not end it with its own.
+    others |= {*ENDS} & recipe_of(settings.chosen.arch).keys()
     names = recipe | {name for name in others if settings.origins.get(name) == "default"}
     kept = {name: stored[name] for name in names - IGNORED_ON_RESUME if name in stored}
     if all(value == settings.flat.get(name) for name, value in kept.items()):

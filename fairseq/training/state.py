@@ -26,6 +26,7 @@ from fairseq.errors import SettingError, UserError
 from fairseq.logging.figures import Meter
 from fairseq.models.base import BaseFairseqModel
 from fairseq.models.loading import load_parameters, stored_parameters, stored_settings
+from fairseq.models.recipes import shortened
 from fairseq.modules import devices
 from fairseq.modules.precision import Precision
 from fairseq.optim.elementwise import ElementwiseOptimizer
@@ -166,10 +167,14 @@ class TrainingState:
         self.length = length = length_of(self.cfg, self.batches, done, before)
         if former and former != length.updates:
             logger.info("training ends at update %d (was %d)", length.updates, former)
+        changed, name = {}, "warmup_updates"
+        if self.settings.origins.get(name) == f"recipe of {self.settings.chosen.arch}":
+            changed = shortened({name: self.settings.flat[name]}, length.updates)
         try:
-            self.settings = self.settings.changed(max_update=length.updates, max_epoch=length.epochs)
+            self.settings = self.settings.changed(max_update=length.updates, max_epoch=length.epochs, **changed)
             self.cfg = self.settings.optimization
             self._make_schedule()
+            self.found |= changed
         except SettingError as error:
             # The schedule names a `max_update` that nobody gave.
             text = f"`max_epoch` {length.epochs}: these data give {length.updates} updates, which do not fit"

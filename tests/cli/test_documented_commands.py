@@ -11,7 +11,7 @@ import pytest
 import runs
 
 from fairseq.config import fields, options
-from fairseq.inference.writer import decoding
+from fairseq.inference.writer import search_of
 from fairseq_cli.generate import GenerateConfig
 from fairseq_cli.interactive import InteractiveConfig
 from scripts.reference_pages import COMMANDS
@@ -50,7 +50,7 @@ def test_the_commands_of_a_page_are_understood(page: Path, monkeypatch: pytest.M
         args = options.parse_args_and_arch(getattr(import_module(f"fairseq_cli.{module}"), function)(), words)
         if program in GENERATION:
             # Flags of sampling without --sampling, which parse but end the command.
-            decoding(fields.typed(GENERATION[program], args))
+            search_of(fields.typed(GENERATION[program], args))
 
 
 def test_the_quick_start_has_three_commands() -> None:

@@ -12,11 +12,8 @@ import runs
 import torch
 
 from fairseq.config import fields, options
+from fairseq.config.foreign_flags import TRAINING, foreign_flags
 from fairseq.config.registry import is_outside
-from fairseq.config.unused_flags import (
-    SWITCHES,
-    VALUES,
-)
 from fairseq.criterions import CRITERIONS
 from fairseq.errors import UserError
 from fairseq.models import ARCHITECTURES
@@ -93,7 +90,7 @@ def test_a_checkpoint_with_the_setting_alibi_is_refused_and_one_without_is_not()
 
 
 def test_the_page_lists_every_flag_that_is_not_read() -> None:
-    unread = {f"--{name}" for name in (*SWITCHES.split(), *VALUES.split())}
+    unread = {f"--{name}" for name in foreign_flags(TRAINING)}
     elsewhere = {"--bpe", "--tokenizer", "--scoring", "--combine-val", "--save-async"}  # or aliases
     assert unread - LISTED - elsewhere == set()
     assert len(LISTED) > 350
@@ -105,7 +102,7 @@ def test_the_page_shows_how_a_parser_treats_a_flag() -> None:
         "--max-tokens": ("same", ""),
         "--lazy-load": ("no effect", ""),
         "--amp": ("refused", "use --fp16, which keeps float32 parameters"),
-        "--dataset-impl": ("no effect", ""),
+        "--dataset-impl": ("refused", "data are mapped files; use mmap"),
     }
     assert reference_pages._treatment("generate", ["--dataset-impl", "--beam"])["--beam"] == ("same", "")
 
@@ -136,7 +133,7 @@ def test_a_command_knows_every_flag_of_fairseqs(command: str) -> None:
 @pytest.mark.parametrize(
     ("command", "unread"),
     [
-        ("eval-lm", "--num-workers 1 --dataset-impl mmap --criterion x --max-target-positions 9 --optimizer adam"),
+        ("eval-lm", "--num-workers 1 --criterion x --max-target-positions 9 --optimizer adam"),
         ("validate", "--max-target-positions 9 --gen-subset valid --remove-bpe --fp16-init-scale 4 --bpe-codes x"),
         ("generate", "--max-tokens 64 -a x --restore-file x --reset-optimizer --skip-invalid-size-inputs-valid-test"),
         ("interactive", "--distributed-world-size 2 --results-path x --num-workers 0 --update-epoch-batch-itr True"),

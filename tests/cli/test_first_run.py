@@ -21,7 +21,7 @@ from fairseq.config.command_settings import TextFormatConfig
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.distributed import World
 from fairseq.errors import nearest
-from fairseq.inference.inputs import read_text
+from fairseq.inference.loading import read_text
 from fairseq.system.opening import BOM
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_hints import raw_text as signs_of_raw_text

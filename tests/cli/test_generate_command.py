@@ -16,9 +16,9 @@ from mistakes import user_error
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus, IndexedWriter, token_dtype
 from fairseq.errors import UserError
-from fairseq.inference import Decoding, generator_of, stream
+from fairseq.inference import Search, generator_of, stream
+from fairseq.inference.generation import Part, Passage, as_page, draw_starts
 from fairseq.inference.loading import load_models
-from fairseq.inference.passages import Part, Passage, as_page, draw_starts
 from fairseq.inference.writer import Writer
 from fairseq_cli import generate
 from fairseq_cli.generate import get_generation_parser
@@ -47,7 +47,7 @@ def test_passages_are_the_corpus_and_the_models_text(capsys, tmp_path):
         context = corpus[passage.start : passage.start + 100].tolist()
         assert passage.context.tokens == context
         assert passage.reference.tokens == corpus[passage.start + 100 : passage.start + 140].tolist()
-        how = Decoding(40, top_k=40)
+        how = Search(40, top_k=40)
         never = [0, 1, 3]
         text = list(stream([model], context, how, generator=generator_of(1, number), forbidden=never))
         assert passage.continuation.tokens == text

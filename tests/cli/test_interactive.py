@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import random
 import signal
 import subprocess
 import sys
@@ -15,17 +14,15 @@ from types import SimpleNamespace
 import naive
 import pytest
 import runs
-import sacremoses
 import warm
 from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
-from fairseq.inference import Decoding
+from fairseq.inference import Search
 from fairseq.inference import interactive as prompts
-from fairseq.inference.text import SPACES, detokenizer_of, never_written
-from fairseq.inference.writer import decoding
+from fairseq.inference.writer import search_of
 from fairseq.text import raw_text
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import interactive
@@ -92,7 +89,7 @@ def test_a_terminal_a_pipe_python_and_passages_choose_tokens_alike_by_default(mo
         run("--cpu --json --path", SHORTFORMER)
         tokens = json.loads(capsys.readouterr().out)["tokens"]
         assert [model.dictionary[token] for token in tokens] == " </s> ".join(lines).split()
-    assert decoding(InteractiveConfig()) == decoding(GenerateConfig()) == Decoding()
+    assert search_of(InteractiveConfig()) == search_of(GenerateConfig()) == Search()
 
 
 def test_seed_and_prompt_number_decide_what_is_sampled(pipe, capsys):
@@ -216,165 +213,10 @@ def test_output_that_has_not_every_character_shows_the_rest():
     assert done.returncode == 0 and done.stdout.startswith(rb"\xe9 \u2013 gres"), done.stderr
 
 
-# ---- text --------------------------------------------------------------------------------------
-
-
-def dictionary_of(*symbols):
-    dictionary = Dictionary()
-    for symbol in symbols:
-        dictionary.add_symbol(symbol)
-    return dictionary
-
-
-@pytest.mark.parametrize(
-    "words, text",
-    [
-        ('He said : " it is 5 % " ( so ) , Mr Dun \'s .', 'He said: "it is 5% "(so), Mr Dun\'s.'),
-        ("a well @-@ known 20 @,@ 000 , 3 @.@ 5 @-@ fold one", "a well-known 20,000, 3.5-fold one"),
-        ("= = Life cycle = =", "Life cycle"),
-        ("= Dun @-@ Laoghaire ( town ) =", "Dun-Laoghaire (town)"),
-        ("= not a heading", "= not a heading"),
-        ("= x = y", "= x = y"),
-        ("= =", "= ="),
-        ("<unk> & <unk> &lt;", "<unk> & <unk> &lt;"),
-    ],
-)
-def test_words_become_running_text(words, text):
-    dictionary = dictionary_of(*dict.fromkeys(words.split()), "word")
-    assert detokenizer_of(dictionary).decode([dictionary.index(word) for word in words.split()]) == text.replace(
-        '% "(', '%" ('
-    )
-
-
-def test_subwords_are_joined():
-    subwords = ["un@@", "know@@", "n", "thing@@", "s", ",", "a@@"]
-    dictionary = dictionary_of(*subwords)
-    assert detokenizer_of(dictionary, "@@ ").decode(map(dictionary.index, subwords)) == "unknown things, a"
-    pieces = ["▁un", "known", "▁things", ",", "</s>", "▁", "un"]
-    dictionary = dictionary_of("▁un", "known", "▁things", ",", "▁", "un")
-    text = detokenizer_of(dictionary, "sentencepiece").decode(map(dictionary.index, pieces))
-    assert text == "unknown things,\nun"
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_text_that_comes_in_pieces_is_that_of_the_whole(seed):
-    choice = random.Random(seed)
-    words = [
-        "=",
-        "@-@",
-        "@,@",
-        '"',
-        "'",
-        "'s",
-        "(",
-        ")",
-        ",",
-        ".",
-        "$",
-        "%",
-        "–",
-        "dun",
-        "gre@@",
-        "plom",
-        "Vas",
-        "5",
-        ":",
-    ]
-    dictionary = dictionary_of(*words)
-    detokenizer = detokenizer_of(dictionary, "@@ " if seed % 2 else None)
-    tokens = [choice.choice([2, 4, *range(4, len(dictionary))]) for _ in range(300)]
-    stream, shown, place = detokenizer.stream(), "", 0
-    while place < len(tokens):
-        size = choice.choice([1, 1, 1, 2, 20])
-        shown += stream.add(tokens[place : place + size])
-        place += size
-    assert shown + stream.end() == detokenizer.decode(tokens)
-
-
-MARKS = ['"', "'", "''", "``", "`", "„", "“", "”", "'s", "(", ")", ",", ".", "$", "¿", "%", "&", "&quot;"]
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["dun", "gres", "'", "漢", "漢字", "x-y", *MARKS],
-        ["dun", "gres", "'", '"'],
-        ["plom", '"', "„"],
-        MARKS[:8],
-        ["(", '"', "'", "s"],
-        [",", "."],
-        ["漢", '"'],
-    ],
-)
-def test_long_line_is_put_together_a_few_words_at_a_time_as_if_at_once(words, monkeypatch):
-    whole = sacremoses.MosesDetokenizer(lang="en").detokenize
-    lengths = []
-
-    def counted(self, tokens, **how):
-        lengths.append(len(tokens))
-        return whole(tokens, **how)
-
-    monkeypatch.setattr(sacremoses.MosesDetokenizer, "detokenize", counted)
-    dictionary = dictionary_of(*words, "word")
-    line = random.Random(5).choices(words, k=1500)
-    stream = detokenizer_of(dictionary).stream()
-    shown = "".join(stream.add([dictionary.index(word)]) for word in line)
-    assert shown + stream.end() == whole(line, unescape=False)
-    assert max(lengths) < 100 and sum(lengths) < 100 * len(line)
-
-
-def test_what_follows_a_prompt_is_shown_apart_and_joins_it():
-    dictionary = dictionary_of("=", "Dun", "well", "@-@", "known", "town")
-    for prompt, after, parts in (
-        ("= Dun", "town =", ("= Dun", " town =")),
-        ("= Dun =", "</s> town", ("Dun", "\n" + "town")),
-        ("well @-@", "known town", ("well-", "known town")),
-        ("Dun", "town", ("Dun", " town")),
-        ("", "Dun", ("", "Dun")),
-    ):
-        stream = detokenizer_of(dictionary).stream()
-        before = stream.add(map(dictionary.index, prompt.split())) + stream.pause()
-        assert (before, stream.add(map(dictionary.index, after.split())) + stream.end()) == parts
-
-
-def test_bytes_are_text_and_back():
-    dictionary = dictionary_of(*map(str, range(256)))
-    detokenizer = detokenizer_of(dictionary)
-    tokens, unknown = detokenizer.encode("Köln – “5”")
-    assert not unknown and len(tokens) == len("Köln – “5”".encode())
-    assert detokenizer.decode([*tokens, 2, *detokenizer.encode("ä")[0]]) == "Köln – “5”\nä"
-    stream = detokenizer.stream()
-    first, second = detokenizer.encode("ä")[0]
-    assert (stream.add([first]), stream.add([second]), stream.add([second, first]), stream.end()) == ("", "ä", "�", "�")
-    assert dictionary_of("65").symbols and detokenizer_of(dictionary_of("65")).encode("AB") == ([4, 3], ["66"])
-
-
-@pytest.mark.parametrize("space", [*SPACES, None])
-def test_characters_are_text_and_back(space):
-    dictionary = dictionary_of("a", "b", "'", ".", *([space] if space else []))
-    detokenizer = detokenizer_of(dictionary)
-    tokens, unknown = detokenizer.encode("ab a. cab")
-    assert unknown == ["c"] and len(tokens) == 9
-    assert detokenizer.decode(tokens) == "ab a. <unk>ab"
-    assert detokenizer.decode([4, 2, 5]) == ("a\nb" if space else "a b")  # text8 has no lines: its spaces end them
-
-
-def test_what_is_never_written():
-    dictionary = dictionary_of("a", "madeupword")
-    dictionary.pad_to_multiple_(8)
-    assert [dictionary[i] for i in never_written(dictionary)] == [
-        "<s>",
-        "<pad>",
-        "<unk>",
-        "madeupword0000",
-        "madeupword0001",
-    ]
-    listed = Dictionary.of_listed(["<eos>", "a", "<unk>", "b"], {"eos": "<eos>", "unk": "<unk>"})
-    assert never_written(listed) == [2]
-
-
 def test_characters_are_what_a_model_of_characters_reads_and_writes(tmp_path, pipe, capsys):
-    dictionary = dictionary_of(*"abcdefgh_,.'")
+    dictionary = Dictionary()
+    for symbol in "abcdefgh_,.'":
+        dictionary.add_symbol(symbol)
     dictionary.save(tmp_path / "dict.txt")
     naive.checkpoint(tmp_path / "c.pt", len(dictionary))
     pipe(b"bad cab, a\n")

@@ -97,7 +97,7 @@ def test_there_are_no_more_processes_than_cores_and_mebibytes_of_text(
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     small, large = text_file(tmp_path, "a\n"), text_file(tmp_path, "a b c\n" * 2**19, "large.txt")
     assert [useful_workers(20, texts) for texts in ([small], [small, large], [large] * 9)] == [1, 3, 6]
-    assert useful_workers(2, [large]) == 2
+    assert useful_workers(2, [large]) == 2 and useful_workers(20, None) == 6
 
 
 def test_many_parts_come_back_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

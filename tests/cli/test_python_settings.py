@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import fairseq.inference.writer  # noqa: F401  the settings of generation
-from fairseq.config import fields, options
+from fairseq.config import fields
 from fairseq.config.command_settings import ShardConfig
 from fairseq.config.fields import Config
 from fairseq.config.registry import CRITERIONS, LR_SCHEDULERS, MODELS, OPTIMIZERS, TASKS
@@ -27,6 +27,7 @@ from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.optim.lr_scheduler.settings import CosineConfig, WSDConfig
 from fairseq.optim.settings import AdafactorConfig, AdamConfig
 from fairseq.system import files, plugins, terminal
+from fairseq.system.program import as_program
 from fairseq.tasks.settings import MaskedLMTaskConfig
 from fairseq.training import stages
 from fairseq_cli import analyze, eval_lm, finetune, generate, preprocess, train  # noqa: F401  their settings
@@ -183,11 +184,8 @@ def test_a_command_s_log_shows_flags_for_settings_in_backticks():
 
 
 def test_a_command_prints_the_flag_of_a_setting_that_it_finds_wrong_later(capsys):
-    def program() -> None:
+    with pytest.raises(SystemExit), as_program():
         CommonConfig(log_interval=0)
-
-    with pytest.raises(SystemExit):
-        options.run_program(program)
     assert "error: --log-interval 0: must be at least 1" in capsys.readouterr().err
 
 

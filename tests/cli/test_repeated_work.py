@@ -17,7 +17,7 @@ from states import a_state
 from fairseq import checkpoint
 from fairseq.config.command_settings import ModelPathConfig
 from fairseq.errors import UserError
-from fairseq.inference.inputs import data_and_models
+from fairseq.inference.loading import data_and_models
 from fairseq.interop import exporting, importing
 from fairseq.interop.hugging_face.model_folder import TOKENIZER, vocabulary
 from fairseq.system import checksums

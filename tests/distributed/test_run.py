@@ -19,11 +19,11 @@ import torch.distributed as dist
 from launches import CPU, described, free_port, in_processes, job
 from mistakes import user_error
 
-from fairseq.config import options
 from fairseq.config.settings import CommonConfig
 from fairseq.distributed import World, launch, run
 from fairseq.errors import UserError
 from fairseq.modules import devices
+from fairseq.system.program import as_program
 
 pytestmark = pytest.mark.usefixtures("forked")
 LO = next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
@@ -195,7 +195,8 @@ def test_a_users_mistake_is_one_line_and_code_2(capfd: pytest.CaptureFixture[str
 
     def start() -> None:
         os.environ.update(RANK="0", WORLD_SIZE="1")
-        options.run_program(lambda: run(job(main)))
+        with as_program():
+            run(job(main))
 
     assert in_processes(start, fail=True) == [(2, None)]
     assert capfd.readouterr().err.endswith(": error: --flag: of no use\n")

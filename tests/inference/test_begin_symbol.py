@@ -24,7 +24,7 @@ from fairseq.data.indexed_dataset import IndexedWriter
 from fairseq.evaluation import language_models
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.hub import LanguageModel
-from fairseq.inference import Decoding
+from fairseq.inference import Search
 from fairseq.interop.harness.requests import Requests
 from fairseq.text.dictionary import Dictionary
 from fairseq_cli import analyze, eval_lm, export_model, generate, interactive
@@ -173,7 +173,7 @@ def test_a_context_window_stands_before_the_symbol(trained: tuple[Path, Referenc
 def test_the_sample_of_an_evaluation_begins_with_the_symbol(
     trained: tuple[Path, Reference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(language_models, "Decoding", functools.partial(Decoding, temperature=0))
+    monkeypatch.setattr(language_models, "Search", functools.partial(Search, temperature=0))
     run(eval_lm.main, get_eval_lm_parser, trained[0], "--sample", str(tmp_path / "sample"))
     text = LanguageModel.from_pretrained(trained[0]).text(trained[1].greedy([EOS], 100))
     assert (tmp_path / "sample").read_text() == text + "\n"

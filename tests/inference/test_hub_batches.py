@@ -14,8 +14,7 @@ import runs
 import torch
 
 from fairseq.hub import LanguageModel, load_model
-from fairseq.inference.engine import Reader
-from fairseq.inference.predictor import Predictor
+from fairseq.inference.reader import Predictor, Reader
 
 WORDS = (runs.GOLDEN / "text" / "test.txt").read_text(encoding="utf-8").split()
 LENGTHS = (3, 150, 0, 64, 7, 63, 200, 130, 1, 65)  # tokens; segments have 64
@@ -88,15 +87,8 @@ def test_samples_of_a_list_are_those_of_its_prompts(model: LanguageModel, settin
 
 
 def test_prompts_of_a_list_are_continued_together(model: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: list[int] = []
-    best, read = Predictor.best, Predictor.read
-    for name, method in (("best", best), ("read", read)):
-
-        def counted(self: Any, chunk: Any, *rest: Any, method: Any = method, **more: Any) -> Any:
-            rows.append(len(chunk))
-            return method(self, chunk, *rest, **more)
-
-        monkeypatch.setattr(Predictor, name, counted)
+    rows, read = list[int](), Predictor.read
+    monkeypatch.setattr(Predictor, "read", lambda self, tokens: rows.append(len(tokens)) or read(self, tokens))  # type: ignore[func-returns-value]
     model.sample(["= dun"] * 6, max_tokens=5, seed=1, batch_size=4)
     assert rows == [4] * 5 + [2] * 5
 

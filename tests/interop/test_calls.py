@@ -17,12 +17,13 @@ import runs
 import torch
 from user_folders import user_folder
 
-from fairseq import utils
+from fairseq import checkpoint_utils, utils
 from fairseq.config import options
-from fairseq.data import ConcatDataset, Dictionary, ListDataset, data_utils
+from fairseq.data import ConcatDataset, Dictionary, ListDataset, TokenBlockDataset, data_utils
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.models.transformer import TransformerDecoder
+from fairseq.modules import TransformerSentenceEncoder
 from fairseq.tasks import setup_task
 from fairseq_cli.common import get_training_parser
 
@@ -110,6 +111,46 @@ def test_a_search_that_is_not_implemented_is_refused_and_not_replaced(name: str,
     task.build_generator([model], argparse.Namespace(beam=2, diverse_beam_groups=-1, diversity_rate=-1.0, unkpen=0))
     with pytest.raises(UserError, match=f"(unk_penalty|{name}) {value}: not implemented"):
         task.build_generator([model], argparse.Namespace(**{name: value}))
+
+
+def test_a_search_without_settings_has_fairseqs_width_and_half_of_a_choice_is_refused() -> None:
+    task: Any = setup_task(runs.arguments(runs.BASELINE))
+    model = runs.model_of(runs.BASELINE)
+    sample = {"net_input": {"src_tokens": torch.tensor([[2, 5, 6]])}}
+    generator = task.build_generator([model], argparse.Namespace(max_len_b=4))
+    assert len(task.inference_step(generator, [model], sample)[0]) == 5
+    with pytest.raises(UserError, match="sampling_topk 3: needs sampling"):
+        task.build_generator([model], argparse.Namespace(sampling_topk=3, sampling=False))
+    with pytest.raises(UserError, match="constraints.*not implemented"):
+        task.inference_step(generator, [model], sample, constraints=torch.tensor([[1, 5]]))
+
+
+@pytest.mark.parametrize("name, value", [("embed_scale", 2.0), ("freeze_embeddings", True), ("q_noise", 0.1)])
+def test_an_encoder_refuses_what_would_change_its_training(name: str, value: object) -> None:
+    sizes: dict[str, Any] = {
+        "num_encoder_layers": 1,
+        "embedding_dim": 4,
+        "ffn_embedding_dim": 4,
+        "num_attention_heads": 1,
+    }
+    TransformerSentenceEncoder(1, 8, **sizes, embed_scale=None, freeze_embeddings=False, export=True)
+    with pytest.raises(UserError, match=f"{name}.* {value} is not implemented"):
+        TransformerSentenceEncoder(1, 8, **sizes, **{name: value})
+
+
+def test_documents_that_are_separated_otherwise_are_refused() -> None:
+    rows = ListDataset([torch.tensor([4, 2])], np.array([2]))
+    TokenBlockDataset(rows, [2], 4, 1, 2, "complete", document_sep_len=0)
+    with pytest.raises(UserError, match="document_sep_len.* 0"):
+        TokenBlockDataset(rows, [2], 4, 1, 2, "complete_doc", document_sep_len=0)
+
+
+def test_models_are_loaded_with_the_arguments_of_fairseqs_scripts_and_parts_are_refused() -> None:
+    path, task = str(runs.GOLDEN / "baseline.pt"), setup_task(runs.arguments(runs.BASELINE))
+    load = checkpoint_utils.load_model_ensemble
+    assert len(load([path], {}, task, suffix="", strict=True, num_shards=1)[0]) == 1
+    with pytest.raises(UserError, match="num_shards"):
+        load([path], {}, task, num_shards=2)
 
 
 def test_a_decoder_reads_a_padded_row_token_by_token() -> None:

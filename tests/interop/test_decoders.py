@@ -150,11 +150,11 @@ def test_a_masked_model_of_a_plugin_is_read_with_the_task_it_was_trained_with(
 
 
 def test_a_plugins_model_may_say_that_it_does_not_predict_the_next_token() -> None:
-    from fairseq.models.fairseq_decoder import PluginModel
+    from fairseq.models import BaseFairseqModel
 
-    model: Any = PluginModel()
+    model: Any = BaseFairseqModel()
     assert model.predicts_next_token
-    model = PluginModel()
+    model = BaseFairseqModel()
     model.predicts_next_token = False
     assert not model.predicts_next_token
 

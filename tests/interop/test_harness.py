@@ -22,11 +22,11 @@ from fairseq import checkpoint
 from fairseq.config import options
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
-from fairseq.inference import sample
-from fairseq.inference.engine import Reader
+from fairseq.inference import Search, stream
 from fairseq.interop.harness import harness_model
 from fairseq.interop.harness.requests import Requests
 from fairseq.models.loading import stored_parameters
+from fairseq.text.dictionary import Dictionary
 from fairseq_cli import eval_lm, harness
 from fairseq_cli.eval_lm import get_eval_lm_parser
 from fairseq_cli.harness import get_harness_parser
@@ -108,9 +108,18 @@ def test_log_likelihoods_are_those_of_the_tokens_one_by_one(requests: Requests) 
 
 
 @pytest.mark.parametrize("encoding", ["absolute", "learned"])
-def test_answers_do_not_depend_on_the_batch_where_positions_count_from_the_end(encoding: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_padding", [True, False])  # the authors' vocabularies have no symbol for it
+def test_answers_do_not_depend_on_the_batch_where_positions_count_from_the_end(
+    has_padding: bool, encoding: str, tmp_path: Path
+) -> None:
     flags = f"{ARCHS['transformer_xl']} --mem-len 0 --position-encoding {encoding}"
-    model = LanguageModel.from_pretrained(saved(flags, tmp_path))
+    path = saved(flags, tmp_path)
+    if not has_padding:
+        known = Dictionary.load(tmp_path / "dict.txt")
+        symbols = [known[index] if index > 3 else f"<{index}>" for index in range(len(known))]
+        Dictionary.of_listed(symbols, {"eos": "<2>", "unk": "<3>"}).save(tmp_path / "dict.txt")
+    model = LanguageModel.from_pretrained(path)
+    assert (model.dictionary.pad() >= 0) is has_padding
     texts = [words(model, *LONG[:length]) for length in (3, 7, 5)]
     together, alone = (Requests(model, batch_size=size).rolling(texts) for size in (3, 1))
     assert together == pytest.approx(alone, abs=1e-4)
@@ -120,7 +129,7 @@ def test_answers_do_not_depend_on_the_batch_where_positions_count_from_the_end(e
 
 def test_the_most_probable_continuation_is_greedy(requests: Requests) -> None:
     model = requests.model
-    chosen = list(sample(Reader(model.model), [5, 6], 4, top_k=1, forbidden=model.never_sampled))
+    chosen = list(stream([model.model], [5, 6], Search(4, temperature=0), forbidden=model.never_sampled))
     [(_, greedy)] = requests.log_likelihoods([(words(model, 5, 6), " " + words(model, *chosen))])
     assert greedy or 2 in chosen
 
@@ -128,7 +137,7 @@ def test_the_most_probable_continuation_is_greedy(requests: Requests) -> None:
 def test_generation_stops_before_the_first_stop_string(requests: Requests) -> None:
     model = requests.model
     whole = generated(requests, words(model, 5, 6), until=[], max_gen_toks=12)
-    ids = list(sample(Reader(model.model), [5, 6], 12, top_k=1, forbidden=model.never_sampled))
+    ids = list(stream([model.model], [5, 6], Search(12, temperature=0), forbidden=model.never_sampled))
     assert model.text([5, 6, *ids]) == words(model, 5, 6) + whole
     stop = model.dictionary[next(index for index in ids[1:] if index != 2)]
     cut = generated(requests, words(model, 5, 6), until=[stop, "\n\n\n"], max_gen_toks=12, temperature=0.0)

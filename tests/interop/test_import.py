@@ -334,7 +334,8 @@ class Vocab:
 def vocabulary(path: Path, words: list[str], kind: str) -> Path:
     """A file of *words*: a list, or a corpus as old and new versions of torch write it."""
     if kind == "list":
-        path.write_text("".join(f"{word} 7\n" for word in words))
+        # Of a word that is listed again, the first line counts; other separators are no line ends.
+        path.write_text("".join(f"{word}\u2028more 7\n" for word in [*words, words[1]]))
         return path
     corpus, corpus.vocab = (Vocab(),) * 2 if kind == "vocabulary" else (Vocab(), Vocab())
     corpus.vocab.__dict__.update(idx2sym=words, sym2idx=OrderedDict((w, i) for i, w in enumerate(words)), eos_idx=0)

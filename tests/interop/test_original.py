@@ -66,6 +66,8 @@ SCENARIOS: dict[str, list[Any]] = {
     "wrapped": [st.sampled_from(sorted(original_scenarios.WRAPPERS)), ROWS, st.integers(1, 3)],
     "cropped": [ROWS, st.integers(1, 4), st.integers(0, 99), st.integers(0, 9)],
     "concatenated": [ROWS, ROWS, st.lists(st.integers(1, 3), min_size=2, max_size=2)],
+    "joined": [ROWS, st.permutations([1, 2, 3])],
+    "monolingual": [ROWS, st.none() | st.integers(1, 9), st.none() | st.integers(1, 6)],
     "pairs": [ROWS, st.booleans(), st.booleans()],
     "smoothed": [
         st.lists(st.lists(NUMBERS, min_size=4, max_size=4), min_size=2, max_size=2),

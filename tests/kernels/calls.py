@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import runs
 
 from fairseq.hub import LanguageModel
-from fairseq.inference import stack
+from fairseq.inference import kernels
 from fairseq.kernels import attention, cross_entropy, dropout
 
 Call = Callable[[], list[Tensor]]
@@ -95,9 +95,9 @@ def main(rounds: int) -> None:
     packed = model.reader().packed
     if packed is None:
         sys.exit("no compiled kernels")
-    packed.stack.library = Late(packed.stack.library)  # type: ignore[assignment]
+    packed.library = Late(packed.library)  # type: ignore[assignment]
     # One row is read by one thread, 16 by two.
-    stack.LEAST_WORK = 4 * packed.stack.size
+    kernels.LEAST_WORK = 4 * packed.layer_size
     calls = [reading(model, 1), reading(model, 16), training(torch.float32), training(torch.bfloat16)]
     expected = [call() for call in calls]
     differing: list[int] = []

@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES
 from fairseq.errors import UserError
-from fairseq.inference.engine import Reader
+from fairseq.inference.reader import Reader
 from fairseq.models.transformer_lm import TransformerDecoder
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.modules.attention import Causal, SelfAttention

@@ -57,7 +57,7 @@ def test_token_by_token_equals_all_at_once(residuals: bool) -> None:
     cache = LSTMLanguageModel(model).new_cache(4)
     pieces = [model(piece, cache)[0] for piece in tokens.split([3, 1, 4], dim=1)]
     torch.testing.assert_close(torch.cat(pieces, 1), model(tokens)[0])
-    cache.select_rows(torch.tensor([2, 2]))
+    cache.select_rows([2, 2])
     again = model(tokens[[2, 2], -1:], cache)[0]
     longer = torch.cat([tokens, tokens[:, -1:]], 1)
     torch.testing.assert_close(again[:, 0], model(longer)[0][[2, 2], -1])

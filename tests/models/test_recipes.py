@@ -62,6 +62,19 @@ PAPERS: dict[str, dict[str, Any]] = {  # settings, rows of an update on one proc
         "clip_norm": 0.1,
         "stages": None,
     },
+    **{
+        f"transformer_lm_{name}": {
+            "optimizer": "nag",
+            "max_lr": 1.0,
+            "lr_period_updates": 137000,
+            "t_mult": 2,
+            "lr_shrink": 0.6,
+            "warmup_updates": 16000,
+            "clip_norm": 0.1,
+            "max_update": 16000 + 137000 * (1 + 2 + 4),
+        }
+        for name in ("gbw", "baevski_gbw")
+    },
     "transformer_lm": {
         "optimizer": "adam",
         "adam_betas": [0.9, 0.98],
@@ -185,7 +198,7 @@ def test_every_setting_of_a_recipe_is_one_of_its_parts_and_every_run_ends(arch: 
     parser: Any = get_training_parser()
     args = options.parse_args_and_arch(parser, [str(runs.DATA), "--arch", arch])
     assert {name: getattr(args, name) for name in recipe} == dict(recipe)
-    assert recipe.keys() <= {action.dest for _, action in parser.arguments}, "no setting that nothing reads"
+    assert recipe.keys() <= {*parser.settings, *parser.owners, "optimizer", "lr_scheduler"}
 
 
 @pytest.mark.parametrize("flags", ["--tokens-per-sample 256", "--max-update 9", "--max-epoch 2"])
@@ -222,6 +235,14 @@ def test_a_length_of_the_user_switches_the_stages_off(flags: str) -> None:
             {"max_update": 8000, "warmup_updates": 800, "lr_period_updates": -1.0},
         ),
         ("transformer_lm_wiki103", "--max-update 9", {"max_update": 9}),
+        ("bert_base", "--max-epoch 3", {"max_update": 0, "max_epoch": 3, "total_num_update": None}),
+        ("transformer_xl_lm1b_base", "--max-epoch 3", {"max_update": 0, "max_epoch": 3, "lr_period_updates": -1.0}),
+        ("transformer_lm_wiki103", "--max-epoch 3", {"max_update": 0, "max_epoch": 3}),
+        (
+            "transformer_xl_ptb",
+            "--max-update 900",
+            {"max_update": 900, "lr_period_updates": -1.0, "average_weights_from": 600},
+        ),
     ],
 )
 def test_one_flag_changes_one_thing(arch: str, flags: str, changed: dict[str, Any]) -> None:

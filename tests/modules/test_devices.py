@@ -23,6 +23,7 @@ NAMES = {
     "fairseq/modules/attention.py": "torch's flash kernel, which others do not have",
     "fairseq/utils.py": "plug-ins call `move_to_cuda`, as fairseq calls it",
     "fairseq/interop/fairseq/roberta_hub.py": "tasks of plug-ins take `use_cuda`, as fairseq gives it",
+    "fairseq/config/parser.py": "a flag of other programs, and what it is here",
     "fairseq/distributed/launch.py": "NCCL, whose name depends on the device",
 }
 

@@ -167,6 +167,15 @@ def test_files_of_other_hosts_and_of_others_are_never_removed(tmp_path):
     assert set(os.listdir(tmp_path)) == others
 
 
+@pytest.mark.parametrize("here", [".", "..", "../there"])
+def test_a_folder_may_be_the_present_one_or_the_one_above_it(here, tmp_path, monkeypatch):
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    with atomic_folder(here) as folder:
+        (folder / "a").write_text("1")
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a"]
+
+
 def test_files_of_a_folder_appear_together(tmp_path):
     out = tmp_path / "new" / "out"
     with atomic_folder(out) as folder:

@@ -70,7 +70,8 @@ def test_sentencepiece_gives_the_librarys_pieces(made: dict[str, Subwords]) -> N
 
 
 def test_sentencepiece_learns_every_letter_of_long_paragraphs_without_spaces() -> None:
-    """Such a paragraph is one word; the library skips it if it is long or has its own mark."""
+    """Such a paragraph is one word; the library skips it if it is long or has its own mark, and
+    fails if it is a book."""
     pytest.importorskip("sentencepiece")
     draw = random.Random(1)
     letters = [chr(0x4E00 + number) for number in range(300)]
@@ -78,7 +79,8 @@ def test_sentencepiece_learns_every_letter_of_long_paragraphs_without_spaces() -
     long = ["".join(draw.choices(letters[:250], k=2000)) for _ in range(20)]
     marked = ["".join(letters[250:275]) + "▅" + "".join(letters[275:])]
     assert len(long[0].encode()) > 4192, "the library's bound"
-    for paragraphs in (long, short + long + marked):
+    book = ["".join(draw.choices(letters[:250], k=150_000))]
+    for paragraphs in (long, short + long + marked, book):
         learned = SentencePiece(SentencePiece.learn(Counter(paragraphs), 320 if marked[0] in paragraphs else 260))
         symbols = " ".join(learned.encode(paragraphs)).split()
         # Its own mark alone is no piece.

@@ -200,6 +200,29 @@ def test_a_warmup_that_is_longer_than_the_data_names_their_updates(tmp_path: Pat
         runs.train(tmp_path, flags, "--no-save")
 
 
+PUBLISHED = """--cpu --arch bert_base --encoder-layers 1 --encoder-embed-dim 8 --encoder-ffn-embed-dim 8
+    --encoder-attention-heads 1 --train-subset valid --valid-subset test --tokens-per-sample 32 --batch-size 4
+    --update-freq 1 --log-format json --log-interval 1 --disable-validation"""
+
+
+def test_epochs_are_the_length_of_a_published_schedule_as_their_updates_are(tmp_path: Path) -> None:
+    by_epochs = runs.updates(runs.train(tmp_path / "epochs", PUBLISHED, "--max-epoch 2"))
+    number = len(by_epochs)
+    by_updates = runs.updates(runs.train(tmp_path / "updates", PUBLISHED, f"--max-update {number} --no-save"))
+    rates = [float(line["lr"]) for line in by_epochs]
+    assert rates == [float(line["lr"]) for line in by_updates] and rates[0] > 0 == rates[-1]
+    assert rates.index(max(rates)) + 1 == number // 10, "the warm-up is a tenth"
+    resumed = runs.updates(runs.train(tmp_path / "epochs", PUBLISHED, "--max-epoch 3 --no-save"))
+    assert float(resumed[0]["lr"]) == pytest.approx(1e-4 / 3, rel=0.1), "an epoch of three is left"
+
+
+def test_a_run_whose_published_schedule_was_longer_than_itself_goes_on_with_it(tmp_path: Path) -> None:
+    schedule = "--total-num-update 1000 --warmup-updates 100"
+    runs.train(tmp_path / "one", PUBLISHED, schedule, "--max-update 3")
+    resumed = runs.updates(runs.train(tmp_path / "one", PUBLISHED, "--max-update 6 --no-save"))
+    assert [float(line["lr"]) for line in resumed] == pytest.approx([4e-6, 5e-6, 6e-6])
+
+
 def test_the_file_of_settings_leaves_the_length_to_the_data(tmp_path: Path) -> None:
     runs.train(tmp_path / "first", WSD, "--max-epoch 1 --max-tokens 256")
     settings = ["--config", tmp_path / "first" / "settings.yaml", "--train-subset test --no-save"]

@@ -336,3 +336,21 @@ def test_the_device_has_random_numbers_of_its_own() -> None:
     model = torch.nn.Linear(3, 3)
     weight = model.weight
     assert model.to(strict.NAME).weight is weight and strict.is_strict(weight)
+
+
+@pytest.mark.parametrize(
+    "name, launches, waits", [("shortformer", 450, 5), ("llama", 500, 5), ("transformer-xl", 350, 5)]
+)
+@on_strict_device
+def test_an_update_launches_and_waits_no_more_than_before(
+    name: str, launches: int, waits: int, data: Path, tmp_path: Path
+) -> None:
+    counts = []
+    for updates in (4, 5):
+        before = strict.backend().launches, strict.backend().waits
+        flags = f"--update-freq 1 --no-save --disable-validation --log-interval 100 --max-update {updates}"
+        runs.train(tmp_path, DECODERS[name], DROPOUT, flags, data=data)
+        after = strict.backend().launches, strict.backend().waits
+        counts.append([b - a for a, b in zip(before, after, strict=True)])
+    found = [b - a for a, b in zip(*counts, strict=True)]
+    assert found[0] <= launches and found[1] <= waits, found

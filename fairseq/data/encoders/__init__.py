@@ -170,7 +170,8 @@ class Characters:
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add the settings of :func:`build_bpe` and :func:`build_tokenizer` that *parser* lacks; every
     task takes them."""
-    known = getattr(parser, "by_flag", {})
+    # A command's parser knows more: flags of parts that are not chosen.
+    known = {flag for _, action in getattr(parser, "arguments", ()) for flag in action.option_strings}
     for flag in (f"--{name}" for name in FLAGS.split()):
         if flag not in known:
             parser.add_argument(flag, help=argparse.SUPPRESS)

@@ -14,11 +14,16 @@ def before_import() -> None:
     omegaconf.stand_in()
 
 
-def adapt(kind: str, part: object) -> None:
-    """See :mod:`fairseq.interop.fairseq.adapter`."""
-    from fairseq.interop.fairseq import adapter
+def add_flags(choice: str, parser: Any) -> None:
+    """Add the flags that all tasks and all models of fairseq have."""
+    from fairseq.config import fields
+    from fairseq.config.shared import BlockModelConfig
+    from fairseq.data import encoders
 
-    adapter.adapt(kind, part)
+    if choice == "task":
+        encoders.add_flags(parser)
+    elif choice == "arch":
+        fields.add_flags(parser, BlockModelConfig, ["max_target_positions"])
 
 
 def complete(args: Any) -> None:

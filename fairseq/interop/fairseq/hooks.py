@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from fairseq.criterions.losses import FairseqLoss
+from fairseq.criterions import fairseq_criterion
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -54,17 +54,7 @@ def logs_itself(task: type, criterion: object) -> bool:
     """Return whether the figures of a run are what ``reduce_metrics`` of *task* or *criterion*
     logs."""
     names = ("reduce_metrics", "aggregate_logging_outputs")
-    if any(overrides(task, name) for name in names):
-        return True
-    # Compared as functions: a class method is another object at each access.
-    return any(_function(type(criterion), name) is not _function(FairseqLoss, name) for name in names) and isinstance(
-        criterion, FairseqLoss
-    )
-
-
-def _function(cls: type, name: str) -> Any:
-    method = getattr(cls, name, None)
-    return getattr(method, "__func__", method)
+    return any(overrides(task, name) for name in names) or fairseq_criterion.logs_itself(type(criterion))
 
 
 def accepted(method: Callable[..., object], **options: object) -> dict[str, Any]:

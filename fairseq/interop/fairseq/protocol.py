@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fairseq.config.namespaces import namespace_of, reads_namespace
+from fairseq.config import fields
+from fairseq.config.namespaces import namespace_of
 from fairseq.config.registry import ARCHITECTURES, MODELS, is_outside
 from fairseq.config.settings import Settings
 from fairseq.criterions.fairseq_criterion import FairseqCriterion
@@ -33,7 +34,7 @@ from fairseq.errors import UserError
 from fairseq.interop.fairseq import hooks
 from fairseq.interop.fairseq.hooks import overrides
 from fairseq.interop.fairseq.logged import Logged, LoggedFigures, without_outputs
-from fairseq.models.base import BaseFairseqModel
+from fairseq.models.base import PAD, BaseFairseqModel
 from fairseq.models.views import PlainCriterion, logits_model, view
 from fairseq.tasks.carried import Carried
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
@@ -48,13 +49,17 @@ def set_up(cls: type[FairseqTask], settings: Settings, dictionary: Dictionary | 
     """Return the task *cls* of *settings* under fairseq's protocol; with *dictionary*, its data are
     that file."""
     defaults.complete(namespace_of(settings))
+    for name in fields.UNSTORED:
+        # Paths, which a checkpoint's settings lack.
+        settings.flat.setdefault(name, None)
     path = Path(settings.data_path)
     if dictionary is not None and path.name == "dict.txt" and is_outside(cls):
         # Constructors of plug-ins differ; their `setup_task` reads the folder.
         folder, dictionary = str(path.parent), None
         settings = dataclasses.replace(settings, data_path=folder, flat={**settings.flat, "data": folder})
     make: Any = cls
-    task: Any = cls.setup_task(settings) if dictionary is None else make(settings, dictionary)
+    given = cls.settings_of(settings) if is_outside(cls) else settings
+    task: Any = cls.setup_task(given) if dictionary is None else make(given, dictionary)
     with contextlib.suppress(NotImplementedError):
         # Added by `add_symbol`, which knows no roles: a mask is no part of the dictionary's digest.
         if task.source_dictionary.symbols[-1] == "<mask>":
@@ -84,6 +89,17 @@ class Protocol(FairseqTask):
         """What ``reduce_metrics`` logs, known once it was called; without one those that
         *criterion* names."""
         return LoggedFigures() if hooks.logs_itself(self.plugin, criterion) else super().figures(criterion)
+
+    def build_model(self, args: Any, *rest: Any, **options: Any) -> Any:
+        return super().build_model(self._given(args), *rest, **options)
+
+    def build_criterion(self, args: Any, *rest: Any, **options: Any) -> Any:
+        return super().build_criterion(self._given(args), *rest, **options)
+
+    def _given(self, settings: object) -> Any:
+        """What methods of the task are given for *settings*: those of plug-ins the namespace."""
+        is_typed = isinstance(settings, Settings) and is_outside(self.plugin)
+        return namespace_of(settings) if is_typed else settings
 
     def model_class(self, arch: str) -> type:
         """The model of *arch*, in the form that plug-ins call it."""
@@ -121,14 +137,18 @@ class Protocol(FairseqTask):
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         sample = super().prepare(sample, epoch, model=model, training=training)
-        inputs = sample.get("net_input")
-        if isinstance(inputs, dict) and not reads_namespace(model):
-            # Models of this package take no lengths.
-            sample = {**sample, "net_input": {name: value for name, value in inputs.items() if name != "src_lengths"}}
+        if not self._has_own_data:
+            # The batches of fairseq's tasks have them.
+            inputs = sample["net_input"]
+            inputs.setdefault("src_lengths", inputs["src_tokens"].ne(PAD).sum(1))
         return sample
 
+    @property
+    def _has_own_data(self) -> bool:
+        return any(overrides(self.plugin, name) for name in OF_DATA)
+
     def _turns(self, split: str, model: BaseFairseqModel, training: bool, batching: Batching) -> Turns:
-        if not any(overrides(self.plugin, name) for name in OF_DATA):
+        if not self._has_own_data:
             return super()._turns(split, model, training, batching)
         # As in fairseq, several folders take turns by epoch, and validation reads the first.
         epochs = range(1, len(data_folders(self.settings.data_path)) + 1) if training else range(1, 2)

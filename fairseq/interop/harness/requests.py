@@ -20,7 +20,7 @@ from fairseq.errors import UserError
 from fairseq.evaluation.pseudo_likelihood import PseudoScorer
 from fairseq.evaluation.scorer import Scorer, Scoring
 from fairseq.hub import LanguageModel, MaskedLanguageModel
-from fairseq.inference import sample
+from fairseq.inference import Search, stream
 from fairseq.text.text_corpus import TextCorpus, TextReader, report_unknown
 from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.tokenizer import LETTER
@@ -59,7 +59,7 @@ class Requests:
             raise UserError(f"{type(model.model).__name__}: has no output layer that scores words; use another model")
         self.model, self.batch_size, self.max_tokens = model, batch_size, max_tokens
         self.eos, self.segment = model.dictionary.eos(), model.tokens_per_sample
-        self.pad = max(model.dictionary.pad(), 0)  # any id will do where there is no padding symbol
+        self.pad = model.dictionary.pad()
         self.begin = model.dictionary.begin() if model.add_bos_token else None
         self.reader = TextReader(model.dictionary, model.tokenizer)
         scoring = Scoring(self.segment, batch_size=1, add_bos_token=model.add_bos_token)
@@ -129,16 +129,12 @@ class Requests:
         before, chosen, text = self.model.text(prompt), [], ""
         temperature = float(settings.get("temperature") or 0.0)
         greedy = temperature == 0 or not settings.get("do_sample", True)
-        tokens = sample(
-            self.model.reader(),
-            prompt or [self.eos],
-            longest,
-            temperature=1.0 if greedy else temperature,
-            top_k=1 if greedy else int(settings.get("top_k") or 0),
-            top_p=1.0 if greedy else float(settings.get("top_p") or 1.0),
-            forbidden=self.model.never_sampled,
-        )
-        for token in tokens:
+        search = Search(longest, temperature=0)
+        if not greedy:
+            top_k, top_p = int(settings.get("top_k") or 0), float(settings.get("top_p") or 1.0)
+            search = Search(longest, temperature, top_k, top_p)
+        reader, forbidden = self.model.reader(), self.model.never_sampled
+        for token in stream([reader], prompt or [self.eos], search, forbidden=forbidden):
             if token == self.model.dictionary.stop() or (token == self.eos and self.reader.keeps_lines):
                 break
             # The whole text is decoded each time: a subword or a byte may change how the ones

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fairseq.config import fields
 from fairseq.config.registry import ARCHITECTURES, MODELS
 from fairseq.errors import UserError, first_of
-from fairseq.inference.predictor import reach
+from fairseq.inference.reader import reach
 from fairseq.interop.hugging_face.model_folder import CONFIG
 from fairseq.interop.pickles.named_tensors import Tensors
 from fairseq.models.base import BaseFairseqModel
@@ -55,32 +55,17 @@ def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) 
         "num_attention_heads": layer.self_attn.num_heads,
         "intermediate_size": layer.fc1.out_features,
         "max_position_embeddings": reach(model),
+        "segment_length": decoder.segment_length,
+        "memory_length": decoder.memory_length,
         "settings": {name: value for name, value in settings.items() if value is not None},
-        "tied": {f"decoder.{name}": f"decoder.{first}" for name, first in _tied(decoder)},
     }
 
 
-def _tied(decoder: nn.Module) -> Iterator[tuple[str, str]]:
-    """Names of the parameters of *decoder* that have another name before, and that one."""
-    first: dict[int, str] = {}
-    for name, parameter in decoder.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            yield name, first[id(parameter)]
-
-
-def parts(model: BaseFairseqModel) -> dict[str, tuple[type, type]]:
-    """Return the classes of settings and decoder of *model*, by its name."""
-    decoder: Any = model.decoder
-    return {NAMES[type(model)]: (type(decoder.cfg), type(decoder))}
-
-
 def tensors(model: BaseFairseqModel) -> dict[str, Tensor]:
-    """Return the parameters and buffers of *model* by name, float32; a shared parameter under its
-    first name only."""
+    """Return the parameters of *model* by name, float32; a shared one under its first name only."""
     # Not `state_dict`, which has a shared parameter under every name: safetensors rejects tensors
-    # that share memory.
-    values = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: value.detach().float().contiguous() for name, value in values.items()}
+    # that share memory. Buffers are markers of fairseq's checkpoints.
+    return {name: value.detach().float().contiguous() for name, value in model.named_parameters()}
 
 
 def restored(
@@ -109,8 +94,7 @@ def restored(
         model = kind.build_model(cfg, SimpleNamespace(source_dictionary=dictionary))
     tensors, parameters = Tensors(tensors_by_name, source), {}
     for name in dict(model.named_buffers()):
-        # Buffers are computed from the settings when the model is made; copies of them in the file
-        # are not needed.
+        # Exports of version 1.0 have copies of buffers.
         tensors.left.pop(name, None)
     for shape, names in _names(model):
         parameters.update(dict.fromkeys(names[1:], tensors.take(names[0], *shape)))

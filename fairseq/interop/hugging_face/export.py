@@ -1,9 +1,9 @@
 """Export of a language model: tensors, configuration, tokenizer, model card, and the code that
 transformers runs.
 
-The code of an exported folder is this package's own (:mod:`fairseq.interop.hugging_face.sources`),
-and runs without it. ``config.json`` holds the model's settings, from which that code and
-``fairseq-import`` build the model.
+The code of an exported folder is files of :mod:`fairseq.interop.hugging_face.exported`, as they
+are. ``config.json`` holds the model's settings, from which that code and ``fairseq-import`` build
+the model.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from fairseq.errors import UserError
 from fairseq.inference.loading import check_no_begin
 from fairseq.interop.hugging_face import decoders, native
 from fairseq.interop.hugging_face.model_folder import CONFIG, SAFE, read_json
-from fairseq.interop.hugging_face.sources import sources
-from fairseq.interop.hugging_face.tokenizer_files import json_text, tokenizer_files
+from fairseq.interop.hugging_face.tokenizer_files import CODE, code, json_text, tokenizer_files
 from fairseq.models.base import BaseFairseqModel
 from fairseq.system.terminal import printable
 from fairseq.system.version import __version__
@@ -32,7 +31,7 @@ from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import find_tokenizer
 
-CODE = ("modeling_fairseq",)
+SHARED = "modeling_fairseq"  # code of every decoder, which the code of its family imports
 CARD = "README.md"
 MODEL_CLASS = "FairseqForCausalLM"
 AUTO_CLASSES = {
@@ -76,28 +75,27 @@ def export(model: BaseFairseqModel, task: FairseqTask, state: Mapping[str, objec
     tokenizer = find_tokenizer(dictionary.path or job.source, dictionary.symbols)
     files = tokenizer_files(tokenizer, dictionary, config["max_position_embeddings"])
     results = _results(job.results) if job.results is not None else {}
-    tensors, header, code = _native(model, dictionary) or _custom(model, config)
-    needs_code = "auto_map" in header or bool(files.adapters)
+    tensors, header, modules = _native(model, dictionary) or _custom(model, config)
+    needs_code = bool(modules) or CODE in files
     # Of what is written: the tables of positions of transformers' classes have no rows for padding.
-    weights = model.parameters() if code else {tensor.data_ptr(): tensor for tensor in tensors.values()}.values()
+    weights = model.parameters() if modules else {tensor.data_ptr(): tensor for tensor in tensors.values()}.values()
     size = sum(tensor.numel() for tensor in weights)
     card = "\n".join(_card(config, state, results, size, needs_code)) + "\n"
-    parts = {"decoder_parts": decoders.parts(model)} if code else {}
-    texts = sources((*code, *files.adapters), {**parts, **files.parts})
+    texts = {f"{name}.py": code(f"{name}.py") for name in modules}
     # Without the end-of-line symbol, at which a text goes on.
     left_out = "eos_token_id" if dictionary.stop() < 0 else None
     ids = {name: index for name, index in _special_ids(dictionary).items() if name != left_out}
-    write_texts(job.out, {**texts, **files.texts, CARD: card, "generation_config.json": json_text(ids)})
+    write_texts(job.out, {**texts, **files, CARD: card, "generation_config.json": json_text(ids)})
     dictionary.save(job.out / DICTIONARY)
     if tokenizer is not None:
         tokenizer.save(job.out, dictionary.symbols)
     # `fairseq-import` compares the digest: with another `dict.txt` every token would mean another
     # word.
     write_model(job.out, tensors, {**header, "dictionary": dictionary.digest(), **_special_ids(dictionary)})
-    if code:
+    if modules:
         written = f"{CONFIG}, {SAFE}, {CARD}, tokenizer and code; transformers needs trust_remote_code=True"
         return f"{written}\n{native.why_not(model)}"
-    more = "; the tokenizer needs trust_remote_code=True" if files.adapters else ""
+    more = "; the tokenizer needs trust_remote_code=True" if CODE in files else ""
     return f"{CONFIG}, {SAFE}, {CARD}, tokenizer: {header['architectures'][0]}{more}"
 
 
@@ -112,15 +110,16 @@ def _native(model: BaseFairseqModel, dictionary: Dictionary) -> Written | None:
     return native.tensors(model), native.configuration(model, len(dictionary)), ()
 
 
-def _custom(model: BaseFairseqModel, config: Mapping[str, object]) -> Written:
-    auto = {name: f"modeling_fairseq.{kind}" for name, kind in AUTO_CLASSES.items()}
+def _custom(model: BaseFairseqModel, config: Mapping[str, Any]) -> Written:
+    family = f"modeling_{config['settings']['arch']}"
+    auto = {name: f"{family}.{kind}" for name, kind in AUTO_CLASSES.items()}
     header = {
         "architectures": [MODEL_CLASS],
         "model_type": decoders.MODEL_TYPE,
-        "auto_map": {"AutoConfig": "modeling_fairseq.FairseqConfig", **auto},
+        "auto_map": {"AutoConfig": f"{SHARED}.FairseqConfig", **auto},
         "dtype": "float32",
     }
-    return decoders.tensors(model), {**header, **config}, CODE
+    return decoders.tensors(model), {**header, **config}, (SHARED, family)
 
 
 def _results(path: str) -> dict[str, Any]:

@@ -5,8 +5,8 @@ The ids are the dictionary's, so that it must have every symbol which merges mak
 lacks is the unknown one here, but has no id there. No ``tokenizer.json`` equals other encodings (a
 test has examples): the normaliser of SentencePiece models loses the second accent of a letter
 there; and of the symbols that subword-nmt's merges make on the way to a word, the dictionary has
-only those that are left in some text. transformers reads these with
-:mod:`fairseq.interop.hugging_face.exported.tokenization_fairseq`.
+only those that are left in some text. transformers reads these with the file
+``tokenization_fairseq.py`` of :mod:`fairseq.interop.hugging_face.exported`.
 
 As in GPT-2, a decoder's tokenizer adds no symbol to a text, and ``</s>`` is its symbol for the
 beginning: tools that want a beginning, as for the first token of a text, put it there themselves,
@@ -18,29 +18,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fairseq.errors import UserError
-from fairseq.interop.hugging_face.sources import Parts
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.text_corpus import TextReader
-from fairseq.text.tokenizers import BPES, TOKENIZERS, Tokenizer
+from fairseq.text.tokenizers import Tokenizer
 from fairseq.text.tokenizers.hf import PROBES, LibrarySubwords, import_tokenizers
 from fairseq.text.tokenizers.rules import BYTES, LINE_END
 
-CONFIG, FAST, CODE = "tokenizer_config.json", "tokenizer.json", "tokenization_fairseq"
+CONFIG, FAST, CODE = "tokenizer_config.json", "tokenizer.json", "tokenization_fairseq.py"
 TEXTS = (*PROBES, "a\tb\n\nc  d ", "e\u0301 naïve 世界 🙂\r\n\u00a0x", " 12345.678 don't — “q”")
 
 
-@dataclass(frozen=True)
-class TokenizerFiles:
-    """What transformers reads a tokenizer from."""
-
-    texts: Mapping[str, str]  # of files, by name
-    # Code, for :func:`~fairseq.interop.hugging_face.sources.sources`.
-    adapters: tuple[str, ...] = ()
-    parts: Parts = field(default_factory=dict)
+def code(name: str) -> str:
+    """The file *name* of code that exports have: it needs transformers, not this package."""
+    return (Path(__file__).parent / "exported" / name).read_text(encoding="utf-8")
 
 
 def tokenizer_files(
@@ -49,9 +43,9 @@ def tokenizer_files(
     longest: int,  # most tokens of a row
     token_types: int | None = None,  # of an encoder; None for a decoder
     separator: int | None = None,  # id of a symbol before the second text of a pair
-) -> TokenizerFiles:
-    """Return the files of *tokenizer* but for ``tokenization.json`` and *dictionary*; UserError for
-    a plug-in."""
+) -> dict[str, str]:
+    """Return the texts of the files of *tokenizer* by name, but for ``tokenization.json`` and
+    *dictionary*; UserError for a plug-in."""
     config: dict[str, Any] = {"model_max_length": longest, **_names(dictionary, token_types is not None)}
     content = fast_tokenizer(tokenizer, dictionary, token_types, separator)
     if content is not None:
@@ -60,24 +54,21 @@ def tokenizer_files(
         # A decoder goes on from the last token of each row; padding at the end would stand between
         # it and the new ones.
         config["padding_side"] = "left" if token_types is None else "right"
-        return TokenizerFiles({CONFIG: json_text(config), FAST: content})
+        return {CONFIG: json_text(config), FAST: content}
+    _check_no_plugin(tokenizer)
     kind = "FairseqTokenizer" if token_types is None else "FairseqEncoderTokenizer"
-    config |= {"tokenizer_class": kind, "auto_map": {"AutoTokenizer": [f"{CODE}.{kind}", None]}}
+    config |= {"tokenizer_class": kind, "auto_map": {"AutoTokenizer": [f"{Path(CODE).stem}.{kind}", None]}}
     config["keeps_lines"] = TextReader(dictionary, tokenizer).keeps_lines
     if token_types is not None:
         config["token_types"] = token_types
         config["pair_separator"] = None if separator is None else dictionary[separator]
-    return TokenizerFiles({CONFIG: json_text(config)}, (CODE,), {"tokenizer_parts": _parts(tokenizer)})
+    return {CONFIG: json_text(config), CODE: code(CODE)}
 
 
-def _parts(tokenizer: Tokenizer | None) -> Mapping[str, tuple[type]]:
-    steps = [type(step) for step in (tokenizer.words, tokenizer.subwords) if step is not None] if tokenizer else []
-    # Code of a plug-in lies outside this package and cannot be copied with a licence and a version.
-    for kind in steps:
-        if kind.__module__.split(".")[0] != "fairseq":
-            raise UserError(f"{tokenizer}: the tokenizer is a plug-in, which cannot be exported")
-    kinds = {name: registry[name] for registry in (TOKENIZERS, BPES) for name in registry}
-    return {name: (kind,) for name, kind in kinds.items() if kind in steps}
+def _check_no_plugin(tokenizer: Tokenizer | None) -> None:
+    steps = [step for step in (tokenizer.words, tokenizer.subwords) if step is not None] if tokenizer else []
+    if any(type(step).__module__.split(".")[0] != "fairseq" for step in steps):
+        raise UserError(f"{tokenizer}: the tokenizer is a plug-in, which cannot be exported")
 
 
 def _names(dictionary: Dictionary, encoder: bool) -> dict[str, str]:

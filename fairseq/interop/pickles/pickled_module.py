@@ -76,8 +76,9 @@ def read_vocabulary(path: Path) -> list[str]:
         vocabulary = root.state.get("vocab", root) if isinstance(root, Inert) else None
         words = vocabulary.state.get("idx2sym") if isinstance(vocabulary, Inert) else None
     else:
-        lines = decoded(read_named(path, ADVICE), path, ADVICE).splitlines()
-        words = [line.split()[0] for line in lines if line.strip()]
+        lines = decoded(read_named(path, ADVICE), path, ADVICE).replace("\r", "\n").split("\n")
+        # A word that is listed again keeps its first id, as in the authors' code.
+        words = list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise UserError(f"{path}: has no list of words; {ADVICE}")
     return words

@@ -152,7 +152,7 @@ SHORTFORMER: Defaults = {  # position-infused attention and a cache of one segme
     # of the command line.
     "tokens_from_prev": lambda settings: settings.get("tokens_per_sample", TransformerLMConfig.tokens_per_sample),
 }
-FAST: Defaults = {  # benchmarks/results/0.9.md, "Time to a perplexity"
+FAST: Defaults = {  # benchmarks/results/README.md, "Time to a perplexity"
     "token_shift": 2,
     "zero_init_residual": True,
     "activation_fn": "relu_squared",

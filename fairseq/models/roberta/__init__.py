@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq.config.fields import add_flags, defaults, flag_name
-from fairseq.config.namespaces import ReadsNamespace
+from fairseq.config.namespaces import namespace_of
 from fairseq.models.encoder_settings import BertConfig
 from fairseq.models.fairseq_decoder import FairseqEncoder, FairseqEncoderModel, normalized
 from fairseq.models.transformer import TransformerEncoder
@@ -170,7 +171,7 @@ class RobertaEncoder(FairseqEncoder):
         return self.args.max_positions
 
 
-class RobertaModel(ReadsNamespace, FairseqEncoderModel):
+class RobertaModel(FairseqEncoderModel):
     """BERT and RoBERTa, under the name and with the constructor and hooks that scripts and plug-ins
     know."""
 
@@ -180,6 +181,14 @@ class RobertaModel(ReadsNamespace, FairseqEncoderModel):
         # The initial values of all parts, those that a plug-in put in included, are BERT's.
         self.apply(init_bert_params)
         self.classification_heads = nn.ModuleDict()
+
+    @classmethod
+    def settings_of(cls, settings: Any) -> Any:
+        return namespace_of(settings)
+
+    @classmethod
+    def unread(cls, stored: Mapping[str, object]) -> Mapping[str, object]:
+        return {}
 
     @classmethod
     def from_pretrained(cls, *args: Any, **options: Any) -> Any:

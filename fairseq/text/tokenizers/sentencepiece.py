@@ -16,7 +16,9 @@ from fairseq.text.tokenizers.base import EXTRA, Span, Subwords, Vocabulary, impo
 from fairseq.text.tokenizers.rules import BeginMarks, WordRule
 
 WORD_BEGINS = "▁"
-LONGEST_SENTENCE = 1 << 30  # bytes; the library skips longer words, by default those over 4,192 bytes
+# Letters of a word from which pieces are learned. In text without spaces a word is a paragraph:
+# the library skips those over 4,192 bytes, and its sums are not finite for 100,000 letters.
+LONGEST_WORD = 1000
 RESERVED = "▅"  # never a piece: the library writes it for unknown letters
 
 
@@ -48,12 +50,14 @@ class SentencePiece(Subwords):
                 # A table of counts: the text was counted already, and is not read once more.
                 for word in sorted(counts):
                     # The library skips words that hold it: without spaces, paragraphs.
-                    file.writelines(f"{part}\t{counts[word]}\n" for part in word.split(RESERVED) if part)
+                    for part in word.split(RESERVED):
+                        cuts = range(0, len(part), LONGEST_WORD)
+                        file.writelines(f"{part[at : at + LONGEST_WORD]}\t{counts[word]}\n" for at in cuts)
             try:
                 # One thread and sorted words: the model does not depend on the machine.
                 library.SentencePieceTrainer.train(
                     input=path, input_format="tsv", model_writer=model, vocab_size=size, num_threads=1,
-                    character_coverage=1.0, minloglevel=2, max_sentence_length=LONGEST_SENTENCE,
+                    character_coverage=1.0, minloglevel=2,
                 )  # fmt: skip
             except (RuntimeError, OSError) as error:
                 reason = " ".join(str(error).split())[-200:]

@@ -1,23 +1,19 @@
-"""Language models of fairseq-short as classes of Hugging Face transformers.
+# From fairseq-short. MIT License, Copyright (c) the fairseq-short authors.
+"""Language models of fairseq-short for transformers: what is common to all families of decoders.
 
-Without a cache, a row is read as one segment. With one, as in ``generate``, a model reads segments
-of its training's length: one with memory keeps the last tokens of a full segment, one without
-memory reads the second half of its window again. Padding is not read at all, on whichever side of a
-row it stands.
+Without a cache, each row is one segment. With one, as in ``generate``, rows are read in segments of
+the training's length: a model with memory attends to the last tokens of the segments before, and a
+model without memory reads the second half of its full window again. Padding is not read, on
+whichever side of a row it stands.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-import transformers
+import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import (
@@ -25,22 +21,21 @@ from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
     SequenceClassifierOutputWithPast,
 )
+from transformers.utils.versions import require_version
 
-from fairseq.interop.hugging_face.exported.decoder_parts import PARTS
-from fairseq.interop.hugging_face.exported.reading import DecoderReader, FairseqCache, noted
+require_version("transformers>=4.51")
 
-OLDEST = (4, 51)  # transformers that this code is tested with
+SPARE = 128  # entries of a cache that are made beyond those needed
 
 
 class FairseqConfig(PretrainedConfig):
-    """Settings of a model; ``config.json`` also has the usual names of a few sizes, for other
-    programs.
+    """Settings of a model.
 
     Attributes:
-        settings: the model's settings in fairseq-short, with its architecture as ``arch``.
-        vocab_size: number of words.
-        padding_idx: id of the padding symbol, from which positions are numbered; -1: there is none.
-        tied: names of parameters that are another one, and its name.
+        settings: those of fairseq-short, by their names there.
+        padding_idx: id of the padding symbol, after which positions are numbered; -1: none.
+        segment_length, memory_length: tokens of a segment and of the memory before it, with a
+            cache.
     """
 
     model_type = "fairseq_lm"
@@ -48,119 +43,196 @@ class FairseqConfig(PretrainedConfig):
 
     def __init__(
         self,
-        settings: dict[str, object] | None = None,
+        settings: dict[str, Any] | None = None,
         vocab_size: int = 0,
         padding_idx: int = -1,
-        tied: dict[str, str] | None = None,
+        segment_length: int = 0,
+        memory_length: int = 0,
         **kwargs: Any,
     ) -> None:
-        # transformers loads shared parameters (`tied`) once only where this is set.
-        super().__init__(**{**kwargs, "tie_word_embeddings": True})
-        self.settings, self.vocab_size, self.padding_idx, self.tied = settings, vocab_size, padding_idx, tied or {}
+        # No parameter has two names: what input and output share is read from the embeddings.
+        super().__init__(**{**kwargs, "tie_word_embeddings": False})
+        self.settings, self.vocab_size, self.padding_idx = settings or {}, vocab_size, padding_idx
+        self.segment_length, self.memory_length = segment_length, memory_length
 
 
-def decoder_of(config: FairseqConfig) -> Any:
-    """Return the decoder that *config* describes."""
-    settings = dict(config.settings or {})
-    arch = str(settings.pop("arch", None))
-    if arch not in PARTS:
-        raise ValueError(f"settings name the model {arch!r}; this code has {', '.join(PARTS)}")
-    kind, decoder = PARTS[arch]
-    padding = {"padding_idx": config.padding_idx} if arch == "transformer_lm" else {}
-    return decoder(kind(**{**settings, "no_apex": True}), config.vocab_size, **padding)
+class SegmentCache(Cache):
+    """Keys and values of the tokens of each row, in their order; rows differ in length.
+
+    Entries behind the last token of a row are arbitrary: no query reads them, and the next token
+    replaces them.
+
+    Attributes:
+        entries: by name, [B, S, …]: keys, values, and the tokens of a window, for the next one.
+        constants: what a decoder computes from its weights once.
+        lengths, starts: entries of each row, and those before its segment: [B].
+        before: the last inputs of a decoder's token shift.
+        queries, keys: positions in memory and segment, of the tokens that are read [B, T] and of
+            all entries [B, S].
+        taken: how many of the tokens that are read belong to each row: [B].
+    """
+
+    def __init__(self, rows: int, segment: int, memory: int, device: torch.device) -> None:
+        # In place of the constructor of transformers' caches, which differs by version.
+        self.layers: list[Any] = []
+        self.layer_class_to_replicate, self.offloading = None, False
+        self.segment, self.memory = segment, memory
+        self.entries: dict[str, Tensor] = {}
+        self.constants: dict[str, Any] = {}
+        self.lengths = self.starts = torch.zeros(rows, dtype=torch.long, device=device)
+        self.before: Tensor | None = None
+        self.columns = 0  # that were read, with padding
+
+    @property
+    def room(self) -> Tensor:
+        """Tokens for which each row's segment has room."""
+        return self.segment - (self.lengths - self.starts)
+
+    def begin(self, taken: Tensor, count: int) -> None:
+        """Prepare for *count* columns, of which the first *taken* [B] belong to each row."""
+        first = (self.starts - self.memory).clamp(min=0)[:, None]
+        self.taken, self.size = taken, int(self.lengths.max()) + count
+        self.slots = self.lengths[:, None] + torch.arange(count, device=taken.device)
+        self.queries = self.slots - first
+        self.keys = torch.arange(self.size, device=taken.device) - first
+
+    def add(self, name: str, new: Tensor) -> Tensor:
+        """Put *new* [B, T, …] behind the entries *name* of each row; return all, [B, S, …]."""
+        old = self.entries.get(name, new[:, :0])
+        if old.size(1) < self.size:
+            more = new.new_zeros(new.size(0), self.size + SPARE - old.size(1), *new.shape[2:])
+            old = torch.cat([old, more], dim=1)
+        old[torch.arange(new.size(0), device=new.device)[:, None], self.slots] = new
+        self.entries[name] = old
+        return old[:, : self.size]
+
+    def next_segment(self, rows: Tensor) -> None:
+        """Let a segment begin in *rows* (bool [B]), after which the last entries are memory."""
+        self.starts = torch.where(rows, self.lengths, self.starts)
+        if self.before is not None:
+            self.before = self.before.masked_fill(rows[:, None, None], 0)
+        unread = max(0, int(self.starts.min()) - self.memory)
+        if unread >= self.segment:
+            self.entries = {name: entries[:, unread:] for name, entries in self.entries.items()}
+            self.lengths, self.starts = self.lengths - unread, self.starts - unread
+
+    def replace(self, rows: Tensor, other: SegmentCache) -> None:
+        """Let *rows* [R] have read what those of *other* have."""
+        for name, entries in other.entries.items():
+            self.entries[name][rows, : other.size] = entries[:, : other.size]
+        self.lengths = self.lengths.index_copy(0, rows, other.lengths)
+        if self.before is not None and other.before is not None:
+            self.before = self.before.index_copy(0, rows, other.before)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.columns
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return -1
+
+    @property
+    def is_compileable(self) -> bool:
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        return False
+
+    def crop(self, *args: object, **kwargs: object) -> None:
+        raise ValueError("a cache with memory cannot be cropped; use greedy search, sampling or beam search")
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Let row *indices[i]* be row i."""
+        self.entries = {name: entries[indices] for name, entries in self.entries.items()}
+        self.lengths, self.starts = self.lengths[indices], self.starts[indices]
+        self.before = None if self.before is None else self.before[indices]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        rows = torch.arange(len(self.lengths), device=self.lengths.device)
+        self.batch_select_indices(rows.repeat_interleave(repeats))
 
 
-class Projection(nn.Module):
-    """A linear map that is no ``nn.Linear``."""
+class Matrix(nn.Module):
+    """A linear map around the layers.
 
-    weight: Tensor
-    bias: Tensor | None
+    It is no nn.Linear, which adapters and quantization replace: its weight may be read elsewhere,
+    too.
+    """
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight)
+
+
+class AdaptiveInput(nn.Module):
+    """Embeddings in bands of words, each narrower than the one before (Baevski & Auli 2019, §3).
+
+    Each band has a projection to the width *dim*; with *shares*, all have the same one, or none if
+    they have that width already.
+    """
+
+    def __init__(self, vocabulary: int, width: int, factor: float, dim: int, cutoffs: list[int], shares: bool) -> None:
+        super().__init__()
+        self.bounds = [0, *cutoffs, vocabulary]
+        self.embeddings: Any = nn.ModuleList()
+        projection = Matrix(width, dim) if width != dim or not shares else None
+        for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            narrow = int(width // factor**band)
+            if band and not shares:
+                projection = Matrix(narrow, dim)
+            parts = [nn.Embedding(last - first, narrow), *([projection] if projection is not None else [])]
+            self.embeddings.append(nn.Sequential(*parts))
+
+    def weights(self, band: int) -> list[Tensor]:
+        """The embeddings [words, d] of a band and, if there is one, its projection [dim, d]."""
+        return [module.weight for module in self.embeddings[band]]
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result = self.embeddings[0](tokens.clamp(max=self.bounds[1] - 1))
+        for band, first in enumerate(self.bounds[1:-1], 1):
+            embedded = self.embeddings[band]((tokens - first).clamp(0, self.bounds[band + 1] - first - 1))
+            result = torch.where((tokens >= first)[..., None], embedded, result)
+        return result
 
 
 class FairseqPreTrainedModel(PreTrainedModel):
-    """A decoder with its output layer; subclasses add what their tasks need."""
+    """A decoder, of the class *decoder_class* that a family's file names.
+
+    A decoder has ``embed_tokens``; ``forward(embedded, cache, explicit)``, which returns what its
+    layers and the output layer read and, if *explicit*, weights of attention;
+    ``log_probs(hidden)``; ``begin(cache)`` for a new cache; and ``width``, the channels of what the
+    output layer reads.
+    """
 
     config_class = FairseqConfig
-    _no_split_modules = ["TransformerLayer"]
+    decoder_class: Any
+    _no_split_modules = ["Layer"]
     _supports_sdpa = True
     supports_gradient_checkpointing = True
-    # A cache cannot be cropped, so that there is no assisted generation.
-    _is_stateful = True
+    _is_stateful = True  # a cache cannot be cropped: there is no assisted generation
 
     def __init__(self, config: FairseqConfig) -> None:
-        version = transformers.__version__
-        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-            oldest = ".".join(map(str, OLDEST))
-            raise ImportError(f"{config.model_type}: transformers {version} is too old; install {oldest} or later")
         super().__init__(config)
-        self.decoder = decoder_of(config)
-        for module in self.decoder.modules():
-            # The hooks would name a shared parameter once for each layer, as checkpoints do; here
-            # it has the one name of its module.
-            module._state_dict_hooks.clear()
-            module._load_state_dict_pre_hooks.clear()
-        # Weights around the layers are shared, and read without a call of their module: tools that
-        # replace linear maps, such as adapters and quantization, leave these alone.
-        for name, module in self.decoder.named_modules():
-            if isinstance(module, nn.Linear) and not name.startswith("layers."):
-                module.__class__ = Projection  # type: ignore[assignment]
-        # A table since transformers 5, names before it.
-        self._tied_weights_keys: Any = dict(config.tied) if self.ties_itself() else list(config.tied)
-
-    @staticmethod
-    def ties_itself() -> bool:
-        """Whether transformers shares parameters by a table of their names."""
-        return int(transformers.__version__.split(".")[0]) >= 5
-
-    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
-        """Share parameters again: a model that is made without memory for its weights has lost what
-        it shared."""
-        if self.ties_itself():
-            return super().tie_weights(*args, **kwargs)
-        for name, first in self.config.tied.items():
-            module, _, parameter = name.rpartition(".")
-            setattr(self.get_submodule(module), parameter, self.get_parameter(first))
-        return None
+        self.decoder = self.decoder_class(config)
 
     def _init_weights(self, module: nn.Module) -> None:
-        # A decoder has its initial weights from the beginning.
-        if module is getattr(self, "score", None):
+        if isinstance(module, nn.Linear | nn.Embedding | Matrix):
             nn.init.normal_(module.weight, std=0.02)
-
-    @classmethod
-    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """See transformers; a weight that the file lacks is an error, unless it is a new head's."""
-        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        model, info = loaded
-        if missing := sorted(name for name in info["missing_keys"] if not name.startswith("score.")):
-            raise ValueError(f"the file of weights lacks {', '.join(missing[:3])}; export the model again")
-        return (model, info) if output_loading_info else model
+        if getattr(module, "bias", None) is not None:
+            nn.init.zeros_(module.bias)  # type: ignore[arg-type]
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        """Return False: ``generate`` then takes the cache that ``forward`` returns."""
-        return False
-
-    def _set_gradient_checkpointing(
-        self, enable: bool = True, gradient_checkpointing_func: Any = None, every_n_layers: int = 1
-    ) -> None:
-        """Let layers keep their inputs alone for the backward pass, and compute the rest again."""
-        recompute = gradient_checkpointing_func
-        # The older variant, transformers' default before 5, takes no arguments by name.
-        if recompute is None or getattr(recompute, "keywords", {}).get("use_reentrant"):
-            recompute = functools.partial(checkpoint, use_reentrant=False)
-        for number, layer in enumerate(self.decoder.layers):
-            layer.__dict__.pop("forward", None)
-            if enable and number % every_n_layers == 0:
-                layer.forward = functools.partial(recompute, layer.forward)
-        self.gradient_checkpointing = enable
-
-    @property
-    def is_gradient_checkpointing(self) -> bool:
-        return getattr(self, "gradient_checkpointing", False)
+        return False  # generation takes the cache that `forward` returns
 
     def get_input_embeddings(self) -> nn.Module:
         return self.decoder.embed_tokens
@@ -177,90 +249,96 @@ class FairseqPreTrainedModel(PreTrainedModel):
         inputs_embeds: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        **kwargs: object,
     ) -> BaseModelOutputWithPast:
         """Hidden states for the arguments of :meth:`FairseqForCausalLM.forward`, and what else they
-        ask for.
-
-        Raises:
-            ValueError: what is asked for does not exist here.
-        """
-        tokens = input_ids
-        if inputs_embeds is not None and input_ids is None:
-            tokens = inputs_embeds.new_zeros(inputs_embeds.shape[:2], dtype=torch.long)
-        elif tokens is None or inputs_embeds is not None:
+        ask for."""
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError("give either input_ids or inputs_embeds")
-        if attention_mask is not None and attention_mask.dim() > 2:
-            attention_mask = _padding_of(attention_mask)
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(f"attention_mask {list(attention_mask.shape)}: give the padding alone, [B, T]")
         with_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         with_weights = self.config.output_attentions if output_attentions is None else output_attentions
-        cache = self._cache(past_key_values, use_cache)
-        if cache is not None and (with_weights or inputs_embeds is not None):
-            name = "output_attentions" if with_weights else "inputs_embeds"
-            raise ValueError(f"{name}: not with a cache; give use_cache=False")
-        reader = DecoderReader(self.decoder, bool(with_states))
+        cache = self._cache(past_key_values, len(given)) if use_cache or past_key_values is not None else None
+        for name, asked in (("inputs_embeds", inputs_embeds is not None), ("output_attentions", with_weights)):
+            if asked and cache is not None:
+                raise ValueError(f"{name}: not with a cache; give use_cache=False")
+        # Attention is causal: tokens that stand before all padding of their row do not see it.
+        columns, order = given.size(1), None
+        if attention_mask is not None:
+            real = attention_mask[:, -columns:].long()
+            order = (torch.arange(columns, device=real.device) + columns * (1 - real)).argsort(1)
+            given = _in_order(given, order)
+        explicit = with_weights or getattr(self.config, "_attn_implementation", None) == "eager"
         weights: list[Tensor] = []
-        with self._attention():
-            if cache is not None:
-                real = torch.ones_like(tokens) if attention_mask is None else attention_mask[:, -tokens.size(1) :]
-                read = cache.read(reader, tokens, real.bool())
-            else:
-                read = self._uncached(reader, tokens, attention_mask, inputs_embeds, weights if with_weights else None)
-        parts = reader.parts(read)
+        if cache is None:
+            embedded = given if input_ids is None else self.decoder.embed_tokens(given)
+            states, weights = self.decoder(embedded, None, explicit)
+        else:
+            counts = torch.full_like(given[:, 0], columns) if attention_mask is None else real.sum(1)
+            states = self._read_on(given, counts, cache)
+            cache.columns += columns
+        if order is not None:
+            back = order.argsort(1)
+            states = [_in_order(state, back) for state in states]
+            weights = [_attention_in_order(layer, back) for layer in weights] if with_weights else []
         return BaseModelOutputWithPast(
-            parts[-1], cache, parts if with_states else None, tuple(weights) if with_weights else None
+            states[-1], cache, tuple(states) if with_states else None, tuple(weights) if with_weights else None
         )
 
-    def _uncached(
-        self,
-        reader: DecoderReader,
-        tokens: Tensor,
-        attention_mask: Tensor | None,
-        embeddings: Tensor | None,
-        weights: list[Tensor] | None,
-    ) -> Tensor:
-        """What *reader* gives for one segment of *tokens* [B, T], or *embeddings* [B, T, E];
-        attention to *weights*."""
-        order = None if attention_mask is None else _order(attention_mask[:, -tokens.size(1) :])
-        moved = tokens if order is None else tokens.gather(1, order)
-        with contextlib.ExitStack() as hooks:
-            if embeddings is not None:
-                replaced = embeddings if order is None else _gathered(embeddings, order)
-                hooks.callback(self.decoder.embed_tokens.register_forward_hook(lambda *_: replaced).remove)
-            modules = [layer.self_attn for layer in self.decoder.layers]
-            calls = hooks.enter_context(noted(modules)) if weights is not None else []
-            read = reader.read(moved)
-        if weights is not None:
-            # Fused attention does not return its weights: they are computed again from what each
-            # call was given.
-            for module, (x, kwargs) in zip(modules, calls, strict=True):
-                of_layer = module.weights(x, *(kwargs[name] for name in ("memory", "positions", "visible")))
-                weights.append(of_layer if order is None else _attention_back(of_layer, order, tokens.size(1)))
-        return read if order is None else _moved_back(read, order, tokens.size(1))
+    def _cache(self, given: Any, rows: int) -> SegmentCache:
+        """The cache to read with: a new one for None, and for an empty one of transformers."""
+        if isinstance(given, SegmentCache):
+            return given
+        if given is not None and given.get_seq_length():
+            raise ValueError(f"past_key_values {type(given).__name__}: expected what this model returned")
+        cache = SegmentCache(rows, self.config.segment_length, self.config.memory_length, self.device)
+        self.decoder.begin(cache)
+        return cache
 
-    def _cache(self, cache: object, use_cache: bool | None) -> FairseqCache | None:
-        """The cache to read with: a new one for an empty one of transformers, which has no room for
-        a memory."""
-        if isinstance(cache, FairseqCache):
-            return cache
-        if cache is None:
-            return FairseqCache() if use_cache else None
-        if isinstance(cache, Cache) and cache.get_seq_length() == 0:
-            return FairseqCache()
-        raise ValueError(f"past_key_values {type(cache).__name__}: expected what this model returned")
+    def _read_on(self, tokens: Tensor, counts: Tensor, cache: SegmentCache) -> list[Tensor]:
+        """What the decoder gives for the first *counts* [B] of *tokens* [B, T], which continue
+        *cache*."""
+        done = torch.zeros_like(counts)
+        states: list[Tensor] = []
+        while bool((done < counts).any()):
+            full = (done < counts) & (cache.room == 0)
+            if bool(full.any()):
+                self._make_room(cache, full)
+            taken = torch.minimum(counts - done, cache.room)
+            columns = done[:, None] + torch.arange(int(taken.max()), device=tokens.device)
+            piece = tokens.gather(1, columns.clamp(max=tokens.size(1) - 1))
+            read = self._read_piece(piece, taken, cache)
+            states = states or [state.new_zeros(*tokens.shape, state.size(2)) for state in read]
+            rows, places = (columns < (done + taken)[:, None]).nonzero(as_tuple=True)
+            for state, part in zip(states, read, strict=True):
+                state[rows, columns[rows, places]] = part[rows, places]
+            done = done + taken
+        return states
 
-    @contextlib.contextmanager
-    def _attention(self) -> Iterator[None]:
-        """Attention by plain products where the configuration says ``eager``."""
-        if getattr(self.config, "_attn_implementation", None) == "eager" and not torch.compiler.is_compiling():
-            with sdpa_kernel(SDPBackend.MATH):
-                yield
-        else:
-            yield
+    def _read_piece(self, tokens: Tensor, taken: Tensor, cache: SegmentCache) -> list[Tensor]:
+        """What the decoder gives for *tokens* [B, T], for the first *taken* [B] of which segments
+        have room."""
+        cache.begin(taken, tokens.size(1))
+        if not cache.memory:
+            cache.add("tokens", tokens)
+        states: list[Tensor] = self.decoder(self.decoder.embed_tokens(tokens), cache, False)[0]
+        cache.lengths = cache.lengths + taken
+        return states
+
+    def _make_room(self, cache: SegmentCache, full: Tensor) -> None:
+        """Begin a segment in the rows *full* (bool [B]); without memory, a window with the second
+        half of the last one."""
+        if cache.memory:
+            cache.next_segment(full)
+            return
+        rows, half = full.nonzero()[:, 0], cache.segment // 2
+        window = self._cache(None, len(rows))
+        tokens = cache.entries["tokens"][rows, cache.segment - half : cache.segment]
+        self._read_piece(tokens, torch.full_like(rows, half), window)
+        cache.replace(rows, window)
 
     def _returned(self, output: Any, return_dict: bool | None) -> Any:
-        """*output*, or a tuple of its values, by the argument of ``forward`` or the
-        configuration."""
         as_object = self.config.return_dict if return_dict is None else return_dict
         return output if as_object else output.to_tuple()
 
@@ -310,36 +388,30 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: object,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Log-probabilities of the next token, as logits.
+        """Log-probabilities of the next token, as logits: an adaptive softmax has no others.
 
         Args:
             input_ids: [B, T]; with *past_key_values*, those that follow what it holds.
-            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count; or a
-                causal mask [B, T, T].
+            attention_mask: 0 at padding: [B, T] or more columns, of which the last T count.
             past_key_values: what an earlier call returned; it is changed in place.
             inputs_embeds: [B, T, E], in place of ``input_ids``; not with a cache.
             labels: targets [B, T], aligned with ``input_ids``; -100 is left out of the loss.
             use_cache: return a cache (default: if one is given).
             output_attentions: return the weights of attention [B, H, T, T]; not with a cache.
             output_hidden_states: return the inputs of the layers and what the output layer reads.
-            logits_to_keep: compute logits for the last of so many tokens, or for these positions;
-                0: for all.
+            logits_to_keep: compute logits of so many last tokens, or of these positions; 0: of all.
             kwargs: for the loss, such as ``num_items_in_batch``.
         """
         asked = (past_key_values, use_cache, inputs_embeds, output_hidden_states, output_attentions)
         read = self.read(input_ids, attention_mask, *asked)
         last = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        # Log-probabilities are logits, too (their softmax is itself), and an adaptive softmax has
-        # no others.
         hidden: Any = read.last_hidden_state
-        logits = self.decoder.output_distribution.log_probs(hidden[:, last])
-        loss = None
+        logits, loss = self.decoder.log_probs(hidden[:, last]), None
         if labels is not None:
-            # Nothing was read before the first token after padding, which therefore has no
-            # prediction.
+            # Nothing was read before the first token after padding: it has no prediction.
             if attention_mask is not None:
                 padding = attention_mask[:, -labels.size(1) :] == 0
-                labels = labels.clone().masked_fill_(padding.roll(1, dims=1), -100)
+                labels = labels.masked_fill(padding.roll(1, dims=1), -100)
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         output = CausalLMOutputWithPast(loss, logits, read.past_key_values, read.hidden_states, read.attentions)
         return self._returned(output, return_dict)
@@ -348,14 +420,11 @@ class FairseqForCausalLM(FairseqPreTrainedModel, GenerationMixin):
 class FairseqForSequenceClassification(FairseqPreTrainedModel):
     """A classifier of texts: a linear map of the hidden state of the last token."""
 
-    # The loss is a mean over each batch: with gradient accumulation, the caller divides it.
-    accepts_loss_kwargs = False
+    accepts_loss_kwargs = False  # the loss is a mean: with gradient accumulation, the caller divides it
 
     def __init__(self, config: FairseqConfig) -> None:
         super().__init__(config)
-        projection = getattr(self.decoder, "project_out_dim", None)
-        width = config.hidden_size if projection is None else projection.out_features
-        self.score = nn.Linear(width, config.num_labels or 2, bias=False)
+        self.score = nn.Linear(self.decoder.width, config.num_labels or 2, bias=False)
         self.post_init()
 
     def forward(
@@ -369,76 +438,29 @@ class FairseqForSequenceClassification(FairseqPreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: object,
     ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
-        """Scores of the classes [B, N]; without *attention_mask* the padding is what
-        ``config.pad_token_id`` says."""
+        """Scores of the classes [B, N]; without a mask, padding is ``config.pad_token_id``."""
         if attention_mask is None and input_ids is not None and self.config.pad_token_id is not None:
             attention_mask = (input_ids != self.config.pad_token_id).long()
         read = self.read(input_ids, attention_mask, None, False, inputs_embeds, output_hidden_states, output_attentions)
         hidden: Any = read.last_hidden_state
         real = hidden.new_ones(hidden.shape[:2]) if attention_mask is None else attention_mask
-        # The last real token, on whichever side the padding is.
         last = (real.long() * torch.arange(real.size(1), device=real.device)).argmax(1)
-        logits = self.score(hidden[torch.arange(len(hidden), device=last.device), last])
-        loss = None
+        logits, loss = self.score(hidden[torch.arange(len(hidden), device=last.device), last]), None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, logits=logits)
         output = SequenceClassifierOutputWithPast(loss, logits, None, read.hidden_states, read.attentions)
         return self._returned(output, return_dict)
 
 
-def _padding_of(mask: Tensor) -> Tensor:
-    """The padding mask [B, T] that a causal *mask* [B, T, T] or [B, 1, T, T] says; -inf or False at
-    hidden keys.
-
-    Raises:
-        ValueError: it hides other keys than padding and later ones.
-    """
-    visible = mask[:, 0] if mask.dim() == 4 else mask
-    if visible.is_floating_point() and bool((visible < 0).any()):
-        visible = visible == 0
-    real = visible.bool().diagonal(dim1=-2, dim2=-1)
-    causal = (real[:, None] & real[:, :, None]).tril()
-    if mask.size(-1) != mask.size(-2) or not torch.equal(visible.bool() & real[:, :, None], causal):
-        raise ValueError(f"attention_mask {list(mask.shape)}: must be causal; a mask [B, T] of the padding is enough")
-    return real.long()
+def _in_order(x: Tensor, order: Tensor) -> Tensor:
+    """The columns *order* [B, T] of *x* [B, T, …]."""
+    return x.gather(1, order if x.dim() == 2 else order[..., None].expand(-1, -1, x.size(2)))
 
 
-def _order(real: Tensor) -> Tensor:
-    """Columns [B, S] that move the tokens of rows to their beginning, by *real* [B, T], 0 at
-    padding.
-
-    Attention is causal: tokens there do not see the padding after them.
-    """
-    # The tokens keep their order, and only the padding moves. Without a sort, for which ONNX has no
-    # stable one.
-    tokens = (real != 0).long()
-    padding = 1 - tokens
-    after = tokens.sum(1, keepdim=True) + padding.cumsum(1) - 1
-    column = torch.where(tokens == 1, tokens.cumsum(1) - 1, after)  # the new one of each
-    order = torch.zeros_like(column).scatter(
-        1, column, torch.arange(real.size(1), device=real.device).expand_as(column)
-    )
-    # How many columns are needed depends on the data, which a graph does not.
-    return order if torch.compiler.is_compiling() else order[:, : max(1, int(real.bool().sum(1).max()))]
-
-
-def _gathered(states: Tensor, order: Tensor) -> Tensor:
-    return states.gather(1, order[..., None].expand(*order.shape, states.size(2)))
-
-
-def _moved_back(states: Tensor, order: Tensor, columns: int) -> Tensor:
-    """*states* [B, S, C] of the columns *order* [B, S] at these columns of [B, T, C]; zeros
-    elsewhere."""
-    result = states.new_zeros(states.size(0), columns, states.size(2))
-    return result.scatter(1, order[..., None].expand_as(states), states)
-
-
-def _attention_back(weights: Tensor, order: Tensor, columns: int) -> Tensor:
-    """Attention [B, H, S, M + S] of columns *order* [B, S] at these columns of [B, H, T, M + T];
-    zeros elsewhere."""
-    # Of a memory that begins with zeros.
-    memory, weights = weights.tensor_split([weights.size(-1) - order.size(1)], dim=-1)
-    rows = weights.new_zeros(*weights.shape[:3], columns)
-    rows = torch.cat([memory, rows.scatter(3, order[:, None, None].expand_as(weights), weights)], dim=-1)
-    result = weights.new_zeros(*weights.shape[:2], columns, rows.size(-1))
-    return result.scatter(2, order[:, None, :, None].expand_as(rows), rows)
+def _attention_in_order(weights: Tensor, order: Tensor) -> Tensor:
+    """Rows and columns *order* [B, T] of *weights* [B, H, T, M + T]; the M keys of memory stay."""
+    memory = weights.size(3) - order.size(1)
+    first = torch.arange(memory, device=order.device).expand(len(order), -1)
+    keys = torch.cat([first, order + memory], dim=1)
+    rows = weights.gather(2, order[:, None, :, None].expand_as(weights))
+    return rows.gather(3, keys[:, None, None].expand_as(weights))
