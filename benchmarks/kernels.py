@@ -39,7 +39,7 @@ MODERN = """--arch transformer_lm_fast_demo --tokens-per-sample 64 --batch-size 
     --decoder-gated-ffn --activation-fn silu --decoder-ffn-embed-dim 704 --max-update 1000 --cpu"""
 FLAGS = {**in_turns.FLAGS, "modern decoder": MODERN}
 CASES = tuple(f"{model}, {precision}" for model in FLAGS for precision in ("bf16", "fp32"))
-KERNELS = ("attention", "dropout", "cross_entropy")
+KERNELS = ("attention", "dropout", "cross_entropy", "layers")
 PARTS = ("all", *KERNELS, "oneDNN")
 
 

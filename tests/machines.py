@@ -10,7 +10,7 @@ import torch
 from fairseq.kernels import build as native
 from fairseq.modules import dispatch
 
-PARTS = ("attention", "cross_entropy", "dropout")
+PARTS = ("attention", "cross_entropy", "dropout", "layers")
 COMPILED = dispatch.compiled("dropout") is not None
 
 

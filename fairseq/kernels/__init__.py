@@ -3,6 +3,7 @@
 <<<<<<< HEAD
 * ``dropout.c``: ``fairseq::dropout_mask`` and ``fairseq::masked_dropout``.
 * ``cross_entropy.c``: ``fairseq::cross_entropy``, with the gradient in the place of the logits.
+* ``layers.c``: ``fairseq::rms_norm`` and ``fairseq::rotated``.
 * ``attention.c``: ``fairseq::attention``, absolute and by distance, and its gradient.
 * ``decoding.c``, called by :mod:`fairseq.inference`: a token through all layers, the embeddings of
   words and their probabilities. It is no operator: it writes into a cache, at addresses that are
@@ -18,7 +19,8 @@
   embeddings of words and their probabilities.
 >>>>>>> main
 
-:func:`fairseq.modules.dispatch.kernels` decides where the first three compute. Without a compiler
+:func:`fairseq.modules.dispatch.kernels` decides where the first four compute. Without a compiler
 (``CC=false``), on other devices and in exports torch's operators compute the same, up to rounding
-and other masks of dropout. ``benchmarks/results/kernels.md`` has what each of them gains.
+and other masks of dropout. ``benchmarks/results/README.md`` has
+what each of them gains.
 """

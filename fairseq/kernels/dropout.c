@@ -55,11 +55,19 @@ void draw_mask(const int64_t *seed, long dropped, uint8_t *mask, long count, lon
         }
 }
 
-INLINE void drop_piece(int type, const void *x, void *y, long first, long end, const uint8_t *mask, float scale) {
-    EACH(first, end, store(type, y, i, count, choose(kept(mask, i), load(type, x, i, count, 0) * scale, all(0)));)
+INLINE void drop_piece(int type, int relu, const void *x, void *y, long first, long end, const uint8_t *mask,
+                       const void *positive, float scale) {
+    EACH(first, end,
+        floats value = load(type, x, i, count, 0) * scale;
+        value = choose(positive ? above(load(type, positive, i, count, 0), all(0)) : kept(mask, i), value, all(0));
+        if (relu) value = choose(above(all(0), value), all(0), value); /* NaN stays */
+        store(type, y, i, count, value);
+    )
 }
 
-/* y [size] = scale x where the mask keeps it, else 0 */
-void drop(long type, const void *x, void *y, const uint8_t *mask, float scale, long size, long threads) {
-    PARALLEL(first, size, BLOCK, drop_piece(T, x, y, first, least(size, first + BLOCK), mask, scale))
+/* y [size] = scale x, or scale relu(x), where the mask keeps it or, if there are such numbers, they are positive; else 0 */
+void drop(long type, long relu, const void *x, void *y, const uint8_t *mask, const void *positive, float scale, long size,
+          long threads) {
+    PARALLEL(first, size, BLOCK,
+             drop_piece(T, (int)relu, x, y, first, least(size, first + BLOCK), mask, positive, scale))
 }

@@ -27,9 +27,10 @@ def compiled() -> Any:
     return build.library("dropout", Path(__file__).with_name("dropout.c"))
 
 
-def dropout(x: Tensor, p: float) -> Tensor:
-    """*x* with each element zeroed with probability *p* < 1, the others scaled by 1 / (1 − p)."""
-    return masked_dropout(x, draw_mask(x.numel(), p), p)
+def dropout(x: Tensor, p: float, relu: bool = False) -> Tensor:
+    """*x*, or its positive part, with each element zeroed with probability *p* < 1, the others
+    scaled by 1 / (1 − p)."""
+    return masked_dropout(x, draw_mask(x.numel(), p), p, relu)
 
 
 def draw_mask(size: int, p: float) -> Tensor:
@@ -68,26 +69,43 @@ def _empty_mask(seed: Tensor, size: int) -> Tensor:
 
 
 @torch.library.custom_op("fairseq::masked_dropout", mutates_args=(), device_types="cpu")
-def masked_dropout(x: Tensor, mask: Tensor, p: float) -> Tensor:
-    """*x* divided by 1 − *p* where *mask* keeps it, 0 elsewhere."""
+def masked_dropout(x: Tensor, mask: Tensor, p: float, relu: bool) -> Tensor:
+    """*x*, or its positive part, divided by 1 − *p* where *mask* keeps it, 0 elsewhere."""
+    return _drop(x, mask, None, p, relu)
+
+
+@torch.library.custom_op("fairseq::relu_dropout_gradient", mutates_args=(), device_types="cpu")
+def relu_dropout_gradient(grad: Tensor, y: Tensor, p: float) -> Tensor:
+    """The gradient from the result *y* alone, which is positive where its own is not 0."""
+    return _drop(grad, None, y.contiguous(), p, False)
+
+
+def _drop(x: Tensor, mask: Tensor | None, positive: Tensor | None, p: float, relu: bool) -> Tensor:
     x = x.contiguous()
     y = torch.empty_like(x)
-    call(compiled().drop, x.dtype, x, y, mask, scale_of(p), x.numel(), threads(x.numel()))
+    call(compiled().drop, x.dtype, relu, x, y, mask, positive, scale_of(p), x.numel(), threads(x.numel()))
     return y
 
 
 @masked_dropout.register_fake
-def _(x: Tensor, mask: Tensor, p: float) -> Tensor:
+def _(x: Tensor, mask: Tensor, p: float, relu: bool) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _save_mask(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, mask, ctx.p = inputs
-    ctx.save_for_backward(mask)
+@relu_dropout_gradient.register_fake
+def _(grad: Tensor, y: Tensor, p: float) -> Tensor:
+    return torch.empty_like(grad, memory_format=torch.contiguous_format)
 
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-    return masked_dropout(grad, *ctx.saved_tensors, ctx.p), None, None
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, mask, ctx.p, ctx.relu = inputs
+    ctx.save_for_backward(output if ctx.relu else mask)
 
 
-masked_dropout.register_autograd(_gradient, setup_context=_save_mask)
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    (saved,) = ctx.saved_tensors
+    of_x = relu_dropout_gradient(grad, saved, ctx.p) if ctx.relu else masked_dropout(grad, saved, ctx.p, False)
+    return of_x, None, None, None
+
+
+masked_dropout.register_autograd(_gradient, setup_context=_save)

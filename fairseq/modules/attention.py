@@ -277,7 +277,8 @@ class SelfAttention(nn.Module):
         if self.q_norm is None or self.k_norm is None:
             return query, *keys
         return tuple(
-            rms_norm(x, norm.weight, norm.eps)
+            # In the order of memory: time before heads.
+            rms_norm(x.transpose(1, 2), norm.weight, norm.eps).transpose(1, 2)
             for x, norm in ((query, self.q_norm), *((key, self.k_norm) for key in keys))
         )
 

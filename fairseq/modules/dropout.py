@@ -20,6 +20,12 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     return F.dropout(x, p) if by_kernel is None else by_kernel.dropout(x, p)
 
 
+def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
+    """``dropout(relu(x), p)``; the backward pass of the kernel needs only the result."""
+    by_kernel = kernels("dropout", x) if training and 0.0 < p < 1.0 else None
+    return dropout(F.relu(x), p, training) if by_kernel is None else by_kernel.dropout(x, p, relu=True)
+
+
 def variational_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """Dropout with one mask for all time steps (Gal & Ghahramani 2016, §4.1): x [B, T, C], a mask
     [B, 1, C]."""

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.dispatch import is_cpu
+from fairseq.modules.dispatch import is_cpu, kernels
 from fairseq.modules.linear import lowered
 
 logger = logging.getLogger(__name__)
@@ -50,12 +50,11 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float | None) -> Tensor:
 
     Zhang & Sennrich 2019, "Root mean square layer normalization".
     """
-    wide, gain = x.float(), gain.float()
-    if not is_cpu(x) or eps is None:
-        return F.rms_norm(wide, gain.shape, gain, eps).to(x.dtype)
-    # On CPUs torch's takes six passes over memory, and twice the time of these with bfloat16.
-    squares = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square()
-    return (wide * (squares / x.size(-1) + eps).rsqrt() * gain).to(x.dtype)
+    gain = gain.float()
+    by_kernel = kernels("layers", x, gain) if gain.shape == x.shape[-1:] and eps is not None else None
+    if by_kernel is None:
+        return F.rms_norm(x.float(), gain.shape, gain, eps).to(x.dtype)
+    return by_kernel.rms_norm(x, gain, eps)[0]
 
 
 def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5, kind: str = "layer", bias: bool = True) -> nn.Module:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
+from fairseq.modules.dispatch import kernels
 
 _MORE_ROWS = 256  # of a table of sinusoids
 
@@ -96,13 +97,14 @@ FEW_TURNS, MANY_TURNS = 1.0, 4.0
 def rotated(x: Tensor, table: Tensor) -> Tensor:
     """*x* [..., T, D] with its first R channels turned
     as *table* [T, 2, R/2] says; computed in float32."""
+    by_kernel = kernels("layers", x, table) if x.dim() == 4 else None
+    if by_kernel is not None:
+        return by_kernel.rotated(x, table, 1.0)
     cosines, sines = table.unbind(1)
     half = cosines.size(-1)
-    turning, rest = x[..., : 2 * half].float(), x[..., 2 * half :]
-    # Both halves at once: first·cos − second·sin, second·cos + first·sin.
-    turned = turning * torch.cat([cosines, cosines], dim=-1)
-    turned = turned.addcmul_(turning.roll(half, -1), torch.cat([-sines, sines], dim=-1)).to(x.dtype)
-    return torch.cat([turned, rest], dim=-1) if rest.size(-1) else turned
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    turned = (first * cosines - second * sines, second * cosines + first * sines)
+    return torch.cat([*(part.to(x.dtype) for part in turned), rest], dim=-1)
 
 
 class SinusoidalPositions(nn.Module):

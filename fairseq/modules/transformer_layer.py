@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq.errors import UserError, nearest
 from fairseq.modules import ACTIVATIONS
 from fairseq.modules.attention import CAUSAL, Visibility
-from fairseq.modules.dropout import dropout, variational_dropout
+from fairseq.modules.dropout import dropout, relu_dropout, variational_dropout
 from fairseq.modules.linear import Linear, lowered
 from fairseq.modules.memory import LayerCache
 from fairseq.modules.norms import layer_norm
@@ -171,10 +171,8 @@ class TransformerLayer(nn.Module):
             # Nothing else reads the product, so without gradients it needs no second tensor.
             if not self.training and not torch.is_grad_enabled():
                 return x.relu_()
-            # Dropout multiplies by no negative number, so it may come first: then the ReLU is
-            # computed in place, and the backward pass reads one tensor.
-            if self.training and self.activation_dropout > 0 and not self.variational:
-                return dropout(x, self.activation_dropout).relu_()
+            if not self.variational:
+                return relu_dropout(x, self.activation_dropout, self.training)
         drop = variational_dropout if self.variational else dropout
         return drop(self.activation(x), self.activation_dropout, self.training)
 

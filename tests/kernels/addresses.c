@@ -1,10 +1,11 @@
-/* Calls all kernels of training on buffers of the exact size; DROPOUT, CROSS_ENTROPY and ATTENTION
-   stand for their files. */
+/* Calls all kernels of training on buffers of the exact size; DROPOUT, CROSS_ENTROPY, LAYERS and
+   ATTENTION stand for their files. */
 #include <stdio.h>
 #include <stdlib.h>
 #include "DROPOUT"
 #undef BLOCK
 #include "CROSS_ENTROPY"
+#include "LAYERS"
 /* Room for so many words, from the scratch or in memory of its own */
 static uint32_t *exact(uint32_t **scratch, long words);
 #include "ATTENTION"
@@ -26,10 +27,24 @@ static void between_products(int type) {
         double *losses = calloc(rows, 8);
         for (long i = 0; i < count; i++) put(type, a, i, i % 13);
         targets[1] = columns - 1;
-        drop(type, a, b, mask, 1.5f, count, 2);
+        drop(type, 1, a, b, mask, NULL, 1.5f, count, 2);
+        drop(type, 0, a, b, NULL, a, 1.5f, count, 2);
         cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
         cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
         free(targets), free(losses), free(a), free(b), free(mask);
+    }
+}
+
+static void layers(int type) {
+    for (long columns = 1; columns < 600; columns += columns < 40 ? 1 : 97) {
+        const long rows = 35, count = rows * columns, size = count * size_of(type), half = columns / 2;
+        char *a = filled(size, 0), *b = filled(size, 0), *c = filled(size, 0);
+        float *gain = calloc(columns, 4), *scales = malloc(rows * 4), *sums = malloc(2 * columns * 4);
+        float *table = calloc(7 * 2 * half, 4);
+        rms_norm(type, a, gain, b, scales, 1e-5f, rows, columns, 2);
+        rms_norm_gradient(type, b, a, gain, scales, c, sums, rows, columns, 2);
+        rotate(type, a, table, b, -1, 1, 7, 5, columns, half, 2);
+        free(a), free(b), free(c), free(gain), free(scales), free(sums), free(table);
     }
 }
 
@@ -110,7 +125,7 @@ int main(void) {
     const long shapes[][2] = {{1, 1}, {1, 40}, {5, 9}, {16, 16}, {17, 33}, {8, 15}, {33, 33}, {7, 64}, {40, 71}};
     enum { SHAPES = sizeof shapes / sizeof *shapes };
     int way = 0;
-    for (int type = 0; type < 2; type++) between_products(type);
+    for (int type = 0; type < 2; type++) between_products(type), layers(type);
     for (separate = 0; separate < 2; separate++)
         for (int type = 0; type < 2; type++)
             for (int kind = 0; kind < 16; kind++) {

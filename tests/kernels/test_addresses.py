@@ -32,7 +32,7 @@ def test_the_sanitizers_of_addresses_and_undefined_behaviour_find_nothing(tmp_pa
     attention.write_text(source.replace(TAKE, f"{TAKE}exact(&scratch, WORDS) // "))
     text = Path(__file__).with_name("addresses.c").read_text()
     text = text.replace('"ATTENTION"', f'"{attention}"')
-    for name in ("dropout", "cross_entropy"):
+    for name in ("dropout", "cross_entropy", "layers"):
         text = text.replace(f'"{name.upper()}"', f'"{FOLDER / name}.c"')
     main.write_text(text)
     subprocess.run(command, check=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fairseq.kernels import arguments, build
 from fairseq.modules import dispatch
-from fairseq.modules.dropout import dropout
+from fairseq.modules.dropout import dropout, relu_dropout
 
 TYPES = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
 pytestmark = pytest.mark.usefixtures("machine")
@@ -30,14 +30,15 @@ def test_dropout_and_its_gradient_are_products_with_a_mask(shape: tuple[int, ...
     torch.manual_seed(7)
     factors = mask_of(0.3, shape)
     x, grad = (torch.randn(shape).to(dtype) for _ in range(2))
-    ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    torch.manual_seed(7)
-    found, wanted = dropout(ours, 0.3), exact * factors
-    found.backward(grad)
-    wanted.backward(grad.double())
-    for a, b in ((found, wanted), (ours.grad, exact.grad)):
-        assert a is not None and b is not None
-        torch.testing.assert_close(a.double(), b, rtol=TYPES[dtype], atol=2 * TYPES[dtype])
+    for function in (dropout, relu_dropout):
+        ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        torch.manual_seed(7)
+        found, wanted = function(ours, 0.3), (exact if function is dropout else exact.relu()) * factors
+        found.backward(grad)
+        wanted.backward(grad.double())
+        for a, b in ((found, wanted), (ours.grad, exact.grad)):
+            assert a is not None and b is not None
+            torch.testing.assert_close(a.double(), b, rtol=TYPES[dtype], atol=2 * TYPES[dtype])
 
 
 def test_the_rate_is_that_asked_for_and_the_expectation_the_input() -> None:

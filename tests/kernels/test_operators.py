@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fairseq.kernels import attention, cross_entropy, dropout
+from fairseq.kernels import attention, cross_entropy, dropout, layers
 from fairseq.modules import dispatch
 from fairseq.modules.attention import SelfAttention
 from fairseq.modules.relative_attention import RelativeAttention, RelativePositions
@@ -25,6 +25,12 @@ def heads(*lengths: int) -> list[Tensor]:
     return [leaf(2, 3, length, 8) for length in lengths]
 
 
+NAMES = [
+    *("mask", "dropout", "dropout of a ReLU", "cross entropy", "norm", "rotation"),
+    *("attention without gradient", "attention by distance"),
+]
+
+
 def operands(name: str) -> tuple[Any, tuple[Any, ...]]:
     """An operator and its arguments."""
     torch.manual_seed(1)
@@ -35,16 +41,17 @@ def operands(name: str) -> tuple[Any, tuple[Any, ...]]:
     plain = (query.detach(), None, None, None, None, key.detach(), value.detach(), torch.zeros(6, 6), None)
     return {
         "mask": (dropout.dropout_mask, (torch.tensor(7), 50, 0.3)),
-        "dropout": (dropout.masked_dropout, (leaf(3, 5), dropout.draw_mask(15, 0.3), 0.3)),
+        "dropout": (dropout.masked_dropout, (leaf(3, 5), dropout.draw_mask(15, 0.3), 0.3, False)),
+        "dropout of a ReLU": (dropout.masked_dropout, (leaf(3, 5), dropout.draw_mask(15, 0.3), 0.3, True)),
+        "norm": (layers.rms_norm, (leaf(3, 5), leaf(5), 1e-5)),
+        "rotation": (layers.rotated, (leaf(2, 3, 4, 6), torch.randn(4, 2, 3), 1.0)),
         "cross entropy": (cross_entropy.cross_entropy, (torch.randn(4, 9), torch.arange(4), True)),
         "attention without gradient": (attention.attend, (*plain, 0.3, 0.0, False, False)),
         "attention by distance": (attention.attend, by_distance),
     }[name]
 
 
-@pytest.mark.parametrize(
-    "name", ["mask", "dropout", "cross entropy", "attention without gradient", "attention by distance"]
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_torch_finds_no_mistake_in_an_operator(name: str) -> None:
     operator, arguments = operands(name)
     torch.library.opcheck(operator, arguments)

@@ -1,4 +1,5 @@
-"""RMS norm and rotary positions, and their gradients, are those of float64."""
+"""RMS norm and rotary positions, and their gradients, are those of float64, on whatever the
+compiler and the processor offer."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from fairseq.modules.positions import Rotation, rotated
 TYPES = {torch.float32: 4e-6, torch.bfloat16: 1.6e-2}
 TABLE = Rotation(6).table(7, torch.device("cpu"))
 Function = Callable[..., Tensor]
+pytestmark = pytest.mark.usefixtures("machine")
 
 
 def norm(x: Tensor, gain: Tensor) -> Tensor:
@@ -61,3 +63,14 @@ def test_rotations_are_products_of_complex_numbers(dim: int, dtype: torch.dtype)
     torch.manual_seed(1)
     for x in (torch.randn(2, 3, 7, dim), torch.randn(2, 7, 3, dim).transpose(1, 2)):
         check(lambda y: rotated(y, TABLE), lambda y: naive_rotation(y, TABLE.double()), [x.to(dtype)], dtype)
+
+
+def test_a_frozen_gain_has_no_gradient() -> None:
+    x, gain = torch.randn(4, 6, requires_grad=True), torch.ones(6)
+    norm(x, gain).sum().backward()
+    assert gain.grad is None and x.grad is not None
+
+
+def test_a_table_of_other_positions_is_an_error() -> None:
+    with pytest.raises((ValueError, RuntimeError)):
+        rotated(torch.randn(1, 1, 4, 6), TABLE)
