@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
+import fairseq.kernels.attention  # noqa: F401 - its operators
 from fairseq.modules.linear import linear
 from fairseq.system import provenance
 
@@ -64,9 +65,14 @@ def _attention_flops(
     return 2 * dim * rows * heads * (queries * keys - hidden) * (2 if table is None else 3)
 
 
-def _attention_gradient_flops(grad: Shape, *rest: Any, out_shape: object = None) -> int:
-    *inputs, mask, _, scale, p, causal = rest  # without the probabilities
-    return 2 * _attention_flops(*inputs, None, mask, scale, p, causal)
+def _attention_gradient_flops(
+    grad: Shape, query: Shape, distance: Shape | None, table: Shape | None, past_key: Shape | None, *rest: Any,
+    out_shape: object = None,
+) -> int:  # fmt: skip
+    past_value, key, value, mask, _, scale, p, causal = rest  # without the probabilities
+    return 2 * _attention_flops(
+        query, distance, table, past_key, past_value, key, value, None, mask, scale, p, causal
+    )  # fmt: skip
 
 
 def _linear_flops(x: Sequence[int], weight: Sequence[int], *rest: object, out_shape: object = None) -> int:

@@ -1,7 +1,7 @@
 """Kernels in C for CPUs, compiled at first use, as operators of torch: sources, build and loading.
 
 <<<<<<< HEAD
-* ``dropout.c``: ``fairseq::dropout_mask`` and ``fairseq::masked_dropout``.
+* ``dropout.c``: ``fairseq::dropout``, and ``fairseq::dropout_mask`` for attention.
 * ``cross_entropy.c``: ``fairseq::cross_entropy``, with the gradient in the place of the logits.
 * ``layers.c``: ``fairseq::rms_norm`` and ``fairseq::rotated``.
 * ``attention.c``: ``fairseq::attention``, absolute and by distance, and its gradient.

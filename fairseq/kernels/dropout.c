@@ -42,7 +42,7 @@ INLINE uint64_t bits_of(const Noise *noise, int16_t lowest) {
     return bits;
 }
 
-/* The mask of count elements that follows from a seed, of which dropped of 65536 are dropped */
+/* The mask [count / 8 + 8] of count elements that follows from a seed, of which dropped of 65536 are dropped */
 void draw_mask(const int64_t *seed, long dropped, uint8_t *mask, long count, long threads) {
     _Pragma("omp parallel for num_threads(threads) schedule(static)")
     for (long first = 0; first < count; first += BLOCK)
@@ -53,21 +53,25 @@ void draw_mask(const int64_t *seed, long dropped, uint8_t *mask, long count, lon
             const uint64_t bits = bits_of(&noise, (int16_t)(dropped - 32768));
             memcpy(mask + i / 8, &bits, sizeof bits);
         }
+    const long written = (count + 63) / 64 * 8;
+    memset(mask + written, 0, (size_t)(count / 8 + 8 - written));
 }
 
-INLINE void drop_piece(int type, int relu, const void *x, void *y, long first, long end, const uint8_t *mask,
-                       const void *positive, float scale) {
+INLINE void drop_piece(int type, int relu, const void *x, const void *residual, void *y, long first, long end,
+                       const uint8_t *mask, const void *positive, float scale) {
     EACH(first, end,
         floats value = load(type, x, i, count, 0) * scale;
         value = choose(positive ? above(load(type, positive, i, count, 0), all(0)) : kept(mask, i), value, all(0));
         if (relu) value = choose(above(all(0), value), all(0), value); /* NaN stays */
+        if (residual) value += load(type, residual, i, count, 0);
         store(type, y, i, count, value);
     )
 }
 
-/* y [size] = scale x, or scale relu(x), where the mask keeps it or, if there are such numbers, they are positive; else 0 */
-void drop(long type, long relu, const void *x, void *y, const uint8_t *mask, const void *positive, float scale, long size,
-          long threads) {
-    PARALLEL(first, size, BLOCK,
-             drop_piece(T, (int)relu, x, y, first, least(size, first + BLOCK), mask, positive, scale))
+/* y [size] = scale x, or scale relu(x), where the mask keeps it or, if there are such numbers, they are positive, else 0;
+   plus the residual, if there is one */
+void drop(long type, long relu, const void *x, const void *residual, void *y, const uint8_t *mask, const void *positive,
+          float scale, long size, long threads) {
+    PARALLEL(first, size, BLOCK, drop_piece(T, (int)relu, x, residual, y, first, least(size, first + BLOCK), mask,
+                                            positive, scale))
 }

@@ -1,5 +1,4 @@
-"""Dropout on CPUs by two operators: ``fairseq::dropout_mask``, and ``fairseq::masked_dropout`` that
-applies it.
+"""Dropout on CPUs, ``fairseq::dropout``, and ``fairseq::dropout_mask`` for attention.
 
 torch's dropout draws one random number for each element on one thread, which costs more than the
 matrix product that it follows. ``dropout.c`` decides about an element by sixteen bits, four
@@ -27,16 +26,21 @@ def compiled() -> Any:
     return build.library("dropout", Path(__file__).with_name("dropout.c"))
 
 
-def dropout(x: Tensor, p: float, relu: bool = False) -> Tensor:
+def dropout(x: Tensor, p: float, residual: Tensor | None = None, relu: bool = False) -> Tensor:
     """*x*, or its positive part, with each element zeroed with probability *p* < 1, the others
-    scaled by 1 / (1 − p)."""
-    return masked_dropout(x, draw_mask(x.numel(), p), p, relu)
+    scaled by 1 / (1 − p); added to *residual* of its shape and type."""
+    return drop(x, residual, draw_seed(), p, relu)[0]
 
 
 def draw_mask(size: int, p: float) -> Tensor:
     """A mask of *size* elements: a bit an element, 1 where it is kept."""
-    # torch's generator draws the seed, so that a checkpoint's random state repeats the mask.
-    return dropout_mask(torch.randint(_SEEDS, (), device="cpu"), size, p)
+    return dropout_mask(draw_seed(), size, p)
+
+
+def draw_seed() -> Tensor:
+    """The seed of the next mask: torch's generator draws it,
+    so that a checkpoint's random state repeats it."""
+    return torch.randint(_SEEDS, (), device="cpu")
 
 
 def scale_of(p: float) -> float:
@@ -52,10 +56,7 @@ def _dropped_levels(p: float) -> int:
 @torch.library.custom_op("fairseq::dropout_mask", mutates_args=(), device_types="cpu")
 def dropout_mask(seed: Tensor, size: int, p: float) -> Tensor:
     """The mask that follows from *seed*, int64: bits in bytes."""
-    mask = _empty_mask(seed, size)
-    mask[-8:] = 0  # of which the kernel writes some
-    call(compiled().draw_mask, seed, _dropped_levels(p), mask, size, threads(size))
-    return mask
+    return _mask(seed, size, p)
 
 
 @dropout_mask.register_fake
@@ -63,49 +64,60 @@ def _(seed: Tensor, size: int, p: float) -> Tensor:
     return _empty_mask(seed, size)
 
 
-def _empty_mask(seed: Tensor, size: int) -> Tensor:
-    # Kernels read and write up to eight bytes further than the last bit.
-    return seed.new_empty(size // 8 + 8, dtype=torch.uint8)
+@torch.library.custom_op("fairseq::dropout", mutates_args=(), device_types="cpu")
+def drop(x: Tensor, residual: Tensor | None, seed: Tensor, p: float, relu: bool) -> tuple[Tensor, Tensor]:
+    """*x*, or its positive part, divided by 1 − *p* where the mask keeps it, 0 elsewhere, plus
+    *residual*; and the mask."""
+    mask = _mask(seed, x.numel(), p)
+    residual = None if residual is None else residual.contiguous()
+    return _drop(x, residual, mask, None, p, relu), mask
 
 
-@torch.library.custom_op("fairseq::masked_dropout", mutates_args=(), device_types="cpu")
-def masked_dropout(x: Tensor, mask: Tensor, p: float, relu: bool) -> Tensor:
-    """*x*, or its positive part, divided by 1 − *p* where *mask* keeps it, 0 elsewhere."""
-    return _drop(x, mask, None, p, relu)
+@drop.register_fake
+def _(x: Tensor, residual: Tensor | None, seed: Tensor, p: float, relu: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x, memory_format=torch.contiguous_format), _empty_mask(seed, x.numel())
 
 
-@torch.library.custom_op("fairseq::relu_dropout_gradient", mutates_args=(), device_types="cpu")
-def relu_dropout_gradient(grad: Tensor, y: Tensor, p: float) -> Tensor:
-    """The gradient from the result *y* alone, which is positive where its own is not 0."""
-    return _drop(grad, None, y.contiguous(), p, False)
+@torch.library.custom_op("fairseq::dropout_gradient", mutates_args=(), device_types="cpu")
+def drop_gradient(grad: Tensor, saved: Tensor, p: float, relu: bool) -> Tensor:
+    """The gradient from *saved*, the mask; with *relu* the result, positive where its own is not
+    0."""
+    return _drop(grad, None, *((None, saved) if relu else (saved, None)), p, False)
 
 
-def _drop(x: Tensor, mask: Tensor | None, positive: Tensor | None, p: float, relu: bool) -> Tensor:
-    x = x.contiguous()
-    y = torch.empty_like(x)
-    call(compiled().drop, x.dtype, relu, x, y, mask, positive, scale_of(p), x.numel(), threads(x.numel()))
-    return y
-
-
-@masked_dropout.register_fake
-def _(x: Tensor, mask: Tensor, p: float, relu: bool) -> Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@relu_dropout_gradient.register_fake
-def _(grad: Tensor, y: Tensor, p: float) -> Tensor:
+@drop_gradient.register_fake
+def _(grad: Tensor, saved: Tensor, p: float, relu: bool) -> Tensor:
     return torch.empty_like(grad, memory_format=torch.contiguous_format)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, mask, ctx.p, ctx.relu = inputs
-    ctx.save_for_backward(output if ctx.relu else mask)
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    _, _, _, ctx.p, ctx.relu = inputs
+    ctx.save_for_backward(output[0] if ctx.relu else output[1])
 
 
-def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-    (saved,) = ctx.saved_tensors
-    of_x = relu_dropout_gradient(grad, saved, ctx.p) if ctx.relu else masked_dropout(grad, saved, ctx.p, False)
-    return of_x, None, None, None
+def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    of_x = drop_gradient(grad, *ctx.saved_tensors, ctx.p, ctx.relu) if ctx.needs_input_grad[0] else None
+    return of_x, grad if ctx.needs_input_grad[1] else None, None, None, None
 
 
-masked_dropout.register_autograd(_gradient, setup_context=_save)
+drop.register_autograd(_gradients, setup_context=_save)
+
+
+def _drop(
+    x: Tensor, residual: Tensor | None, mask: Tensor | None, positive: Tensor | None, p: float, relu: bool
+) -> Tensor:
+    x = x.contiguous()
+    y, size = torch.empty_like(x), x.numel()
+    call(compiled().drop, x.dtype, relu, x, residual, y, mask, positive, scale_of(p), size, threads(size))
+    return y
+
+
+def _mask(seed: Tensor, size: int, p: float) -> Tensor:
+    mask = _empty_mask(seed, size)
+    call(compiled().draw_mask, seed, _dropped_levels(p), mask, size, threads(size))
+    return mask
+
+
+def _empty_mask(seed: Tensor, size: int) -> Tensor:
+    # Kernels read and write up to eight bytes further than the last bit.
+    return seed.new_empty(size // 8 + 8, dtype=torch.uint8)

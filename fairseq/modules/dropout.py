@@ -20,6 +20,14 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     return F.dropout(x, p) if by_kernel is None else by_kernel.dropout(x, p)
 
 
+def add_dropout(residual: Tensor, x: Tensor, p: float, training: bool = True) -> Tensor:
+    """``residual + dropout(x, p)``."""
+    # The kernel adds element by element: it neither broadcasts nor promotes types.
+    alike = (residual.shape, residual.dtype) == (x.shape, x.dtype)
+    by_kernel = kernels("dropout", x, residual) if alike and training and 0.0 < p < 1.0 else None
+    return residual + dropout(x, p, training) if by_kernel is None else by_kernel.dropout(x, p, residual)
+
+
 def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """``dropout(relu(x), p)``; the backward pass of the kernel needs only the result."""
     by_kernel = kernels("dropout", x) if training and 0.0 < p < 1.0 else None

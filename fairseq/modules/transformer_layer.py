@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fairseq.errors import UserError, nearest
 from fairseq.modules import ACTIVATIONS
 from fairseq.modules.attention import CAUSAL, Visibility
-from fairseq.modules.dropout import dropout, relu_dropout, variational_dropout
+from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, variational_dropout
 from fairseq.modules.linear import Linear, lowered
 from fairseq.modules.memory import LayerCache
 from fairseq.modules.norms import layer_norm
@@ -179,7 +179,7 @@ class TransformerLayer(nn.Module):
     def _add(self, x: Tensor, branch: Tensor) -> Tensor:
         if self.variational:
             return x + variational_dropout(branch, self.dropout, self.training)
-        return x + dropout(branch, self.dropout, self.training)
+        return add_dropout(x, branch, self.dropout, self.training)
 
 
 def skips_layer(probability: float, training: bool) -> bool:

@@ -27,8 +27,8 @@ static void between_products(int type) {
         double *losses = calloc(rows, 8);
         for (long i = 0; i < count; i++) put(type, a, i, i % 13);
         targets[1] = columns - 1;
-        drop(type, 1, a, b, mask, NULL, 1.5f, count, 2);
-        drop(type, 0, a, b, NULL, a, 1.5f, count, 2);
+        drop(type, 1, a, a, b, mask, NULL, 1.5f, count, 2);
+        drop(type, 0, a, NULL, b, NULL, a, 1.5f, count, 2);
         cross_entropy(type, a, targets, losses, rows, columns, 0, 2);
         cross_entropy(type, a, targets, losses, rows, columns, 1, 2);
         free(targets), free(losses), free(a), free(b), free(mask);

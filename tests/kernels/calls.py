@@ -76,7 +76,12 @@ def training(dtype: torch.dtype) -> Call:
             attention.attention(query, keys, values, None, 0.1, causal=True),
             attention.relative_attention(query, distance, keys, values, table, None, 0.1),
         ]
-        results = [*attended, dropout.dropout(x, 0.3)]
+        results = [
+            *attended,
+            dropout.dropout(x, 0.3),
+            dropout.dropout(x, 0.3, wide),
+            dropout.dropout(x, 0.3, None, True),
+        ]
         leaves = [query, distance, key, value, past, past_value, table, x]
         gradients = torch.autograd.grad([y.float().square().sum() for y in results], leaves)
         logits = wide.clone()
@@ -89,8 +94,7 @@ def main(rounds: int) -> None:
     """Exit with a message where a result differs."""
     torch.set_num_threads(2)
     # Noise is drawn from one generator for all threads; here each has the same.
-    draw = dropout.dropout_mask
-    dropout.dropout_mask = lambda _, size, p: draw(torch.tensor(7), size, p)  # type: ignore[assignment]
+    dropout.draw_seed = lambda: torch.tensor(7)
     model = LanguageModel.from_pretrained(runs.GOLDEN / "shortformer_stage2.pt", runs.DATA)
     packed = model.reader().packed
     if packed is None:

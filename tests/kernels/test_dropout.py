@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from fairseq.kernels import arguments, build
 from fairseq.modules import dispatch
-from fairseq.modules.dropout import dropout, relu_dropout
+from fairseq.modules.dropout import add_dropout, dropout, relu_dropout
 
 TYPES = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
 pytestmark = pytest.mark.usefixtures("machine")
@@ -29,14 +30,20 @@ def test_dropout_and_its_gradient_are_products_with_a_mask(shape: tuple[int, ...
         pytest.skip("torch draws other masks")
     torch.manual_seed(7)
     factors = mask_of(0.3, shape)
-    x, grad = (torch.randn(shape).to(dtype) for _ in range(2))
-    for function in (dropout, relu_dropout):
-        ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    x, residual, grad = (torch.randn(shape).to(dtype) for _ in range(3))
+    cases: list[tuple[Callable[..., Tensor], Callable[..., Tensor]]] = [
+        (lambda a, b: dropout(a, 0.3) + b, lambda a, b: a * factors + b),
+        (lambda a, b: relu_dropout(a, 0.3) + b, lambda a, b: a.relu() * factors + b),
+        (lambda a, b: add_dropout(b, a, 0.3), lambda a, b: a * factors + b),
+    ]
+    for computed, expected in cases:
+        ours = [t.clone().requires_grad_() for t in (x, residual)]
+        exact = [t.double().requires_grad_() for t in (x, residual)]
         torch.manual_seed(7)
-        found, wanted = function(ours, 0.3), (exact if function is dropout else exact.relu()) * factors
+        found, wanted = computed(*ours), expected(*exact)
         found.backward(grad)
         wanted.backward(grad.double())
-        for a, b in ((found, wanted), (ours.grad, exact.grad)):
+        for a, b in [(found, wanted), *((o.grad, e.grad) for o, e in zip(ours, exact, strict=True))]:
             assert a is not None and b is not None
             torch.testing.assert_close(a.double(), b, rtol=TYPES[dtype], atol=2 * TYPES[dtype])
 

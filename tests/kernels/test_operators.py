@@ -41,8 +41,8 @@ def operands(name: str) -> tuple[Any, tuple[Any, ...]]:
     plain = (query.detach(), None, None, None, None, key.detach(), value.detach(), torch.zeros(6, 6), None)
     return {
         "mask": (dropout.dropout_mask, (torch.tensor(7), 50, 0.3)),
-        "dropout": (dropout.masked_dropout, (leaf(3, 5), dropout.draw_mask(15, 0.3), 0.3, False)),
-        "dropout of a ReLU": (dropout.masked_dropout, (leaf(3, 5), dropout.draw_mask(15, 0.3), 0.3, True)),
+        "dropout": (dropout.drop, (leaf(3, 5), leaf(3, 5), torch.tensor(7), 0.3, False)),
+        "dropout of a ReLU": (dropout.drop, (leaf(3, 5), None, torch.tensor(7), 0.3, True)),
         "norm": (layers.rms_norm, (leaf(3, 5), leaf(5), 1e-5)),
         "rotation": (layers.rotated, (leaf(2, 3, 4, 6), torch.randn(4, 2, 3), 1.0)),
         "cross entropy": (cross_entropy.cross_entropy, (torch.randn(4, 9), torch.arange(4), True)),
@@ -92,7 +92,7 @@ def test_a_layer_is_one_graph_with_the_operators_and_computes_the_same(kind: str
     found = gradients(lambda x, m: compiled(x, m, positions)[0], layer, x, memory)
     expected = gradients(lambda x, m: layer(x, m, positions)[0], layer, x, memory)
     torch.testing.assert_close(found, expected)
-    assert graphs.names >= {"fairseq.attention", *(["fairseq.masked_dropout"] if p else [])}
+    assert graphs.names >= {"fairseq.attention", *(["fairseq.dropout"] if p else [])}
 
 
 def test_one_graph_computes_layers_of_any_length() -> None:
