@@ -3,7 +3,6 @@ form."""
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.hydra import training_flags
 from fairseq.system.program import as_program
+from fairseq_cli import train
 from fairseq_cli.common import get_training_parser
 
 DESCRIPTION = "Train a model with settings in groups: group.name=value on the command line, and nested YAML files."
@@ -38,22 +38,12 @@ def translate() -> None:
     print(f"fairseq-train {shlex.join(sys.argv[1:])}", file=sys.stderr)
 
 
-def train(args: argparse.Namespace) -> None:
-    """Train as ``fairseq-train`` does."""
-    # Imported here, because it imports torch: a command line that is wrong is answered before.
-    from fairseq import distributed
-    from fairseq.config.settings import training_settings
-    from fairseq.training import training_job
-
-    distributed.run(training_job(training_settings(args)))
-
-
 def cli_main() -> None:
     # Two programs in a row: an error of the translation is reported in Hydra's terms, one of
     # training in its flags.
     with as_program():
         translate()
-    options.run_command(train, get_training_parser)
+    options.run_command(train.main, get_training_parser)
 
 
 if __name__ == "__main__":

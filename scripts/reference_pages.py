@@ -49,21 +49,25 @@ COMMANDS = {
     "fairseq-import": ("import_model", "get_import_parser"),
     "fairseq-export": ("export_model", "get_export_parser"),
 }
+EVERYWHERE = ("--help", "--help-all", "--version", "--config", "--user-dir")
 INTRODUCTION = """# Commands and flags
 
 Generated from the parsers by `python -m scripts.reference_pages`.
 
-`--config FILE.yaml` sets the same flags; the command line overrides it. Parts that you choose with `--arch`, `--task`,
-`--criterion`, `--optimizer` and `--lr-scheduler` have flags of their own, listed at the end.
+Every command takes `--help` (what one needs most), `--help-all` and `--version`. Those with tables of settings take
+`--config FILE.yaml`, which sets the same flags; the command line overrides it. Those that run a model take
+`--user-dir DIR`, a [plug-in](plugins.md). Parts that you choose with `--arch`, `--task`, `--criterion`, `--optimizer`
+and `--lr-scheduler` have flags of their own, listed at the end. A flag is explained once, at the first command that has
+it with this meaning.
 """
 
 
 def page() -> str:
     """The whole page."""
-    blocks = [INTRODUCTION]
+    blocks, known = [INTRODUCTION], set[str]()
     for name, (module, function) in COMMANDS.items():
         parser: Parser = getattr(importlib.import_module(f"fairseq_cli.{module}"), function)()
-        blocks += [f"## {name}\n", f"{parser.description}\n", *_groups(parser)]
+        blocks += [f"## {name}\n", f"{parser.description}\n", *_groups(parser, known)]
     for setting, choice in CHOICES.items():
         parts = MODELS if choice is ARCHITECTURES else choice
         blocks.append(f"## {choice.flag}\n")
@@ -74,13 +78,25 @@ def page() -> str:
     return "\n".join(blocks)
 
 
-def _groups(parser: Parser) -> Iterator[str]:
-    for title in parser.headings:
-        rows = [_row(action) for one, action in parser.arguments if one == title and action.help != argparse.SUPPRESS]
-        if rows:
-            yield f"### {title[:1].upper()}{title[1:]}\n"
-            yield "| flag | meaning |\n| --- | --- |"
-            yield "\n".join(rows) + "\n"
+def _groups(parser: Parser, known: set[str]) -> Iterator[str]:
+    """Tables of the flags of *parser*; what is *known* from an earlier command is named only."""
+    tables: dict[str, list[str]] = {}
+    again = []
+    for title, action in sorted(parser.arguments, key=lambda entry: parser.headings.index(entry[0])):
+        if action.help == argparse.SUPPRESS or set(EVERYWHERE) & {*action.option_strings}:
+            continue
+        row = _row(action)
+        if action.option_strings and row in known:
+            again.append(f"`{action.option_strings[0]}`")
+        else:
+            known.add(row)
+            subject = "" if title in ("positional arguments", "options") else f"{title[:1].upper()}{title[1:]}:\n\n"
+            tables.setdefault(subject, []).append(row)
+    for subject, rows in tables.items():
+        yield f"{subject}| flag | meaning |\n| --- | --- |"
+        yield "\n".join(rows) + "\n"
+    if again:
+        yield f"As above: {', '.join(again)}.\n"
 
 
 def _row(action: argparse.Action) -> str:
@@ -89,7 +105,7 @@ def _row(action: argparse.Action) -> str:
     value = f" `{metavar}`" if metavar and action.option_strings and action.nargs != 0 else ""
     # A bar would separate cells of the table.
     cells = (
-        re.sub(r"\s+", " ", cell).replace("|", ", ")
+        re.sub(r"\s+", " ", cell).replace("|", ", ").replace("<", "&lt;")
         for cell in (names + value, str(action.help or "").replace("%%", "%"))
     )
     return f"| {' | '.join(cells)} |"

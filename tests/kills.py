@@ -12,7 +12,7 @@ import runs
 
 from fairseq.system import files
 
-KILLS = int(os.environ.get("FAIRSEQ_TEST_KILLS", "3"))
+KILLS = int(os.environ.get("FAIRSEQ_TEST_KILLS", "2"))
 
 
 class Started(Protocol):

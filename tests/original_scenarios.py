@@ -222,6 +222,15 @@ def monolingual(rows: list[list[int]], length: int | None, count: int | None) ->
     return plain([dataset.ordered_indices(), dataset.collater([dataset[index] for index in range(len(rows))])])
 
 
+def nested(rows: list[list[int]], left: bool) -> Any:
+    padded = of("data.pad_dataset").PadDataset(Rows(rows), 1, left)
+    numel = of("data.numel_dataset").NumelDataset(Rows(rows), reduce=True)
+    parts = {"id": of("data.id_dataset").IdDataset(), "net_input": {"tokens": padded, "count": numel}}
+    dataset = of("data.nested_dictionary_dataset").NestedDictionaryDataset(parts, sizes=[Rows(rows).sizes])
+    samples = [dataset[index] for index in range(len(rows))]
+    return plain([dataset.collater(samples), dataset.ordered_indices(), [dataset.num_tokens(0), dataset.size(0)]])
+
+
 def pairs(rows: list[list[int]], feeds: bool, left: bool) -> Any:
     samples = [{"id": n, "source": torch.tensor(r), "target": torch.tensor(r[::-1])} for n, r in enumerate(rows)]
     # Equal lengths may be in any order.

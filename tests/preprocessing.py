@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fairseq import preprocessing
 from fairseq.errors import UserError
 from fairseq_cli import preprocess
 
@@ -15,7 +16,7 @@ from fairseq_cli import preprocess
 def run(destdir: Path, **flags: Any) -> None:
     """Run the command with as many processes as are asked for, also for a short text."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preprocess, "useful_workers", lambda workers, sources: workers)
+        patch.setattr(preprocessing, "useful_workers", lambda workers, sources: workers)
         preprocess.main(argparse.Namespace(only_source=True, destdir=str(destdir), **flags))
 
 

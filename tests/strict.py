@@ -57,7 +57,6 @@ class Backend(_DummyBackendModule):
 
     def __init__(self) -> None:
         self.random = torch.Generator().manual_seed(0).get_state()
-        self.emptied = 0
         # Operators that a GPU would launch a kernel for, and how often the host would wait for one.
         self.launches = self.waits = 0
 
@@ -79,9 +78,6 @@ class Backend(_DummyBackendModule):
 
     def max_memory_allocated(self, device: Any = NAME) -> int:
         return 3 << 20
-
-    def empty_cache(self) -> None:
-        self.emptied += 1
 
     @contextlib.contextmanager
     def generator(self) -> Iterator[None]:
@@ -247,19 +243,6 @@ def _address(tensor: Tensor) -> int:
     return _data_ptr(tensor)
 
 
-class _Event:
-    """An event of a device that computes at once."""
-
-    def __init__(self, device: Any = None) -> None:
-        assert torch.device(device).type == NAME
-
-    def record(self) -> None:
-        """Do nothing."""
-
-    def synchronize(self) -> None:
-        """Do nothing."""
-
-
 def _forget_casts() -> None:
     autocast.forget_casts()
     _clear_autocast_cache()
@@ -293,11 +276,11 @@ def backend() -> Backend:
     aten.impl("_copy_from", _copy_from, "PrivateUse1")
     for key in ("PrivateUse1", "AutogradPrivateUse1"):
         aten.impl("_thnn_fused_lstm_cell", _lstm_cell, key)
-    # What torch has no hooks for in Python: pinned memory, events, copies of storages, parameters
+    # What torch has no hooks for in Python: pinned memory, copies of storages, parameters
     # that are moved.
     Tensor.pin_memory, Tensor.__deepcopy__ = _pinned, _copied  # type: ignore[assignment,method-assign]
     Tensor.data_ptr = _address  # type: ignore[method-assign]
-    torch.clear_autocast_cache, torch.Event = _forget_casts, _Event  # type: ignore[misc,assignment]
+    torch.clear_autocast_cache = _forget_casts  # type: ignore[assignment]
     torch.__future__.set_swap_module_params_on_conversion(True)
     module.libraries = aten, rest, autocast.register_autocast()  # type: ignore[attr-defined]  # they last as long as these
     return module

@@ -175,3 +175,25 @@ def test_files_and_tests_that_the_documentation_names_exist() -> None:
 def test_nothing_advises_to_install_a_name_that_anyone_could_take() -> None:
     """The package is on no index: its name there is free."""
     assert [module for module, path in FILES.items() if "fairseq-short[" in path.read_text(encoding="utf-8")] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings of a Markdown page, as GitHub names them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_links_between_pages_resolve() -> None:
+    pages = list(ROOT.glob("*.md"))
+    pages += [path for folder in ("docs", "examples", "benchmarks") for path in (ROOT / folder).rglob("*.md")]
+    broken = []
+    for page in pages:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            place = (page.parent / name).resolve() if name else page
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            if not place.exists() or (anchor and anchor not in anchors(place)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert len(pages) > 30 and not broken

@@ -14,7 +14,7 @@
 #   BPE LAYERS WIDTH BATCH LR SEED   subwords, sizes, tokens an update, rate (default: 8000 6 384 4096 0.001 1)
 #   NOTES=1       ELECTRA takes notes of rare words, in an OUT of its own: NOTE_COUNTS occurrences (default: 10:100)
 #   ONE_BY_ONE=1  one model after the other (default with a GPU; on CPUs they share the cores, with logs in OUT/MODEL.log)
-#   PRECISION (fp32, bf16, fp16), EXTRA: further flags of fairseq-train, SMALL=1 as for the other recipes
+#   PRECISION (fp32, bf16, fp16), EXTRA: further flags of fairseq-train, SMALL=1: tiny models on TRAIN and VALID
 # It ends with the wall time and the CPU time of each step, in seconds, which OUT/seconds.tsv keeps.
 # shellcheck source=examples/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"

@@ -166,6 +166,50 @@ class TextConfig(TextFormatConfig):
 
 
 @dataclass(frozen=True)
+class PreprocessConfig(TextConfig):
+    """Preprocessing: settings of ``fairseq-preprocess``."""
+
+    learn_bpe: int | None = flag(None, "merges or symbols of `bpe` (or of hf) to learn", low=1, high=10**6)
+
+    only_source: bool = flag(False, "text in one language; always on")
+    source_lang: str | None = flag(None, "suffix of the text files: FILE.SRC", aliases=("-s",), metavar="SRC")
+    trainpref: str | None = flag(None, "training texts or folders: train, train1, …", several=True, metavar="FILE")
+    validpref: str | None = flag(None, "validation texts or folders: valid, valid1, …", several=True, metavar="FILE")
+    testpref: str | None = flag(None, "test texts or folders: test, test1, …", several=True, metavar="FILE")
+    valid_fraction: float | None = flag(None, "share of the training text held out for validation", above=0, below=1)
+    test_fraction: float | None = flag(None, "share of the training text held out as test split", above=0, below=1)
+    destdir: str = flag("data-bin", "output folder", aliases=("--out",), metavar="DIR")
+    overwrite: bool = flag(False, "replace splits of other texts in the output folder")
+    workers: int = flag(1, "processes, at most one a core", low=1)
+    srcdict: str | None = flag(None, "existing dictionary to use", metavar="FILE")
+    nwordssrc: int = flag(-1, "maximum dictionary size, special symbols included (-1: no limit)", low=-1)
+    thresholdsrc: int = flag(0, "minimum count of a word in the dictionary", low=-1)
+    padding_factor: int = flag(8, "pad dictionary to multiples of this (0: no)", low=0, high=65536)
+    dict_only: bool = flag(False, "write only the dictionary")
+    dataset_impl: str = flag("mmap", "data format; only mmap is supported", choices=("mmap",))
+    notes: bool = flag(False, "write the positions of rare words, for models with notes")
+    note_min_count: int = flag(100, "minimum occurrences of a word with a note", low=1)
+    note_max_count: int = flag(500, "maximum occurrences of a word with a note", low=1)
+    joined_dictionary: bool = flag(False, "no effect: one language has one dictionary")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Byte-level subwords: they know every text.
+        if self.learn_bpe is not None and self.bpe is None:
+            object.__setattr__(self, "bpe", "hf")
+
+
+@dataclass(frozen=True)
+class TokenizeConfig(TextConfig):
+    """Tokenisation: settings of ``fairseq-tokenize``."""
+
+    data: str | None = flag(None, "data or checkpoint folder whose tokenizer is used", metavar="DIR")
+    undo: bool = flag(False, "symbols to text instead of text to symbols")
+    workers: int = flag(1, "processes", low=1)
+    output: str | None = flag(None, "output file (default: stdout)", aliases=("--out",), metavar="FILE")
+
+
+@dataclass(frozen=True)
 class AttentionConfig(ModelPathConfig):
     """Attention plots: settings of ``fairseq-analyze attention``."""
 

@@ -6,10 +6,7 @@ import argparse
 import functools
 from collections.abc import Mapping
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from fairseq.config.settings import Settings
+from typing import Any
 
 
 class NamespaceOfArchitecture(argparse.Namespace):
@@ -21,8 +18,8 @@ class NamespaceOfArchitecture(argparse.Namespace):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def namespace_of(settings: Settings) -> argparse.Namespace:
-    """Return the namespace of *settings*; attributes that are set on it are in
+def namespace_of(settings: Any) -> argparse.Namespace:
+    """Return the namespace of *settings*, a ``Settings``; attributes that are set on it are in
     ``settings.flat``."""
     args = NamespaceOfArchitecture()
     args.__dict__ = settings.flat

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from fairseq.config import fields
 from fairseq.config.fields import Setting, shortened
 from fairseq.config.foreign_flags import check_architecture, foreign_flags
-from fairseq.config.parser import EXTENSION, HELP, Parser, Part, title_of
+from fairseq.config.parser import EXTENSION, HELP, Parser, PartKey, title_of
 from fairseq.config.registry import ARCHITECTURES, CHOICES, EXTENSIONS, chosen_part, extensions_of, is_outside
 from fairseq.config.settings import DEFAULT_BATCH_SIZE, DataConfig, RateConfig
 from fairseq.config.settings_file import for_another_run, read_yaml
@@ -45,7 +45,7 @@ class Chosen(NamedTuple):
 
     names: dict[str, str]  # of the parts, by what chooses them
     recipe: Mapping[str, Any]  # of the architecture
-    parts: dict[Part, Any]  # with the extensions of the task
+    parts: dict[PartKey, Any]  # with the extensions of the task
     settings: dict[str, Setting | None]  # what may be given; None: argparse converts it
 
 
@@ -82,12 +82,14 @@ def parse_args_and_arch(
     """
     argv = list(sys.argv[1:] if input_args is None else input_args)
     # Both add flags, or settings that choose them: they are read before argparse reads all words.
-    path = _value(argv, "--config") if "--config" in parser.by_flag else None
+    path = _value(argv, "--config") if parser.reads_file else None
     file = read_yaml(path) if path is not None else {}
     user_dir = _value(argv, "--user-dir") or file.get("user_dir")
     if user_dir and "--user-dir" in parser.by_flag:
         import_user_module(str(user_dir))
-    parser.add_parts({word.partition("=")[2] or word for word in argv} | set(map(str, file.values())))
+    choices = {name: CHOICES[name] for name in parser.choices}
+    given_parts = {name: _value(argv, one.flag, *one.aliases) for name, one in choices.items()}
+    parser.add_parts({name: str(given_parts[name] or file.get(name) or one.default) for name, one in choices.items()})
     is_evaluation = "arch" not in parser.choices
     # Of a plug-in's own, which reads the data itself: a command reads them as its checkpoint says.
     is_script = is_evaluation and task_defaults and bool(parser.plugins)
@@ -100,20 +102,21 @@ def parse_args_and_arch(
         parser.add_foreign_flags()
     given, unknown = _read(parser, argv)
     file = {_setting_named(parser, name): value for name, value in file.items()}
-    chosen = _choose(parser, {**file, **given})
+    chosen = _choose(parser, {name: value for name, value in {**file, **given}.items() if value is not None})
     if wanted := set(argv) & set(HELP):
         _show_help(parser, chosen, {**file, **given}, all="--help-all" in wanted)
     for flag, text, value in parser.unread:
         flag.refuse(text, value)
     if unknown and not parse_known:
         parser.refuse_unknown(unknown[0], chosen.settings, chosen.names)
-    args = Parsed(**_in_full(parser, _checked(parser, chosen, given)))
+    args = Parsed(**_expanded(parser, _checked(parser, chosen, given)))
     if unread := [text for flag, text, _ in parser.unread if not flag.advice]:
         print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
-    # A checkpoint stores the settings, not the file that they came from.
-    vars(args).pop("config", None)
+    if parser.reads_file:
+        # A checkpoint stores the settings, not the file that they came from.
+        vars(args).pop("config", None)
     if not suppress_defaults:
-        from_file = _in_full(parser, _from_file(parser, chosen, path, file), f"--config {path}: ")
+        from_file = _expanded(parser, _from_file(parser, chosen, path, file), f"--config {path}: ")
         if is_evaluation and not task_defaults:
             # The checkpoint has them.
             chosen.parts.clear()
@@ -123,12 +126,12 @@ def parse_args_and_arch(
     return (args, unknown) if parse_known else args
 
 
-def _value(argv: Sequence[str], flag: str) -> str | None:
-    """The last value of *flag* on the command line."""
+def _value(argv: Sequence[str], *flags: str) -> str | None:
+    """The last value of one of *flags* on the command line."""
     value = None
     for word, following in zip(argv, [*argv[1:], "-"], strict=False):
         name, equals, text = word.partition("=")
-        if name == flag and (equals or not following.startswith("-")):
+        if name in flags and (equals or not following.startswith("-")):
             value = text if equals else following
     return value
 
@@ -182,7 +185,7 @@ def _choose(parser: Parser, given: Mapping[str, Any]) -> Chosen:
     # and the schedule.
     recipe = parser.recommend(arch, given) if parser.recommend is not None else {}
     names: dict[str, str] = {}
-    parts: dict[Part, Any] = {}
+    parts: dict[PartKey, Any] = {}
     for choice in parser.choices:
         names[choice] = name = str({**recipe, **given}.get(choice, CHOICES[choice].default))
         if choice == "arch" and name not in ARCHITECTURES:  # a plug-in may have any name
@@ -194,23 +197,19 @@ def _choose(parser: Parser, given: Mapping[str, Any]) -> Chosen:
             parts[choice, ARCHITECTURES[name].model if choice == "arch" else name] = part
     for task in [part for (choice, _), part in parts.items() if choice == "task"]:
         parts |= {(EXTENSION, name): EXTENSIONS.declaration(name) for name in extensions_of(task)}
-    settings: dict[str, Setting | None] = {
-        action.dest: None
-        for _, action in parser.arguments
-        if action.dest not in parser.owners or parts.keys() & set(parser.owners[action.dest])
-    }
+    settings: dict[str, Setting | None] = dict.fromkeys(action.dest for _, action in parser.arguments)
     settings |= parser.settings
     for key in parts:
         settings |= {s.name: s for s in _settings_of(parser, key, parts[key]) if not settings.get(s.name)}
     return Chosen(names, recipe, parts, settings)
 
 
-def _settings_of(parser: Parser, key: Part, part: Any) -> list[Setting]:
+def _settings_of(parser: Parser, key: PartKey, part: Any) -> list[Setting]:
     """The settings of a part's dataclass, and those that a plug-in's ``add_args`` takes over."""
     return [s for config in _configs({key: part}) for s in fields.settings_of(config)] + parser.adopted.get(key, [])
 
 
-def _configs(parts: Mapping[Part, Any]) -> list[type]:
+def _configs(parts: Mapping[PartKey, Any]) -> list[type]:
     """The dataclasses of *parts*; a plug-in's part may have none."""
     return [config for part in parts.values() if (config := getattr(part, "config_class", None)) is not None]
 
@@ -248,15 +247,18 @@ def _checked(parser: Parser, chosen: Chosen, values: Mapping[str, Any]) -> dict[
                 value = ",".join(map(str, value))  # as on a command line
             found[name] = value if setting is None else setting.read(value)
         elif foreign := foreign_flags(parser.command).get(flag[2:]):
-            foreign.refuse(flag, value)
+            if foreign.nargs != 0 and value is not None:
+                foreign.refuse(flag, value)
+            elif foreign.nargs == 0 and fields.SWITCHES.get(str(value).lower(), value is not None):
+                foreign.refuse(flag, None)
             parser.unread.append((foreign, flag, value))
         else:
-            parser.refuse_foreign_part(flag, name, chosen.settings, chosen.names)
+            parser.refuse_other_part(flag, name, chosen.settings, chosen.names)
             parser.refuse_unknown(flag, chosen.settings, chosen.names)
     return found
 
 
-def _in_full(parser: Parser, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def _expanded(parser: Parser, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """*values* with the settings that short forms among them stand for, in place of these.
 
     Raises:
@@ -289,6 +291,11 @@ def _from_file(parser: Parser, chosen: Chosen, path: str | None, file: Mapping[s
             close = f"did you mean {' or '.join(f[2:].replace('-', '_') for f in meant)}?" if meant else text
             advice = close if close.startswith("did") else "see --help-all"
             raise UserError(f"--config {path}: {name}: no such setting; {advice}")
+        action = parser.by_flag.get(flag)
+        if action is not None and action.nargs == "?" and value in ("true", "false"):
+            if value == "false":
+                continue
+            value = action.const  # of the flag without a value
         try:
             if chosen.settings.get(name) is None and name in actions and value is not None:
                 value = _converted(actions[name], value)
@@ -373,7 +380,7 @@ def _resolve(
         args.fp16 = True
 
 
-def _leave_out_extensions(args: argparse.Namespace, parts: Mapping[Part, Any]) -> None:
+def _leave_out_extensions(args: argparse.Namespace, parts: Mapping[PartKey, Any]) -> None:
     """Remove settings of extensions that are off, so that no log or checkpoint has them; UserError
     if one was given."""
     for (choice, name), part in parts.items():

@@ -12,11 +12,10 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from fairseq.config import fields
-from fairseq.config.fields import LARGEST_INT, Setting, shortened
+from fairseq.config.fields import Setting
 from fairseq.config.foreign_flags import ForeignFlag, foreign_flags, meant_by
 from fairseq.config.registry import (
     ARCHITECTURES,
@@ -25,6 +24,7 @@ from fairseq.config.registry import (
     MODELS,
     TASKS,
     Declaration,
+    Registry,
     extensions_of,
     is_outside,
 )
@@ -37,9 +37,7 @@ from fairseq.system.version import __version__
 EXTENSION = "extension"  # in place of a choice
 POSITIONAL, RARE = "positional arguments", "rarely needed, and other names"
 HELP = ("-h", "--help", "--help-all")
-Part = tuple[
-    str, str
-]  # what chooses it, "extension" for one of the task, and its name: of an architecture, the model's
+PartKey = tuple[str, str]  # what chooses a part ("extension" for one of the task), its name: of "arch" the model's
 Recommend = Callable[[str, Mapping[str, Any]], Mapping[str, object]]
 
 
@@ -71,11 +69,12 @@ class Parser(argparse.ArgumentParser):
         self.settings: dict[str, Setting] = {}  # of every command line, by name
         self.left_open: set[str] = set()  # settings that have no value unless they are given
         self.choices: list[str] = []  # settings that choose parts
-        self.owners: dict[str, list[Part]] = {}  # of the settings of parts
-        self.plugins: dict[Part, dict[str, object]] = {}  # named on the command line: defaults of their flags
-        self.adopted: dict[Part, list[Setting]] = {}  # that ``add_args`` of a plug-in adds
+        self.owners: dict[str, list[PartKey]] = {}  # of the settings of parts
+        self.plugins: dict[PartKey, dict[str, object]] = {}  # named on the command line: defaults of their flags
+        self.adopted: dict[PartKey, list[Setting]] = {}  # that ``add_args`` of a plug-in adds
         self.recommend: Recommend | None = None
         self.short_forms: type[ShortForms] | None = None
+        self.reads_file = False
         self.command = ""  # which of fairseq's commands it stands for
         self.unread: list[tuple[ForeignFlag, str, object]] = []  # fairseq's flags on the command line, with values
         self.first, self.chosen_heading, self.lists = list(first), "", ""
@@ -125,7 +124,8 @@ class Parser(argparse.ArgumentParser):
         return action
 
     def add_settings_file(self) -> None:
-        """Take ``--config``."""
+        """Take ``--config``, which names a file of settings."""
+        self.reads_file = True
         help = "YAML file of flags, without dashes; command-line flags override it"
         self.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=help)
 
@@ -169,28 +169,29 @@ class Parser(argparse.ArgumentParser):
                 choice.flag, *choice.aliases, dest=name, metavar="NAME", default=argparse.SUPPRESS, help=help
             )
 
-    def add_parts(self, words: Collection[str]) -> None:
-        """Let argparse know the flags of all built-in parts, and of the plug-ins that *words*
-        name."""
+    def add_parts(self, named: Mapping[str, str]) -> None:
+        """Let argparse know the flags of all built-in parts, and of plug-ins among the *named*
+        ones, by what chooses them."""
         builds_models = "arch" in self.choices
         for choice in self.choices:
-            registry = MODELS if choice == "arch" else CHOICES[choice]
-            named = {ARCHITECTURES[w].model if choice == "arch" else w for w in words if w in CHOICES[choice]}
-            for name in registry:
+            registry: Registry[Any] = MODELS if choice == "arch" else CHOICES[choice]
+            for name in registry if builds_models else ():
                 part = registry.declaration(name)
-                if isinstance(part, Declaration) and part.settings is not None:
-                    # The task of an evaluation is the checkpoint's, and the few of its flags that
-                    # matter are among the command's.
-                    if builds_models:
-                        self._add_part((choice, name), part.settings)
-                elif name in named:
+                of_plugin = not isinstance(part, Declaration)
+                self._add_part((choice, name), getattr(part, "config_class" if of_plugin else "settings", None))
+            if (name := named[choice]) in CHOICES[choice]:
+                name = ARCHITECTURES[name].model if choice == "arch" else name
+                part = registry.declaration(name)
+                # Others say in their dataclass what they read: a built-in task of an evaluation is
+                # the checkpoint's, and the few of its flags that matter are among the command's.
+                if not isinstance(part, Declaration) or part.settings is None:
+                    part = registry[name]
                     self._add_part((choice, name), getattr(part, "config_class", None))
-                    self.plugins[choice, name] = self._add_args(choice, name, registry[name])
-        if builds_models:
-            for name in EXTENSIONS:
-                self._add_part((EXTENSION, name), EXTENSIONS.declaration(name).config_class)
+                    self.plugins[choice, name] = self._add_args((choice, name), part, title_of(part, named[choice]))
+        for name in EXTENSIONS if builds_models else ():
+            self._add_part((EXTENSION, name), EXTENSIONS.declaration(name).config_class)
 
-    def _add_part(self, part: Part, config: type | None) -> None:
+    def _add_part(self, part: PartKey, config: type | None) -> None:
         for setting in fields.settings_of(config) if config is not None else ():
             self.owners.setdefault(setting.name, []).append(part)
             # Two dataclasses may declare a setting, such as a model and a task; it is one flag.
@@ -198,24 +199,21 @@ class Parser(argparse.ArgumentParser):
                 action = super().add_argument(*flags, **{**setting.argument(), "help": argparse.SUPPRESS})
                 self.by_flag.update(dict.fromkeys(flags, action))
 
-    def _add_args(self, choice: str, name: str, part: Any) -> dict[str, object]:
+    def _add_args(self, key: PartKey, part: Any, title: str) -> dict[str, object]:
         """Call ``add_args`` of a plug-in's part; return the defaults that it names, which wait for
         ``--config`` and the recipe."""
         ours = {id(action) for _, action in self.arguments}
         # What a model's flags leave open, the architecture fills in: their defaults must not.
-        model = choice == "arch"
-        group = self.add_argument_group(title_of(part, name), argument_default=argparse.SUPPRESS if model else None)
-        adopted = self.adopted[choice, name] = []
+        model = key[0] == "arch"
+        group = self.add_argument_group(title, argument_default=argparse.SUPPRESS if model else None)
+        adopted = self.adopted[key] = []
         self.adopt = group.adopt = adopted.append
         if hasattr(part, "add_args"):
             part.add_args(group if model else self)
         if is_outside(part):
-            deferred.plugins().add_flags(choice, group if model else self)
-        for setting in adopted:
-            self.owners.setdefault(setting.name, []).append((choice, name))
+            deferred.plugins().add_flags(key[0], group if model else self)
         defaults: dict[str, object] = {}
         for _, action in [pair for pair in self.arguments if id(pair[1]) not in ours]:
-            self.owners.setdefault(action.dest, []).append((choice, name))
             if action.default is not argparse.SUPPRESS:
                 # argparse would convert a default that is text.
                 convert = action.type if callable(action.type) and action.type is not _name else str
@@ -250,6 +248,7 @@ class Parser(argparse.ArgumentParser):
         shown = {action.dest for _, action in self.arguments}
         for setting in settings:
             if setting.name not in shown:
+                shown.add(setting.name)
                 heading = RARE if setting.metadata.get("rare") else title
                 self.arguments.append((heading, scratch.add_argument(*setting.flags, **setting.argument())))
 
@@ -317,11 +316,11 @@ class Parser(argparse.ArgumentParser):
         dashed = "--" + flag.lstrip("-").replace("_", "-")
         action = self.by_flag.get(dashed)
         if action is not None and not flag.startswith("---") and action.dest not in settings:
-            self.refuse_foreign_part(dashed, action.dest, settings, chosen)
+            self.refuse_other_part(dashed, action.dest, settings, chosen)
         close = self.suggestions(dashed, settings)
         raise UserError(f"{flag}: no such flag; " + (f"did you mean {' or '.join(close)}?" if close else "see --help"))
 
-    def refuse_foreign_part(self, flag: str, name: str, settings: Iterable[str], chosen: Mapping[str, str]) -> None:
+    def refuse_other_part(self, flag: str, name: str, settings: Iterable[str], chosen: Mapping[str, str]) -> None:
         """Raise UserError for *flag* of the setting *name* of parts that are not *chosen*."""
         for choice in self.choices:
             owners = [part for kind, part in self.owners.get(name, ()) if kind == choice]
@@ -402,16 +401,3 @@ def title_of(part: Any, name: str | None = None) -> str:
     title = re.sub(r"^(The )?[Ss]ettings of (an? |the )?", "", re.split(r"[:;]|\.(?:\s|$)", text)[0])
     title = title[:1].upper() + title[1:]
     return f"{title} ({name})" if name else title
-
-
-def folder_path(text: str) -> Path:
-    """Return *text*, which must not be empty, as a path."""
-    if not text:
-        raise argparse.ArgumentTypeError("an empty value; give a folder")
-    return Path(text)
-
-
-def check_words(most: int | None) -> None:
-    """Raise UserError unless *most*, the value of ``--max-words``, is a count."""
-    if most is not None and not 1 <= most <= LARGEST_INT:
-        raise UserError(f"--max-words {shortened(most)}: must be from 1 to {LARGEST_INT}")

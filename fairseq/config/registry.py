@@ -35,8 +35,8 @@ _ADDED = re.compile(
 # Folders and modules of this package; others in it are copies of a plug-in.
 ROOMS = (
     *("analysis", "checkpoint", "config", "criterions", "data", "distributed", "errors", "evaluation", "hub"),
-    *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "system"),
-    *("tasks", "text", "training"),
+    *("inference", "interop", "kernels", "logging", "models", "modules", "notes", "optim", "parts", "preprocessing"),
+    *("system", "tasks", "text", "training"),
     # fairseq's names
     *(
         "checkpoint_utils",

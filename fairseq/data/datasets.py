@@ -131,12 +131,13 @@ class _Changed(BaseWrapperDataset):
 
     @property
     def sizes(self) -> np.ndarray:
-        return np.array([self.num_tokens(index) for index in range(len(self))])
+        return np.array([self.size(index) for index in range(len(self))])
 
     def num_tokens(self, index: int) -> int:
         return self.changed_length(int(self.dataset.num_tokens(index)))
 
-    size = num_tokens
+    def size(self, index: int) -> int:
+        return self.changed_length(int(self.dataset.size(index)))
 
 
 class PrependTokenDataset(_Changed):
@@ -172,6 +173,9 @@ class TruncateDataset(_Changed):
 
     def changed_length(self, tokens: int) -> int:
         return min(tokens, self.length)
+
+    # As in fairseq, batches are measured before the cut.
+    num_tokens = BaseWrapperDataset.num_tokens
 
 
 class RandomCropDataset(TruncateDataset):
@@ -437,7 +441,9 @@ class NestedDictionaryDataset(FairseqDataset):
         return np.max(np.array([np.asarray(s) for s in self._sizes]), 0) if self._sizes else self.first.sizes
 
     def size(self, index: int) -> Any:
-        return tuple(int(s[index]) for s in self._sizes) if self._sizes else self.first.size(index)
+        if not self._sizes:
+            return self.first.size(index)
+        return tuple(int(size[index]) for size in self._sizes) if len(self._sizes) > 1 else int(self._sizes[0][index])
 
     def set_epoch(self, epoch: int) -> None:
         for dataset in self.defn.values():

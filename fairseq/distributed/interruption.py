@@ -21,10 +21,13 @@ class Interruption:
     ends the process at once with 128 + its number, unless our launcher counts signals, or torchrun
     repeats them. A signal that is ignored by inheritance (``nohup``, a script's background job)
     stays ignored.
+
+    Args:
+        saves: whether the run saves what it can go on from.
     """
 
-    def __init__(self) -> None:
-        self.signal = 0
+    def __init__(self, saves: bool = True) -> None:
+        self.signal, self.saves = 0, saves
         self.second_ends = multiprocessing.parent_process() is None and "TORCHELASTIC_RUN_ID" not in os.environ
         self._before: dict[signal.Signals, Any] = {}
 
@@ -48,9 +51,11 @@ class Interruption:
             return
         self.signal = number
         if os.environ.get("RANK", "0") == "0":
-            line = f"{signal.Signals(number).name}: the run saves and stops after this update or validation"
+            stops = "saves and stops" if self.saves else "stops, without a checkpoint to go on from,"
+            line = f"{signal.Signals(number).name}: the run {stops} after this update or validation"
             if multiprocessing.parent_process() is not None or self.second_ends:
-                line += "; a second signal ends it at once, and loses what was not saved"
+                line += "; a second signal ends it at once"
+                line += ", and loses what was not saved" if self.saves else ""
             # Not print, which the signal may have interrupted; after a line of a progress bar.
             os.write(2, f"\n{line}\n".encode())
 

@@ -88,27 +88,11 @@ def move(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device, non_blocking=True)
 
 
-def start_copy(tensor: Tensor) -> tuple[Tensor, torch.Event]:
-    """Start to copy *tensor* to the host; return the copy,
-    and an event after which it is complete."""
-    # Pinned: a copy to pageable memory blocks the host.
-    copy = pin(torch.empty(tensor.shape, dtype=tensor.dtype)).copy_(tensor, non_blocking=True)
-    copied = torch.Event(tensor.device)
-    copied.record()
-    return copy, copied
-
-
 def peak_memory(device: torch.device) -> int | None:
     """Return the most bytes that this process had
     on *device* at once; None where torch does not tell."""
     peak = getattr(torch.get_device_module(device), "max_memory_allocated", None) if is_accelerator(device) else None
     return None if peak is None else int(peak(device))
-
-
-def release_memory() -> None:
-    """Return cached blocks of the accelerator's memory, if there is one, to its driver."""
-    if (kind := accelerator()) is not None:
-        torch.get_device_module(kind).empty_cache()
 
 
 # Random numbers

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 def kernels(part: str, *tensors: Tensor) -> Any:
     """The module *part* of ``fairseq.kernels`` where its operators compute *tensors*, else None.
 
-    They take float32 and bfloat16 on CPUs, and need a C compiler. Exports leave them out.
+    They take float32 and bfloat16 on CPUs, and need a C compiler.
     """
     for x in tensors:
         if not is_cpu(x) or x.dtype not in (torch.float32, torch.bfloat16) or not x.numel():
@@ -38,26 +38,15 @@ def on_cpu(x: Tensor) -> bool:
     return is_cpu(x) and not torch.compiler.is_compiling()
 
 
-_MODULES: dict[str, Any] = {}  # those that were used; None in exports
+_MODULES: dict[str, Any] = {}  # those that were used
 
 
 def _is_compiled(part: str) -> bool:
     if part not in _MODULES:
-        _MODULES[part] = _module(part)
-    return _MODULES[part] is not None and _MODULES[part].compiled() is not None
+        # Only now: it takes time that commands without a model need not spend.
+        _MODULES[part] = importlib.import_module(f"fairseq.kernels.{part}")
+    return _MODULES[part].compiled() is not None
 
 
 # A constant in compiled graphs; torch.compiler.assume_constant_result would load the compiler.
 _is_compiled._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def _module(part: str) -> Any:
-    # Relative to this package, so that an export never takes the kernels of an installed package.
-    name = f"{(__package__ or '').rpartition('.')[0] or 'exported'}.kernels.{part}"
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        # A module that is missing inside of it is a mistake.
-        if f"{name}.".startswith(f"{error.name}."):
-            return None
-        raise

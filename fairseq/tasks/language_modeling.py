@@ -80,15 +80,15 @@ class LanguageModelingTask(FairseqTask):
 
     @classmethod
     def setup_dictionary(cls, args: Any, **unused: object) -> tuple[Dictionary, Dictionary]:
-        """The dictionaries of input and output, which are one."""
-        return (load_dictionary(args.data),) * 2
+        """The dictionaries of input and output, which are one; plug-ins override it."""
+        return (load_dictionary(args.data_path if isinstance(args, Settings) else args.data),) * 2
 
     @classmethod
     def setup_task(cls, args: Settings, **kwargs: object) -> LanguageModelingTask:
-        dictionary = load_dictionary(typed_settings(args).data_path)
+        dictionary, output_dictionary = cls.setup_dictionary(args, **kwargs)
         # fairseq's arguments, as far as a plug-in's constructor names them.
         known = inspect.signature(cls).parameters
-        options: dict[str, Any] = {"output_dictionary": dictionary, "targets": ["future"]}
+        options: dict[str, Any] = {"output_dictionary": output_dictionary, "targets": ["future"]}
         return cls(args, dictionary, **{name: value for name, value in options.items() if name in known})
 
     @property

@@ -1,4 +1,5 @@
-"""Settings of the tasks. Nothing here imports torch: command lines are parsed without it."""
+"""Settings of the tasks. Nothing here imports torch or NumPy: command lines are parsed without
+them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from fairseq.config.fields import Config, flag
 from fairseq.config.shared import BREAK_MODES
 from fairseq.criterions.settings import HEAD
 from fairseq.data.glue import Layout, labels_of, layout_of, split_file
-from fairseq.data.sentence_folders import check_sentences, classes_of, input_folders
 from fairseq.errors import SettingError, UserError
 from fairseq.modules import ACTIVATIONS
 
@@ -107,6 +107,9 @@ class SentencePredictionTaskConfig(Config):
             UserError: the data cannot be read, have no classes,
                 or no pairs where the settings ask for pairs.
         """
+        # Imported here, because it imports NumPy, half of the start of a command.
+        from fairseq.data.sentence_folders import check_sentences, classes_of, input_folders
+
         inputs = input_folders(folder)
         if self.sentence_pairs and len(inputs) == 1:
             raise UserError(f"`sentence_pairs`: {inputs[0]} no input1 in its folder; make one, or leave the flag out")

@@ -17,8 +17,8 @@ class Hook:
     """
 
     def on_start(self, state: TrainingState) -> None:
-        """Called before the first update of a run, or of each of its stages; *state* is
-        restored."""
+        """Called before the first update of a run, or of each of its stages; *state* is restored. A
+        run that it ends saves nothing."""
 
     def on_update(self, state: TrainingState) -> None:
         """Called after each update that was applied, before its validation."""

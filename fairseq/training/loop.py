@@ -67,7 +67,8 @@ def training_job(settings: TrainingSettings) -> Job[TrainingSettings, None]:
 def run_process(settings: TrainingSettings, world: World) -> None:
     """Train as one process of *world*, with a log on stderr; if a signal stops the run, exit with
     128 + its number."""
-    with Interruption() as interruption:
+    saving = settings.checkpoint
+    with Interruption(saves=not (saving.no_save or saving.no_last_checkpoints)) as interruption:
         log_to_stderr(logging.INFO if world.is_first else logging.ERROR)
         with log_file(settings.common.log_file if world.is_first else None):
             number = train(settings, world, interruption)
@@ -292,10 +293,19 @@ class Run:
             state.end, self.stopped = SIGNAL, True
             return
         if due.validate and not stop:
-            keeps = self.validate(due.epoch)
-            if state.metric is not None:
-                for hook in self.hooks:
-                    hook.on_validate(state)
+            before = state.best, state.without_improvement
+            try:
+                keeps = self.validate(due.epoch)
+                if state.metric is not None:
+                    for hook in self.hooks:
+                        hook.on_validate(state)
+            except Exception:
+                # The updates are made: the resumed run begins with this validation. Other processes
+                # may not have met the error, and would not save with this one.
+                if state.world.size == 1:
+                    state.due, state.metric, (state.best, state.without_improvement) = due, None, before
+                    self.save(due)
+                raise
             stop = self.asked_by_any(self.interruption.signal > 0)
         if due.end_of_epoch:
             state.end_epoch(due.epoch)

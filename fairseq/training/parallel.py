@@ -82,6 +82,10 @@ def optimizer_of(
         OPTIMIZERS[settings.chosen.optimizer].group_of,
     )
     optimizer = build_optimizer(settings, groups)
+    for method in ("backward", "clip_grad_norm", "multiply_grads"):  # of fairseq's, which plug-ins may override
+        if hasattr(optimizer, method):
+            name = f"`optimizer` {settings.chosen.optimizer}"
+            raise UserError(f"{name}: its {method} is not called; do in step what it does")
     check_optimizer(optimizer, settings.distributed, world)
     if Precision(common).half_parameters and not optimizer.supports_half_parameters:
         raise UserError(

@@ -42,11 +42,8 @@ def little_memory(more=1 << 30):
 @pytest.mark.parametrize(
     "flags",
     [
-        *(f"--decoder-layers {LARGEST}", "--decoder-layers 1000000", f"--max-tokens {LARGEST}", f"--seed {LARGEST}"),
-        *(f"--tokens-per-sample {LARGEST}", f"--max-update {LARGEST}", f"--decoder-ffn-embed-dim {LARGEST}"),
-        *("--distributed-world-size 100000", "--nprocs-per-node 100000 --distributed-world-size 100000"),
-        *("--lr 1e300", "--weight-decay 1e300", "--distributed-timeout 1e300", "--tokens-from-prev -1"),
-        *("--fp16-init-scale 1e300", "--num-workers 1000000000", "--max-update " + "9" * 5000),
+        *(f"--decoder-layers {LARGEST}", "--decoder-layers 1000000", "--lr 1e300", "--tokens-from-prev -1"),
+        *("--nprocs-per-node 100000 --distributed-world-size 100000", "--max-update " + "9" * 5000),
     ],
 )
 def test_sizes_beyond_all_use_name_their_flag(mistake, flags):
@@ -70,8 +67,7 @@ def test_a_model_larger_than_memory_is_one_line(mistake, flags):
 @pytest.mark.parametrize(
     "flag",
     [
-        *("--valid-subset", "--train-subset", "--stages", "--save-dir", "--restore-file", "--finetune-from-model"),
-        *("--optimizer-overrides", "--update-freq", "--lr", "--best-checkpoint-metric"),
+        *("--valid-subset", "--save-dir", "--optimizer-overrides", "--update-freq", "--lr"),
     ],
 )
 def test_empty_values_name_their_flag(mistake, flag):

@@ -238,6 +238,13 @@ def test_model_that_extends_ours_has_our_flags_and_its_own(plugin, tmp_path):
     assert len(runs.losses(log)) == 2
 
 
+def test_help_shows_the_flags_of_a_plugin_and_those_of_ours_that_it_extends(plugin, capsys):
+    with pytest.raises(SystemExit):
+        runs.arguments(plugin, "--arch scaled_transformer_lm --help")
+    text = capsys.readouterr().out
+    assert all(f"\n  {flag} " in text for flag in ("--output-scale", "--decoder-layers", "--max-target-positions"))
+
+
 def test_importing_twice_is_the_same_as_once_and_a_taken_name_is_refused(plugin):
     runs.arguments(plugin, "--arch rnn_lm_base --max-tokens 64")
     runs.arguments(plugin, "--arch rnn_lm_base --max-tokens 64")

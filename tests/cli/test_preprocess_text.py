@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from mistakes import user_error
 
+from fairseq import preprocessing
 from fairseq.data.indexed_dataset import IndexedCorpus
 from fairseq.errors import UserError
 from fairseq.interop.hugging_face.tokenizer_files import fast_tokenizer
@@ -46,7 +47,7 @@ def text_file(folder: Path, lines: int = 60, name: str = "text.txt", seed: int =
 
 def run(destdir: Path, **flags: Any) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preprocess, "useful_workers", lambda workers, sources: workers)
+        patch.setattr(preprocessing, "useful_workers", lambda workers, sources: workers)
         preprocess.main(argparse.Namespace(only_source=True, destdir=str(destdir), **flags))
 
 

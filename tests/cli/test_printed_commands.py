@@ -87,6 +87,10 @@ def test_pairs_and_help_need_no_evaluation_harness(
     harness.cli_main()
     assert "agreement" in capsys.readouterr().out
     assert json.loads(Path("pairs/results.json").read_text())["phenomena"]["agreement"]["pairs"] == 1
+    monkeypatch.setattr("sys.argv", ["fairseq-harness", "own"])
+    with pytest.raises(SystemExit):
+        harness.cli_main()
+    assert "--tasks: name one task or several" in capsys.readouterr().err
     monkeypatch.setattr("sys.argv", ["fairseq-harness", "--help"])
     with pytest.raises(SystemExit) as stop:
         harness.cli_main()

@@ -27,6 +27,7 @@ from fairseq.optim.adam import FairseqAdam
 from fairseq.optim.settings import AdamConfig
 from fairseq.tasks.language_modeling import LanguageModelingTask, LanguageModelingTaskConfig
 from fairseq.training.stages import Stage, settings_at
+from fairseq_cli.common import get_training_parser
 from fairseq_cli.eval_lm import EvalLMConfig, get_eval_lm_parser
 
 PACKAGE = Path(fairseq.__file__).parent
@@ -105,6 +106,14 @@ def test_a_command_has_its_own_settings() -> None:
 def test_fairseqs_names_of_the_subword_mark_are_the_mark(words: list[str]) -> None:
     args = options.parse_args_and_arch(get_eval_lm_parser(), ["d", *words])
     assert typed(EvalLMConfig, args).remove_bpe == "@@ "
+
+
+def test_a_script_may_add_a_flag_that_a_part_has_too() -> None:
+    def modify(parser: Any) -> None:
+        parser.add_argument("--n-layer", type=int)
+
+    flags = [str(runs.DATA), "--arch", "transformer_lm_tiny", "--n-layer", "3"]
+    assert options.parse_args_and_arch(get_training_parser(), flags, modify_parser=modify).n_layer == 3
 
 
 def test_a_change_reaches_every_part_and_the_flat_settings_of_a_copy() -> None:

@@ -32,6 +32,9 @@ from fairseq.interop.fairseq.hydra import training_flags
         ("no_save: true", "no_save", True),
         ("no-save: 0", "no_save", False),
         ("seed: 12", "seed", 12),
+        ("amp: false\nnum_shards: 1\ndataset_impl: null\nseed: 2", "seed", 2),
+        ("profile: true", "profile", "10:20"),  # as the flag without a value
+        ("profile: false", "profile", None),
     ],
 )
 def test_a_value_of_a_file_is_read_as_the_flags(text: str, name: str, value: object, tmp_path: Path) -> None:

@@ -110,3 +110,10 @@ def test_the_first_signal_is_answered_at_once_by_rank_0(
     assert raise_signals(signal.SIGINT) == signal.SIGINT
     error = capfd.readouterr().err
     assert error.startswith(f"\n{said}" if said else "") and error.count("\n") == (2 if said else 0)
+
+
+def test_a_run_that_saves_nothing_does_not_promise_to(capfd: pytest.CaptureFixture[str]) -> None:
+    with Interruption(saves=False):
+        signal.raise_signal(signal.SIGINT)
+    said = capfd.readouterr().err
+    assert "SIGINT: the run stops, without a checkpoint to go on from, after" in said and "save" not in said

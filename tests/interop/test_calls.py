@@ -19,7 +19,7 @@ from user_folders import user_folder
 
 from fairseq import checkpoint_utils, utils
 from fairseq.config import options
-from fairseq.data import ConcatDataset, Dictionary, ListDataset, TokenBlockDataset, data_utils
+from fairseq.data import Dictionary, ListDataset, TokenBlockDataset
 from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
 from fairseq.models.transformer import TransformerDecoder
@@ -33,22 +33,6 @@ def dictionary(*words: str) -> Dictionary:
     for word in words:
         made.add_symbol(word)
     return made
-
-
-def test_subwords_of_every_kind_are_joined_and_an_unknown_kind_is_refused() -> None:
-    joined = {
-        ("▁a b ▁c", "sentencepiece"): "ab c",
-        ("_a b _c", "wordpiece"): "ab c",
-        ("a b | c |", "letter"): "ab c",
-        ("a <SIL> b  c", "silence"): "a b c",
-        ("a b_EOW c_EOW", "_EOW"): "ab c",
-        ("a@@ b c@@", "subword_nmt"): "ab c",
-        ("a b", "none"): "a b",
-        ("a b", None): "a b",
-    }
-    assert {given: data_utils.post_process(*given) for given in joined} == joined
-    with pytest.raises(NotImplementedError, match="'nonsense'"):
-        data_utils.post_process("a b", "nonsense")
 
 
 def test_a_dictionary_writes_text_as_fairseqs_does() -> None:
@@ -74,17 +58,6 @@ def test_a_text_is_counted_by_an_instance_as_by_the_class(tmp_path: Path) -> Non
             "b": 2,
             "</s>": 2,
         }
-
-
-def test_datasets_one_after_the_other_are_ordered_by_size() -> None:
-    rows = [[torch.zeros(size) for size in sizes] for sizes in ((3, 1), (2,))]
-    joined = ConcatDataset([ListDataset(part, np.array([len(row) for row in part])) for part in rows])
-    assert joined.ordered_indices().tolist() == [1, 2, 0]
-
-
-def test_perplexities_are_rounded() -> None:
-    assert utils.get_perplexity(1.0, round=1, base=2.7182818) == 2.7 and utils.get_perplexity(3.3219) == 10.0
-    assert utils.get_perplexity(5000) == float("inf")
 
 
 class Pair(NamedTuple):
@@ -199,6 +172,75 @@ def test_a_task_with_its_own_dictionary_trains_with_a_warning(tmp_path: Path, ca
         assert runs.updates(runs.train(tmp_path / "run", flags, runs.SHORT, "--task own_dictionary"))
     said = [record for record in caplog.records if "build_dictionary" in record.message]
     assert [record.levelno for record in said] == [logging.WARNING]
+
+
+COOLED = """
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer_lm import TransformerLanguageModel
+
+@register_model("cooled")
+class Cooled(TransformerLanguageModel):
+    def {method}(self, net_output, log_probs, sample=None):
+        return super().{method}(net_output, log_probs, sample)
+
+@register_model_architecture("cooled", "cooled_tiny")
+def fill(args):
+    args.decoder_layers = getattr(args, "decoder_layers", 1)
+"""
+
+
+def test_probabilities_of_a_models_own_that_nothing_calls_are_refused(tmp_path: Path) -> None:
+    for method in ("get_normalized_probs", "a_method_of_its_own"):
+        source = COOLED.replace("{method}", method).replace("cooled", f"cooled_{method[:3]}")
+        with user_folder(tmp_path, f"cooled_{method[:3]}", source) as flags:
+            words = [flags, runs.SHORT.replace("transformer_lm_tiny", f"cooled_{method[:3]}_tiny"), "--no-save"]
+            if method == "get_normalized_probs":
+                with pytest.raises(UserError, match="Cooled.get_normalized_probs is not called"):
+                    runs.train(tmp_path, *words, "--criterion cross_entropy")
+            else:
+                assert runs.updates(runs.train(tmp_path, *words, "--criterion cross_entropy"))
+
+
+CLIPS = """
+from fairseq.optim import register_optimizer
+from fairseq.optim.adam import FairseqAdam
+
+@register_optimizer("clips")
+class Clips(FairseqAdam):
+    def clip_grad_norm(self, max_norm, aggregate_norm_fn=None):
+        return 0.0
+"""
+
+
+def test_an_optimizers_clipping_that_nothing_calls_is_refused(tmp_path: Path) -> None:
+    refused = pytest.raises(UserError, match="optimizer clips: its clip_grad_norm is not called")
+    with user_folder(tmp_path, "clips", CLIPS) as flags, refused:
+        runs.train(tmp_path, flags, runs.SHORT, "--optimizer clips --no-save")
+
+
+WORDS = """
+from fairseq.tasks import register_task
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+@register_task("own_words")
+class Task(LanguageModelingTask):
+    @classmethod
+    def setup_dictionary(cls, args, **kwargs):
+        dictionary, _ = super().setup_dictionary(args, **kwargs)
+        dictionary.add_symbol("<image>")
+        return dictionary, dictionary
+"""
+
+
+def test_a_task_may_set_up_its_dictionary(tmp_path: Path) -> None:
+    with user_folder(tmp_path, "own_words", WORDS) as flags:
+        runs.train(tmp_path / "run", flags, runs.SHORT, "--task own_words")
+    [*_, band] = [
+        value
+        for name, value in runs.content(tmp_path / "run" / "checkpoint_last.pt")["model"].items()
+        if "embed_tokens.embeddings" in name and name.endswith("0.weight")
+    ]
+    assert len(band) + 600 == len(Dictionary.load(runs.DATA / "dict.txt")) + 1
 
 
 def test_a_language_model_that_has_generated_can_be_copied_and_pickled() -> None:

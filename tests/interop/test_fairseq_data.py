@@ -3,8 +3,6 @@ say."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import runs
@@ -28,26 +26,6 @@ def words() -> Dictionary:
     return dictionary
 
 
-def test_a_dictionary_has_fairseqs_methods(words: Dictionary, tmp_path: Path) -> None:
-    read: list[tuple[str, int]] = []
-    given: dict = {"add_if_not_exist": False, "consumer": lambda *one: read.append(one)}
-    assert words.encode_line("old mill", **given).tolist() == [5, 3, 2] and read == [("old", 5), ("mill", 3)]
-    assert words.encode_line("the old", add_if_not_exist=False, append_eos=False, reverse_order=True).tolist() == [5, 4]
-    assert words.encode_line("old mill").dtype == torch.int32 and words[7] == "mill", "added unless asked not to"
-    assert words.encode_line("old", append_eos=False).long().tolist() == [5]
-    assert words.string([4, 3, 2], unk_string="?") == "the ?" and words.unk_string(True) == "<<unk>>"
-    assert words.string(torch.tensor([[4, 2], [5, 2]]), include_eos=True) == "the </s>\nold </s>"
-    sentence = words.dummy_sentence(4)
-    assert sentence[-1] == 2 and len(sentence) == 4
-    (tmp_path / "dict.txt").write_text("hill 1\n")
-    words.add_from_file(str(tmp_path / "dict.txt"))
-    other = Dictionary()
-    other.update(words)
-    assert other == words and words.symbols[4:] == ["the", "old", "tower", "mill", "hill"] and words.count[8] == 1
-    with pytest.raises(UserError, match="nothing.txt"):
-        words.add_from_file(str(tmp_path / "nothing.txt"))
-
-
 @pytest.mark.parametrize("task", ["language_modeling", "masked_lm"])
 def test_examples_of_our_datasets_collate_to_their_batches(task: str) -> None:
     flags = f"--arch bert_tiny --task {task} --criterion cross_entropy --tokens-per-sample 16"
@@ -62,25 +40,6 @@ def test_examples_of_our_datasets_collate_to_their_batches(task: str) -> None:
 def lines() -> data.ListDataset:
     rows = [torch.arange(4, 4 + size) for size in (3, 1, 5, 2)]
     return data.ListDataset(rows, [3, 1, 5, 2])
-
-
-def test_wrapped_datasets_change_rows_and_sizes() -> None:
-    prepended = data.PrependTokenDataset(lines(), 0)
-    assert prepended[1].tolist() == [0, 4] and prepended.sizes.tolist() == [4, 2, 6, 3]
-    assert data.AppendTokenDataset(lines(), 2)[1].tolist() == [4, 2]
-    assert data.RollDataset(prepended, 1)[1].tolist() == [4, 0] and data.RollDataset(prepended, 1).num_tokens(1) == 2
-    assert data.TruncateDataset(lines(), 2).sizes.tolist() == [2, 1, 2, 2]
-    assert data.StripTokenDataset(prepended, 0)[0].tolist() == [4, 5, 6]
-    assert data.LeftPadDataset(lines(), 1).collater([lines()[0], lines()[1]]).tolist() == [[4, 5, 6], [1, 1, 4]]
-    assert data.RightPadDataset(lines(), 1).collater([lines()[0], lines()[1]]).tolist() == [[4, 5, 6], [4, 1, 1]]
-    assert len(data.ConcatDataset([lines(), lines()], [1, 2])) == 12
-    assert data.SortDataset(lines(), [np.array(lines().sizes)]).ordered_indices().tolist() == [1, 3, 0, 2]
-    nested = data.NestedDictionaryDataset(
-        {"id": data.IdDataset(), "net_input": {"n": data.NumelDataset(lines(), reduce=True)}, "target": lines()},
-        sizes=[np.array(lines().sizes)],
-    )
-    sample = nested.collater([nested[0], nested[2]])
-    assert sample["id"].tolist() == [0, 2] and sample["net_input"]["n"] == 8 and nested.num_tokens(2) == 5
 
 
 @pytest.mark.parametrize("mode", ["none", "eos", "complete"])
@@ -167,23 +126,6 @@ def test_processes_share_the_batches_of_an_iterator() -> None:
     assert read(1, 1, start=2) == read(1, 1)[1:] and len(read(0, 1)) == len(read(1, 1)) == 2
 
 
-def test_an_epoch_iterator_of_two_shards_resumes_in_the_middle() -> None:
-    def of(shard: int) -> iterators.EpochBatchIterator:
-        return iterators.EpochBatchIterator(
-            lines(), lambda rows: [len(row) for row in rows], [[0], [1], [2], [3, 1]], 1, 2, shard
-        )
-
-    epochs = [list(of(shard).next_epoch_itr()) for shard in (0, 1)]
-    assert sorted(map(sum, (batch for part in epochs for batch in part))) == [1, 3, 3, 5]
-    first = of(0)
-    batch = next(first.next_epoch_itr())
-    resumed = of(0)
-    resumed.load_state_dict(first.state_dict())
-    assert [batch, *resumed.next_epoch_itr()] == epochs[0] and resumed.end_of_epoch()
-    assert resumed.next_epoch_idx == 2
-    assert list(iterators.GroupedIterator(iterators.CountingIterator(range(5)), 2)) == [[0, 1], [2, 3], [4]]
-
-
 def test_the_sentence_encoder_computes_what_our_encoder_does() -> None:
     from fairseq.modules import TransformerSentenceEncoder
 
@@ -200,55 +142,6 @@ def test_the_sentence_encoder_computes_what_our_encoder_does() -> None:
     torch.testing.assert_close(states[-1].transpose(0, 1)[0], hidden[0])
     torch.testing.assert_close(first, hidden[:, 0])
     assert len(states) == 3
-
-
-def test_attention_equals_torchs() -> None:
-    from fairseq.modules import MultiheadAttention
-
-    torch.manual_seed(1)
-    attention, reference = MultiheadAttention(8, 2), torch.nn.MultiheadAttention(8, 2)
-    parts = [attention.q_proj, attention.k_proj, attention.v_proj]
-    with torch.no_grad():
-        reference.in_proj_weight.copy_(torch.cat([part.weight for part in parts]))
-        reference.in_proj_bias.copy_(torch.cat([part.bias for part in parts]))
-        reference.out_proj.load_state_dict(attention.out_proj.state_dict())
-    x, y = torch.randn(3, 2, 8), torch.randn(5, 2, 8)
-    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    torch.testing.assert_close(attention(x, y, y, padding), reference(x, y, y, padding))
-    mask = torch.ones(3, 3, dtype=torch.bool).triu(1)
-    torch.testing.assert_close(attention(x, x, x, attn_mask=mask)[0], reference(x, x, x, attn_mask=mask)[0])
-
-
-def test_positions_are_numbered_after_padding() -> None:
-    from fairseq.modules import PositionalEmbedding
-
-    tokens = torch.tensor([[5, 6, 1]])
-    learned, sinusoids = PositionalEmbedding(4, 6, 1, learned=True), PositionalEmbedding(4, 6, 1)
-    assert torch.equal(learned(tokens)[0], learned.weight[[2, 3, 1]])
-    frequencies = 10000.0 ** -(torch.arange(3) / 2)
-    expected = torch.cat([torch.sin(3 * frequencies), torch.cos(3 * frequencies)])
-    torch.testing.assert_close(sinusoids(tokens)[0, 1], expected)
-    assert not sinusoids(tokens)[0, 2].any()
-    assert torch.equal(torch.jit.script(sinusoids)(tokens), sinusoids(tokens))
-
-
-def test_rows_are_cut_turned_and_joined() -> None:
-    joined = data.ConcatSentencesDataset(lines(), data.RollDataset(lines(), 1))
-    assert joined[0].tolist() == [4, 5, 6, 6, 4, 5] and joined.sizes.tolist() == [6, 2, 10, 4]
-    cut = data.shorten_dataset.maybe_shorten_dataset(lines(), "train", "train,valid", "random_crop", 2, seed=1)
-    assert torch.equal(cut[2], cut[2]) and cut[2][1] == cut[2][0] + 1 and len(cut[1]) == 1
-    assert data.shorten_dataset.maybe_shorten_dataset(lines(), "test", "train", "truncate", 2, 1)[2].numel() == 5
-
-
-def test_a_truncated_dictionary_does_not_know_later_words(words: Dictionary) -> None:
-    short = data.TruncatedDictionary(words, 6)
-    assert len(short) == 6 and short.index("old") == 5 and short.index("tower") == short.unk() and short.pad() == 1
-
-
-def test_the_smallest_limit_of_positions_holds() -> None:
-    from fairseq import utils
-
-    assert utils.resolve_max_positions(None, 5, 3) == 3 and utils.resolve_max_positions((4, 9), (6, 2)) == (4, 2)
 
 
 def test_layers_of_encoders_and_decoders_are_ours_of_pre_norm() -> None:

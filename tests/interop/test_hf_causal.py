@@ -16,7 +16,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from mistakes import user_error
 from runs import DATA, model_of
-from subword_encodings import encodings
 
 from fairseq import checkpoint
 from fairseq.errors import UserError
@@ -27,10 +26,6 @@ from fairseq.interop.hugging_face.export import FIGURES, _card
 from fairseq.models.loading import stored_parameters
 from fairseq.modules import ACTIVATIONS
 from fairseq.text.dictionary import Dictionary
-from fairseq.text.tokenizers import Tokenizer
-from fairseq.text.tokenizers.base import Space
-from fairseq.text.tokenizers.moses import Moses
-from fairseq.text.tokenizers.subword_nmt import SubwordNMT
 
 
 @torch.no_grad()
@@ -113,35 +108,6 @@ def test_markup_in_settings_and_results_stays_text_on_the_card(tmp_path: Path) -
     assert not re.search(r"[<>\[\]*\x1b]|http|^- ", outside, flags=re.MULTILINE)
     rows = [line for line in body.splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {3} and len(rows) == 6
-
-
-def tokenizers() -> dict[str, Tokenizer]:
-    """A tokenizer of each kind, with the package that it needs."""
-    kinds = {name: Tokenizer(subwords=subwords) for name, subwords in encodings().items()}
-    both = Tokenizer(Moses(), SubwordNMT(SubwordNMT.learn({"the": 5, "lower": 3, "newest": 2}, 9)))
-    return {**kinds, "moses": Tokenizer(Moses()), "space": Tokenizer(Space()), "moses and subword_nmt": both}
-
-
-def test_the_exported_tokenizer_is_ours(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from fairseq.interop.hugging_face.exported.tokenization_fairseq import FairseqTokenizer
-
-    lines = ["the lower the <unk> widest, isn't it?", "", "low-lying  rivers (new) 世界 ."]
-    for name, tokenizer in tokenizers().items():
-        dictionary = Dictionary()
-        for line in lines[:1] * 2 + ["the river ."]:
-            for symbol in tokenizer.encode(line).split():
-                dictionary.add_symbol(symbol)
-        folder = tmp_path / name
-        folder.mkdir()
-        dictionary.save(folder / "dict.txt")
-        tokenizer.save(folder, dictionary.symbols)
-        other = FairseqTokenizer(str(folder / "dict.txt"), str(folder / "tokenization.json"))
-        want = [dictionary.index(symbol) for line in lines for symbol in [*tokenizer.encode(line).split(), "</s>"]][:-1]
-        assert other("\n".join(lines))["input_ids"] == want, name
-        symbols = [tokenizer.encode(line).split() for line in lines[:1] * 2]
-        ids = [dictionary.index(symbol) for line in symbols for symbol in [*line, "</s>"]][:-1]
-        assert other.decode([2, *ids], skip_special_tokens=False).split("\n")[1:] == [*map(tokenizer.decode, symbols)]
 
 
 def test_dictionaries_are_read_alike(tmp_path: Path) -> None:

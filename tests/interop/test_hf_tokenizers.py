@@ -3,6 +3,7 @@ encoders."""
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +25,9 @@ from fairseq.hub import load_model, load_scorer
 from fairseq.interop.hugging_face.tokenizer_files import tokenizer_files
 from fairseq.text.dictionary import Dictionary
 from fairseq.text.tokenizers import Tokenizer
+from fairseq.text.tokenizers.base import Space
 from fairseq.text.tokenizers.moses import Moses
-from fairseq.text.tokenizers.rules import BYTES
+from fairseq.text.tokenizers.rules import BYTES, LINE_END
 from fairseq.text.tokenizers.sentencepiece import SentencePiece
 from fairseq_cli import import_model
 from fairseq_cli.import_model import get_import_parser
@@ -43,6 +45,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keep_code_in(tmp_path / "modules", monkeypatch)
 
 
+@functools.cache
 def tokenizers() -> dict[str, Tokenizer | None]:
     kinds: dict[str, Tokenizer | None] = {name: Tokenizer(None, subwords) for name, subwords in encodings().items()}
     return {**kinds, "moses": Tokenizer(Moses()), "moses and gpt2": Tokenizer(Moses(), encodings()["gpt2"]), "": None}
@@ -93,6 +96,24 @@ PARTS = [
     ".",
     "(",
 ]
+ODD = [
+    "<unk>",
+    "Mr.",
+    "No. 5",
+    "U.S.A.",
+    "...",
+    "'s",
+    "&amp;",
+    "@-@",
+    "a@@",
+    "\0",
+    "\x1c",
+    "\xa0",
+    "\u3000",
+    "\ufb01",
+    "½",
+]
+ODD += ["\n", "\r\n", "1,000.5", "http://a.b/c?d=e", "▁", "##x", "\u00ad", "Lowest", "newest"]
 MARKS = {"subword_nmt": "@@", "sentencepiece": "▁", "metaspace": "▁", "wordpiece": "##"}
 
 
@@ -126,6 +147,22 @@ def test_offsets_are_of_the_characters_that_each_symbol_writes(text: str, export
             assert letters in part.encode() if several else letters.strip() == part.strip().encode(), (name, symbol)
         covered = set().union(*(range(*ends) for ends in offsets))
         assert all(place in covered for place, letter in enumerate(text) if not letter.isspace()), name
+
+
+@settings(deadline=None, max_examples=60)
+@given(text=st.lists(st.sampled_from(PARTS + ODD), max_size=9).map("".join))
+def test_exported_tokenizers_read_and_write_as_this_package(text: str, exported_tokenizers: dict[str, Any]) -> None:
+    for name, tokenizer in tokenizers().items():
+        other, ours = exported_tokenizers[name], tokenizer or Tokenizer(Space())
+        lines = LINE_END.split(text)
+        for line in lines:
+            assert other.coder.spans(line) == ours.spans(line), name
+            assert other.coder.spans_after(line) == ours.spans_after(line), name
+        symbols = [ours.encode(line).split() for line in lines]
+        ids = [other.ids.get(symbol, 3) for line in symbols for symbol in [*line, "</s>"]][:-1]
+        assert other(text)["input_ids"] == ids, name
+        known = [[other.symbols[other.ids.get(symbol, 3)] for symbol in line] for line in symbols]
+        assert other.decode(ids) == "\n".join(map(ours.decode, known)), name
 
 
 @settings(deadline=None, max_examples=100)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,16 +84,3 @@ def test_a_model_with_subwords_is_pickled_and_an_explicit_file_comes_first(load:
         other.write_text(codes)
         with pytest.raises(UserError, match=f"other: .*({message})"):
             load(bpe="fastbpe", bpe_codes=str(other))
-
-
-def test_a_folder_of_plugins_is_imported_first(load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders: list[str] = []
-    monkeypatch.setattr("fairseq.hub_utils.import_user_module", folders.append)
-    load(user_dir=str(tmp_path))
-    assert folders == [str(tmp_path)]
-
-
-def test_flat_settings_are_put_into_groups(load: Load) -> None:
-    lm = load()
-    again = GeneratorHubInterface(Namespace(tokenizer="space", tokens_per_sample=32), lm.task, lm.models)
-    assert again.tokenize(" a  b ") == "a b" and again.cfg.task.tokens_per_sample == 32

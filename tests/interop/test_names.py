@@ -44,45 +44,6 @@ def test_names_of_fairseq_resolve_or_are_listed_with_a_reason() -> None:
         assert reason in documented and [one for one in missing if resolves(*one)] == []
 
 
-def test_utils_compute_what_their_names_say() -> None:
-    from fairseq import utils
-
-    assert utils.eval_str_list("(0.9, 0.98)") == [0.9, 0.98] and utils.eval_str_list("3", type=int) == [3]
-    assert utils.eval_str_list(None) is None
-    with pytest.raises(UserError, match="expected a Python literal"):
-        utils.eval_str_list("__import__('os').getcwd()")
-    assert utils.split_paths("a:b") == ["a", "b"] and utils.item(torch.tensor(2.5)) == 2.5 and utils.item(3) == 3
-    x = torch.tensor([[1.0, 2.0]], dtype=torch.float16)
-    assert utils.softmax(x, dim=-1).dtype == torch.float32 and utils.log_softmax(x, -1).exp().sum() == 1
-    assert utils.make_positions(torch.tensor([[5, 6, 1]]), 1).tolist() == [[2, 3, 1]]
-    assert utils.get_perplexity(3) == 8 and utils.get_perplexity(None) == 0
-    assert utils.get_activation_fn("relu")(torch.tensor(-1.0)) == 0
-    assert utils.apply_to_sample(lambda t: t + 1, {"a": [torch.tensor(1)], "b": "c"}) == {
-        "a": [torch.tensor(2)],
-        "b": "c",
-    }
-
-
-def test_rows_are_collated_and_masks_made_of_lengths() -> None:
-    from fairseq.data import data_utils
-
-    rows = [torch.tensor([4, 5, 2]), torch.tensor([6, 2])]
-    assert data_utils.collate_tokens(rows, 1).tolist() == [[4, 5, 2], [6, 2, 1]]
-    assert data_utils.collate_tokens(rows, 1, left_pad=True).tolist() == [[4, 5, 2], [1, 6, 2]]
-    assert data_utils.collate_tokens(rows, 1, eos_idx=2, move_eos_to_beginning=True).tolist() == [[2, 4, 5], [2, 6, 1]]
-    assert data_utils.lengths_to_mask(torch.tensor([2, 1])).tolist() == [[True, True], [True, False]]
-    assert data_utils.post_process("a@@ b c", "subword_nmt") == "ab c"
-
-
-def test_meters_average_and_count() -> None:
-    from fairseq import meters
-
-    meter = meters.AverageMeter(round=1)
-    meter.update(1.0, 1)
-    meter.update(2.0, 3)
-    assert (meter.avg, meter.smoothed_value, meter.val) == (1.75, 1.8, 2.0)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")

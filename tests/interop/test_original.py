@@ -1,11 +1,14 @@
-"""Leaf modules under fairseq's names compute what the original computes, which is called as an
-oracle.
+"""Leaf modules under fairseq's names compute what the original computes.
 
-``python -m scripts.fairseq_original`` downloads it; without it these tests are skipped.
+Its answers to a few calls are recorded (``python tests/interop/test_original.py``). It is also
+called as an oracle, with many arguments: ``python -m scripts.fairseq_original`` downloads it, and
+without it these tests are skipped.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import pickle
 import struct
 import subprocess
@@ -22,9 +25,10 @@ from hypothesis import strategies as st
 
 from scripts.fairseq_original import cache
 
-pytestmark = pytest.mark.skipif(
+needs_original = pytest.mark.skipif(
     not (cache() / "fairseq").is_dir(), reason="no original; run python -m scripts.fairseq_original"
 )
+RECORDED = Path(__file__).parents[1] / "golden" / "fairseq_0_12" / "leaves.json"
 HERE = Path(__file__).parents[1]
 ROWS = st.lists(st.lists(st.integers(3, 9), min_size=1, max_size=6), min_size=1, max_size=5)
 PADDED = st.integers(1, 6).flatmap(
@@ -68,6 +72,7 @@ SCENARIOS: dict[str, list[Any]] = {
     "concatenated": [ROWS, ROWS, st.lists(st.integers(1, 3), min_size=2, max_size=2)],
     "joined": [ROWS, st.permutations([1, 2, 3])],
     "monolingual": [ROWS, st.none() | st.integers(1, 9), st.none() | st.integers(1, 6)],
+    "nested": [ROWS, st.booleans()],
     "pairs": [ROWS, st.booleans(), st.booleans()],
     "smoothed": [
         st.lists(st.lists(NUMBERS, min_size=4, max_size=4), min_size=2, max_size=2),
@@ -86,8 +91,8 @@ SCENARIOS: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def original() -> Iterator[Callable[..., Any]]:
+@contextlib.contextmanager
+def calling_the_original() -> Iterator[Callable[..., Any]]:
     """Calls a scenario in a process with the original."""
     process = subprocess.Popen(
         [sys.executable, str(HERE / "original_worker.py"), str(cache())],
@@ -111,17 +116,41 @@ def original() -> Iterator[Callable[..., Any]]:
         sink.close()
 
 
+@pytest.fixture(scope="module")
+def original() -> Iterator[Callable[..., Any]]:
+    with calling_the_original() as call:
+        yield call
+
+
+def try_examples(name: str, count: int, use: Callable[[tuple[Any, ...]], None]) -> None:
+    @settings(
+        max_examples=count, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+    )
+    @given(st.tuples(*SCENARIOS[name]))
+    def use_each(arguments: tuple[Any, ...]) -> None:
+        use(arguments)
+
+    use_each()
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_a_scenario_has_the_recorded_values_of_the_original(name: str) -> None:
+    torch.set_num_threads(1)
+    recorded = json.loads(RECORDED.read_text())[name]
+    assert len(recorded) > 2
+    for arguments, expected in recorded:
+        same(getattr(original_scenarios, name)(*arguments), expected)
+
+
+@needs_original
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_scenario_has_the_values_of_the_original(name: str, original: Callable[..., Any]) -> None:
     torch.set_num_threads(1)
 
-    @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None)
-    @given(st.tuples(*SCENARIOS[name]))
     def compare(arguments: tuple[Any, ...]) -> None:
-        found, expected = getattr(original_scenarios, name)(*arguments), original(name, list(arguments))
-        same(found, expected)
+        same(getattr(original_scenarios, name)(*arguments), original(name, list(arguments)))
 
-    compare()
+    try_examples(name, 40, compare)
 
 
 def same(found: Any, expected: Any) -> None:
@@ -138,3 +167,17 @@ def same(found: Any, expected: Any) -> None:
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-5, nan_ok=True)
     else:
         assert found == expected
+
+
+def record() -> None:
+    """Write the answers of the original to a few calls of each scenario."""
+    found: dict[str, list[Any]] = {name: [] for name in SCENARIOS}
+    with calling_the_original() as call:
+        for name, answers in found.items():
+            try_examples(name, 12, lambda given, n=name, a=answers: a.append([given, call(n, list(given))]))
+    lines = [f"{json.dumps(name)}: {json.dumps(answers)}" for name, answers in found.items()]
+    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    record()

@@ -3,7 +3,6 @@ one of their own."""
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,7 @@ import torch
 from user_folders import user_folder
 
 from fairseq import checkpoint
-from fairseq.config.registry import ARCHITECTURES, MODELS
-from fairseq.errors import UserError
 from fairseq.hub import LanguageModel
-from fairseq.models import registries as parts
-from fairseq.utils import load_embedding, parse_embedding
 
 PLUGIN = """
 import torch.nn as nn
@@ -101,34 +96,3 @@ def test_a_model_trains_resumes_and_scores(plugin: list[Any], model: str, tmp_pa
         expected = torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:], reduction="none")
         torch.testing.assert_close(scores, expected)
     assert lm.model.can_generate == (model == "same_lm")
-
-
-def test_registries_follow_what_is_registered(plugin: list[Any]) -> None:
-    runs.arguments(plugin, "--arch halved_lm_tiny")
-    assert parts.ARCH_MODEL_INV_REGISTRY["halved_lm"] == ["halved_lm_tiny"]
-    assert parts.ARCH_MODEL_REGISTRY["halved_lm_tiny"] is MODELS["halved_lm"]
-    assert (
-        parts.ARCH_MODEL_NAME_REGISTRY["halved_lm_tiny"] == "halved_lm" and "nothing" not in parts.ARCH_MODEL_REGISTRY
-    )
-    assert len(parts.ARCH_CONFIG_REGISTRY) == len(list(ARCHITECTURES))
-    assert parts.MODEL_DATACLASS_REGISTRY["transformer_lm"] is MODELS["transformer_lm"].config_class
-
-
-def test_what_the_gpt3_architectures_share() -> None:
-    args: Any = Namespace(decoder_embed_dim=64)
-    parts.base_gpt3_architecture(args)
-    assert (args.decoder_layers, args.decoder_input_dim, args.decoder_ffn_embed_dim) == (6, 64, 256)
-    assert args.decoder_learned_pos and args.share_decoder_input_output_embed and args.activation_fn == "gelu"
-
-
-def test_vectors_of_words_are_read_from_a_text_file(tmp_path: Path) -> None:
-    file = tmp_path / "vectors.txt"
-    file.write_text("2 3\nthe 1 2 3\nof 0.5 0 -1\n")
-    vectors = parse_embedding(str(file))
-    assert {word: vector.tolist() for word, vector in vectors.items()} == {"the": [1, 2, 3], "of": [0.5, 0, -1]}
-    table = load_embedding(vectors, ["a", "of"], torch.nn.Embedding(2, 3))
-    assert table.weight[1].tolist() == [0.5, 0, -1] and table.weight[0].tolist() != [0.5, 0, -1]
-    for text, message in (("2 3\nthe 1 2\n", "line 2 has 2 numbers"), ("1 3\nthe a b c\n", "line 2 is no word")):
-        file.write_text(text)
-        with pytest.raises(UserError, match=f"vectors.txt: {message}"):
-            parse_embedding(str(file))

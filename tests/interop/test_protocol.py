@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import logging
 import math
@@ -409,45 +408,3 @@ def test_names_of_translation_are_refused_when_one_is_made() -> None:
     for part in (BacktranslationDataset, TransformerModel, BaseLayer, MoECriterion):
         with pytest.raises(UserError, match=part.__name__):
             part(argparse.Namespace())
-
-
-def test_words_of_a_file_overwrite_special_symbols() -> None:
-    from fairseq.data import Dictionary
-
-    dictionary: Any = Dictionary()
-    dictionary.add_from_file(io.StringIO("<unk> 9 #fairseq:overwrite\na 9\n"))
-    assert [dictionary.index(word) for word in ("<pad>", "b", "<unk>", "a")] == [1, 3, 4, 5]
-    with pytest.raises(RuntimeError, match="Duplicate"):
-        dictionary.add_from_file(io.StringIO("a 9\n"))
-
-
-def test_iterators_take_skip_and_end_as_fairseqs() -> None:
-    from fairseq.data import ListDataset, iterators
-
-    taken = iterators.CountingIterator(range(10)).take(5)
-    assert len(taken) == 5 and list(taken) == [0, 1, 2, 3, 4]
-    with pytest.raises(IndexError):
-        list(iterators.CountingIterator(range(10), total=12))
-    assert list(iterators.GroupedIterator(range(5), 2, True)) == [[0, 1], [2, 3]]
-    dataset = ListDataset([1, 2, 3])
-    batches = {"collate_fn": dataset.collater, "batch_sampler": [[0], [1], [2]]}
-    assert len(iterators.EpochBatchIterator(dataset, **batches, skip_remainder_batch=True).next_epoch_itr()) == 2
-    with pytest.raises(TypeError):
-        iterators.EpochBatchIterator(dataset, **batches, unknown=True)
-
-
-def test_the_last_batch_is_rounded_down_like_the_others() -> None:
-    from fairseq.data.data_utils import batch_by_size
-
-    batches = batch_by_size(np.arange(11), lambda index: 1, max_sentences=20, required_batch_size_multiple=4)
-    assert [len(batch) for batch in batches] == [8, 3]
-
-
-def test_figures_are_collected_by_aggregators() -> None:
-    with metrics.aggregate() as outer:
-        metrics.log_scalar("loss", 1)
-        with metrics.aggregate(new_root=True) as inner:
-            metrics.log_scalar("loss", 4, 3)
-            metrics.log_derived("double", lambda meters: 2 * meters["loss"].avg)
-    assert outer.get_smoothed_values() == {"loss": 1}
-    assert inner.get_smoothed_values() == {"loss": 4, "double": 8}

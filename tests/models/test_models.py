@@ -392,9 +392,7 @@ def test_cross_entropy_through_any_output_layer_is_that_of_its_probabilities():
         assert size == log["ntokens"] == 10 and log["nsentences"] == 2
 
 
-@pytest.mark.parametrize(
-    "flags", ["--arch transformer_lm_tiny", "--arch shortformer_tiny", "--arch transformer_xl_tiny --same-length"]
-)
+@pytest.mark.parametrize("flags", ["--arch shortformer_tiny", "--arch transformer_xl_tiny --same-length"])
 def test_masks_and_tables_of_positions_are_freed_with_the_model(flags):
     def tensors():
         gc.collect()

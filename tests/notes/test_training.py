@@ -193,8 +193,9 @@ def test_batches_of_one_update_are_one_update_of_the_table(data):
     torch.testing.assert_close(together.model.notes.table, apart.model.notes.table)
 
 
-@pytest.mark.parametrize("more", ["", f"{CENTRED} --note-until 7", "--note-context --note-half-window 1"])
-@pytest.mark.parametrize("kind", ["bert", "electra"])
+@pytest.mark.parametrize(
+    ("kind", "more"), [("bert", f"{CENTRED} --note-until 7"), ("electra", "--note-context --note-half-window 1")]
+)
 def test_an_interrupted_run_goes_on_exactly_with_its_table(kind, more, data, tmp_path):
     flags = [PAIRS[kind][1], more, "--no-epoch-checkpoints --validate-interval 9"]
     whole = runs.train(tmp_path / "whole", *flags, "--max-update 9", data=data)
@@ -206,9 +207,13 @@ def test_an_interrupted_run_goes_on_exactly_with_its_table(kind, more, data, tmp
     assert int(one["model"]["notes.updates"]) == 9
 
 
-@pytest.mark.parametrize("more", ["", "--note-context"])
-def test_two_processes_train_as_one(more, data, tmp_path):
-    flags = [noted.TNF_BERT, NO_DROPOUT, CENTRED, more, "--no-epoch-checkpoints --max-update 6 --validate-interval 9"]
+def test_two_processes_train_as_one(data, tmp_path):
+    flags = [
+        noted.TNF_BERT,
+        NO_DROPOUT,
+        CENTRED,
+        "--note-context --no-epoch-checkpoints --max-update 6 --validate-interval 9",
+    ]
     flags += ["--sample-break-mode none"]
     one = runs.train(tmp_path / "one", *flags, "--batch-size 4", data=data)
     half = "--batch-size 2 --distributed-world-size 2"

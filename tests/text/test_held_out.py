@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import runs
+from mistakes import user_error
 
 from fairseq.config import options
 from fairseq.data.indexed_dataset import IndexedCorpus
@@ -133,7 +134,7 @@ def test_subwords_are_learned_from_what_is_left_to_train_on(tmp_path: Path) -> N
 def test_what_cannot_be_held_out_is_refused(flags: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "only.txt").write_text("a\n")
     flags = flags.format(only=tmp_path / "only.txt")
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         preprocessed(tmp_path, "--trainpref", tmp_path / "only.txt", flags)
     assert not (tmp_path / "bin").exists()
 

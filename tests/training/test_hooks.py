@@ -70,3 +70,18 @@ def test_a_registered_hook_ends_a_run_which_is_validated_and_saved(
     assert made[0].optimization.max_update == 9
     assert watch.calls == [("start", 0), 1, 2, ("validate", 2, True), ("end", 2, "the end of patience")]
     assert runs.content(tmp_path / "checkpoint_best.pt")["optimizer_history"][-1]["num_updates"] == 2
+
+
+def test_a_hook_may_end_a_run_before_its_first_update(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Ends(Watch):
+        def on_start(self, state: Any) -> None:
+            super().on_start(state)
+            state.end = "the budget"
+
+    caplog.set_level("INFO")
+    for flags, last in (("--max-update 9", 0), ("--stages 16:2,32:3", 0)):
+        watch = Ends()
+        run(tmp_path, flags, watch)
+        assert watch.calls == [("start", last), ("end", last, "the budget")]
+        assert not list(tmp_path.glob("*.pt"))
+    assert caplog.text.count("nothing to do: the budget is reached after 0 updates") == 2

@@ -54,9 +54,6 @@ def test_a_run_without_a_length_ends_with_its_schedule(tmp_path: Path) -> None:
     "batch",
     [
         "--max-tokens 250",
-        "--max-tokens 300",
-        "--batch-size 3",
-        "--batch-size 9 --update-freq 2",
         "--batch-size 9 --update-freq 2,3",
         "--sample-break-mode complete --skip-invalid-size-inputs-valid-test --max-tokens 200",
         "--sample-break-mode eos --tokens-per-sample 200 --max-tokens 200",
@@ -106,9 +103,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
     ("flags", "left"),
     [
         ("", 2 * UPDATES - 30),
-        ("--max-tokens 128", math.ceil((UPDATES - 30) / 2) + math.ceil(UPDATES / 2)),
         ("--update-freq 4", math.ceil((UPDATES - 30) / 4) + math.ceil(UPDATES / 4)),
-        ("--max-epoch 3", 3 * UPDATES - 30),
         ("--reset-dataloader", 2 * UPDATES),
         ("--max-tokens 1024 --warmup-updates 9", math.ceil((UPDATES - 30) / 16) + math.ceil(UPDATES / 16)),
     ],
@@ -128,23 +123,21 @@ def test_the_schedule_of_a_resumed_run_ends_with_its_data(
     assert again == []
 
 
-@pytest.mark.parametrize("precision", ["", "--fp16 --fp16-init-scale 1e6"])
 def test_a_resumed_run_that_was_changed_goes_on_as_it_would_have(
-    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path, precision: str
+    whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    changed = f"{EPOCHS} --update-freq 2 --save-interval-updates 5 {precision}"
+    changed = f"{EPOCHS} --update-freq 2 --save-interval-updates 5 --fp16 --fp16-init-scale 1e6"
     start = whole[0] / "checkpoint_1_30.pt"
     uncut = runs.updates(runs.train(tmp_path / "uncut", changed, "--restore-file", start))
     cut = tmp_path / "uncut" / "checkpoint_2_40.pt"
     rest = runs.updates(runs.train(tmp_path / "cut", changed, "--restore-file", cut))
-    assert len(rest) > 5 and (len(uncut) < 27) == bool(precision), "updates that are not finite are skipped"
+    assert len(rest) > 5 and len(uncut) < 27, "updates that are not finite are skipped"
     assert [(line["lr"], line["loss"]) for line in rest] == [(line["lr"], line["loss"]) for line in uncut[10:]]
 
 
 @pytest.mark.parametrize(
     ("first", "second", "updates"),
     [
-        ("--max-epoch 2 --update-freq 2", "--max-epoch 1", 10 + UPDATES - 20),
         ("--max-tokens 32", "--max-epoch 2", 10 + UPDATES - 5 + UPDATES),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_checkpoint_is_saved_after_each_number_of_words(whole: Path) -> None:
     assert saved(whole) == {300: 1, 900: 2, 1000: 3, 2000: 5, 3000: 8, 4000: 10}
 
 
-@pytest.mark.parametrize("words", [300, 900, 1000, 2000, 3000])
+@pytest.mark.parametrize("words", [300, 2000])
 def test_it_is_that_of_a_run_stopped_there_and_another_run_goes_on_from_it(
     words: int, whole: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -106,7 +106,7 @@ def test_a_number_of_words_that_one_stage_read_is_not_read_again_by_the_next(sta
     assert saved(staged) == {500: 2, 1000: 3, 1500: 4, 2000: 5, 2500: 7, 3000: 8}
 
 
-@pytest.mark.parametrize(("words", "stages"), [(500, "16:2"), (1000, "16:3"), (2500, "16:3,32:7")])
+@pytest.mark.parametrize(("words", "stages"), [(1000, "16:3"), (2500, "16:3,32:7")])
 def test_in_a_stage_too_it_is_that_of_a_run_stopped_there_and_another_run_goes_on_from_it(
     words: int, stages: str, staged: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -40,7 +40,7 @@ def test_stages_in_one_run_equal_one_command_a_stage(tmp_path, staged):
     ] == runs.updates(log)
 
 
-@pytest.mark.parametrize("saved", [10, 30, 40, 50])
+@pytest.mark.parametrize("saved", [30, 50])
 def test_staged_run_resumes_exactly_in_either_stage(tmp_path, staged, saved):
     source = next(path for path in staged[0].iterdir() if path.name.endswith(f"_{saved}.pt"))
     shutil.copy(source, tmp_path / "checkpoint_last.pt")

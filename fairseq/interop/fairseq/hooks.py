@@ -8,9 +8,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from fairseq.config.registry import is_outside
 from fairseq.criterions import fairseq_criterion
 from fairseq.errors import UserError
 from fairseq.models.base import BaseFairseqModel
+from fairseq.modules.output_layer import OutputLayer
 from fairseq.tasks.fairseq_task import FairseqTask
 
 logger = logging.getLogger(__name__)
@@ -42,6 +44,8 @@ OPTIONS = {  # passed by name to methods that take them
     "get_batch_iterator": "max_tokens max_sentences max_positions ignore_invalid_inputs required_batch_size_multiple "
     "seed num_shards shard_id num_workers epoch data_buffer_size disable_iterator_cache",
 }
+OF_MODELS = ("get_normalized_probs", "get_normalized_probs_scriptable", "get_targets")
+"""Methods of models that nothing calls where an output layer computes losses and probabilities."""
 WITHOUT_MEMORY = ("train_step", "valid_step", "load_dataset", "get_batch_iterator")
 
 
@@ -71,6 +75,14 @@ def check(task: Any, model: BaseFairseqModel, criterion: object) -> None:
     Raises:
         UserError: a check failed; the message names the method.
     """
+    made = type(model)
+    if is_outside(made) and isinstance(model.output_layer, OutputLayer):
+        for method in OF_MODELS:
+            if is_outside(getattr(made, method)):
+                raise UserError(
+                    f"--arch {task.settings.chosen.arch}: {made.__name__}.{method} is not called: the output layer of "
+                    "the model that it extends computes losses; extend FairseqLanguageModel, with a decoder of its own"
+                )
     cls, name = task.plugin, task.settings.chosen.task or type(task).__name__
     if hasattr(cls, "build_dictionary"):
         logger.warning("--task %s: build_dictionary is not called: fairseq-preprocess makes the dictionary", name)

@@ -35,10 +35,10 @@ def evaluate(checkpoint: str, cfg: HarnessConfig) -> dict[str, Any]:
 def _tasks(checkpoint: str, cfg: HarnessConfig) -> dict[str, dict[str, float]]:
     """Print the metrics of the tasks, and write them
     with ``--results-path``; return them by task."""
-    require_harness()
     names = [name for name in (cfg.tasks or "").split(",") if name]
     if not names:
-        raise UserError("`tasks`: name one task or several, separated by commas")
+        raise UserError("`tasks`: name one task or several, separated by commas; or give `pairs`")
+    require_harness()
     if cfg.include_path is not None and not os.path.isdir(cfg.include_path):
         raise UserError(f"`include_path` {cfg.include_path}: folder not found; give one with task files")
     logging.getLogger("lm_eval").setLevel(logging.WARNING)

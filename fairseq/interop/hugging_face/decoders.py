@@ -24,7 +24,7 @@ from fairseq.models.transformer_xl_settings import BY_DISTANCE
 from fairseq.text.dictionary import Dictionary
 
 MODEL_TYPE = "fairseq_lm"
-NAMES = {TransformerLanguageModel: "transformer_lm", TransformerXL: "transformer_xl"}
+NAMES: dict[type[BaseFairseqModel], str] = {TransformerLanguageModel: "transformer_lm", TransformerXL: "transformer_xl"}
 
 
 def configuration(model: BaseFairseqModel, dictionary: Dictionary, source: str) -> dict[str, Any]:

@@ -34,8 +34,7 @@ AGAIN = "run fairseq-preprocess again"
 
 @dataclass(frozen=True)
 class Steps(Value):
-    """Text to symbols and back: words, then subwords;
-    all that exported folders have of a :class:`Tokenizer`."""
+    """Text to symbols and back: words, then subwords."""
 
     words: WordTokenizer | None = None  # the word tokenizer; None: subwords are made of the text as it is
     subwords: Subwords | None = None  # the subword encoding; None: words are symbols

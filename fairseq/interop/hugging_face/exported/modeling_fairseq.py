@@ -207,10 +207,10 @@ class AdaptiveInput(nn.Module):
 class FairseqPreTrainedModel(PreTrainedModel):
     """A decoder, of the class *decoder_class* that a family's file names.
 
-    A decoder has ``embed_tokens``; ``forward(embedded, cache, explicit)``, which returns what its
-    layers and the output layer read and, if *explicit*, weights of attention;
-    ``log_probs(hidden)``; ``begin(cache)`` for a new cache; and ``width``, the channels of what the
-    output layer reads.
+    A decoder has ``embed_tokens``; ``forward(embedded, cache, states, attentions, eager)``, which
+    returns hidden states for the output layer, and adds the layers' inputs and these to *states*
+    and weights to *attentions*, if they are lists; ``log_probs(hidden)``; ``begin(cache)`` for a
+    new cache; and ``width``, the channels of its hidden states.
     """
 
     config_class = FairseqConfig
@@ -266,22 +266,25 @@ class FairseqPreTrainedModel(PreTrainedModel):
         # Attention is causal: tokens that stand before all padding of their row do not see it.
         columns, order = given.size(1), None
         if attention_mask is not None:
-            real = attention_mask[:, -columns:].long()
+            real = (attention_mask[:, -columns:] != 0).long()
             order = (torch.arange(columns, device=real.device) + columns * (1 - real)).argsort(1)
             given = _in_order(given, order)
-        explicit = with_weights or getattr(self.config, "_attn_implementation", None) == "eager"
+        states: list[Tensor] = []
         weights: list[Tensor] = []
         if cache is None:
             embedded = given if input_ids is None else self.decoder.embed_tokens(given)
-            states, weights = self.decoder(embedded, None, explicit)
+            lists = states if with_states else None, weights if with_weights else None
+            eager = getattr(self.config, "_attn_implementation", None) == "eager"
+            hidden = self.decoder(embedded, None, *lists, eager)
+            states = states or [hidden]
         else:
             counts = torch.full_like(given[:, 0], columns) if attention_mask is None else real.sum(1)
-            states = self._read_on(given, counts, cache)
+            states = self._read_on(given, counts, cache, bool(with_states))
             cache.columns += columns
         if order is not None:
             back = order.argsort(1)
             states = [_in_order(state, back) for state in states]
-            weights = [_attention_in_order(layer, back) for layer in weights] if with_weights else []
+            weights = [_attention_in_order(layer, back) for layer in weights]
         return BaseModelOutputWithPast(
             states[-1], cache, tuple(states) if with_states else None, tuple(weights) if with_weights else None
         )
@@ -296,9 +299,9 @@ class FairseqPreTrainedModel(PreTrainedModel):
         self.decoder.begin(cache)
         return cache
 
-    def _read_on(self, tokens: Tensor, counts: Tensor, cache: SegmentCache) -> list[Tensor]:
-        """What the decoder gives for the first *counts* [B] of *tokens* [B, T], which continue
-        *cache*."""
+    def _read_on(self, tokens: Tensor, counts: Tensor, cache: SegmentCache, with_states: bool) -> list[Tensor]:
+        """Hidden states of the first *counts* [B] of *tokens* [B, T], which continue *cache*, and
+        before them the layers' inputs."""
         done = torch.zeros_like(counts)
         states: list[Tensor] = []
         while bool((done < counts).any()):
@@ -308,7 +311,7 @@ class FairseqPreTrainedModel(PreTrainedModel):
             taken = torch.minimum(counts - done, cache.room)
             columns = done[:, None] + torch.arange(int(taken.max()), device=tokens.device)
             piece = tokens.gather(1, columns.clamp(max=tokens.size(1) - 1))
-            read = self._read_piece(piece, taken, cache)
+            read = self._read_piece(piece, taken, cache, with_states)
             states = states or [state.new_zeros(*tokens.shape, state.size(2)) for state in read]
             rows, places = (columns < (done + taken)[:, None]).nonzero(as_tuple=True)
             for state, part in zip(states, read, strict=True):
@@ -316,15 +319,15 @@ class FairseqPreTrainedModel(PreTrainedModel):
             done = done + taken
         return states
 
-    def _read_piece(self, tokens: Tensor, taken: Tensor, cache: SegmentCache) -> list[Tensor]:
-        """What the decoder gives for *tokens* [B, T], for the first *taken* [B] of which segments
-        have room."""
+    def _read_piece(self, tokens: Tensor, taken: Tensor, cache: SegmentCache, with_states: bool) -> list[Tensor]:
+        """The same for *tokens* [B, T], for the first *taken* [B] of which segments have room."""
         cache.begin(taken, tokens.size(1))
         if not cache.memory:
             cache.add("tokens", tokens)
-        states: list[Tensor] = self.decoder(self.decoder.embed_tokens(tokens), cache, False)[0]
+        states: list[Tensor] = []
+        hidden = self.decoder(self.decoder.embed_tokens(tokens), cache, states if with_states else None)
         cache.lengths = cache.lengths + taken
-        return states
+        return states or [hidden]
 
     def _make_room(self, cache: SegmentCache, full: Tensor) -> None:
         """Begin a segment in the rows *full* (bool [B]); without memory, a window with the second
@@ -335,7 +338,7 @@ class FairseqPreTrainedModel(PreTrainedModel):
         rows, half = full.nonzero()[:, 0], cache.segment // 2
         window = self._cache(None, len(rows))
         tokens = cache.entries["tokens"][rows, cache.segment - half : cache.segment]
-        self._read_piece(tokens, torch.full_like(rows, half), window)
+        self._read_piece(tokens, torch.full_like(rows, half), window, with_states=False)
         cache.replace(rows, window)
 
     def _returned(self, output: Any, return_dict: bool | None) -> Any:

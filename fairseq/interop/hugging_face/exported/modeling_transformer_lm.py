@@ -12,12 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modeling_fairseq import (
-    AdaptiveInput,
-    FairseqConfig,
-    Matrix,
-    SegmentCache,
-)
+from .modeling_fairseq import AdaptiveInput, FairseqConfig, Matrix, SegmentCache
 from .modeling_fairseq import FairseqForCausalLM as CausalLM
 from .modeling_fairseq import FairseqForSequenceClassification as SequenceClassification
 from .modeling_fairseq import FairseqModel as Model
@@ -130,7 +125,8 @@ class Attention(nn.Module):
         if span.table is not None and not self.infused:
             query, key = rotated(query, span.table[span.queries]), rotated(key, span.table[span.keys])
         query, key, value = (heads.transpose(1, 2) for heads in (query, key, value))  # (B, H, ·, D)
-        key, value = (heads.repeat_interleave(self.heads // heads.size(1), dim=1) for heads in (key, value))
+        if key.size(1) < self.heads:
+            key, value = (x.repeat_interleave(self.heads // x.size(1), dim=1) for x in (key, value))
         dropout = self.dropout if self.training else 0.0
         weights = None
         if span.explicit:
@@ -293,13 +289,17 @@ class Decoder(nn.Module):
             self.output_projection = Matrix(out, vocabulary)
 
     def forward(
-        self, embedded: Tensor, cache: SegmentCache | None = None, explicit: bool = False
-    ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """What the layers read of *embedded* [B, T, E], what the output layer reads, and weights of
-        attention."""
+        self,
+        embedded: Tensor,
+        cache: SegmentCache | None = None,
+        states: list[Tensor] | None = None,
+        attentions: list[Tensor | None] | None = None,
+        eager: bool = False,
+    ) -> Tensor:
+        """Hidden states [B, T, C] of *embedded* [B, T, E], which go to *states*, too."""
         x = self.embed_scale * embedded
         x = x if self.project_in_dim is None else self.project_in_dim(x)
-        span = self._span(x, cache, explicit)
+        span = self._span(x, cache, eager or attentions is not None)
         if self.embed_positions is not None:
             x = x + self.embed_positions(span.queries + self.first_position)
         if self.sinusoidal:
@@ -307,16 +307,20 @@ class Decoder(nn.Module):
         x = x if self.token_shift is None else self.token_shift(x, cache)
         x = x if self.layernorm_embedding is None else self.layernorm_embedding(x)
         x = F.dropout(x, self.cfg.dropout, self.training)
-        states, attentions = [], []
         for layer in self.layers:
-            states.append(x)
+            if states is not None:
+                states.append(x)
             if self.gradient_checkpointing and self.training:
                 x, weights = self._gradient_checkpointing_func(layer.__call__, x, span)
             else:
                 x, weights = layer(x, span, cache)
-            attentions.append(weights)
+            if attentions is not None:
+                attentions.append(weights)
         x = x if self.layer_norm is None else self.layer_norm(x)
-        return [*states, x if self.project_out_dim is None else self.project_out_dim(x)], attentions
+        x = x if self.project_out_dim is None else self.project_out_dim(x)
+        if states is not None:
+            states.append(x)
+        return x
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words after *hidden* [..., C]: float32."""

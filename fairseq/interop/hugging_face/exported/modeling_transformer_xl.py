@@ -223,21 +223,29 @@ class Decoder(nn.Module):
         self.adaptive_softmax = ClusteredSoftmax(cfg, self.embed_tokens)
 
     def forward(
-        self, embedded: Tensor, cache: SegmentCache | None = None, explicit: bool = False
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """What the layers read of *embedded* [B, T, C], what the output layer reads, and weights of
-        attention."""
+        self,
+        embedded: Tensor,
+        cache: SegmentCache | None = None,
+        states: list[Tensor] | None = None,
+        attentions: list[Tensor] | None = None,
+        eager: bool = False,
+    ) -> Tensor:
+        """Hidden states [B, T, C] of *embedded* [B, T, C], which go to *states*, too."""
         x = drop(math.sqrt(self.cfg.d_model) * embedded, self.cfg, self.training)
         span = self._span(x, cache)
-        states, attentions = [], []
         for layer in self.layers:
-            states.append(x)
+            if states is not None:
+                states.append(x)
             if self.gradient_checkpointing and self.training:
                 x, weights = self._gradient_checkpointing_func(layer.__call__, x, span)
             else:
                 x, weights = layer(x, span, cache)
-            attentions.append(weights)
-        return [*states, drop(x, self.cfg, self.training)], attentions
+            if attentions is not None:
+                attentions.append(weights)
+        x = drop(x, self.cfg, self.training)
+        if states is not None:
+            states.append(x)
+        return x
 
     def log_probs(self, hidden: Tensor) -> Tensor:
         """Log-probabilities of all words after *hidden* [..., C]: float32."""
