@@ -82,7 +82,8 @@ def _(x: Tensor, residual: Tensor | None, seed: Tensor, p: float, relu: bool) ->
 def drop_gradient(grad: Tensor, saved: Tensor, p: float, relu: bool) -> Tensor:
     """The gradient from *saved*, the mask; with *relu* the result, positive where its own is not
     0."""
-    return _drop(grad, None, *((None, saved) if relu else (saved, None)), p, False)
+    mask, positive = (None, saved.contiguous()) if relu else (saved, None)
+    return _drop(grad, None, mask, positive, p, False)
 
 
 @drop_gradient.register_fake
