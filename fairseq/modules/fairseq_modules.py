@@ -180,11 +180,3 @@ def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int = -100, redu
 
 gelu = F.gelu
 gelu_accurate = get_activation_fn("gelu_accurate")
-
-
-def check_hooks(part: nn.Module, advice: str, *names: str) -> None:
-    """Raise UserError if the class of *part*, a plug-in's, has a method of *names*, which nothing
-    here calls."""
-    for name in names:
-        if hasattr(part, name):
-            raise UserError(f"{type(part).__name__}: {name} is not called here; {advice}")
