@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq.errors import UserError
 from fairseq.inference.reader import Reader
@@ -16,7 +16,6 @@ from fairseq.inference.search import Search, generate
 from fairseq.models.language_model import language_model
 from fairseq.models.views import plain
 from fairseq.modules.output_layer import OutputLayer
-from fairseq.system.refused import refused
 from fairseq.text.dictionary import Dictionary
 
 
@@ -190,18 +189,6 @@ class SequenceScorer:
             [{"tokens": row[real], "score": scores[real].mean(), "positional_scores": scores[real], "attention": None}]
             for row, scores, real in rows
         ]
-
-
-_NOT_SEARCHES = "not implemented; use beam search or sampling"
-DiverseBeamSearch = refused("DiverseBeamSearch", nn.Module, _NOT_SEARCHES, __name__)
-DiverseSiblingsSearch = refused("DiverseSiblingsSearch", nn.Module, _NOT_SEARCHES, __name__)
-LengthConstrainedBeamSearch = refused("LengthConstrainedBeamSearch", nn.Module, _NOT_SEARCHES, __name__)
-PrefixConstrainedBeamSearch = refused("PrefixConstrainedBeamSearch", nn.Module, _NOT_SEARCHES, __name__)
-LexicallyConstrainedBeamSearch = refused("LexicallyConstrainedBeamSearch", nn.Module, _NOT_SEARCHES, __name__)
-SequenceGeneratorWithAlignment = refused("SequenceGeneratorWithAlignment", nn.Module, _NOT_SEARCHES, __name__)
-EnsembleModel = refused(
-    "EnsembleModel", nn.Module, "generators of plug-ins are not supported; use fairseq.hub.LanguageModel", __name__
-)
 
 
 # Settings of fairseq's generation, with arguments of the generator that have other names.

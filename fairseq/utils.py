@@ -120,12 +120,6 @@ def strip_pad(tensor: Tensor, pad: int) -> Tensor:
     return tensor[tensor != pad]
 
 
-def new_arange(x: Tensor, *size: int) -> Tensor:
-    """Numbers from 0 along the last axis, of *size* or the size of *x*."""
-    shape = size or tuple(x.shape)
-    return torch.arange(shape[-1], device=x.device).expand(*shape).contiguous()
-
-
 def fill_with_neg_inf(t: Tensor) -> Tensor:
     return torch.full_like(t, float("-inf"))
 
@@ -136,10 +130,6 @@ def clip_grad_norm_(params: Any, max_norm: float, aggregate_norm_fn: object = No
     # the scaling.
     parameters = [p for p in ([params] if isinstance(params, Tensor) else params) if p.grad is not None]
     return nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else float("inf"))
-
-
-def has_parameters(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
 
 
 @contextlib.contextmanager
@@ -202,11 +192,6 @@ def deprecation_warning(message: str, stacklevel: int = 3) -> None:
     warnings.warn(message, stacklevel=stacklevel)
 
 
-def is_xla_tensor(tensor: object) -> bool:
-    """Return False: there are no TPUs here."""
-    return False
-
-
 def safe_getattr(obj: object, k: str, default: object = None) -> Any:
     """The attribute *k* of settings, or *default*."""
     return getattr(obj, k, default)
@@ -232,7 +217,3 @@ def import_tasks(tasks_dir: str, namespace: str) -> None:
 
 
 import_models = import_tasks
-
-
-def reset_logging() -> None:
-    """Do nothing: the log is this package's."""

@@ -7,13 +7,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from fairseq.config import options
 from fairseq.config.parser import Parser
 from fairseq.errors import UserError
 from fairseq.interop.fairseq.hydra import training_flags
 from fairseq.system.program import as_program
 from fairseq_cli import train
-from fairseq_cli.common import get_training_parser
 
 DESCRIPTION = "Train a model with settings in groups: group.name=value on the command line, and nested YAML files."
 EXAMPLE = "fairseq-hydra-train --config-dir config --config-name base task.data=data-bin hydra.run.dir=runs/base"
@@ -43,7 +41,7 @@ def cli_main() -> None:
     # training in its flags.
     with as_program():
         translate()
-    options.run_command(train.main, get_training_parser)
+    train.cli_main()
 
 
 if __name__ == "__main__":

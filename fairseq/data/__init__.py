@@ -30,8 +30,6 @@ __getattr__, __all__ = names_of(
         """,
         "fairseq.data.language_pair_dataset": "LanguagePairDataset",
         "fairseq.data.round_robin_zip_datasets": "RoundRobinZipDatasets",
-        "fairseq.data.inert": """
-            BacktranslationDataset TransformEosDataset FairseqIterableDataset IndexedRawTextDataset
-        """,
+        "fairseq.data.inert": "TransformEosDataset",
     },
 )

@@ -346,6 +346,5 @@ __getattr__, _ = names_of(  # fairseq's
             MMapIndexedDatasetBuilder IndexedDatasetBuilder=MMapIndexedDatasetBuilder make_builder
             best_fitting_int_dtype data_file_path index_file_path
         """,
-        "fairseq.data.inert": "IndexedRawTextDataset",
     },
 )

@@ -43,7 +43,12 @@ class EpochIterator:
         prefetch: batches prepared ahead in a background thread; 0: none, no thread.
         chunks: parts of its rows in which each batch is handed out; see :func:`chunks_of`.
         device: where the tensors go.
+
+    Attributes:
+        begin: called with the epoch before its batches, also where they are continued.
     """
+
+    begin: Callable[[int], None] | None = None
 
     def __init__(
         self,
@@ -113,6 +118,8 @@ class EpochIterator:
     def __iter__(self) -> Iterator[Sample | None]:
         """The batches from here to the end of the epoch,
         on the device; None where this rank's is empty."""
+        if self.begin is not None:
+            self.begin(self.epoch)
         self.open()
         self._turns.open_next(self.epoch)
         samples = self._samples()

@@ -8,6 +8,7 @@ padding, so that a text does not depend on its batch; its randomness is (seed, p
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -170,7 +171,8 @@ def generate(
                 _Prompt(number, list(prompts[number]), _draws(generators(number)))
                 for number in order[start : start + together]
             ]
-            yield from _search(readers, batch, search, forbidden, stop)
+            for step in _search(readers, batch, search, forbidden, stop):
+                yield from step
 
     for prompt in progress(steps(), len(prompts) * search.max_tokens):
         if prompt.is_complete:
@@ -242,7 +244,7 @@ def _readers(models: Sequence[Model], prompts: Sequence[Sequence[int]]) -> list[
 @torch.inference_mode()
 def _search(
     readers: Sequence[Reader], prompts: list[_Prompt], search: Search, forbidden: Sequence[int], stop: int
-) -> Iterator[_Prompt]:
+) -> Iterator[list[_Prompt]]:
     """Search for the texts of *prompts*, ordered by falling length; after each step yield the
     prompts whose texts have grown."""
     if search.eos >= 0:
@@ -251,7 +253,7 @@ def _search(
     elif search.max_tokens == 0:
         for prompt in prompts:
             prompt.live, prompt.ended = [], [Hypothesis()]
-        yield from prompts
+        yield prompts
         return
     predictor = Predictor(readers, len(prompts), forbidden, len(prompts[0].tokens) + search.max_tokens)
     position, end = 0, len(prompts[-1].tokens)
@@ -266,13 +268,13 @@ def _search(
         last = [states[waiting:, -1] for states in hidden]
         # The row that each new row continues: rows of ended texts are dropped, others repeated.
         parents, row = list(range(waiting)), waiting
-        for prompt, chosen in zip(
-            prompts[waiting:], choose_next(predictor, last, prompts[waiting:], search), strict=True
-        ):
+        choosing = prompts[waiting:]
+        for prompt, chosen in zip(choosing, choose_next(predictor, last, choosing, search), strict=True):
             rows = len(prompt.live)
             parents += [row + place for place in _continue(prompt, chosen, search, stop)]
             row += rows
-            yield prompt
+        # Not one by one: to leave and enter inference mode takes longer than to continue a text.
+        yield choosing
         prompts = [prompt for prompt in prompts if not prompt.is_complete]
         if prompts:
             predictor.select_rows(parents)
@@ -323,8 +325,10 @@ def _sampled(
         _restrict(lprobs, prompts, search)
     places = [[*range(len(prompt.live))] if prompt.begun else [0] * search.beam for prompt in prompts]
     if search.beam > 1:
-        rows = torch.tensor(_flat(places, prompts), device=lprobs.device)
-        lprobs, tokens = lprobs[rows], None if tokens is None else tokens[rows]
+        firsts = itertools.accumulate((len(prompt.live) for prompt in prompts), initial=0)
+        parents = [first + place for first, each in zip(firsts, places, strict=False) for place in each]
+        index = torch.tensor(parents, device=lprobs.device)
+        lprobs, tokens = lprobs[index], None if tokens is None else tokens[index]
     if search.temperature > 0:
         numbers = [next(prompt.draws) for prompt, each in zip(prompts, places, strict=True) for _ in each]
         draws = torch.tensor(numbers, dtype=torch.float64, device=lprobs.device)
@@ -333,15 +337,6 @@ def _sampled(
     # The one synchronisation with a GPU of a step.
     chosen = iter(index.tolist())
     return [[(place, next(chosen), next(scores) if scores else None) for place in each] for each in places]
-
-
-def _flat(places: Sequence[Sequence[int]], prompts: Sequence[_Prompt]) -> list[int]:
-    """The rows of the texts at *places* of each prompt, among the rows of all."""
-    rows, first = list[int](), 0
-    for each, prompt in zip(places, prompts, strict=True):
-        rows += [first + place for place in each]
-        first += len(prompt.live)
-    return rows
 
 
 def choose(lprobs: Tensor, search: Search, draws: Tensor | None = None, tokens: Tensor | None = None) -> Tensor:
@@ -393,10 +388,12 @@ def _best(
     values, tokens = lprobs.topk(min(count, lprobs.size(-1)))  # (texts, k)
     scores = [text.score for prompt in prompts for text in prompt.live]
     sums = torch.tensor(scores, dtype=torch.float64, device=lprobs.device)[:, None] + values
-    # A row of candidates for each prompt, which may have fewer texts than the beam.
-    table = sums.new_full((len(prompts), search.beam, values.size(1)), -torch.inf)
-    owners = [number for number, prompt in enumerate(prompts) for _ in prompt.live]
-    table[owners, [place for prompt in prompts for place in range(len(prompt.live))]] = sums
+    if len(scores) == len(prompts) * search.beam:
+        table = sums.view(len(prompts), search.beam, -1)
+    else:  # some prompts have fewer texts than the beam
+        table = sums.new_full((len(prompts), search.beam, values.size(1)), -torch.inf)
+        owners = [number for number, prompt in enumerate(prompts) for _ in prompt.live]
+        table[owners, [place for prompt in prompts for place in range(len(prompt.live))]] = sums
     best, columns = table.flatten(1).topk(min(count, table[0].numel()))  # (prompts, count)
     of_texts, lprobs_of = tokens.tolist(), values.tolist()
     found, first = [], 0

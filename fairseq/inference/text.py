@@ -214,7 +214,7 @@ class LineStream(Stream):
         self.shown = 0
 
     def pause(self) -> str:
-        if self.maybe_heading:
+        if self.maybe_heading and self.symbols:
             self.symbols, self.maybe_heading = heading(self.symbols), False
         return self._new(self._text())
 

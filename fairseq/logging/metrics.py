@@ -96,23 +96,11 @@ def log_start_time(key: str, priority: int = 40, round: int | None = None) -> No
     _log(key, lambda: StopwatchMeter(round=round), priority, lambda meter: meter.start())
 
 
-def log_stop_time(key: str, weight: float = 0.0, prehook: object = None) -> None:
-    """End the interval that :func:`log_start_time` began, in which *weight* items were done."""
-    for aggregator in get_active_aggregators():
-        if key in aggregator:
-            aggregator[key].stop(weight, prehook)
-
-
 def log_custom(
     new_meter_fn: Callable[[], object], key: str, *args: object, priority: int = 50, **kwargs: object
 ) -> None:
     """Log into a meter of an own class, which *new_meter_fn* makes."""
     _log(key, new_meter_fn, priority, lambda meter: meter.update(*args, **kwargs))
-
-
-def reset_meter(name: str, key: str) -> None:
-    if (meter := get_meter(name, key)) is not None:
-        meter.reset()
 
 
 def reset_meters(name: str) -> None:

@@ -17,7 +17,6 @@ __getattr__, __all__ = names_of(
             FairseqDecoder FairseqEncoder FairseqEncoderModel FairseqIncrementalDecoder
         """,
         "fairseq.models.fairseq_model": "FairseqEncoderDecoderModel",
-        "fairseq.models.inert": "FairseqMultiModel CompositeEncoder BARTModel",
         "fairseq.models.registries": """
             build_model ARCH_MODEL_REGISTRY ARCH_MODEL_NAME_REGISTRY ARCH_MODEL_INV_REGISTRY ARCH_CONFIG_REGISTRY
             MODEL_DATACLASS_REGISTRY

@@ -10,7 +10,6 @@ from fairseq.models.base import BaseFairseqModel as BaseFairseqModel
 from fairseq.models.base import BaseFairseqModel as FairseqModel  # noqa: F401 - its name before fairseq 0.9
 from fairseq.models.base import FairseqLanguageModel as FairseqLanguageModel
 from fairseq.models.fairseq_decoder import FairseqEncoderModel as FairseqEncoderModel
-from fairseq.models.inert import FairseqMultiModel as FairseqMultiModel
 
 
 class FairseqEncoderDecoderModel(BaseFairseqModel):

@@ -19,6 +19,6 @@ __getattr__, _ = names_of(  # fairseq's
             TransformerDecoderLayer TransformerEncoderLayer TransformerSentenceEncoder
             TransformerSentenceEncoderLayer
         """,
-        "fairseq.modules.inert": "BaseLayer CharacterTokenEmbedder DynamicConv LightweightConv",
+        "fairseq.modules.inert": "BaseLayer CharacterTokenEmbedder",
     },
 )

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from fairseq.errors import UserError
 from fairseq.modules import adaptive_input
 from fairseq.modules.dropout import Dropout, dropout
+from fairseq.modules.norms import layer_norm
 from fairseq.modules.positions import sinusoids
-from fairseq.modules.transformer_layer import FUNCTIONS, layer_norm
+from fairseq.modules.transformer_layer import FUNCTIONS
 
 _ACTIVATIONS = {**FUNCTIONS, "swish": F.silu}
 
@@ -179,11 +180,3 @@ def cross_entropy(logits: Tensor, target: Tensor, ignore_index: int = -100, redu
 
 gelu = F.gelu
 gelu_accurate = get_activation_fn("gelu_accurate")
-
-
-def check_hooks(part: nn.Module, advice: str, *names: str) -> None:
-    """Raise UserError if the class of *part*, a plug-in's, has a method of *names*, which nothing
-    here calls."""
-    for name in names:
-        if hasattr(part, name):
-            raise UserError(f"{type(part).__name__}: {name} is not called here; {advice}")

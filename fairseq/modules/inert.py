@@ -8,5 +8,3 @@ BaseLayer = refused("BaseLayer", nn.Module, "mixtures of experts are not impleme
 CharacterTokenEmbedder = refused(
     "CharacterTokenEmbedder", nn.Module, "`character_embeddings`: not implemented; leave it out", __name__
 )
-DynamicConv = refused("DynamicConv", nn.Module, "convolutions are not implemented", __name__)
-LightweightConv = refused("LightweightConv", nn.Module, "convolutions are not implemented", __name__)

@@ -244,8 +244,8 @@ class FairseqTask(FairseqMethods, Part):
         return EpochIterator(
             self._turns(split, model, training, batching),
             prepare=prepare,
-            # On a CPU, a thread that prepares batches takes time from the computation.
             chunks=chunks,
+            # On a CPU, a thread that prepares batches takes time from the computation.
             prefetch=data.num_workers if devices.is_accelerator(torch.device(device)) else 0,
             device=device,
         )

@@ -126,14 +126,6 @@ def test_what_is_complete_is_printed_and_kept_when_the_run_is_stopped(complete, 
         assert (tmp_path / "out" / "generate.html").exists()
 
 
-def test_memory_far_longer_than_the_text_is_no_burden(tmp_path, capsys):
-    flags = "--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --batch-size 4 --mem-len 8"
-    runs.train(tmp_path, flags, "--tokens-per-sample 8 --optimizer adam --lr 0.01 --max-update 1")
-    flags = "--cpu --context-tokens 20 --max-new-tokens 20 --path", tmp_path / "checkpoint_last.pt"
-    [far], [near] = run(flags, "--mem-len 2000000000"), run(flags, "--mem-len 40")
-    assert far.continuation == near.continuation
-
-
 @pytest.mark.parametrize("flags", ["--beam 3 --fp16", "--bf16", "--beam 1", "--tokens-per-sample 8"])
 def test_other_ways_write_too(flags, capsys):
     [found] = run("--cpu --max-new-tokens 20 --context-tokens 30", "--path", BASELINE, flags)

@@ -78,6 +78,10 @@ def test_interactive_prints_fairseqs_lines(capsys: pytest.CaptureFixture[str], t
     flags = f"{runs.DATA} --path {CHECKPOINT} --cpu --input {tmp_path}/prompts --results-format fairseq --beam 2"
     found = lines(interactive.main, get_interactive_generation_parser(), f"{flags} --max-len-b 12", capsys)
     assert [line[0] for line in found] == [f"{kind}-{n}" for n in (0, 1) for kind in "SHDP"]
+    alone = lines(
+        interactive.main, get_interactive_generation_parser(), f"{flags} --max-len-b 12 --batch-size 1", capsys
+    )
+    assert [line[-1] for line in alone if line[0][0] in "HD"] == [line[-1] for line in found if line[0][0] in "HD"]
     with user_error("--nbest 3: a beam has 2 hypotheses; raise --beam"):
         lines(interactive.main, get_interactive_generation_parser(), f"{flags} --nbest 3", capsys)
 

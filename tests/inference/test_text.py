@@ -155,6 +155,7 @@ def test_what_follows_a_prompt_is_shown_apart_and_joins_it():
         ("well @-@", "known town", ("well-", "known town")),
         ("Dun", "town", ("Dun", " town")),
         ("", "Dun", ("", "Dun")),
+        ("", "= Dun =", ("", "Dun")),
     ):
         stream = detokenizer_of(dictionary).stream()
         before = stream.add(map(dictionary.index, prompt.split())) + stream.pause()

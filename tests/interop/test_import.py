@@ -309,11 +309,11 @@ def test_ordinary_dictionary_may_have_words_that_look_like_a_header(content, tmp
     assert (tmp_path / "again.txt").read_text() == content
 
 
-def test_rows_are_filled_up_with_a_word_where_there_is_no_padding():
+def test_rows_are_filled_up_with_no_word_where_there_is_no_padding():
     tokens = np.arange(1, 8, dtype=np.uint16)
     corpus = Corpus(tokens, np.array([7], dtype=np.int32), np.array([0, 7]))
     sample = TokenBlocks(corpus, 4, "none", pad=-1, eos=0).batch(np.array([0, 1]))
-    assert sample["net_input"]["src_tokens"].tolist() == [[0, 1, 2, 3], [4, 5, 6, 0]]
+    assert sample["net_input"]["src_tokens"].tolist() == [[0, 1, 2, 3], [4, 5, 6, -1]]
     assert sample["target"].tolist() == [[1, 2, 3, 4], [5, 6, 7, -1]] and sample["ntokens"] == 7
 
 

@@ -401,10 +401,10 @@ def test_settings_in_groups_train(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 
 def test_names_of_translation_are_refused_when_one_is_made() -> None:
     from fairseq.criterions import MoECriterion
-    from fairseq.data import BacktranslationDataset
+    from fairseq.data import TransformEosDataset
     from fairseq.models.transformer import TransformerModel
     from fairseq.modules import BaseLayer
 
-    for part in (BacktranslationDataset, TransformerModel, BaseLayer, MoECriterion):
+    for part in (TransformEosDataset, TransformerModel, BaseLayer, MoECriterion):
         with pytest.raises(UserError, match=part.__name__):
             part(argparse.Namespace())

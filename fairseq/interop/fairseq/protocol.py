@@ -131,9 +131,17 @@ class Protocol(FairseqTask):
         if training and is_of_fairseq(model, criterion):
             # The order of fairseq's iterator: losses of its models and criterions can be repeated.
             batches._turns.continuing(FAIRSEQ)
-        told = object.__new__(_Batches)
-        vars(told).update(vars(batches), task=self, model=model, is_training=training)
-        return told
+
+        def begin(epoch: int) -> None:
+            if not training:
+                self.begin_valid_epoch(self._training_epoch, model)
+                return
+            self._training_epoch = epoch
+            self.begin_epoch(epoch, model)
+            model.set_epoch(epoch)
+
+        batches.begin = begin
+        return batches
 
     def prepare(self, sample: Sample, epoch: int, *, model: BaseFairseqModel, training: bool) -> Sample:
         sample = super().prepare(sample, epoch, model=model, training=training)
@@ -216,24 +224,6 @@ class Protocol(FairseqTask):
         if STATE in saved:
             state: Any = saved[STATE]
             self.load_state_dict(state)
-
-
-class _Batches(EpochIterator):
-    """Batches before whose epoch the task, and the model, are told that it begins."""
-
-    task: Any
-    model: Any
-    is_training: bool
-
-    def __iter__(self) -> Any:
-        if self.is_training:
-            self.task._training_epoch = self.epoch
-            self.task.begin_epoch(self.epoch, self.model)
-            if hasattr(self.model, "set_epoch"):
-                self.model.set_epoch(self.epoch)
-        else:
-            self.task.begin_valid_epoch(self.task._training_epoch, self.model)
-        return super().__iter__()
 
 
 class _DeferredOptimizer:

@@ -374,7 +374,7 @@ def Linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
 __getattr__, _ = names_of(
     __name__,
     {
-        "fairseq.models.inert": "TransformerModel TransformerModelBase",
+        "fairseq.models.inert": "TransformerModel",
         "fairseq.modules.inert": "CharacterTokenEmbedder",
     },
 )
