@@ -1,8 +1,10 @@
-"""Speed of training on a CPU without and with the kernels in C, in turns in one process.
+"""Processor time of training on a CPU without each part of the kernels in C, and with it.
 
-    python -m benchmarks.kernels [--rounds 5] [--updates 8] [--cases "Shortformer, bf16" …]
+    OMP_NUM_THREADS=1 python -m benchmarks.kernels [--rounds 5] [--updates 2]
+        [--cases "Shortformer, bf16" …] [--parts attention …]
 
-Without them torch's operators run, as on a machine without a compiler. Medians of the rounds.
+With and without alternate in one process: the ratios hold on a machine that others share. Without a
+part torch's operators run, as on a machine without a compiler. Medians and quartiles of the rounds.
 """
 
 from __future__ import annotations
@@ -10,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import resource
 import statistics
 import tempfile
 import time
@@ -21,81 +22,87 @@ from unittest import mock
 
 import torch
 
-from benchmarks import language_model, machine, transformer_xl
+from benchmarks import in_turns, language_model, machine
+from fairseq.config import options
 from fairseq.config.settings import training_settings
 from fairseq.distributed import World
-from fairseq.kernels import build
+from fairseq.modules import dispatch, linear, output_layer
 from fairseq.system.allocator import keep_freed_memory
 from fairseq.tasks import setup_task
 from fairseq.training.state import TrainingState
 from fairseq.training.update import update
+from fairseq_cli.common import get_training_parser
 
-CPU = torch.device("cpu")
-CASES = {
-    f"{name}, {case.precision}": (module, case)
-    for name, module in (("Shortformer", language_model), ("Transformer-XL", transformer_xl))
-    for case in module.CASES
-    if case.name.startswith("training")
-}
-
-
-def command(name: str, folder: Path) -> argparse.Namespace:
-    """The training command of the case *name*."""
-    module, case = CASES[name]
-    return module.command(case, folder, full_size=False, device=CPU)
+MODERN = """--arch transformer_lm_fast_demo --tokens-per-sample 64 --batch-size 32 --optimizer muon --lr 0.004
+    --clip-norm 1.0 --dropout 0 --lr-scheduler wsd --warmup-ratio 0.05 --decay-ratio 0.7 --decay-shape linear
+    --rotary-fraction 1.0 --no-token-positional-embeddings --qk-norm --decoder-norm rms --decoder-biases none
+    --decoder-gated-ffn --activation-fn silu --decoder-ffn-embed-dim 704 --max-update 1000 --cpu"""
+FLAGS = {**in_turns.FLAGS, "modern decoder": MODERN}
+CASES = tuple(f"{model}, {precision}" for model in FLAGS for precision in ("bf16", "fp32"))
+KERNELS = ("attention", "dropout", "cross_entropy", "layers")
+PARTS = ("all", *KERNELS, "oneDNN")
 
 
-def speeds(args: argparse.Namespace, rounds: int, updates: int) -> dict[bool, list[float]]:
-    """Tokens per second, per second of CPU time, and page faults an update, without and with
-    kernels: medians."""
+@contextlib.contextmanager
+def without(part: str) -> Iterator[None]:
+    """Let torch's operators compute what *part* does."""
+    is_compiled, left_out = dispatch._is_compiled, KERNELS if part == "all" else (part,)
+    with contextlib.ExitStack() as patches:
+        if part == "oneDNN":
+            for module in (linear, output_layer):
+                patches.enter_context(mock.patch.object(module, "is_by_onednn", lambda *tensors: False))
+        else:
+            chosen = lambda name: name not in left_out and is_compiled(name)  # noqa: E731
+            patches.enter_context(mock.patch.object(dispatch, "_is_compiled", chosen))
+        yield
+
+
+def start(case: str, folder: str) -> tuple[TrainingState, Iterator[Any]]:
+    """The state of a run, and its batches."""
+    model_name, precision = case.split(", ")
+    flags = [folder, *FLAGS[model_name].split(), *(["--bf16"] if precision == "bf16" else [])]
+    settings = training_settings(options.parse_args_and_arch(get_training_parser(), flags))
     torch.manual_seed(1)
-    settings = training_settings(args)
-    task = setup_task(settings)
-    model = task.build_model(settings)
-    criterion = task.build_criterion(settings)
-    trainer = TrainingState(settings, task, model, criterion, World(device=CPU))
-    samples = itertools.cycle(task.iterator("train", model, criterion, training=True, device=CPU))
-    measured: dict[bool, list[tuple[float, ...]]] = {False: [], True: []}
-    for turn, kernels in itertools.product(range(rounds + 1), measured):
-        with contextlib.nullcontext() if kernels else mock.patch.object(build, "library", lambda *arguments: None):
-            found = _speed(trainer, samples, updates if turn else 2)
-        if turn:  # the first warms up
-            measured[kernels].append(found)
-    return {
-        kernels: [statistics.median(column) for column in zip(*turns, strict=True)]
-        for kernels, turns in measured.items()
-    }
+    task, device = setup_task(settings), torch.device("cpu")
+    model, criterion = task.build_model(settings), task.build_criterion(settings)
+    batches = task.iterator("train", model, criterion, training=True, device=device)
+    state = TrainingState(settings, task, model, criterion, World(device=device))
+    return state, itertools.chain.from_iterable(itertools.repeat(batches))
 
 
-def _speed(trainer: TrainingState, samples: Iterator[Any], updates: int) -> tuple[float, ...]:
-    tokens, faults = 0, resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    wall, processor = time.perf_counter(), time.process_time()
-    for _ in range(updates):
-        sample = next(samples)
-        tokens += sample["ntokens"]
-        update(trainer, [sample])
-    wall, processor = time.perf_counter() - wall, time.process_time() - processor
-    return tokens / wall, tokens / processor, (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults) / updates
+def seconds(state: TrainingState, samples: list[Any]) -> float:
+    """Processor time of one update for each of *samples*."""
+    began = time.process_time()
+    for sample in samples:
+        update(state, [sample])
+    return time.process_time() - began
 
 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each way (default: %(default)s)")
-    parser.add_argument("--updates", type=int, default=8, help="updates of a turn (default: %(default)s)")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="what is trained (default: all)")
+    parser.add_argument("--updates", type=int, default=2, help="updates of a turn (default: %(default)s)")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="what is trained (default: all)")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is left out (default: each)")
     args = parser.parse_args()
     keep_freed_memory()
-    print(machine.describe(CPU))
-    print("| | tokens/s without | with | with / without | of CPU time | page faults without | with |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    with tempfile.TemporaryDirectory() as name:
-        language_model.make_corpus(Path(name), 19_768)
+    print(machine.describe(torch.device("cpu")))
+    print("| training | without | time without / with (quartiles) |\n|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        language_model.make_corpus(Path(folder), 19_768)
         for case in args.cases:
-            found = speeds(command(case, Path(name)), args.rounds, args.updates)
-            (old, old_processor, old_faults), (new, new_processor, new_faults) = found[False], found[True]
-            cells = f"{old:,.0f} | {new:,.0f} | {new / old:.2f} | {new_processor / old_processor:.2f}"
-            print(f"| {case} | {cells} | {old_faults:,.0f} | {new_faults:,.0f} |", flush=True)
+            state, batches = start(case, folder)
+            samples = list(itertools.islice(batches, args.updates))
+            for part in args.parts:
+                ratios = []
+                for number in range(args.rounds + 1):
+                    with without(part):
+                        slow = seconds(state, samples)
+                    fast = seconds(state, samples)
+                    ratios += [slow / fast] if number else []  # the first warms up
+                low, middle, high = statistics.quantiles(ratios, n=4)
+                print(f"| {case} | {part} | {middle:.2f} ({low:.2f}–{high:.2f}) |", flush=True)
 
 
 if __name__ == "__main__":

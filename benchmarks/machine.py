@@ -7,15 +7,17 @@ import resource
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from unittest import mock
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from fairseq.kernels import attention as fused_attention
+import fairseq.kernels.attention  # noqa: F401 - its operators
 from fairseq.modules.linear import linear
 from fairseq.system import provenance
+
+Shape = Sequence[int]
 
 
 def describe(device: torch.device) -> dict[str, object]:
@@ -41,25 +43,36 @@ def matrix_product(device: torch.device, dtype: torch.dtype, repeats: int = 20) 
 def products_of(work: Callable[[], object]) -> int:
     """Floating-point operations of the matrix products, attention's included, that *work*
     computes."""
-    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.mkldnn._linear_pointwise: _linear_flops})
-    call, by_kernels = fused_attention.call, []
-
-    def count(kernel: str, problem: fused_attention.Problem) -> None:
-        by_kernels.append(_attention_flops(kernel, problem))
-        call(kernel, problem)
-
-    with counter, mock.patch.object(fused_attention, "call", count):
+    formulas = {
+        torch.ops.mkldnn._linear_pointwise: _linear_flops,
+        torch.ops.fairseq.attention: _attention_flops,
+        torch.ops.fairseq.attention_gradient: _attention_gradient_flops,
+    }
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         work()
-    return counter.get_total_flops() + sum(by_kernels)
+    return counter.get_total_flops()
 
 
-def _attention_flops(kernel: str, problem: fused_attention.Problem) -> int:
-    """Of the scores that are read: two products, four of the gradients; of distances one and two
-    more."""
-    hidden = problem.queries * (problem.queries - 1) // 2 if problem.causal else 0
-    scores = problem.rows * problem.heads * (problem.queries * problem.keys - hidden)
-    products = 3 if problem.table.data else 2
-    return 2 * problem.dim * scores * products * (2 if "gradient" in kernel else 1)
+def _attention_flops(
+    query: Shape, distance: Shape | None, table: Shape | None, past_key: Shape | None, past_value: Shape | None,
+    key: Shape, value: Shape, bias: Shape | None, mask: Shape | None, scale: float, p: float, causal: bool,
+    trains: bool = False, out_shape: object = None,
+) -> int:  # fmt: skip
+    """Of the scores that are read: two products, and one of distances."""
+    rows, heads, queries, dim = query
+    keys = key[2] + (0 if past_key is None else past_key[2])
+    hidden = queries * (queries - 1) // 2 if causal else 0
+    return 2 * dim * rows * heads * (queries * keys - hidden) * (2 if table is None else 3)
+
+
+def _attention_gradient_flops(
+    grad: Shape, query: Shape, distance: Shape | None, table: Shape | None, past_key: Shape | None, *rest: Any,
+    out_shape: object = None,
+) -> int:  # fmt: skip
+    past_value, key, value, mask, _, scale, p, causal = rest  # without the probabilities
+    return 2 * _attention_flops(
+        query, distance, table, past_key, past_value, key, value, None, mask, scale, p, causal
+    )  # fmt: skip
 
 
 def _linear_flops(x: Sequence[int], weight: Sequence[int], *rest: object, out_shape: object = None) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
 from fairseq.kernels import build as native
+from fairseq.modules import dispatch
 
-SOURCES = [Path(native.__file__).with_name(name) for name in ("training.c", "attention.c", "layers.c")]
-COMPILED = native.library("training", SOURCES[0]) is not None
+PARTS = ("attention", "cross_entropy", "dropout", "layers")
+COMPILED = dispatch.compiled("dropout") is not None
 
 
 # A processor without these instructions would run the same program twice.
@@ -29,6 +29,6 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("CFLAGS", "-mno-avx512f")  # nothing of AVX-512, bfloat16 included
     native.library.cache_clear()  # of all sources
     yield request.param
-    for source in SOURCES:
-        assert (native.library("training", source) is None) == (request.param == "no compiler")
+    for part in PARTS:
+        assert (dispatch.compiled(part) is None) == (request.param == "no compiler")
     native.library.cache_clear()

@@ -81,15 +81,7 @@ def parse_args_and_arch(
         UserError: the command line is wrong.
     """
     argv = list(sys.argv[1:] if input_args is None else input_args)
-    # Both add flags, or settings that choose them: they are read before argparse reads all words.
-    path = _value(argv, "--config") if parser.reads_file else None
-    file = read_yaml(path) if path is not None else {}
-    user_dir = _value(argv, "--user-dir") or file.get("user_dir")
-    if user_dir and "--user-dir" in parser.by_flag:
-        import_user_module(str(user_dir))
-    choices = {name: CHOICES[name] for name in parser.choices}
-    given_parts = {name: _value(argv, one.flag, *one.aliases) for name, one in choices.items()}
-    parser.add_parts({name: str(given_parts[name] or file.get(name) or one.default) for name, one in choices.items()})
+    path, file = _add_parts(parser, argv)
     is_evaluation = "arch" not in parser.choices
     # Of a plug-in's own, which reads the data itself: a command reads them as its checkpoint says.
     is_script = is_evaluation and task_defaults and bool(parser.plugins)
@@ -124,6 +116,24 @@ def parse_args_and_arch(
         if is_script:
             deferred.plugins().complete(args)
     return (args, unknown) if parse_known else args
+
+
+def _add_parts(parser: Parser, argv: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """Import the plug-in and add the flags of parts; return path and content of the --config file.
+
+    What adds flags is read before argparse reads all words.
+    """
+    path = _value(argv, "--config") if parser.reads_file else None
+    file = read_yaml(path) if path is not None else {}
+    user_dir = _value(argv, "--user-dir") or file.get("user_dir")
+    if user_dir and "--user-dir" in parser.by_flag:
+        import_user_module(str(user_dir))
+    named = {}
+    for name in parser.choices:
+        choice = CHOICES[name]
+        named[name] = str(_value(argv, choice.flag, *choice.aliases) or file.get(name) or choice.default)
+    parser.add_parts(named)
+    return path, file
 
 
 def _value(argv: Sequence[str], *flags: str) -> str | None:

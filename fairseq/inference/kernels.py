@@ -27,9 +27,10 @@ from fairseq.modules.adaptive_softmax import AdaptiveSoftmax, TiedLinear
 from fairseq.modules.attention import PositionInfusedAttention, RotaryAttention, SelfAttention
 from fairseq.modules.clustered_softmax import ClusteredSoftmax
 from fairseq.modules.memory import KeyValueCache, RelativeLayerCache
+from fairseq.modules.norms import LayerNorm, RMSNorm
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
 from fairseq.modules.relative_attention import RelativeAttention, ShawAttention
-from fairseq.modules.transformer_layer import LayerNorm, RMSNorm, TransformerLayer
+from fairseq.modules.transformer_layer import TransformerLayer
 
 SOURCE = Path(build.__file__).with_name("decoding.c")
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}

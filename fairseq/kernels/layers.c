@@ -1,11 +1,11 @@
-/* What layers of recent decoders compute between their matrix products, in one pass over memory each: RMS norm, SwiGLU
- * and rotary positions, with their gradients.
+/* What layers of recent decoders compute between their matrix products, in one pass over memory each: RMS norm and
+ * rotary positions, with their gradients.
  *
  * Arithmetic is in float32. Types of tensors: 0 float32, 1 bfloat16.
  */
 #include "vectors.h"
 
-enum { PIECE = 4096, SOME = 32 }; /* elements, and rows, of a parallel piece of work */
+enum { SOME = 32 }; /* rows of a parallel piece of work */
 
 /* ---- rows and pieces of one type ---- */
 
@@ -44,28 +44,6 @@ INLINE void norm_gradient_row(int type, const void *grad, const void *x, const f
     )
 }
 
-INLINE floats sigmoid(floats x) {
-    const those negative = above(all(0), x);
-    const floats power = exponentials(choose(negative, x, -x)); /* of a number that is not above 0 */
-    return choose(negative, power, all(1)) / (power + 1);
-}
-
-INLINE void gate_piece(int type, const void *x, const void *other, void *y, long first, long end) {
-    EACH(first, end,
-        const floats value = load(type, x, i, count, 0);
-        store(type, y, i, count, value * sigmoid(value) * load(type, other, i, count, 0));
-    )
-}
-
-INLINE void gate_gradient_piece(int type, const void *grad, const void *x, const void *other, void *of_x,
-                                void *of_other, long first, long end) {
-    EACH(first, end,
-        const floats g = load(type, grad, i, count, 0), value = load(type, x, i, count, 0), share = sigmoid(value);
-        store(type, of_other, i, count, g * value * share);
-        store(type, of_x, i, count, g * load(type, other, i, count, 0) * share * (1 + value * (1 - share)));
-    )
-}
-
 /* A head: its channels i and i + half turn by the angle of cosines[i] and direction sines[i]; the others stay. */
 INLINE void rotate_head(int type, const void *x, const float *cosines, const float *sines, void *y, long start, long half,
                         long dim, float direction) {
@@ -96,17 +74,6 @@ void rms_norm_gradient(long type, const void *grad, const void *x, const float *
         for (long row = first; row < least(rows, first + SOME); row++)
             norm_gradient_row(T, grad, x, gain, scales[row], of_x, sum, row, columns);
     })
-}
-
-/* y [size] = silu(x) other */
-void gate(long type, const void *x, const void *other, void *y, long size, long threads) {
-    PARALLEL(first, size, PIECE, gate_piece(T, x, other, y, first, least(size, first + PIECE)))
-}
-
-void gate_gradient(long type, const void *grad, const void *x, const void *other, void *of_x, void *of_other, long size,
-                   long threads) {
-    PARALLEL(first, size, PIECE,
-             gate_gradient_piece(T, grad, x, other, of_x, of_other, first, least(size, first + PIECE)))
 }
 
 /* y = x [rows, times, heads, dim] turned as table [times, 2, half] says, or back where direction is -1 */

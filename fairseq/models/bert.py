@@ -15,8 +15,9 @@ from fairseq.models.encoder import TransformerEncoder, initialize
 from fairseq.models.encoder_settings import INIT_STD, BertConfig
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
+from fairseq.modules.norms import layer_norm
 from fairseq.modules.output_layer import LinearOutput, OutputLayer
-from fairseq.modules.transformer_layer import Infuse, activation, layer_norm
+from fairseq.modules.transformer_layer import Infuse, activation
 
 
 class MaskedLMHead(LinearOutput):

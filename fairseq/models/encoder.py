@@ -13,7 +13,8 @@ from fairseq.models.encoder_settings import INIT_STD, BertConfig
 from fairseq.modules.attention import Bidirectional, SelfAttention
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear, lowered
-from fairseq.modules.transformer_layer import Infuse, TransformerLayer, layer_norm, skips_layer
+from fairseq.modules.norms import layer_norm
+from fairseq.modules.transformer_layer import Infuse, TransformerLayer, skips_layer
 
 
 class TransformerEncoder(nn.Module):

@@ -26,9 +26,10 @@ from fairseq.modules.attention import Causal, PositionInfusedAttention, RotaryAt
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import lowered
 from fairseq.modules.memory import KeyValueCache
+from fairseq.modules.norms import layer_norm
 from fairseq.modules.output_layer import LinearOutput
 from fairseq.modules.positions import LearnedPositions, Rotation, SinusoidalPositions, TokenShift, sinusoids
-from fairseq.modules.transformer_layer import Infuse, TransformerLayer, layer_norm, skips_layer
+from fairseq.modules.transformer_layer import Infuse, TransformerLayer, skips_layer
 from fairseq.system.deferred import names_of
 
 

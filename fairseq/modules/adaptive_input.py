@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fairseq.modules.dropout import is_cpu
+from fairseq.modules.dispatch import is_cpu
 from fairseq.modules.linear import Linear
 
 

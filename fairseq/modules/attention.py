@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.dropout import dropout, kernels, on_cpu
+from fairseq.modules.dispatch import compiled, kernels, on_cpu
+from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache, Pieces, joined
+from fairseq.modules.norms import rms_norm
 from fairseq.modules.positions import rotated
 
 _FEW = 8  # queries: without gradients the kernel, which arranges all keys, is for no fewer
@@ -275,7 +277,8 @@ class SelfAttention(nn.Module):
         if self.q_norm is None or self.k_norm is None:
             return query, *keys
         return tuple(
-            F.rms_norm(x.float(), norm.normalized_shape, norm.weight.float(), norm.eps).to(x.dtype)
+            # In the order of memory: time before heads.
+            rms_norm(x.transpose(1, 2), norm.weight, norm.eps).transpose(1, 2)
             for x, norm in ((query, self.q_norm), *((key, self.k_norm) for key in keys))
         )
 
@@ -350,10 +353,10 @@ class RotaryAttention(SelfAttention):
 def kernels_for(query: Tensor, keys: Pieces, values: Pieces, p: float, *by_distance: Tensor) -> Any:
     """The kernels in C if they compute this attention,
     with its other query and table; else None."""
-    if not on_cpu(query) or p >= 1.0 or not (torch.is_grad_enabled() or query.size(2) >= _FEW):
+    if p >= 1.0 or not (torch.is_grad_enabled() or query.size(2) >= _FEW):
         return None
-    compiled = kernels("attention")
-    return compiled if compiled.computes(query, keys, values, p, *by_distance) else None
+    module = kernels("attention", query, *keys, *values, *by_distance)
+    return module if module is not None and module.computes(query, keys, values, p, *by_distance) else None
 
 
 def attend(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility = CAUSAL, dropout_p: float = 0.0) -> Tensor:
@@ -376,7 +379,7 @@ def _by_kernel(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility,
     # The kernel skips the keys that are ahead of a query; a subclass may hide others.
     causal = visible == CAUSAL
     bias = None if causal else visible.bias(query.size(2), sum(key.size(2) for key in keys), query.device, query.dtype)
-    return kernels("attention").attention(query, keys, values, bias, dropout_p, causal)
+    return compiled("attention").attention(query, keys, values, bias, dropout_p, causal)
 
 
 def _by_products(query: Tensor, keys: Pieces, values: Pieces, visible: Visibility, dropout_p: float) -> Tensor:

@@ -1,14 +1,11 @@
-"""Dropout by kernels in C where that saves passes over memory; torch's under ``torch.compile``."""
+"""Dropout, by kernels in C on CPUs."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-from typing import Any
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from fairseq.modules.dispatch import kernels
 
 
 def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -18,22 +15,23 @@ def dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
     """
     if not training or p == 0.0:
         return x
-    return kernels("training").dropout(x, p) if is_cpu(x) and _has_kernels(p) else F.dropout(x, p)
+    # Sixteen bits decide about an element, which cannot drop all of them.
+    by_kernel = kernels("dropout", x) if p < 1.0 else None
+    return F.dropout(x, p) if by_kernel is None else by_kernel.dropout(x, p)
 
 
 def add_dropout(residual: Tensor, x: Tensor, p: float, training: bool = True) -> Tensor:
     """``residual + dropout(x, p)``."""
     # The kernel adds element by element: it neither broadcasts nor promotes types.
-    if training and p > 0.0 and _has_kernels(p) and (residual.shape, residual.dtype) == (x.shape, x.dtype):
-        return kernels("training").dropout(x, p, residual)
-    return residual + dropout(x, p, training)
+    alike = (residual.shape, residual.dtype) == (x.shape, x.dtype)
+    by_kernel = kernels("dropout", x, residual) if alike and training and 0.0 < p < 1.0 else None
+    return residual + dropout(x, p, training) if by_kernel is None else by_kernel.dropout(x, p, residual)
 
 
 def relu_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
-    """``dropout(relu(x), p)``; the backward pass needs only the result, so no mask is stored."""
-    if not training or p == 0.0:
-        return F.relu(x)
-    return kernels("training").relu_dropout(x, p) if _has_kernels(p) else F.dropout(F.relu(x), p)
+    """``dropout(relu(x), p)``; the backward pass of the kernel needs only the result."""
+    by_kernel = kernels("dropout", x) if training and 0.0 < p < 1.0 else None
+    return dropout(F.relu(x), p, training) if by_kernel is None else by_kernel.dropout(x, p, relu=True)
 
 
 def variational_dropout(x: Tensor, p: float, training: bool = True) -> Tensor:
@@ -56,24 +54,3 @@ class Dropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
-
-
-def _has_kernels(p: float) -> bool:
-    # Sixteen bits decide about an element, which cannot drop all of them.
-    return p < 1.0 and not torch.compiler.is_compiling()
-
-
-@functools.cache
-def kernels(part: str) -> Any:
-    """The module *part* of ``fairseq.kernels``, loaded when one is used."""
-    return importlib.import_module(f"fairseq.kernels.{part}")
-
-
-def is_cpu(x: Tensor) -> bool:
-    return x.device.type == "cpu"
-
-
-def on_cpu(x: Tensor) -> bool:
-    """Return True where *x* is computed by the steps written out for CPUs; torch.compile has
-    kernels of its own."""
-    return is_cpu(x) and not torch.compiler.is_compiling()

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from fairseq.errors import UserError
 from fairseq.modules import adaptive_input
 from fairseq.modules.dropout import Dropout, dropout
+from fairseq.modules.norms import layer_norm
 from fairseq.modules.positions import sinusoids
-from fairseq.modules.transformer_layer import FUNCTIONS, layer_norm
+from fairseq.modules.transformer_layer import FUNCTIONS
 
 _ACTIVATIONS = {**FUNCTIONS, "swish": F.silu}
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq.modules.dropout import kernels, on_cpu
+from fairseq.modules.dispatch import kernels, on_cpu
 from fairseq.modules.linear import is_by_onednn, linear, lowered, outer
 
 # Logits of a chunk: 4 MiB in float32, which stay in a CPU's cache; on a GPU enough to fill it.
@@ -220,20 +220,17 @@ class _Gradients:
 def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, grads: _Gradients | None) -> Tensor:
     """The loss of one chunk; its logits become the gradient of the logits, and go into *grads*."""
     gradient = grads is not None
-    compiled = None if torch.compiler.is_compiling() else kernels("training")
     some, spare = logits.tensor_split([len(target)])
-    losses = None if compiled is None else compiled.cross_entropy(some, target, gradient)
-    if losses is None:
+    by_kernel = kernels("cross_entropy", some)
+    if by_kernel is None:
         loss, probabilities = _cross_entropy(some, target, gradient)
         if len(spare):
             probabilities = torch.cat([probabilities, torch.zeros_like(spare, dtype=probabilities.dtype)])
     else:
-        loss, probabilities = losses.sum(), logits
+        loss, probabilities = by_kernel.cross_entropy(some, target, gradient).sum(), logits
         spare.zero_()
     if grads is not None:
-        if grads.bias is not None and compiled is not None:
-            compiled.add_column_sums_(grads.bias, probabilities)
-        elif grads.bias is not None:
+        if grads.bias is not None:
             grads.bias.add_(probabilities.sum(0, dtype=torch.float32))
         if w.dtype == torch.float32 and grads.weight is not None and not is_by_onednn(probabilities, w):
             torch.mm(probabilities, w, out=grads.hidden[rows])
@@ -241,7 +238,7 @@ def _chunk(logits: Tensor, target: Tensor, h: Tensor, w: Tensor, rows: slice, gr
         else:
             boost = _float16_boost(probabilities, h, w) if w.dtype == torch.float16 else None
             scaled = (probabilities if boost is None else probabilities.mul_(boost)).to(w.dtype)
-            products = linear(scaled, w.t()), outer(scaled, h)[0]
+            products = linear(scaled, w.t()), outer(scaled, h)
             of_hidden, of_weight = products if boost is None else (product.float() / boost for product in products)
             grads.hidden[rows] = of_hidden
             grads.weight = of_weight.float() if grads.weight is None else grads.weight.add_(of_weight)

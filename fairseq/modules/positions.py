@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq.errors import UserError
-from fairseq.modules.dropout import kernels, on_cpu
+from fairseq.modules.dispatch import kernels
 
 _MORE_ROWS = 256  # of a table of sinusoids
 
@@ -97,10 +97,9 @@ FEW_TURNS, MANY_TURNS = 1.0, 4.0
 def rotated(x: Tensor, table: Tensor) -> Tensor:
     """*x* [..., T, D] with its first R channels turned
     as *table* [T, 2, R/2] says; computed in float32."""
-    compiled = kernels("layers") if on_cpu(x) else None
-    y = None if compiled is None else compiled.rotated(x, table)
-    if y is not None:
-        return y
+    by_kernel = kernels("layers", x, table) if x.dim() == 4 else None
+    if by_kernel is not None:
+        return by_kernel.rotated(x, table, 1.0)
     cosines, sines = table.unbind(1)
     half = cosines.size(-1)
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

@@ -25,7 +25,8 @@ from fairseq.modules.attention import (
     kernels_for,
     pad_heads,
 )
-from fairseq.modules.dropout import dropout, on_cpu
+from fairseq.modules.dispatch import on_cpu
+from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import Linear
 from fairseq.modules.memory import LayerCache, Pieces, RelativeLayerCache, joined
 
@@ -81,11 +82,11 @@ class DistanceAttention(SelfAttention):
         dropout_p = self.dropout if self.training else 0.0
         content, distance = self._content_query(query, positions), self._distance_query(query, positions)
         operands = (content, keys, values, dropout_p, distance, distances.keys)
-        compiled = kernels_for(*operands) if distances.scores is None else None
-        if compiled is not None:
+        by_kernel = kernels_for(*operands) if distances.scores is None else None
+        if by_kernel is not None:
             # A subclass of what is causal may hide more.
             hidden = None if visible == CAUSAL else visible.bias(queries, count, query.device, query.dtype)
-            attended: Tensor = compiled.relative_attention(
+            attended: Tensor = by_kernel.relative_attention(
                 content, distance, keys, values, distances.keys, hidden, dropout_p
             )
             return attended

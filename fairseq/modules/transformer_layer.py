@@ -1,10 +1,9 @@
-"""A layer of a transformer: attention and a feed-forward network with residual connections,
-activations and norms."""
+"""A layer of a transformer: attention and a feed-forward network with residual connections;
+activations."""
 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 
 import torch
@@ -14,12 +13,11 @@ from torch import Tensor, nn
 from fairseq.errors import UserError, nearest
 from fairseq.modules import ACTIVATIONS
 from fairseq.modules.attention import CAUSAL, Visibility
-from fairseq.modules.dropout import add_dropout, dropout, is_cpu, kernels, on_cpu, relu_dropout, variational_dropout
+from fairseq.modules.dropout import add_dropout, dropout, relu_dropout, variational_dropout
 from fairseq.modules.linear import Linear, lowered
 from fairseq.modules.memory import LayerCache
+from fairseq.modules.norms import layer_norm
 from fairseq.system.deferred import names_of
-
-logger = logging.getLogger(__name__)
 
 Infuse = Callable[[Tensor], Tensor]
 """A function of the summed embeddings [B, T, E], applied before their layer norm, that returns the
@@ -41,74 +39,6 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     if name not in FUNCTIONS:
         raise UserError(f"activation {name}: unknown; {nearest(name, FUNCTIONS)}")
     return FUNCTIONS[name]
-
-
-class LayerNorm(nn.LayerNorm):
-    """torch's layer norm; under a GPU's autocast in the lower precision, as apex's, with its
-    statistics in float32.
-
-    Autocast would convert inputs to float32, and what reads the results would convert them back,
-    for five times the bytes. Gain and bias are rounded as weights are.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        # A CPU's autocast leaves norms alone, and its kernel takes gain and bias in float32.
-        if is_cpu(x) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
-            return super().forward(x)
-        weight, bias = lowered(self.weight), None if self.bias is None else lowered(self.bias)
-        with torch.autocast(x.device.type, enabled=False):
-            return F.layer_norm(x.to(weight.dtype), self.normalized_shape, weight, bias, self.eps)
-
-
-class RMSNorm(nn.RMSNorm):
-    """Division by the root mean square, and a gain (Zhang &
-    Sennrich 2019), in the precision of :class:`LayerNorm`."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if is_cpu(x) or x.is_meta or not torch.is_autocast_enabled(x.device.type):
-            return _rms_norm(x, self.weight.float(), self.eps)
-        weight = lowered(self.weight)
-        # torch computes the mean of squares in float32.
-        with torch.autocast(x.device.type, enabled=False):
-            return F.rms_norm(x.to(weight.dtype), self.normalized_shape, weight, self.eps)
-
-
-def _rms_norm(x: Tensor, gain: Tensor, eps: float | None) -> Tensor:
-    compiled = kernels("layers") if on_cpu(x) and eps is not None else None
-    y = None if compiled is None else compiled.rms_norm(x, gain, eps)
-    return F.rms_norm(x.float(), gain.shape, gain, eps).to(x.dtype) if y is None else y
-
-
-def silu_product(x: Tensor, other: Tensor) -> Tensor:
-    """silu(*x*) times *other* of its shape, as in SwiGLU."""
-    compiled = kernels("layers") if on_cpu(x) else None
-    y = None if compiled is None else compiled.silu_product(x, other)
-    return F.silu(x) * other if y is None else y
-
-
-def layer_norm(dim: int, apex: bool = True, eps: float = 1e-5, kind: str = "layer", bias: bool = True) -> nn.Module:
-    """Norm of the last *dim* channels, of *kind* layer norm with or without *bias*, or RMS norm,
-    which has none.
-
-    Layer norm with a bias is apex's on a GPU, if *apex* allows it and it can be imported.
-    """
-    if kind == "rms":
-        return RMSNorm(dim, eps=eps)
-    if not bias:
-        return LayerNorm(dim, eps=eps, bias=False)
-    fused = _apex_layer_norm() if apex and torch.accelerator.is_available() else None
-    return (fused or LayerNorm)(dim, eps=eps)
-
-
-# Once: the log has one line for a run, not one for every norm.
-@functools.cache
-def _apex_layer_norm() -> type[nn.Module] | None:
-    try:
-        from apex.normalization import FusedLayerNorm
-    except ImportError:
-        return None
-    logger.info("layer norm: using NVIDIA apex's FusedLayerNorm; `no_apex` turns it off")
-    return FusedLayerNorm
 
 
 class TransformerLayer(nn.Module):
@@ -232,7 +162,7 @@ class TransformerLayer(nn.Module):
             return self.fc2(self._activate(self.fc1(x)))
         x = lowered(x)  # once for both products
         inner, other = self.fc1(x), self.fc3(x)
-        gated = silu_product(inner, other) if self.activation_fn == "silu" else self.activation(inner) * other
+        gated = self.activation(inner) * other
         drop = variational_dropout if self.variational else dropout
         return self.fc2(drop(gated, self.activation_dropout, self.training))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from fairseq.optim.elementwise import ElementwiseOptimizer, Factor, Group, State, States, Tensors, divisor, scale_
 from fairseq.optim.fairseq_optimizer import FairseqOptimizer
@@ -90,17 +91,17 @@ class NAG(ElementwiseOptimizer):
         if not 1 / LARGEST_CHANGE <= change <= LARGEST_CHANGE:
             torch._foreach_mul_(buffers, min(change, LARGEST))
             change = 1.0
-        torch._fused_sgd_(
+        sgd(
             params,
             grads,
             buffers,
+            fused=True,
             lr=-1 / change,
             momentum=momentum * change,
             dampening=1 - 1 / change,
             weight_decay=0.0,
             nesterov=True,
             maximize=False,
-            is_first_step=False,
             grad_scale=divisor(factor, -change * lr, params[0].device),
         )
 

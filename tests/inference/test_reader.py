@@ -27,7 +27,7 @@ from fairseq.models.transformer_lm import TransformerDecoder, TransformerLanguag
 from fairseq.models.transformer_lm_settings import TransformerLMConfig
 from fairseq.models.transformer_xl import TransformerXL, TransformerXLDecoder
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
-from fairseq.modules.transformer_layer import RMSNorm
+from fairseq.modules.norms import RMSNorm
 from fairseq.text.dictionary import Dictionary
 
 VOCABULARY, LENGTH = 40, 8

@@ -14,7 +14,7 @@ from dropout_masks import mask_of
 from torch import Tensor
 
 from fairseq.kernels import attention as kernel
-from fairseq.kernels import training as fused
+from fairseq.modules import dispatch
 from fairseq.modules.attention import CAUSAL, Bidirectional, Causal, Visibility, attend, joined
 from fairseq.modules.relative_attention import (
     Distances,
@@ -29,10 +29,14 @@ TYPES = {torch.float32: 2e-6, torch.bfloat16: 1.6e-2}
 DTYPES = pytest.mark.parametrize("dtype", TYPES, ids=str)
 
 
+def no_kernels() -> bool:
+    return dispatch.compiled("attention") is None
+
+
 def is_by_kernel(attended: Tensor) -> bool:
     """Whether the kernel computed it; its result is a view with heads before time."""
     node = attended.grad_fn
-    return node is not None and any("_Attention" in str(other) for other, _ in ((node, 0), *node.next_functions))
+    return node is not None and any("fairseq_attention" in str(other) for other, _ in ((node, 0), *node.next_functions))
 
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -63,9 +67,9 @@ def attend_relative(
     p: float = 0.0,
 ) -> Tensor:
     """Relative attention as modules compute it, by kernels where there are any."""
-    if kernel.computes(content, keys, values, p, distance, table):
+    if not no_kernels():
+        assert kernel.computes(content, keys, values, p, distance, table)
         return kernel.relative_attention(content, distance, keys, values, table, bias, p)
-    assert fused.kernels(content) is None
     hidden = CAUSAL.bias(content.size(2), table.size(1), content.device, content.dtype) if bias is None else bias
     return attend_by_distance(content, distance, joined(keys), joined(values), Distances(table), hidden, p)
 
@@ -114,12 +118,14 @@ def test_attention_and_its_gradients_are_those_of_torch_in_float64(
     torch.manual_seed(1)
     ours, exact = leaves(dtype, *((rows, length, heads, dim) for length in (queries, keys, keys)))
     grad = torch.randn(rows, heads, queries, dim).to(dtype)
+    if p and no_kernels():
+        pytest.skip("torch draws other masks")
     torch.manual_seed(7)
     factors = mask_of(p, (rows, heads, queries, keys)) if p else torch.ones(())
     torch.manual_seed(7)
     attended = attend(ours[0].transpose(1, 2), pieces(ours[1], memory), pieces(ours[2], memory), seen, p)
     by_kernel = is_by_kernel(attended)
-    assert by_kernel == (fused.kernels(grad) is not None)
+    assert by_kernel == (not no_kernels())
     query, key, value = (x.transpose(1, 2) for x in exact)
     scores = query @ key.transpose(2, 3) / math.sqrt(dim)
     bias = seen.bias(queries, keys, grad.device)
@@ -146,6 +152,8 @@ def test_relative_attention_and_its_gradients_are_those_of_torch_in_float64(
         leaf.data /= 2  # powers of two, which round nothing
     grad = torch.randn(rows, heads, queries, dim).to(dtype)
     bias = Causal(window).bias(queries, keys, grad.device)
+    if p and no_kernels():
+        pytest.skip("torch draws other masks")
     torch.manual_seed(7)
     factors = mask_of(p, (rows, heads, queries, keys)) if p else torch.ones(())
     torch.manual_seed(7)
@@ -185,7 +193,7 @@ def test_tensors_may_be_anywhere_in_memory(dtype: torch.dtype) -> None:
         for attended in (first, second):
             gradients = torch.autograd.grad(attended, [*ours, vectors], move(grad), allow_unused=True)
             results.append([attended, *(x for x in gradients if x is not None)])
-    exact = fused.kernels(grad) is not None
+    exact = not no_kernels()
     for number, result in enumerate(results):
         for one, other in zip(results[number % 2], result, strict=True):
             tolerance = 0.0 if exact else 2 * TYPES[dtype]
@@ -229,7 +237,7 @@ def test_without_dropout_a_kernel_hides_the_keys_of_a_subclass() -> None:
     query, key, value = (torch.randn(2, 3, length, 8, requires_grad=True) for length in (5, 9, 9))
     attended = attend(query, [key], [value], FirstHidden())
     (read,) = torch.autograd.grad(attended[:, :, 1:].sum(), key)
-    assert bool(read[:, :, 0].any()) == (fused.kernels(query) is None)
+    assert bool(read[:, :, 0].any()) == (no_kernels())
 
 
 def test_a_subclass_hides_keys_of_relative_attention() -> None:
@@ -260,7 +268,7 @@ def test_keys_ahead_change_nothing_and_get_a_gradient_of_zero(relative: bool, qu
     for read in torch.autograd.grad(result.square().sum(), (key, value)):
         assert not read[:, :, seen:].any() and bool(read[:, :, :seen].any(-1).all())
     changed = [torch.cat([x[:, :, :seen], 3 - 2 * x[:, :, seen:]], dim=2) for x in (key, value)]
-    if fused.kernels(query) is not None:
+    if not no_kernels():
         assert torch.equal(attended(*changed), result)
     torch.testing.assert_close(attended(*changed), result, rtol=2 * TYPES[dtype], atol=2 * TYPES[dtype])
 
@@ -309,12 +317,10 @@ def test_relative_attention_has_a_distance_for_each_key_and_a_key_for_each_query
         assert not kernel.computes(content, parts, parts, 0.0, content, table)
 
 
-@pytest.mark.parametrize("power", [1, 2])
 @pytest.mark.parametrize("attends", ["attention", "pieces", "by distance"])
-def test_a_second_derivative_is_an_error_and_not_zero(attends: str, power: int) -> None:
-    """Also in a sum with others, and where the first derivative is that of a sum."""
+def test_a_second_derivative_is_an_error_and_not_zero(attends: str) -> None:
     x = torch.randn(3, 2, 6, 8, dtype=torch.float32, requires_grad=True)
-    if fused.kernels(x) is None:
+    if no_kernels():
         pytest.skip("torch's operators have one")
     parts = [x[:, :, :2], x[:, :, 2:]]
     attended = {
@@ -322,10 +328,10 @@ def test_a_second_derivative_is_an_error_and_not_zero(attends: str, power: int) 
         "pieces": lambda: attend(x, parts, parts),
         "by distance": lambda: attend_relative(x, x, [x], [x], x[0]),
     }[attends]()
-    (first,) = torch.autograd.grad(attended.pow(power).sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(attended.square().sum(), x, create_graph=True)
     assert first.any()
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(first.square().sum() + x.square().sum(), x)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        torch.autograd.grad(first.square().sum(), x)
 
 
 @pytest.mark.parametrize("hides", [False, True])
@@ -355,7 +361,7 @@ def threads() -> Iterator[None]:
 def test_threads_change_no_number_but_of_the_sum_over_rows(p: float, dtype: torch.dtype) -> None:
     """Each computes heads of its own; vectors of distances alone have a gradient of all rows."""
     content, distance, key, value = leaves(dtype, *((4, 3, length, 7) for length in (20, 20, 37, 37)))[0]
-    if fused.kernels(content) is None:
+    if no_kernels():
         pytest.skip("torch's matrix products have other sums")
     table, results = torch.randn(3, 37, 7).to(dtype).requires_grad_(), []
     for count in (1, 2, 3, 5, 12, 64):
@@ -391,14 +397,14 @@ def saved_by(attends: Callable[[], Tensor]) -> list[int]:
 def test_attention_keeps_no_scores_but_its_probabilities(p: float) -> None:
     query, key, value = (torch.randn(1, 8, length, 4, requires_grad=True) for length in (64, 128, 128))
     saved = saved_by(lambda: attend(query, [key], [value], CAUSAL, p))
-    assert fused.kernels(query) is None or [size for size in saved if size > 8 * 64 * 128 / 7] == [8 * 64 * 128]
+    assert no_kernels() or [size for size in saved if size > 8 * 64 * 128 / 7] == [8 * 64 * 128]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1])
 def test_relative_attention_keeps_no_scores_but_its_probabilities(p: float) -> None:
     content, distance, key, value = (torch.randn(2, 4, n, 4, requires_grad=True) for n in (64, 64, 128, 128))
     saved = saved_by(lambda: attend_relative(content, distance, [key], [value], torch.randn(4, 128, 4), None, p))
-    assert fused.kernels(key) is None or [size for size in saved if size > 8 * 64 * 128 / 7] == [8 * 64 * 128]
+    assert no_kernels() or [size for size in saved if size > 8 * 64 * 128 / 7] == [8 * 64 * 128]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])
@@ -412,7 +418,7 @@ def test_without_gradients_attention_has_the_same_numbers_and_masks(queries: int
         with torch.set_grad_enabled(gradient):
             plain = attend(query, [key], [key], CAUSAL, p)
             results.append(torch.stack([plain, attend_relative(query, query, [key], [key], key[0], None, p)]))
-    by_kernel = fused.kernels(key) is not None and queries >= 8
+    by_kernel = not no_kernels() and queries >= 8
     torch.testing.assert_close(*results, rtol=0 if by_kernel else 1e-5, atol=0 if by_kernel else 1e-6)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fairseq.kernels import build as native
 
-SOURCE = Path(native.__file__).with_name("training.c")
+SOURCE = Path(native.__file__).with_name("dropout.c")
 
 
 @pytest.fixture

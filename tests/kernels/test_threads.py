@@ -15,8 +15,8 @@ from fairseq.kernels import build as native
 from fairseq.kernels.build import library
 
 CALLS = Path(__file__).with_name("calls.py")
-SOURCE = Path(native.__file__).with_name("training.c")
-pytestmark = pytest.mark.skipif(library("training", SOURCE) is None, reason="no C compiler")
+SOURCE = Path(native.__file__).with_name("dropout.c")
+pytestmark = pytest.mark.skipif(library("dropout", SOURCE) is None, reason="no C compiler")
 
 
 def start(*command: object, **environment: object) -> subprocess.Popen[str]:
@@ -56,11 +56,11 @@ def test_the_address_sanitizer_finds_nothing_where_threads_share_a_model(tmp_pat
 
 CHILD = """
     import os, signal, torch
-    from fairseq.kernels import training as fused
+    from fairseq.kernels.dropout import dropout
 
     def computed():
         x = torch.arange(1 << 18).float().view(512, 512).requires_grad_()
-        y = fused.dropout(x, 0.5)
+        y = dropout(x, 0.5)
         (y @ y.t()).sum().backward()
         return float(x.grad.count_nonzero()) > 0
 

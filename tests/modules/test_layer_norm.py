@@ -11,8 +11,8 @@ import pytest
 import torch
 from mistakes import logged
 
-from fairseq.modules import transformer_layer as module
-from fairseq.modules.transformer_layer import LayerNorm, layer_norm
+from fairseq.modules import norms as module
+from fairseq.modules.norms import LayerNorm, layer_norm
 
 
 class FakeFusedLayerNorm(torch.nn.LayerNorm):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fairseq.models.transformer_xl import TransformerXLDecoder
 from fairseq.models.transformer_xl_settings import TransformerXLConfig
 from fairseq.modules import attention as attention_module
-from fairseq.modules import dropout as dropout_module
+from fairseq.modules import dispatch
 from fairseq.modules.attention import (
     CAUSAL,
     Bidirectional,
@@ -180,7 +180,7 @@ class Calls(list[dict[str, object]]):
             return kernel(query, key, value, **options)  # type: ignore[arg-type]
 
         monkeypatch.setattr(F, "scaled_dot_product_attention", note)
-        monkeypatch.setattr(dropout_module, "is_cpu", lambda x: False)
+        monkeypatch.setattr(dispatch, "is_cpu", lambda x: False)
 
 
 def test_on_gpus_a_segment_after_memory_is_causal_without_a_mask_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_on_gpus_a_segment_after_memory_is_causal_without_a_mask_tensor(monkeypa
         return F.scaled_dot_product_attention(query, key, value, **options), None
 
     monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention", flash)
-    monkeypatch.setattr(dropout_module, "is_cpu", lambda x: False)
+    monkeypatch.setattr(dispatch, "is_cpu", lambda x: False)
     monkeypatch.setattr(attention_module, "has_flash", lambda query: True)
     query, key, value = inputs(4)
     found = attend(query, [key[:, :, :3], key[:, :, 3:]], [value[:, :, :3], value[:, :, 3:]], CAUSAL, 0.0)
