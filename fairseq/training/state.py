@@ -375,9 +375,9 @@ class TrainingState:
             The settings that the state put in place of the ones given, by name.
 
         Raises:
-            UserError: its parameters are not the model's, or its optimizer not the one asked for. Another
-                criterion or optimizer is found before anything changes; after any other error, begin with a
-                new state.
+            UserError: its parameters are not the model's, or its optimizer not the one asked for.
+                Another criterion or optimizer is found before anything changes; after other errors
+                begin with a new state.
         """
         options = options or self.settings.checkpoint
         extra, history = state.get("extra_state") or {}, (state.get("optimizer_history") or [{}])[-1]
