@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from fairseq.config.fields import typed
 from fairseq.dataclass import settings_of
@@ -63,16 +62,16 @@ class Adam(CountingOptimizer):
         # Not all parameters have had their first update together.
         for step, indices in buckets(params, (state["step"] for state in states), math.inf):
             unbiased = 1.0 if group.get("torch_eps") else math.sqrt(1 - beta2**step)
-            # Made on the device: a copy from the host would synchronise. One is added to each.
-            steps = torch.full((len(indices),), float(step - 1), device=device)
-            adamw(
+            # The kernel reads the step on the device,
+            # where it is made: a copy from the host would synchronise.
+            # The public `adamw` of torch.optim adds to a step of each parameter before.
+            torch._fused_adamw_(
                 [params[i] for i in indices],
                 [grads[i] for i in indices],
                 [states[i]["exp_avg"] for i in indices],
                 [states[i]["exp_avg_sq"] for i in indices],
                 [],
-                list(steps.unbind()),
-                fused=True,
+                [torch.full((), float(step), device=device)] * len(indices),
                 lr=group["lr"],
                 beta1=beta1,
                 beta2=beta2,

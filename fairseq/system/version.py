@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-__version__ = "1.0.0"
+__version__ = "2.0.0"
 
 NAME = "fairseq-short"  # of this package on an index
 INSTALLED = (".dist-info", ".egg-info")

@@ -376,6 +376,8 @@ class TrainingState:
 
         Raises:
             UserError: its parameters are not the model's, or its optimizer not the one asked for.
+                Another criterion or optimizer is found before anything changes; after other errors
+                begin with a new state.
         """
         options = options or self.settings.checkpoint
         extra, history = state.get("extra_state") or {}, (state.get("optimizer_history") or [{}])[-1]

@@ -33,6 +33,7 @@ from fairseq.text.dictionary import Dictionary
 def test_exported_code_gives_our_log_probabilities_and_greedy_text(name: str) -> None:
     model = made(name)
     other = theirs(model)
+    assert len(other.state_dict()) == len([*other.parameters()]), "transformers saves no parameter with two names"
     text = tokens(3, 8)
     want = model.output_layer.log_probs(model(text)[0])
     torch.testing.assert_close(other(text).logits.log_softmax(-1), want, atol=1e-5, rtol=1e-6)

@@ -41,19 +41,6 @@ def test_threads_that_share_a_model_compute_what_each_does_alone() -> None:
     output_of(start(CALLS, 10))
 
 
-def test_the_address_sanitizer_finds_nothing_where_threads_share_a_model(tmp_path: Path) -> None:
-    compiler = os.environ.get("CC", "cc")
-    found = subprocess.run([*compiler.split(), "-print-file-name=libasan.so"], capture_output=True, text=True)
-    sanitizer = Path(found.stdout.strip())
-    if found.returncode or not sanitizer.is_absolute():
-        pytest.skip("the compiler has no address sanitizer")
-    # Not optimised: that takes three times as long, and checks no other accesses.
-    flags = f"{os.environ.get('CFLAGS', '')} -O0 -fsanitize=address"
-    options = {"LD_PRELOAD": sanitizer, "ASAN_OPTIONS": "detect_leaks=0", "CFLAGS": flags, "XDG_CACHE_HOME": tmp_path}
-    # Not the compiler itself, which would take twice its time.
-    output_of(start(CALLS, 2, CC=f"env LD_PRELOAD= {compiler}", **options))
-
-
 CHILD = """
     import os, signal, torch
     from fairseq.kernels.dropout import dropout

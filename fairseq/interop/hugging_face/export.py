@@ -116,7 +116,7 @@ def _custom(model: BaseFairseqModel, config: Mapping[str, Any]) -> Written:
     header = {
         "architectures": [MODEL_CLASS],
         "model_type": decoders.MODEL_TYPE,
-        "auto_map": {"AutoConfig": f"{SHARED}.FairseqConfig", **auto},
+        "auto_map": {"AutoConfig": f"{family}.FairseqConfig", **auto},
         "dtype": "float32",
     }
     return decoders.tensors(model), {**header, **config}, (SHARED, family)

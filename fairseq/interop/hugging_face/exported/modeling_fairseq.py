@@ -176,32 +176,35 @@ class Matrix(nn.Module):
 class AdaptiveInput(nn.Module):
     """Embeddings in bands of words, each narrower than the one before (Baevski & Auli 2019, §3).
 
-    Each band has a projection to the width *dim*; with *shares*, all have the same one, or none if
-    they have that width already.
+    Each band has a projection to the width *dim*; with *shares*, all have that of the first, or
+    none if they have that width already.
     """
 
     def __init__(self, vocabulary: int, width: int, factor: float, dim: int, cutoffs: list[int], shares: bool) -> None:
         super().__init__()
         self.bounds = [0, *cutoffs, vocabulary]
         self.embeddings: Any = nn.ModuleList()
-        projection = Matrix(width, dim) if width != dim or not shares else None
         for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
             narrow = int(width // factor**band)
-            if band and not shares:
-                projection = Matrix(narrow, dim)
-            parts = [nn.Embedding(last - first, narrow), *([projection] if projection is not None else [])]
-            self.embeddings.append(nn.Sequential(*parts))
+            own = not shares or (band == 0 and width != dim)
+            self.embeddings.append(
+                nn.Sequential(nn.Embedding(last - first, narrow), *([Matrix(narrow, dim)] if own else []))
+            )
 
     def weights(self, band: int) -> list[Tensor]:
         """The embeddings [words, d] of a band and, if there is one, its projection [dim, d]."""
-        return [module.weight for module in self.embeddings[band]]
+        return [self.embeddings[band][0].weight, *(module.weight for module in self._projection(band))]
 
     def forward(self, tokens: Tensor) -> Tensor:
-        result = self.embeddings[0](tokens.clamp(max=self.bounds[1] - 1))
-        for band, first in enumerate(self.bounds[1:-1], 1):
-            embedded = self.embeddings[band]((tokens - first).clamp(0, self.bounds[band + 1] - first - 1))
-            result = torch.where((tokens >= first)[..., None], embedded, result)
+        result: Any = None
+        for band, (first, last) in enumerate(zip(self.bounds, self.bounds[1:], strict=False)):
+            embedded = self.embeddings[band][0]((tokens - first).clamp(0, last - first - 1))
+            embedded = self._projection(band)(embedded)
+            result = torch.where((tokens >= first)[..., None], embedded, result) if band else embedded
         return result
+
+    def _projection(self, band: int) -> Any:
+        return self.embeddings[band][1:] if len(self.embeddings[band]) > 1 else self.embeddings[0][1:]
 
 
 class FairseqPreTrainedModel(PreTrainedModel):

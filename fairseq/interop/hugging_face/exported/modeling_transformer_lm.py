@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modeling_fairseq import AdaptiveInput, FairseqConfig, Matrix, SegmentCache
+from .modeling_fairseq import AdaptiveInput, Matrix, SegmentCache
+from .modeling_fairseq import FairseqConfig as Config
 from .modeling_fairseq import FairseqForCausalLM as CausalLM
 from .modeling_fairseq import FairseqForSequenceClassification as SequenceClassification
 from .modeling_fairseq import FairseqModel as Model
@@ -258,7 +259,7 @@ class Decoder(nn.Module):
     output_projection: Matrix | None
     _gradient_checkpointing_func: Any
 
-    def __init__(self, config: FairseqConfig) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.cfg = cfg = SimpleNamespace(**{**dict.fromkeys(UNSET), **config.settings})
         self.gradient_checkpointing, self.first_position = False, config.padding_idx + 1
@@ -363,19 +364,26 @@ class Decoder(nn.Module):
         return table
 
 
+class FairseqConfig(Config):
+    """Settings of this family: transformers finds a model's class by that of its settings."""
+
+
 # `save_pretrained` of transformers 4.51 copies this file for classes that have `_auto_class`.
 
 
 class FairseqModel(Model):
+    config_class = FairseqConfig
     decoder_class = Decoder
     _auto_class = "AutoModel"
 
 
 class FairseqForCausalLM(CausalLM):
+    config_class = FairseqConfig
     decoder_class = Decoder
     _auto_class = "AutoModelForCausalLM"
 
 
 class FairseqForSequenceClassification(SequenceClassification):
+    config_class = FairseqConfig
     decoder_class = Decoder
     _auto_class = "AutoModelForSequenceClassification"

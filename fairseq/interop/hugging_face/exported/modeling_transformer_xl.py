@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .modeling_fairseq import AdaptiveInput, FairseqConfig, SegmentCache
+from .modeling_fairseq import AdaptiveInput, SegmentCache
+from .modeling_fairseq import FairseqConfig as Config
 from .modeling_fairseq import FairseqForCausalLM as CausalLM
 from .modeling_fairseq import FairseqForSequenceClassification as SequenceClassification
 from .modeling_fairseq import FairseqModel as Model
@@ -204,7 +205,7 @@ class Decoder(nn.Module):
 
     _gradient_checkpointing_func: Any
 
-    def __init__(self, config: FairseqConfig) -> None:
+    def __init__(self, config: Config) -> None:
         super().__init__()
         self.cfg = cfg = SimpleNamespace(**{**dict.fromkeys(UNSET), **config.settings})
         self.gradient_checkpointing, self.width = False, cfg.d_model
@@ -297,19 +298,26 @@ class Decoder(nn.Module):
         return drop(table[None], self.cfg, self.training)[0]
 
 
+class FairseqConfig(Config):
+    """Settings of this family: transformers finds a model's class by that of its settings."""
+
+
 # `save_pretrained` of transformers 4.51 copies this file for classes that have `_auto_class`.
 
 
 class FairseqModel(Model):
+    config_class = FairseqConfig
     decoder_class = Decoder
     _auto_class = "AutoModel"
 
 
 class FairseqForCausalLM(CausalLM):
+    config_class = FairseqConfig
     decoder_class = Decoder
     _auto_class = "AutoModelForCausalLM"
 
 
 class FairseqForSequenceClassification(SequenceClassification):
+    config_class = FairseqConfig
     decoder_class = Decoder
     _auto_class = "AutoModelForSequenceClassification"
