@@ -14,7 +14,7 @@ from fairseq.system.program import as_program
 from fairseq_cli import train
 
 DESCRIPTION = "Train a model with settings in groups: group.name=value on the command line, and nested YAML files."
-EXAMPLE = "fairseq-hydra-train --config-dir config --config-name base task.data=data-bin hydra.run.dir=runs/base"
+EXAMPLE = "fairseq-hydra-train -cd config -cn base task.data=data-bin hydra.run.dir=run"
 
 
 def translate() -> None:

@@ -170,11 +170,6 @@ class DistributedConfig(Config):
         False, "allow parameters that get no gradient in DistributedDataParallel", training=True, rare=True
     )
 
-    @property
-    def reduces_after_backward(self) -> bool:
-        """True if gradients are reduced once, after the backward pass."""
-        return self.ddp_backend in ("no_c10d", "legacy_ddp")
-
 
 def whole_share(total: int, share: float) -> int:
     """The whole updates in a *share* of *total*;
@@ -310,6 +305,7 @@ _UNITS = {  # of the intervals of a short form: the setting
     "validate_every": {"u": "validate_interval_updates", "ep": "validate_interval"},
     "keep": {"u": "keep_interval_updates", "ep": "keep_last_epochs", "best": "keep_best_checkpoints"},
 }
+_MAY_BE_ZERO = ("save_interval_updates", "save_interval", "save_interval_minutes", "validate_interval_updates")
 _FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 _INTERVAL = re.compile(r"(\d{1,9})([KMB]?)(u|ep|min|w|t|best)((?::\d{1,9})?)")
 
@@ -362,10 +358,13 @@ def _intervals(name: str, text: str) -> dict[str, object]:
         match = _INTERVAL.fullmatch(item.strip())
         number = int(match[1]) * _FACTORS[match[2]] if match else 0
         of_text = match is not None and match[3] in "wt"
-        if match is None or match[3] not in units or (match[4] and not of_text) or (of_text and not number):
-            known = [f"N{unit}" for unit in units] + (["never"] if off is not None else [])
+        if match is None or match[3] not in units or (match[4] and not of_text):
+            known = [f"N{unit}" for unit in units] + (["never, alone"] if off is not None else [])
             raise SettingError(f"`{name}` {text}: {item!r} is none of {', '.join(known)}")
         setting = units[match[3]]
+        if not number and setting not in _MAY_BE_ZERO:
+            # Of checkpoints to keep, fairseq's flags mean all by 0.
+            raise SettingError(f"`{name}` {text}: {item!r} must be greater than 0, or left out")
         if of_text:  # 1Mw:10,10Mw: every million words ten times, then every ten million
             found[setting] = ",".join([*filter(None, [found.get(setting)]), match[1] + match[2] + match[4]])
         elif setting in found or (setting == "save_interval" and "no_epoch_checkpoints" in found):
