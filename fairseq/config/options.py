@@ -101,14 +101,14 @@ def parse_args_and_arch(
         flag.refuse(text, value)
     if unknown and not parse_known:
         parser.refuse_unknown(unknown[0], chosen.settings, chosen.names)
-    args = Parsed(**_expanded(parser, _checked(parser, chosen, given)))
+    args = Parsed(**_expanded(parser, chosen, _checked(parser, chosen, given)))
     if unread := [text for flag, text, _ in parser.unread if not flag.advice]:
         print(f"note: {', '.join(unread)}: no effect here", file=sys.stderr)
     if parser.reads_file:
         # A checkpoint stores the settings, not the file that they came from.
         vars(args).pop("config", None)
     if not suppress_defaults:
-        from_file = _expanded(parser, _from_file(parser, chosen, path, file), f"--config {path}: ")
+        from_file = _expanded(parser, chosen, _from_file(parser, chosen, path, file), f"--config {path}: ")
         if is_evaluation and not task_defaults:
             # The checkpoint has them.
             chosen.parts.clear()
@@ -268,17 +268,21 @@ def _checked(parser: Parser, chosen: Chosen, values: Mapping[str, Any]) -> dict[
     return found
 
 
-def _expanded(parser: Parser, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+def _expanded(parser: Parser, chosen: Chosen, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
     """*values* with the settings that short forms among them stand for, in place of these.
+
+    A plug-in's setting may have the name of a short form, which then does not exist.
 
     Raises:
         UserError: a short form is invalid, or contradicts the setting that it stands for.
     """
     if parser.short_forms is None:
         return dict(values)
-    found = {name: value for name, value in values.items() if name not in fields.defaults(parser.short_forms)}
+    short_forms = [s.name for s in fields.settings_of(parser.short_forms) if chosen.settings.get(s.name) is s]
+    found = {name: value for name, value in values.items() if name not in short_forms}
+    given = {name: value for name, value in values.items() if name in short_forms}
     try:
-        for short, meaning in fields.typed(parser.short_forms, values).meaning().items():
+        for short, meaning in fields.typed(parser.short_forms, given).meaning().items():
             for name, value in meaning.items():
                 if found.setdefault(name, value) != value:
                     raise SettingError(

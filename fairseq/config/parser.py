@@ -114,6 +114,7 @@ class Parser(argparse.ArgumentParser):
 
     def _noted(self, title: str, action: argparse.Action) -> argparse.Action:
         self.by_flag.update(dict.fromkeys(action.option_strings, action))
+        self._drop_short_form(action.dest)
         if action.type is None and action.nargs != 0:
             action.type = _name
         if action.option_strings:
@@ -191,8 +192,17 @@ class Parser(argparse.ArgumentParser):
         for name in EXTENSIONS if builds_models else ():
             self._add_part((EXTENSION, name), EXTENSIONS.declaration(name).config_class)
 
+    def _drop_short_form(self, name: str) -> bool:
+        """Forget the short form *name*, whose flag is a plug-in's own; return whether there was
+        one."""
+        if self.short_forms is None or name not in fields.defaults(self.short_forms):
+            return False
+        return self.settings.pop(name, None) is not None
+
     def _add_part(self, part: PartKey, config: type | None) -> None:
         for setting in fields.settings_of(config) if config is not None else ():
+            if self._drop_short_form(setting.name):
+                self.by_flag.pop(fields.flag_name(setting.name))
             self.owners.setdefault(setting.name, []).append(part)
             # Two dataclasses may declare a setting, such as a model and a task; it is one flag.
             if flags := [flag for flag in setting.flags if flag not in self.by_flag]:

@@ -359,8 +359,8 @@ def _intervals(name: str, text: str) -> dict[str, object]:
         number = int(match[1]) * _FACTORS[match[2]] if match else 0
         of_text = match is not None and match[3] in "wt"
         if match is None or match[3] not in units or (match[4] and not of_text):
-            known = [f"N{unit}" for unit in units] + (["never, alone"] if off is not None else [])
-            raise SettingError(f"`{name}` {text}: {item!r} is none of {', '.join(known)}")
+            known = ", ".join(f"N{unit}" for unit in units) + (" (or never, alone)" if off is not None else "")
+            raise SettingError(f"`{name}` {text}: {item!r} is none of {known}")
         setting = units[match[3]]
         if not number and setting not in _MAY_BE_ZERO:
             # Of checkpoints to keep, fairseq's flags mean all by 0.

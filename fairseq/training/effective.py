@@ -67,6 +67,8 @@ def write_settings(settings: TrainingSettings, path: Path) -> None:
     import yaml
 
     values = plain_settings(settings)
+    if settings.origins:  # of a command line: without the defaults of fairseq that a plug-in reads and no flag sets
+        values = {name: value for name, value in values.items() if name in settings.origins}
     values |= {name: os.path.abspath(values[name]) for name in ("save_dir", *OUTPUTS) if values.get(name)}
     with atomic_file(path) as file:
         text = yaml.safe_dump(values, allow_unicode=True)

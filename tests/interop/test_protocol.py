@@ -186,6 +186,42 @@ def halved(args):
     roberta_base_architecture(args)
 """
 
+KEPT = """
+from dataclasses import dataclass, field
+from fairseq.criterions import register_criterion
+from fairseq.criterions.cross_entropy import CrossEntropyCriterion
+from fairseq.dataclass import FairseqDataclass
+from fairseq.models import register_model, register_model_architecture
+from fairseq.models.transformer_lm import TransformerLanguageModel, base_lm_architecture
+
+@dataclass
+class Reset(FairseqDataclass):
+    sentence_avg: bool = field(default=False)
+    reset: int = field(default=0, metadata={"help": "updates between resets"})
+
+@register_criterion("resetting", dataclass=Reset)
+class Criterion(CrossEntropyCriterion):
+    def __init__(self, task, sentence_avg, reset):
+        super().__init__(task, sentence_avg)
+        assert reset == 5
+
+@register_model("keeping")
+class Model(TransformerLanguageModel):
+    @staticmethod
+    def add_args(parser):
+        parser.add_argument("--keep", type=float, help="share of the layers to keep")
+        TransformerLanguageModel.add_args(parser)
+
+    @classmethod
+    def build_model(cls, args, task):
+        assert args.keep == 0.5
+        return super().build_model(args, task)
+
+@register_model_architecture("keeping", "keeping")
+def keeping(args):
+    base_lm_architecture(args)
+"""
+
 STREAM = """
 import os, torch
 from fairseq.data import Dictionary, data_utils, iterators
@@ -298,6 +334,15 @@ def test_layers_of_an_encoder_are_built_by_the_plugins_methods(tmp_path: Path) -
     assert second["loss"] == pytest.approx(through[1]["loss"], abs=1e-4)
     names = checkpoint.load(tmp_path / "run" / "checkpoint_last.pt")["model"]
     assert {"encoder.sentence_encoder.layers.0.self_attn.bias_k", "classification_heads.a.dense.weight"} <= names.keys()
+
+
+def test_a_plugins_flags_may_have_names_of_short_forms_and_its_run_is_repeated_from_its_file(tmp_path: Path) -> None:
+    folder = written(tmp_path, "kept_plugin", KEPT)
+    flags = ["--user-dir", folder, FLAGS, LM, "--tokens-per-sample 16 --arch keeping --criterion resetting"]
+    runs.train(tmp_path / "run", *flags, "--keep 0.5 --reset 5 --save-every 1u --max-update 1")
+    again = ["--config", tmp_path / "run" / "settings.yaml", "--save-dir", tmp_path / "again"]
+    args = runs.arguments(*again)
+    assert (args.keep, args.reset, args.save_interval_updates, args.keep_last_epochs) == (0.5, 5, 1, -1)
 
 
 def test_a_plugin_takes_a_name_that_fairseq_does_not_have(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -49,17 +49,17 @@ def test_the_log_has_the_data_first_and_no_empty_settings() -> None:
 
 def test_the_file_has_absolute_paths_and_repeats_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    settings = settings_of("--save-dir a --metrics-file m.jsonl --tensorboard-logdir b", word="é")
+    settings = settings_of("--save-dir a --metrics-file m.jsonl --tensorboard-logdir b --wandb-project é", unread=1)
     file = tmp_path / "settings.yaml"
     effective.write_settings(settings, file)
     text = file.read_text(encoding="utf-8")
     assert text.startswith(f"# Settings of a run on {runs.DATA}; use: --config settings.yaml\nactivation")
-    assert "word: é\n" in text, "as it is, not escaped"
+    assert "wandb_project: é\n" in text, "as it is, not escaped"
     values = yaml.safe_load(text)
     paths = {name: values.pop(name) for name in ("save_dir", "metrics_file", "tensorboard_logdir")}
     assert paths == {name: str(tmp_path / path) for name, path in zip(paths, ("a", "m.jsonl", "b"), strict=True)}
     expected = effective.plain_settings(settings)
-    assert values == {name: value for name, value in expected.items() if name not in paths}
+    assert values == {name: value for name, value in expected.items() if name not in (*paths, "unread")}
     assert values["log_file"] is None, "what is not written has no path"
     assert list(values) == sorted(values)
 
