@@ -1,8 +1,10 @@
-"""Calls of kernels in C: addresses of tensors, sizes and numbers of threads as C's types."""
+"""Operators of kernels in C, and their calls: addresses of tensors, sizes and numbers of threads as
+C's types."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +12,24 @@ from torch import Tensor
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1}  # as in vectors.h
 LEAST_WORK = 1 << 15  # elements per thread; fewer take no longer than it takes to start a thread
+
+
+def operator(name: str, mutates: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """Make a function the operator *name* on CPUs, which changes its arguments *mutates* in place;
+    ``torch.compile`` keeps it in its graph.
+
+    ``torch.library.custom_op`` would import torch's compiler at the first call: two seconds at the
+    start of every run.
+    """
+
+    def register(function: Callable[..., Any]) -> Any:
+        schema = torch.library.infer_schema(function, mutates_args=mutates)
+        torch.library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag,))
+        torch.library.impl(name, "cpu", function)
+        namespace, own = name.split("::")
+        return getattr(getattr(torch.ops, namespace), own).default
+
+    return register
 
 
 def call(kernel: Any, *arguments: Tensor | torch.dtype | float | None) -> None:

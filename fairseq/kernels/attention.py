@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq.kernels import build
-from fairseq.kernels.arguments import TYPES
+from fairseq.kernels.arguments import TYPES, operator
 from fairseq.kernels.dropout import draw_mask, scale_of
 
 # Probabilities that are saved for the backward pass
@@ -131,7 +131,7 @@ def _trains(tensors: Sequence[Tensor]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-@torch.library.custom_op("fairseq::attention", mutates_args=(), device_types="cpu")
+@operator("fairseq::attention")
 def attend(
     query: Tensor,
     distance: Tensor | None,
@@ -162,7 +162,7 @@ def attend(
     return result, probabilities
 
 
-@attend.register_fake
+@torch.library.register_fake("fairseq::attention")
 def _(
     query: Tensor,
     distance: Tensor | None,
@@ -188,7 +188,7 @@ def _results(query: Tensor, past_key: Tensor | None, key: Tensor, trains: bool) 
     return query.new_empty(rows, queries, heads, dim), query.new_empty(shape)
 
 
-@torch.library.custom_op("fairseq::attention_gradient", mutates_args=(), device_types="cpu")
+@operator("fairseq::attention_gradient")
 def attend_gradient(
     grad: Tensor,
     query: Tensor,
@@ -222,7 +222,7 @@ def attend_gradient(
     return [x for x in results if x is not None]
 
 
-@attend_gradient.register_fake
+@torch.library.register_fake("fairseq::attention_gradient")
 def _(
     grad: Tensor,
     query: Tensor,
@@ -258,7 +258,7 @@ def _gradients(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, .
     return *(None if x is None else next(gradients) for x in tensors), *(None,) * 6
 
 
-attend.register_autograd(_gradients, setup_context=_save)
+torch.library.register_autograd("fairseq::attention", _gradients, setup_context=_save)
 
 
 # ---- calls of the kernels ----

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq.kernels import build
-from fairseq.kernels.arguments import call, threads
+from fairseq.kernels.arguments import call, operator, threads
 
 
 def compiled() -> Any:
@@ -18,7 +18,7 @@ def compiled() -> Any:
     return build.library("cross entropy", Path(__file__).with_name("cross_entropy.c"))
 
 
-@torch.library.custom_op("fairseq::cross_entropy", mutates_args=("logits",), device_types="cpu")
+@operator("fairseq::cross_entropy", mutates=("logits",))
 def cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> Tensor:
     """−log softmax(logits [n, V])[target [n]]: [n], float64.
 
@@ -42,6 +42,6 @@ def cross_entropy(logits: Tensor, target: Tensor, gradient: bool) -> Tensor:
     return losses
 
 
-@cross_entropy.register_fake
+@torch.library.register_fake("fairseq::cross_entropy")
 def _(logits: Tensor, target: Tensor, gradient: bool) -> Tensor:
     return logits.new_empty(logits.size(0), dtype=torch.float64)

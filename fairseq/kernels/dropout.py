@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq.kernels import build
-from fairseq.kernels.arguments import call, threads
+from fairseq.kernels.arguments import call, operator, threads
 
 _LEVELS = 1 << 16
 _SEEDS = 1 << 62  # torch draws signed numbers of 64 bits
@@ -53,18 +53,18 @@ def _dropped_levels(p: float) -> int:
     return min(round(p * _LEVELS), _LEVELS - 1)
 
 
-@torch.library.custom_op("fairseq::dropout_mask", mutates_args=(), device_types="cpu")
+@operator("fairseq::dropout_mask")
 def dropout_mask(seed: Tensor, size: int, p: float) -> Tensor:
     """The mask that follows from *seed*, int64: bits in bytes."""
     return _mask(seed, size, p)
 
 
-@dropout_mask.register_fake
+@torch.library.register_fake("fairseq::dropout_mask")
 def _(seed: Tensor, size: int, p: float) -> Tensor:
     return _empty_mask(seed, size)
 
 
-@torch.library.custom_op("fairseq::dropout", mutates_args=(), device_types="cpu")
+@operator("fairseq::dropout")
 def drop(x: Tensor, residual: Tensor | None, seed: Tensor, p: float, relu: bool) -> tuple[Tensor, Tensor]:
     """*x*, or its positive part, divided by 1 − *p* where the mask keeps it, 0 elsewhere, plus
     *residual*; and the mask."""
@@ -73,12 +73,12 @@ def drop(x: Tensor, residual: Tensor | None, seed: Tensor, p: float, relu: bool)
     return _drop(x, residual, mask, None, p, relu), mask
 
 
-@drop.register_fake
+@torch.library.register_fake("fairseq::dropout")
 def _(x: Tensor, residual: Tensor | None, seed: Tensor, p: float, relu: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x, memory_format=torch.contiguous_format), _empty_mask(seed, x.numel())
 
 
-@torch.library.custom_op("fairseq::dropout_gradient", mutates_args=(), device_types="cpu")
+@operator("fairseq::dropout_gradient")
 def drop_gradient(grad: Tensor, saved: Tensor, p: float, relu: bool) -> Tensor:
     """The gradient from *saved*, the mask; with *relu* the result, positive where its own is not
     0."""
@@ -86,7 +86,7 @@ def drop_gradient(grad: Tensor, saved: Tensor, p: float, relu: bool) -> Tensor:
     return _drop(grad, None, mask, positive, p, False)
 
 
-@drop_gradient.register_fake
+@torch.library.register_fake("fairseq::dropout_gradient")
 def _(grad: Tensor, saved: Tensor, p: float, relu: bool) -> Tensor:
     return torch.empty_like(grad, memory_format=torch.contiguous_format)
 
@@ -101,7 +101,7 @@ def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
     return of_x, grad if ctx.needs_input_grad[1] else None, None, None, None
 
 
-drop.register_autograd(_gradients, setup_context=_save)
+torch.library.register_autograd("fairseq::dropout", _gradients, setup_context=_save)
 
 
 def _drop(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq.kernels import build
-from fairseq.kernels.arguments import call, threads
+from fairseq.kernels.arguments import call, operator, threads
 
 _ROWS = 32  # whose gradients of the gain are one sum, as in layers.c
 
@@ -23,7 +23,7 @@ def compiled() -> Any:
 # ---- RMS norm ----
 
 
-@torch.library.custom_op("fairseq::rms_norm", mutates_args=(), device_types="cpu")
+@operator("fairseq::rms_norm")
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """*x* [..., C] times *gain* [C], float32, divided by its root mean square; and 1 divided by
     that [...], float32."""
@@ -33,12 +33,12 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return y, scales
 
 
-@rms_norm.register_fake
+@torch.library.register_fake("fairseq::rms_norm")
 def _(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return _like(x), x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
-@torch.library.custom_op("fairseq::rms_norm_gradient", mutates_args=(), device_types="cpu")
+@operator("fairseq::rms_norm_gradient")
 def rms_norm_gradient(grad: Tensor, x: Tensor, gain: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of *x* and *gain*."""
     grad, x, gain = grad.contiguous(), x.contiguous(), gain.contiguous()
@@ -49,7 +49,7 @@ def rms_norm_gradient(grad: Tensor, x: Tensor, gain: Tensor, scales: Tensor) -> 
     return of_x, sums.sum(0)
 
 
-@rms_norm_gradient.register_fake
+@torch.library.register_fake("fairseq::rms_norm_gradient")
 def _(grad: Tensor, x: Tensor, gain: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return _like(x), _like(gain)
 
@@ -65,13 +65,13 @@ def _norm_gradients(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | No
     return (None,) * 3 if grad is None else (*rms_norm_gradient(grad, *ctx.saved_tensors), None)
 
 
-rms_norm.register_autograd(_norm_gradients, setup_context=_save_norm)
+torch.library.register_autograd("fairseq::rms_norm", _norm_gradients, setup_context=_save_norm)
 
 
 # ---- rotary positions ----
 
 
-@torch.library.custom_op("fairseq::rotated", mutates_args=(), device_types="cpu")
+@operator("fairseq::rotated")
 def rotated(x: Tensor, table: Tensor, direction: float) -> Tensor:
     """*x* [B, H, T, D], its first R channels turned as *table* [T, 2, R/2] says, or back where
     *direction* is −1. Of the result, time comes before heads in memory."""
@@ -87,7 +87,7 @@ def rotated(x: Tensor, table: Tensor, direction: float) -> Tensor:
     return y.transpose(1, 2)
 
 
-@rotated.register_fake
+@torch.library.register_fake("fairseq::rotated")
 def _(x: Tensor, table: Tensor, direction: float) -> Tensor:
     return _like(x.transpose(1, 2)).transpose(1, 2)
 
@@ -101,7 +101,7 @@ def _turn_back(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
     return rotated(grad, *ctx.saved_tensors, -ctx.direction), None, None
 
 
-rotated.register_autograd(_turn_back, setup_context=_save_table)
+torch.library.register_autograd("fairseq::rotated", _turn_back, setup_context=_save_table)
 
 
 def _rows_and_columns(x: Tensor) -> tuple[int, int]:
