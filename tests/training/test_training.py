@@ -164,7 +164,7 @@ def test_checkpoint_without_the_optimizers_state_starts_counting_anew(tmp_path):
 
 
 def test_best_checkpoint_is_the_one_with_the_best_figure(tmp_path):
-    flags = "--max-epoch 3 --optimizer sgd --lr 2,2,60 --lr-scheduler fixed"
+    flags = "--max-epoch 3 --optimizer sgd --lr 2,1,60 --lr-scheduler fixed"
     log = runs.train(tmp_path, runs.BASELINE, flags)
     figures = [line["loss"] for line in runs.summaries(log, "test")]
     assert figures[1] == min(figures) < figures[2], "the last epoch's rate is meant to do harm"
