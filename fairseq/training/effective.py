@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from fairseq.checkpoint import CheckpointManager
-from fairseq.checkpoint.manager import DICTIONARY
+from fairseq.checkpoint.manager import DICTIONARY, LAST
 from fairseq.config.fields import shown
-from fairseq.config.settings import TrainingSettings
+from fairseq.config.settings import RESETS, TrainingSettings
 from fairseq.config.settings_file import OUTPUTS
 from fairseq.system.files import atomic_file
 from fairseq.system.terminal import printable
@@ -69,6 +69,9 @@ def write_settings(settings: TrainingSettings, path: Path) -> None:
     values = plain_settings(settings)
     if settings.origins:  # of a command line: without the defaults of fairseq that a plug-in reads and no flag sets
         values = {name: value for name, value in values.items() if name in settings.origins}
+    if settings.checkpoint.restore_file == LAST:
+        # What this start of the run left out of its checkpoint; a later one goes on with all of it.
+        values = {name: value for name, value in values.items() if name not in RESETS.values()}
     values |= {name: os.path.abspath(values[name]) for name in ("save_dir", *OUTPUTS) if values.get(name)}
     with atomic_file(path) as file:
         text = yaml.safe_dump(values, allow_unicode=True)

@@ -59,9 +59,16 @@ def test_the_file_has_absolute_paths_and_repeats_the_settings(tmp_path: Path, mo
     paths = {name: values.pop(name) for name in ("save_dir", "metrics_file", "tensorboard_logdir")}
     assert paths == {name: str(tmp_path / path) for name, path in zip(paths, ("a", "m.jsonl", "b"), strict=True)}
     expected = effective.plain_settings(settings)
-    assert values == {name: value for name, value in expected.items() if name not in (*paths, "unread")}
+    left_out = {*paths, "unread", "reset_optimizer", "reset_lr_scheduler", "reset_dataloader", "reset_meters"}
+    assert values == {name: value for name, value in expected.items() if name not in left_out}
     assert values["log_file"] is None, "what is not written has no path"
     assert list(values) == sorted(values)
+
+
+def test_what_one_start_of_a_run_reset_the_next_one_does_not(tmp_path: Path) -> None:
+    for restored, resets in (("", False), ("--restore-file other.pt", True)):
+        effective.write_settings(settings_of("--reset optimizer --save-dir", tmp_path, restored), tmp_path / "a.yaml")
+        assert runs.arguments("--config", tmp_path / "a.yaml").reset_optimizer is resets
 
 
 def test_a_folder_whose_name_has_a_line_end_or_is_not_utf8_leaves_a_file_that_is_read(tmp_path: Path) -> None:
