@@ -32,6 +32,16 @@ def operator(name: str, mutates: Sequence[str] = ()) -> Callable[[Callable[..., 
     return register
 
 
+def no_second_derivative(name: str) -> None:
+    """Make a second derivative, by the gradient operator *name*, an error: torch would take it for
+    zero."""
+
+    def fail(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError(f"{name}: no autograd formula; a gradient by kernels has no derivative")
+
+    torch.library.register_autograd(name, fail)
+
+
 def call(kernel: Any, *arguments: Tensor | torch.dtype | float | None) -> None:
     """Call *kernel* with addresses of tensors, ``long`` for integers and types, and ``float``."""
     kernel(*map(_as_c, arguments))

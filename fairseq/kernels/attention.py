@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq.kernels import build
-from fairseq.kernels.arguments import TYPES, operator
+from fairseq.kernels.arguments import TYPES, no_second_derivative, operator
 from fairseq.kernels.dropout import draw_mask, scale_of
 
 # Probabilities that are saved for the backward pass
@@ -239,6 +239,9 @@ def _(
     causal: bool,
 ) -> list[Tensor]:
     return [_like(x) for x in (query, distance, table, past_key, past_value, key, value) if x is not None]
+
+
+no_second_derivative("fairseq::attention_gradient")
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

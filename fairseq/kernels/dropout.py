@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fairseq.kernels import build
-from fairseq.kernels.arguments import call, operator, threads
+from fairseq.kernels.arguments import call, no_second_derivative, operator, threads
 
 _LEVELS = 1 << 16
 _SEEDS = 1 << 62  # torch draws signed numbers of 64 bits
@@ -89,6 +89,9 @@ def drop_gradient(grad: Tensor, saved: Tensor, p: float, relu: bool) -> Tensor:
 @torch.library.register_fake("fairseq::dropout_gradient")
 def _(grad: Tensor, saved: Tensor, p: float, relu: bool) -> Tensor:
     return torch.empty_like(grad, memory_format=torch.contiguous_format)
+
+
+no_second_derivative("fairseq::dropout_gradient")
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fairseq.kernels import build
-from fairseq.kernels.arguments import call, operator, threads
+from fairseq.kernels.arguments import call, no_second_derivative, operator, threads
 
 _ROWS = 32  # whose gradients of the gain are one sum, as in layers.c
 
@@ -52,6 +52,9 @@ def rms_norm_gradient(grad: Tensor, x: Tensor, gain: Tensor, scales: Tensor) -> 
 @torch.library.register_fake("fairseq::rms_norm_gradient")
 def _(grad: Tensor, x: Tensor, gain: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
     return _like(x), _like(gain)
+
+
+no_second_derivative("fairseq::rms_norm_gradient")
 
 
 def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
