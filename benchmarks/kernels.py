@@ -52,8 +52,11 @@ def without(part: str) -> Iterator[None]:
             for module in (linear, output_layer):
                 patches.enter_context(mock.patch.object(module, "is_by_onednn", lambda *tensors: False))
         else:
-            chosen = lambda name: name not in left_out and is_compiled(name)  # noqa: E731
-            patches.enter_context(mock.patch.object(dispatch, "_is_compiled", chosen))
+
+            def others(name: str) -> bool:
+                return name not in left_out and is_compiled(name)
+
+            patches.enter_context(mock.patch.object(dispatch, "_is_compiled", others))
         yield
 
 
@@ -81,11 +84,13 @@ def seconds(state: TrainingState, samples: list[Any]) -> float:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each way (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each way, at least 2 (default: %(default)s)")
     parser.add_argument("--updates", type=int, default=2, help="updates of a turn (default: %(default)s)")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, help="what is trained (default: all)")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is left out (default: each)")
     args = parser.parse_args()
+    if args.rounds < 2:
+        parser.error(f"--rounds {args.rounds}: must be at least 2, for quartiles")
     keep_freed_memory()
     print(machine.describe(torch.device("cpu")))
     print("| training | without | time without / with (quartiles) |\n|---|---|---|", flush=True)
