@@ -35,7 +35,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def outer(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of a weight, gradᵀ x: [n, N], [n, K] → [N, K]."""
-    return _Linear.apply(grad.t(), x.t(), None) if is_by_onednn(grad, x) else F.linear(grad.t(), x.t())
+    if not is_by_onednn(grad, x):
+        return F.linear(grad.t(), x.t())
+    # Its first factor is moved in memory. Moving x moves the result, too: less than a wide gradient.
+    rows, outputs, inputs = len(x), grad.size(1), x.size(1)
+    if rows * inputs + outputs * inputs < rows * outputs:
+        return _Linear.apply(x.t(), grad.t(), None).t().contiguous()
+    return _Linear.apply(grad.t(), x.t(), None)
 
 
 def lowered(x: Tensor) -> Tensor:
