@@ -388,16 +388,13 @@ def _best(
     values, tokens = lprobs.topk(min(count, lprobs.size(-1)))  # (texts, k)
     scores = [text.score for prompt in prompts for text in prompt.live]
     sums = torch.tensor(scores, dtype=torch.float64, device=lprobs.device)[:, None] + values
-    if len(scores) == len(prompts) * search.beam:
-        table = sums.view(len(prompts), search.beam, -1)
-    else:  # some prompts have fewer texts than the beam
-        table = sums.new_full((len(prompts), search.beam, values.size(1)), -torch.inf)
-        owners = [number for number, prompt in enumerate(prompts) for _ in prompt.live]
-        table[owners, [place for prompt in prompts for place in range(len(prompt.live))]] = sums
-    best, columns = table.flatten(1).topk(min(count, table[0].numel()))  # (prompts, count)
+    if search.beam == 1:  # the continuations of the only text are ranked
+        best, columns = sums.tolist(), [list(range(values.size(1)))] * len(prompts)
+    else:
+        best, columns = _ranked(sums, prompts, search.beam, count)
     of_texts, lprobs_of = tokens.tolist(), values.tolist()
     found, first = [], 0
-    for prompt, totals, indices in zip(prompts, best.tolist(), columns.tolist(), strict=True):
+    for prompt, totals, indices in zip(prompts, best, columns, strict=True):
         ranked = [
             divmod(index, values.size(1)) for index, total in zip(indices, totals, strict=True) if total > -math.inf
         ]
@@ -406,6 +403,20 @@ def _best(
         found.append(ends + [one for one in chosen if one[1] != search.eos][: search.beam])
         first += len(prompt.live)
     return found
+
+
+def _ranked(
+    sums: Tensor, prompts: Sequence[_Prompt], beam: int, count: int
+) -> tuple[list[list[float]], list[list[int]]]:
+    """The *count* largest *sums* [texts, k] of each prompt, and where they stand in [beam · k]."""
+    if len(sums) == len(prompts) * beam:
+        table = sums.view(len(prompts), beam, -1)
+    else:  # some prompts have fewer texts than the beam
+        table = sums.new_full((len(prompts), beam, sums.size(1)), -torch.inf)
+        owners = [number for number, prompt in enumerate(prompts) for _ in prompt.live]
+        table[owners, [place for prompt in prompts for place in range(len(prompt.live))]] = sums
+    best, columns = table.flatten(1).topk(min(count, table[0].numel()))  # (prompts, count)
+    return best.tolist(), columns.tolist()
 
 
 def _restrict(lprobs: Tensor, prompts: Sequence[_Prompt], search: Search) -> None:
