@@ -125,7 +125,7 @@ def test_the_schedule_of_a_resumed_run_ends_with_its_data(
 def test_a_resumed_run_that_was_changed_goes_on_as_it_would_have(
     whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    changed = f"{EPOCHS} --max-epoch 4 --update-freq 2 --save-interval-updates 4 --fp16 --fp16-init-scale 1e6"
+    changed = f"{EPOCHS} --max-epoch 4 --update-freq 2 --save-interval-updates 4 --fp16 --fp16-init-scale 1e5"
     start = whole[0] / "checkpoint_1_8.pt"
     uncut = runs.updates(runs.train(tmp_path / "uncut", changed, "--restore-file", start))
     cut = next((tmp_path / "uncut").glob("checkpoint_*_12.pt"))
