@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import runs
+from launches import in_processes
 
 from fairseq.kernels import build as native
 from fairseq.kernels.build import library
@@ -19,83 +21,41 @@ SOURCE = Path(native.__file__).with_name("dropout.c")
 pytestmark = pytest.mark.skipif(library("dropout", SOURCE) is None, reason="no C compiler")
 
 
-def start(*command: object, **environment: object) -> subprocess.Popen[str]:
-    chosen = {"PYTHONPATH": str(runs.ROOT), "OMP_NUM_THREADS": "2", **{k: str(v) for k, v in environment.items()}}
-    pipe = subprocess.PIPE
-    return subprocess.Popen(
-        [sys.executable, *map(str, command)], env={**os.environ, **chosen}, stdout=pipe, stderr=pipe, text=True
+def test_threads_and_forks_that_share_a_model_compute_what_each_does_alone() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(runs.ROOT), "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [sys.executable, CALLS, "4"], env=environment, capture_output=True, text=True, timeout=runs.TIMEOUT
     )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
-def output_of(process: subprocess.Popen[str]) -> str:
-    """What *process* prints; an error, or a warning, fails."""
-    try:
-        out, err = process.communicate(timeout=runs.TIMEOUT)
-    finally:
-        process.kill()
-    assert (process.returncode, err) == (0, "")
-    return out.strip()
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[[], int]:
+    """Loads a library by a cache of its own, and returns what its function gives."""
+    (tmp_path / "number.c").write_text("int number(void) { return 7; }")
 
-
-def test_threads_that_share_a_model_compute_what_each_does_alone() -> None:
-    output_of(start(CALLS, 10))
-
-
-CHILD = """
-    import os, signal, torch
-    from fairseq.kernels.dropout import dropout
-
-    def computed():
-        x = torch.arange(1 << 18).float().view(512, 512).requires_grad_()
-        y = dropout(x, 0.5)
-        (y @ y.t()).sum().backward()
-        return float(x.grad.count_nonzero()) > 0
-
-    assert computed()
-    child = os.fork()
-    if not child:
-        signal.alarm(60)  # ends a child that waits for threads of its parent
-        os._exit(0 if computed() else 1)
-    print(os.waitpid(child, 0)[1], computed())
-"""
-
-
-def test_a_process_that_is_forked_after_use_computes() -> None:
-    assert output_of(start("-c", textwrap.dedent(CHILD))) == "0 True"
-
-
-LOAD = """
-    import sys
-    from pathlib import Path
-    from fairseq.kernels import build as native
-
-    folder = Path(sys.argv[1])
-    print(native.library("testing", folder / "number.c").number())
-"""
-DAMAGE = """
-    (path,) = (folder / "fairseq-short").iterdir()
-    intact = path.read_bytes()
-    for damaged in (intact[: len(intact) // 2], intact[:4] + bytes(len(intact) - 4), b""):
-        path.unlink()  # the former one is in use
-        path.write_bytes(damaged)
+    def call() -> int:
+        os.environ["XDG_CACHE_HOME"] = str(tmp_path)
         native.library.cache_clear()
-        print(native.library("testing", folder / "number.c").number(), len(path.read_bytes()) == len(intact))
-"""
+        return int(native.library("testing", tmp_path / "number.c").number())  # type: ignore[union-attr]
+
+    return call
 
 
-def write_source(folder: Path) -> None:
-    (folder / "number.c").write_text("int number(void) { return 7; }")
-
-
-def test_processes_that_compile_at_once_all_load_the_library(tmp_path: Path) -> None:
-    write_source(tmp_path)
-    program = textwrap.dedent(LOAD)
-    processes = [start("-c", program, tmp_path, XDG_CACHE_HOME=tmp_path) for _ in range(3)]
-    assert [output_of(process) for process in processes] == ["7"] * 3
+def test_processes_that_compile_at_once_all_load_the_library(tmp_path: Path, load: Callable[[], int]) -> None:
+    assert in_processes(load, load, load) == [(0, 7)] * 3
     assert len([*(tmp_path / "fairseq-short").iterdir()]) == 1, "one library, and nothing of its making"
 
 
-def test_a_damaged_library_in_the_cache_is_compiled_again(tmp_path: Path) -> None:
-    write_source(tmp_path)
-    program = textwrap.dedent(LOAD) + textwrap.dedent(DAMAGE)
-    assert output_of(start("-c", program, tmp_path, XDG_CACHE_HOME=tmp_path)) == "7\n" + "\n".join(["7 True"] * 3)
+def test_a_damaged_library_in_the_cache_is_compiled_again(tmp_path: Path, load: Callable[[], int]) -> None:
+    def load_damaged(cut: Callable[[bytes], bytes]) -> tuple[int, bool]:
+        load()
+        (path,) = (tmp_path / "fairseq-short").iterdir()
+        intact = path.read_bytes()
+        path.unlink()  # the former one is in use
+        path.write_bytes(cut(intact))
+        return load(), len(path.read_bytes()) == len(intact)
+
+    cuts = (lambda all: all[: len(all) // 2], lambda all: all[:4] + bytes(len(all) - 4), lambda _: b"")
+    for cut in cuts:
+        assert in_processes(functools.partial(load_damaged, cut)) == [(0, (7, True))]

@@ -3,16 +3,20 @@ bfloat16."""
 
 from __future__ import annotations
 
-import json
+import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import runs
 from machines import HAS_AVX512
 
 from fairseq import checkpoint
+from fairseq.kernels import build as native
+from fairseq.modules import precision
 
 # Without dropout, whose masks are torch's where there is no compiler.
 MODELS = {
@@ -30,45 +34,51 @@ AVX2 = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
     "CFLAGS": "-mno-avx512f",
 }
-MACHINES = {"this": {}, "no compiler": {"CC": "false"}}
-if HAS_AVX512:
-    MACHINES |= {"AVX2": AVX2, "AVX2, no compiler": {**AVX2, "CC": "false"}}
+PLACES = {"this": {}, **({"AVX2": AVX2} if HAS_AVX512 else {})}
+COMPILERS = {"": {}, ", no compiler": {"CC": "false"}}
+MACHINES = [place + compiler for place in PLACES for compiler in COMPILERS]
 PRECISIONS = {"": 1e-5, "--bf16": 0.05}
-RUNS = """
-import json, pathlib, sys
-import runs
 
-for folder, *flags in json.loads(sys.argv[1]):
-    runs.train(pathlib.Path(folder), *flags)
-"""
+
+def train(folder: Path, place: str) -> None:
+    """Five updates with and without a compiler, in each precision, of each model: these are
+    folders."""
+    for compiler, variables in COMPILERS.items():
+        with mock.patch.dict(os.environ, variables), mock.patch.object(precision, "bfloat16_is_slower", lambda: False):
+            native.library.cache_clear()
+            for flag, model in itertools.product(PRECISIONS, MODELS):
+                flags = "--max-update 5 --disable-validation --no-epoch-checkpoints"
+                runs.train(folder / (place + compiler) / flag / model, MODELS[model], flag, flags)
+    native.library.cache_clear()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of five updates, of a process for each machine: its name, precision, and model
-    are folders."""
+    """Checkpoints of a process for each set of instructions, which torch reads when it is
+    imported."""
     folder = tmp_path_factory.mktemp("machines")
-    for name, machine in MACHINES.items():
-        flags = "--max-update 5 --disable-validation --no-epoch-checkpoints"
-        words = [
-            [str(folder / name / precision / model), MODELS[model], precision, flags]
-            for precision in PRECISIONS
-            for model in MODELS
-        ]
-        environment = runs.environment(PYTHONPATH=f"{runs.ROOT}:{runs.ROOT / 'tests'}", **machine)
-        command = [sys.executable, "-c", RUNS, json.dumps(words)]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=runs.TIMEOUT)
+    train(folder, "this")
+    for place in [*PLACES][1:]:
+        program = "import pathlib, sys, test_machines; test_machines.train(pathlib.Path(sys.argv[1]), sys.argv[2])"
+        paths = ":".join(map(str, (runs.ROOT, runs.ROOT / "tests", Path(__file__).parent)))
+        done = subprocess.run(
+            [sys.executable, "-c", program, folder, place],
+            capture_output=True,
+            text=True,
+            env=runs.environment(PYTHONPATH=paths, **PLACES[place]),
+            timeout=runs.TIMEOUT,
+        )
         assert not done.returncode, done.stderr
     return folder
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("precision", "tolerance"), PRECISIONS.items())
+@pytest.mark.parametrize(("flag", "tolerance"), PRECISIONS.items())
 @pytest.mark.parametrize("name", [name for name in MACHINES if name != "this"])
 def test_machines_give_the_same_results_to_rounding(
-    folder: Path, model: str, precision: str, tolerance: float, name: str
+    folder: Path, model: str, flag: str, tolerance: float, name: str
 ) -> None:
-    places = (folder / machine / precision / model / "checkpoint_last.pt" for machine in ("this", name))
+    places = (folder / machine / flag / model / "checkpoint_last.pt" for machine in ("this", name))
     expected, found = (checkpoint.read(place)["model"] for place in places)
     start = runs.model_of(MODELS[model]).state_dict()
     assert found.keys() == expected.keys()
