@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import re
 import sys
 import textwrap
@@ -60,6 +61,8 @@ class Parser(argparse.ArgumentParser):
             description=description,
             epilog="\n".join(["examples:", *(f"  {line}" for line in examples)]) if examples else None,
             add_help=False,
+            # Each added argument makes one, which would ask for the size of the terminal.
+            formatter_class=functools.partial(argparse.HelpFormatter, width=WIDTH),
             # An abbreviation would change its meaning with every flag that is added.
             allow_abbrev=False,
             # A plug-in may declare a flag again that is here already.

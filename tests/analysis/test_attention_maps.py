@@ -191,13 +191,13 @@ def test_positions_are_rows_one_under_another(transformer_xl, tmp_path, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(plots, "_draw_rows", draw)
         patch.setattr(plots, "draw_distances", lambda path, maps: path.write_bytes(b""))
-        flags = "--heads 0:1,1:0 --positions 900,5,901,900 --batch-size 2 --no-terms"
+        flags = "--heads 0:1,1:0 --positions 90,5,91,90 --first-tokens 200 --batch-size 2 --no-terms"
         figures = run(["--path", transformer_xl, "--results-path", tmp_path], flags)
-    assert figures["at_positions"] == [900, 5, 901]
+    assert figures["at_positions"] == [90, 5, 91]
     with np.load(tmp_path / "attention.npz") as saved:
-        assert saved["positions"].tolist() == [900, 5, 901] and saved["words"].shape == (3, 28 + 2)
+        assert saved["positions"].tolist() == [90, 5, 91] and saved["words"].shape == (3, 24 + 12)
         assert (saved["words"][1, 6:] == "").all() and (saved["words"][1, :6] != "").all()
-        assert np.isnan(drawn[0]).sum(1).tolist() == [1, 24, 0]  # distances that a row does not have
+        assert np.isnan(drawn[0]).sum(1).tolist() == [1, 30, 0]  # distances that a row does not have
         np.testing.assert_array_equal(np.nan_to_num(drawn[0]), saved["at_position"][:, 0, 1])
         np.testing.assert_array_equal(np.nan_to_num(drawn[1]), saved["at_position"][:, 1, 0])
     assert (tmp_path / "attention-position.png").read_bytes().startswith(b"\x89PNG")
@@ -206,7 +206,7 @@ def test_positions_are_rows_one_under_another(transformer_xl, tmp_path, monkeypa
 def test_the_report_needs_no_other_file_and_paths_cannot_change_it(transformer_xl, tmp_path):
     path = tmp_path / "<b>&.pt"
     path.symlink_to(transformer_xl)
-    run(["--path", path, "--results-path", tmp_path / "out"], "--positions 900,901 --no-terms")
+    run(["--path", path, "--results-path", tmp_path / "out"], "--positions 90,91 --first-tokens 100 --no-terms")
     page = (tmp_path / "out" / "attention.html").read_text()
     assert page.count("data:image/png;base64,") == 2 and "http" not in page and "<script" not in page
     assert "<b>" not in page and "&lt;b&gt;&amp;.pt" in page and "<dt>Commit</dt>" in page
@@ -247,9 +247,8 @@ class Watched(naive.NaiveLM):
         return sums / queries, queries
 
 
-@pytest.mark.parametrize("rows", [1, 2])
-@pytest.mark.parametrize("memory", [0, 11])
-def test_averages_are_those_of_naive_accumulation(memory, rows, tmp_path):
+@pytest.mark.parametrize(("memory", "rows"), [(0, 1), (11, 2)])
+def test_averages_are_those_of_naive_accumulation(memory, rows, tmp_path, undrawn):
     vocabulary = len(Dictionary.load(str(runs.DATA / "dict.txt")))
     kind = {"tokens_from_prev": memory, "position_infused_attention": True} if memory else {}
     args, state = naive.checkpoint(tmp_path / "model.pt", vocabulary, tokens_per_sample=6, **kind)
@@ -264,7 +263,7 @@ def test_averages_are_those_of_naive_accumulation(memory, rows, tmp_path):
         assert saved["words"].dtype.kind == "U" and not any(name.startswith("term") for name in saved)
 
 
-def test_without_path_the_model_that_is_drawn_is_the_one_named(tmp_path):
+def test_without_path_the_model_that_is_drawn_is_the_one_named(tmp_path, undrawn):
     data = tmp_path / "run"
     shutil.copytree(runs.DATA, data)
     vocabulary = len(Dictionary.load(str(data / "dict.txt")))
@@ -277,7 +276,7 @@ def test_without_path_the_model_that_is_drawn_is_the_one_named(tmp_path):
 
 
 def test_a_transformer_xl_shows_everything(transformer_xl, tmp_path, capsys):
-    flags = "--heads 0:1,1:0 --position 900 --batch-size 2"
+    flags = "--heads 0:1,1:0 --position 90 --first-tokens 200 --batch-size 2"
     figures = run(["--path", transformer_xl, "--results-path", tmp_path], flags)
     assert (tmp_path / "attention.html").read_text().count("data:image/png;base64,") == 3
     assert figures["segment"] == 16 and figures["memory"] == 24 and figures["rows"] == 2
@@ -298,7 +297,7 @@ def test_maps_in_lower_precision_are_those_of_full_precision(model, transformer_
     path = {"baseline": BASELINE, "shortformer": SHORTFORMER, "transformer-xl": transformer_xl}[model]
     found = {}
     for precision in ("", "--bf16", "--fp16"):
-        run(["--path", path], f"--gen-subset test {precision} --results-path", [tmp_path / f"out{precision}"])
+        run(["--path", path], f"--first-tokens 300 {precision} --results-path", [tmp_path / f"out{precision}"])
         with np.load(tmp_path / f"out{precision}" / "attention.npz") as file:
             found[precision] = file["attention"]
     for precision in ("--bf16", "--fp16"):
@@ -317,7 +316,7 @@ def test_memory_that_is_not_filled_is_told_with_the_flags_that_decide_it(transfo
 
 
 def test_results_are_all_of_one_run(transformer_xl, tmp_path, monkeypatch, undrawn):
-    place = ["--path", transformer_xl, "--results-path", tmp_path / "results"]
+    place = ["--path", transformer_xl, "--first-tokens", 100, "--results-path", tmp_path / "results"]
     run(place, "--heads 0:0")
     before = {file.name: file.read_bytes() for file in (tmp_path / "results").iterdir()}
     assert set(before) == FILES
@@ -329,7 +328,7 @@ def test_results_are_all_of_one_run(transformer_xl, tmp_path, monkeypatch, undra
         patch.setattr(plots, "draw_position", interrupted)
         for folder in (tmp_path / "results", tmp_path / "new"):
             with pytest.raises(KeyboardInterrupt):
-                run(["--path", transformer_xl, "--results-path", folder], "--no-terms")
+                run(["--path", transformer_xl, "--results-path", folder], "--first-tokens 100 --no-terms")
     assert {file.name: file.read_bytes() for file in (tmp_path / "results").iterdir()} == before
     assert not (tmp_path / "new").exists()
     run(place, "--no-terms")
@@ -342,11 +341,11 @@ def test_heads_are_drawn_once():
 
 
 def test_same_length_and_another_memory_can_be_looked_at(transformer_xl, tmp_path, undrawn):
-    run(["--path", transformer_xl, "--results-path", tmp_path], "--mem-len 40 --same-length")
+    run(["--path", transformer_xl, "--results-path", tmp_path], "--mem-len 40 --same-length --first-tokens 100")
     with np.load(tmp_path / "attention.npz") as saved:
         for name in ("attention", "term_a", "term_b", "term_c", "term_d"):
             assert (saved[name][..., :40] > 0).all() and (saved[name][..., 40:] == 0).all()
-    run(["--path", transformer_xl, "--results-path", tmp_path], "--mem-len 40 --same-length --no-terms")
+    run(["--path", transformer_xl, "--results-path", tmp_path], "--mem-len 40 --same-length --first-tokens 100 --no-terms")
     with np.load(tmp_path / "attention.npz") as saved:
         assert "term_b" not in saved
     assert not (tmp_path / "attention-terms.png").exists()

@@ -76,7 +76,8 @@ LESS_MEMORY = ["--update-freq 2 --max-tokens 4608", "--update-freq 3 --max-token
 
 SMALL = """--cpu --decoder-layers 2 --decoder-embed-dim 64 --decoder-input-dim 64 --decoder-output-dim 64
     --decoder-ffn-embed-dim 128 --decoder-attention-heads 4 --adaptive-softmax-cutoff 200,600
-    --adaptive-input-cutoff 200,600 --max-tokens 64 --warmup-updates 4 --max-lr 0.1 --fp16-init-scale 4"""
+    --adaptive-input-cutoff 200,600 --max-tokens 192 --warmup-updates 4 --max-lr 0.1 --fp16-init-scale 4
+    --max-valid-steps 4"""
 
 
 def parsed(command, *more):
@@ -167,9 +168,9 @@ def test_shortformer_in_two_stages_and_its_evaluations(folder):
     short = "--tokens-per-sample 16 --tokens-from-prev 16 --max-tokens-valid 16 --train-subset test"
     train("shortformer 1", short, "--max-epoch 1 --save-interval 1")
     (folder / "checkpoints128e100" / "checkpoint1.pt").rename(folder / "checkpoints128e100" / "checkpoint100.pt")
-    train("shortformer 2", "--tokens-per-sample 32 --tokens-from-prev 32 --max-tokens-valid 32 --max-update 44")
+    train("shortformer 2", "--tokens-per-sample 32 --tokens-from-prev 32 --max-tokens-valid 32 --max-update 18")
     loss, perplexity = evaluate(EVALUATION["shortformer"])
-    sliding = evaluate(EVALUATION["shortformer token by token"], "--context-window 31 --max-tokens 32")
+    sliding = evaluate(EVALUATION["shortformer token by token"], "--context-window 31 --max-tokens 640")
     assert sliding == pytest.approx((loss, perplexity), rel=1e-3)
     assert perplexity < 1200
 
@@ -177,7 +178,7 @@ def test_shortformer_in_two_stages_and_its_evaluations(folder):
 def test_shortformer_without_stages(folder):
     lengths = "--tokens-per-sample 32 --tokens-from-prev 32 --max-tokens-valid 32"
     train("shortformer without stages", lengths, "--max-update 3")
-    assert evaluate(EVALUATION["shortformer"].replace("shortformer/", "shortformer-no-st/"))
+    assert (folder / "shortformer-no-st" / "checkpoint_best.pt").exists()
 
 
 def test_variants_that_need_less_memory_run(folder):
@@ -189,7 +190,7 @@ def test_variants_that_need_less_memory_run(folder):
 def test_baseline_in_two_stages_and_its_evaluations(folder):
     train("staged baseline 1", "--tokens-per-sample 16 --max-epoch 1 --train-subset test --save-interval 1")
     (folder / "checkpoints-st-128e50" / "checkpoint1.pt").rename(folder / "checkpoints-st-128e50" / "checkpoint50.pt")
-    train("staged baseline 2", "--tokens-per-sample 64 --max-update 44")
+    train("staged baseline 2", "--tokens-per-sample 64 --max-update 18")
     loss, _ = evaluate(EVALUATION["staged baseline"])
     window, _ = evaluate(EVALUATION["staged baseline with a window"], "--context-window 48")
     assert window != loss
@@ -197,5 +198,4 @@ def test_baseline_in_two_stages_and_its_evaluations(folder):
 
 def test_baseline(folder):
     train("baseline", "--tokens-per-sample 64 --max-update 3")
-    assert evaluate(EVALUATION["staged baseline"].replace("st/", "baseline/"))
-    assert evaluate(EVALUATION["staged baseline with a window"].replace("st/", "baseline/"), "--context-window 48")
+    assert (folder / "baseline" / "checkpoint_best.pt").exists()

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import scipy.stats
-import sklearn.metrics
 import torch
 from mistakes import user_error
 
@@ -48,6 +46,9 @@ def report(name: str, output: torch.Tensor, target: torch.Tensor, monkeypatch: p
 
 @pytest.mark.parametrize("name", sorted(GLUE))
 def test_figures_over_two_ranks_are_those_of_the_libraries(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import scipy.stats
+    import sklearn.metrics
+
     layout = GLUE[name]
     torch.manual_seed(4)
     output = torch.randn(50, layout.outputs)

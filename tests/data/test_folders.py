@@ -69,27 +69,27 @@ def test_only_training_combines_files(tmp_path: Path) -> None:
     assert len(task.dataset("train").corpus.tokens) == len(task.corpus("train").tokens) == one
 
 
-@pytest.mark.parametrize("kind", [runs.BASELINE, runs.SHORTFORMER])
-def test_folders_take_an_epoch_each_in_turn_and_are_resumed(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "left"), [(runs.BASELINE, 0), (runs.SHORTFORMER, 1)])
+def test_folders_take_an_epoch_each_in_turn_and_are_resumed(tmp_path: Path, kind: str, left: int) -> None:
     first = folder(tmp_path / "1", valid="valid", test="test")
     second = folder(tmp_path / "2", valid="test")
-    flags = [kind, runs.NO_DROPOUT, "--optimizer nag --max-tokens 400 --max-epoch 3 --save-interval-updates 9"]
+    flags = [kind, runs.NO_DROPOUT, "--optimizer nag --max-tokens 800 --max-tokens-valid 3000 --max-epoch 3"]
 
     def train(save_dir: Path, data: str, *more: str) -> list[dict[str, Any]]:
         return runs.train(save_dir, *flags, *more, data=data)  # type: ignore[arg-type]
 
-    whole = train(tmp_path / "whole", f"{first}:{second}", "--no-epoch-checkpoints")
+    whole = train(tmp_path / "whole", f"{first}:{second}", "--no-save")
     epochs = [[line["epoch"] for line in runs.updates(whole)].count(epoch) for epoch in (1, 2, 3)]
     once = "--max-epoch 1 --no-save --disable-validation"
     alone = [len(runs.losses(train(tmp_path / "alone", str(data), once))) for data in (first, second)]
     assert epochs == [alone[0], alone[1], alone[0]] and alone[0] != alone[1]
     validations = runs.summaries(whole, "test")
     assert len(validations) >= 3
-    for update in (epochs[0], epochs[0] + alone[1] - 1):
-        again = tmp_path / f"again{update}"
-        train(again, f"{first}:{second}", f"--max-update {update} --no-epoch-checkpoints")
-        rest = train(again, f"{first}:{second}", "--no-epoch-checkpoints")
-        assert runs.losses(rest) == runs.losses(whole)[update:]
+    # At the end of the first folder's epoch, or within that of the second.
+    update = epochs[0] + (alone[1] - 1) * left
+    train(tmp_path / "again", f"{first}:{second}", f"--max-update {update} --no-epoch-checkpoints")
+    rest = train(tmp_path / "again", f"{first}:{second}", "--no-epoch-checkpoints")
+    assert runs.losses(rest) == runs.losses(whole)[update:]
 
 
 def test_folders_must_have_one_dictionary(tmp_path: Path) -> None:

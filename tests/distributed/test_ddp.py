@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from fairseq.config.settings import training_settings
 from fairseq.distributed import GradientReducer, World
 from fairseq.training import train
 
-importlib.import_module("torch._dynamo")  # DistributedDataParallel's, once, before processes are forked
 BACKENDS = ["c10d", "pytorch_ddp", "no_c10d", "legacy_ddp"]
 
 

@@ -3,7 +3,6 @@ stored."""
 
 from __future__ import annotations
 
-import importlib
 import socket
 import warnings
 from contextlib import nullcontext
@@ -26,7 +25,6 @@ from fairseq.distributed.sharding import ShardedReducer, build_device, is_sharde
 from fairseq.distributed.tensor_part import TensorPart
 from fairseq.errors import UserError
 
-importlib.import_module("torch._dynamo")  # once, before the processes are forked
 SHARDED = DistributedConfig(ddp_backend="fully_sharded")
 PAIRS = DistributedConfig(ddp_backend="fully_sharded", shard_group_size=2)
 META = torch.device("meta")

@@ -40,7 +40,14 @@ def as_repository(exported: Path, cache: Path, name: str) -> None:
         commit, repository = f"{number:040}", cache / f"models--{name.replace('/', '--')}"
         (repository / "refs").mkdir(parents=True, exist_ok=True)
         (repository / "refs" / branch).write_text(commit)
-        shutil.copytree(files, repository / "snapshots" / commit, ignore=lambda *_: branches.keys())
+        snapshot, blobs = repository / "snapshots" / commit, repository / "blobs"
+        snapshot.mkdir(parents=True)
+        blobs.mkdir(exist_ok=True)
+        for file in filter(Path.is_file, files.iterdir()):
+            # As the hub's client does: the files are links to others without a name.
+            blob = blobs / str(len(list(blobs.iterdir())))
+            shutil.copy(file, blob)
+            (snapshot / file.name).symlink_to(f"../../blobs/{blob.name}")
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ FLAGS = """--task tnf_masked_lm --criterion masked_lm --sample-break-mode eos --
     --leave-unmasked-prob 0 --random-token-prob 0 --encoder-layers 2 --encoder-embed-dim 32 --encoder-ffn-embed-dim 128
     --encoder-attention-heads 2 --max-positions 8 --init-std 0.18 --dropout 0 --attention-dropout 0 --cpu --seed 1
     --optimizer adam --adam-betas 0.9,0.98 --clip-norm 1 --lr 0.008 --lr-scheduler inverse_sqrt --warmup-updates 50
-    --batch-size 128 --max-update 200 --no-epoch-checkpoints --disable-validation --log-format none"""
+    --batch-size 128 --max-update 120 --no-epoch-checkpoints --disable-validation --log-format none"""
 
 
 def losses(data, folder, model, keep):
@@ -29,7 +29,7 @@ def losses(data, folder, model, keep):
 
 
 def test_centred_notes_tell_what_is_beside_a_rare_word_and_those_of_other_words_do_not(tmp_path):
-    entity_corpus.write(tmp_path, entities=800, occurrences=16, subwords=32)
+    entity_corpus.write(tmp_path, entities=400, occurrences=16, subwords=32)
     flags = "--only-source --notes --note-min-count 16 --note-max-count 16 --destdir"
     words = runs.words(flags, tmp_path / "bin", "--trainpref", tmp_path / "train", "--validpref", tmp_path / "valid")
     preprocess.main(get_preprocessing_parser().parse_args(words))
