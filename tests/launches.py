@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import multiprocessing
 import os
 import socket
@@ -15,13 +14,14 @@ import accelerators
 import pytest
 import torch
 import torch.distributed as dist
+import warm
 
 from fairseq.config.settings import CommonConfig, DistributedConfig
 from fairseq.distributed import Job, World
 
 FORK = multiprocessing.get_context("fork")
 CPU = CommonConfig(cpu=True)
-importlib.import_module("torch.distributed.nn.functional")  # once, before processes are forked
+warm.preload()
 
 
 @pytest.fixture
