@@ -223,11 +223,11 @@ def test_a_rise_within_the_error_of_the_positions_is_not_marked():
 def test_the_report_needs_no_other_file_and_names_cannot_change_it(tmp_path):
     flags = "--step 8 --max-context 16 --positions 5"
     # Drawn as it is, a name is no mathematics, which it would be an error to set.
-    name = r"<b>&'\"</b> {body} $\frac$"
+    name = r"""<b>&'"</b> {body} $\frac$"""
     run(["--path", BASELINE, "--results-path", tmp_path, "--names", name], flags)
     page = (tmp_path / "recl.html").read_text()
     assert page.count("data:image/png;base64,") == 3 and "http" not in page and "<script" not in page
-    assert "<b>" not in page and "&lt;b&gt;&amp;&#x27;&quot;&lt;/b&gt; {body}" in page
+    assert "<b>" not in page and "&lt;b&gt;&amp;&#x27;&quot;&lt;/b&gt; {body} $\\frac$" in page
     assert "<dt>Commit</dt>" in page and "<th>RECL, r = 0.1</th>" in page
 
 

@@ -64,7 +64,8 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trains_and_resumes(folder: Path, save_dir: Path, flags: str) -> None:
-    """Train three updates with a save after the second, and compare with a run that resumes there."""
+    """Train three updates with a save after the second, and compare with a run that resumes
+    there."""
     words = flags.split()
     arch = [value for flag, value in zip(words, words[1:], strict=False) if flag == "--arch"][-1]
     every = ["--user-dir", folder, FLAGS, SIZES.get(arch, ""), flags]

@@ -27,7 +27,6 @@ from fairseq.models.loading import stored_parameters
 from fairseq.modules import ACTIVATIONS
 from fairseq.text.dictionary import Dictionary
 
-
 # Models that differ in the parameters that they have.
 STORED = ["baseline", "projections not tied", "plain", "gpt", "post-norm", "shortformer with norms", "rotary"]
 STORED += ["parallel", "transformer-xl bands", "transformer-xl window", "transformer-xl shaw"]
