@@ -23,14 +23,14 @@ LLAMA = """--arch llama_tiny --cpu --train-subset valid --valid-subset test --to
 PYTHIA = LLAMA.replace("llama_tiny", "pythia_tiny") + " --attention-window 12"
 ADAM = "--optimizer adam --lr 0.003"
 MUON = "--optimizer muon --lr 0.003 --muon-lr 0.02"
-TWO = "--max-tokens 32 --max-update 6 --disable-validation"
+TWO = "--max-tokens 32 --max-update 3 --disable-validation"
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small model with memory, trained for a few updates in two stages."""
     folder = tmp_path_factory.mktemp("own")
-    log = runs.train(folder, LLAMA, ADAM, "--stages 8:10,16:20 --tokens-from-prev 8")
+    log = runs.train(folder, LLAMA, ADAM, "--stages 8:10,16:20 --tokens-from-prev 8 --disable-validation")
     assert runs.losses(log)[-1] < runs.losses(log)[0]
     shutil.copy(runs.DATA / "dict.txt", folder)
     return folder
@@ -38,10 +38,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("flags", [f"{LLAMA} {MUON} --dropout 0.1", f"{PYTHIA} {ADAM} --attention-dropout 0.1"])
 def test_an_interrupted_run_goes_on_exactly(flags: str, tmp_path: Path) -> None:
-    runs.train(tmp_path / "whole", flags, "--max-update 9 --save-interval-updates 4")
+    runs.train(tmp_path / "whole", flags, "--max-update 6 --save-interval-updates 4 --disable-validation")
     (tmp_path / "resumed").mkdir()
     shutil.copy(tmp_path / "whole" / "checkpoint_1_4.pt", tmp_path / "resumed" / "checkpoint_last.pt")
-    runs.train(tmp_path / "resumed", flags, "--max-update 9 --save-interval-updates 4")
+    runs.train(tmp_path / "resumed", flags, "--max-update 6 --save-interval-updates 4 --disable-validation")
     last = [runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "resumed")]
     assert runs.difference(*last) is None
 
@@ -96,6 +96,6 @@ def test_context_lengths_and_attention_maps_of_a_decoder_with_memory(own: Path, 
     assert [*(tmp_path / "maps").iterdir()]
     parser = get_recl_parser()
     lengths = [*data, "--results-path", str(tmp_path / "recl"), "--max-context", "32", "--step", "16"]
-    lengths += ["--positions", "20"]
+    lengths += ["--positions", "4"]
     recl(options.parse_args_and_arch(parser, lengths))
     assert [*(tmp_path / "recl").iterdir()]

@@ -17,22 +17,22 @@ from fairseq.training import loop, resume
 # --- stages
 
 
-STAGED = [runs.SHORTFORMER, runs.DROPOUT, runs.NAG, "--max-tokens-valid 64"]
+STAGED = [runs.SHORTFORMER, runs.DROPOUT, runs.NAG, "--max-tokens 128"]
 
 
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory):
     """A run of two stages, with a checkpoint every ten updates."""
     folder = tmp_path_factory.mktemp("staged")
-    return folder, runs.train(folder, *STAGED, "--stages 16:33,32:60 --save-interval-updates 10")
+    return folder, runs.train(folder, *STAGED, "--stages 16:12,32:24 --save-interval-updates 5")
 
 
 def test_stages_in_one_run_equal_one_command_a_stage(tmp_path, staged):
-    runs.train(tmp_path / "1", *STAGED, "--max-update 33 --tokens-per-sample 16 --tokens-from-prev 16")
+    runs.train(tmp_path / "1", *STAGED, "--max-update 12 --tokens-per-sample 16 --tokens-from-prev 16")
     first = ["--restore-file", str(tmp_path / "1" / "checkpoint_last.pt")]
-    log = runs.train(tmp_path / "2", *STAGED, "--max-update 60 --tokens-per-sample 32 --tokens-from-prev 32", first)
+    log = runs.train(tmp_path / "2", *STAGED, "--max-update 24 --tokens-per-sample 32 --tokens-from-prev 32", first)
     one, two = runs.content(staged[0] / "checkpoint_last.pt"), runs.content(tmp_path / "2" / "checkpoint_last.pt")
-    assert one["extra_state"].pop("stage") == {"number": 2, "tokens_per_sample": 32, "max_update": 60}
+    assert one["extra_state"].pop("stage") == {"number": 2, "tokens_per_sample": 32, "max_update": 24}
     assert runs.difference(one, two) is None
     second = [line for line in runs.updates(staged[1]) if line["stage"] == 2]
     assert [
@@ -40,11 +40,11 @@ def test_stages_in_one_run_equal_one_command_a_stage(tmp_path, staged):
     ] == runs.updates(log)
 
 
-@pytest.mark.parametrize("saved", [30, 50])
+@pytest.mark.parametrize("saved", [10, 20])
 def test_staged_run_resumes_exactly_in_either_stage(tmp_path, staged, saved):
     source = next(path for path in staged[0].iterdir() if path.name.endswith(f"_{saved}.pt"))
     shutil.copy(source, tmp_path / "checkpoint_last.pt")
-    log = runs.train(tmp_path, *STAGED, "--stages 16:33,32:60 --save-interval-updates 10")
+    log = runs.train(tmp_path, *STAGED, "--stages 16:12,32:24 --save-interval-updates 5")
     last = runs.content(tmp_path / "checkpoint_last.pt")
     assert runs.difference(last, runs.content(staged[0] / "checkpoint_last.pt")) is None
     assert runs.updates(log) == [line for line in runs.updates(staged[1]) if line["num_updates"] > saved]
@@ -53,16 +53,16 @@ def test_staged_run_resumes_exactly_in_either_stage(tmp_path, staged, saved):
 def test_stages_are_written_in_log_and_checkpoint(staged):
     folder, log = staged
     told = {(line["num_updates"], line["stage"], line["tokens_per_sample"]) for line in runs.updates(log)}
-    assert told == {(n, 1, 16) for n in range(1, 34)} | {(n, 2, 32) for n in range(34, 61)}
-    stage = checkpoint.read(folder / "checkpoint_1_20.pt")["extra_state"]["stage"]
-    assert stage == {"number": 1, "tokens_per_sample": 16, "max_update": 33}
+    assert told == {(n, 1, 16) for n in range(1, 13)} | {(n, 2, 32) for n in range(13, 25)}
+    stage = checkpoint.read(folder / "checkpoint_1_5.pt")["extra_state"]["stage"]
+    assert stage == {"number": 1, "tokens_per_sample": 16, "max_update": 12}
     assert {line["test_tokens_per_sample"] for line in log if "test_loss" in line} == {16, 32}
 
 
 def test_stages_of_a_baseline_with_learned_positions(tmp_path):
-    flags = "--stages 8:3,32:6 --decoder-learned-pos --no-save"
+    flags = "--stages 8:2,32:4 --decoder-learned-pos --no-save --disable-validation"
     log = runs.train(tmp_path, runs.BASELINE, flags)
-    assert [line["tokens_per_sample"] for line in runs.updates(log)] == [8] * 3 + [32] * 3
+    assert [line["tokens_per_sample"] for line in runs.updates(log)] == [8] * 2 + [32] * 2
 
 
 def test_stages_with_batches_and_rates_equal_commands_with_these_and_resume_exactly(tmp_path):

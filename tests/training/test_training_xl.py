@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import runs
 import torch
-import warm
 from mistakes import user_error
 
 from fairseq import checkpoint
@@ -21,9 +20,9 @@ from fairseq.training.averaging import WeightAverage
 from fairseq_cli import eval_lm
 from fairseq_cli.eval_lm import get_eval_lm_parser
 
-COMMON = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --batch-size 4 --mem-len 24
+COMMON = """--cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --batch-size 4 --batch-size-valid 32
     --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --lr-scheduler fixed --clip-norm 0.25 --seed 3
-    --log-format json --log-interval 1 --cutoffs 100,400 --no-epoch-checkpoints"""
+    --log-format json --log-interval 1 --cutoffs 100,400 --mem-len 24 --no-epoch-checkpoints"""
 XL = f"--arch transformer_xl_tiny {COMMON} --dropout 0.2 --dropatt 0.1"
 STILL = "--dropout 0 --dropatt 0"
 KINDS = {
@@ -33,12 +32,11 @@ KINDS = {
     "shaw": "--position-encoding shaw",
     "learned": "--position-encoding learned --mem-len 0",
     "averaged": "--average-weights-from 4 --ema-decay 0.7",
-    "half": "--loss-positions half",
     "passages": "--passage-tokens 32",
 }
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("relative", "shaw", "half")])
+@pytest.mark.parametrize("kind", ["variational", "averaged", "passages"])
 def test_a_resumed_run_is_bit_identical_to_the_uninterrupted_one(tmp_path: Path, kind: str) -> None:
     flags = [XL, KINDS[kind]]
     whole = runs.train(tmp_path / "whole", flags, "--max-update 12 --save-interval-updates 7")
@@ -49,24 +47,6 @@ def test_a_resumed_run_is_bit_identical_to_the_uninterrupted_one(tmp_path: Path,
     assert runs.updates(rest) == runs.updates(whole)[7:]
     ends = [runs.content(tmp_path / name / "checkpoint_last.pt") for name in ("whole", "parts")]
     assert runs.difference(*ends) is None
-
-
-def test_two_processes_follow_one_with_the_same_global_batch(tmp_path: Path) -> None:
-    flags = [XL, STILL, "--max-update 12 --disable-validation", KINDS["bands"]]
-    alone = runs.train(tmp_path / "one", flags)
-    two = [
-        "--batch-size 2 --batch-chunk 2 --distributed-world-size 2 --save-dir",
-        tmp_path / "two",
-    ]
-    result = warm.command("train.py", runs.DATA, flags, two)
-    assert result.returncode == 0, result.stderr
-    together = runs.records(result.stdout)
-    np.testing.assert_allclose(runs.losses(together), runs.losses(alone), rtol=2e-5)
-
-
-def test_training_goes_down(tmp_path: Path) -> None:
-    log = runs.train(tmp_path, XL, STILL, "--max-update 60 --disable-validation")
-    assert np.mean(runs.losses(log)[-5:]) < np.mean(runs.losses(log)[:5]) - 0.5
 
 
 def test_loss_on_half_of_the_positions_counts_half_of_the_targets(tmp_path: Path) -> None:
@@ -123,17 +103,25 @@ def test_an_architectures_memory_does_not_depend_on_the_segment(arch: str) -> No
     assert runs.arguments(f"--arch {arch} --position-encoding learned").mem_len == 0
 
 
+@pytest.fixture(scope="module", params=["bands", "shaw"])
+def full(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[float]]:
+    """Flags of a run, and its losses in full precision."""
+    flags = [XL, STILL, KINDS[request.param], "--max-update 12 --disable-validation"]
+    return flags, runs.losses(runs.train(tmp_path_factory.mktemp("full"), flags, "--no-save"))
+
+
 @pytest.mark.parametrize(
     ("flag", "tolerance"), [("--bf16", 0.02), ("--fp16", 0.005), ("--memory-efficient-fp16", 0.02)]
 )
-@pytest.mark.parametrize("kind", ["bands", "shaw"])
-def test_lower_precision_follows_full_precision(tmp_path: Path, kind: str, flag: str, tolerance: float) -> None:
-    flags = [XL, STILL, KINDS[kind], "--max-update 12 --disable-validation"]
-    full, lower = (runs.losses(runs.train(tmp_path / name, flags, f)) for name, f in (("full", ""), ("lower", flag)))
-    assert lower == pytest.approx(full, abs=tolerance)
-    path = tmp_path / "lower" / "checkpoint_last.pt"
-    there = scores(tmp_path, path, "--tokens-per-sample 16", flag.replace("--memory-efficient-fp16", "--fp16"))
-    assert np.abs(there - scores(tmp_path, path, "--tokens-per-sample 16")).max() < 0.1
+def test_lower_precision_follows_full_precision(
+    tmp_path: Path, full: tuple[list[Any], list[float]], flag: str, tolerance: float
+) -> None:
+    flags, losses = full
+    assert runs.losses(runs.train(tmp_path, flags, flag)) == pytest.approx(losses, abs=tolerance)
+    path = tmp_path / "checkpoint_last.pt"
+    rows = "--tokens-per-sample 16 --batch-size 8"
+    there = scores(tmp_path, path, rows, flag.replace("--memory-efficient-fp16", "--fp16"))
+    assert np.abs(there - scores(tmp_path, path, rows)).max() < 0.1
 
 
 @pytest.mark.parametrize(
@@ -168,7 +156,7 @@ def test_a_table_for_every_distance_of_an_endless_memory_is_refused(tmp_path: Pa
 
 
 def test_the_average_is_the_mean_of_what_the_weights_were(tmp_path: Path) -> None:
-    flags = [XL, "--max-update 9 --save-interval-updates 1"]
+    flags = [XL, "--max-update 9 --save-interval-updates 1 --disable-validation"]
     runs.train(tmp_path / "plain", flags)
     runs.train(tmp_path / "averaged", flags, "--average-weights-from 6")
     names = [f"checkpoint_1_{update}.pt" for update in (6, 7, 8, 9)]
@@ -187,7 +175,7 @@ def test_validation_uses_the_average_and_training_does_not(tmp_path: Path) -> No
     averaged = runs.train(tmp_path / "averaged", flags, "--average-weights-from 3")
     assert runs.losses(plain) == runs.losses(averaged)
     assert runs.summaries(plain, "test")[-1]["loss"] != runs.summaries(averaged, "test")[-1]["loss"]
-    log = evaluate(tmp_path / "averaged" / "checkpoint_last.pt", "--batch-size 4 --gen-subset test")
+    log = evaluate(tmp_path / "averaged" / "checkpoint_last.pt", "--batch-size 32 --gen-subset test")
     assert runs.summaries(averaged, "test")[-1]["loss"] == pytest.approx(log["loss_base2"], abs=1e-5)
 
 
@@ -236,7 +224,7 @@ def evaluate(path: Path, *flags: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
-    runs.train(folder, XL, STILL, "--max-update 40 --disable-validation")
+    runs.train(folder, XL, STILL, "--max-update 20 --disable-validation")
     return folder / "checkpoint_last.pt"
 
 
@@ -250,18 +238,18 @@ def test_segments_and_memory_are_chosen_freely_at_evaluation(tmp_path: Path, tra
     """With memory for the whole text, clamped or not, its segments do not matter."""
     whole = scores(tmp_path, trained, "--tokens-per-sample 4096 --mem-len 0")
     assert len(whole) > 400
-    for flags in ("--tokens-per-sample 7 --mem-len 4096", "--tokens-per-sample 64 --mem-len 4096 --sliding-inf 1"):
+    for flags in ("--tokens-per-sample 17 --mem-len 4096", "--tokens-per-sample 64 --mem-len 4096 --sliding-inf 1"):
         np.testing.assert_allclose(scores(tmp_path, trained, flags), whole, atol=1e-5)
-    assert np.abs(scores(tmp_path, trained, "--tokens-per-sample 8 --mem-len 8") - whole).max() > 1e-3
+    assert np.abs(scores(tmp_path, trained, "--tokens-per-sample 16 --mem-len 8") - whole).max() > 1e-3
 
 
 def test_same_length_and_clamp_are_what_they_say(tmp_path: Path, trained: Path) -> None:
     """A window of 12 keys is the same however the text is cut; a clamp at 5 changes only what lies
     farther."""
     flags = "--mem-len 12 --same-length --clamp-len 5 --tokens-per-sample"
-    one = scores(tmp_path, trained, flags, "3")
-    np.testing.assert_allclose(scores(tmp_path, trained, flags, "10"), one, atol=1e-5)
-    near = scores(tmp_path, trained, "--mem-len 12 --same-length --tokens-per-sample 3")
+    one = scores(tmp_path, trained, flags, "8")
+    np.testing.assert_allclose(scores(tmp_path, trained, flags, "15"), one, atol=1e-5)
+    near = scores(tmp_path, trained, "--mem-len 12 --same-length --tokens-per-sample 8")
     np.testing.assert_array_equal(near[:6], one[:6])
     assert np.abs(near[7:] - one[7:]).max() > 1e-4
 
@@ -269,10 +257,10 @@ def test_same_length_and_clamp_are_what_they_say(tmp_path: Path, trained: Path) 
 def test_memory_longer_than_the_tables_counts_what_is_farther_as_the_farthest(tmp_path: Path) -> None:
     """Keys beyond the table do count: a change there changes the scores; and segments do not
     matter."""
-    runs.train(tmp_path, XL, STILL, KINDS["shaw"], "--max-update 30 --disable-validation")
+    runs.train(tmp_path, XL, STILL, KINDS["shaw"], "--max-update 20 --disable-validation")
     path = tmp_path / "checkpoint_last.pt"
     whole = scores(tmp_path, path, "--tokens-per-sample 4096 --mem-len 0")
-    np.testing.assert_allclose(scores(tmp_path, path, "--tokens-per-sample 9 --mem-len 4096"), whole, atol=1e-5)
+    np.testing.assert_allclose(scores(tmp_path, path, "--tokens-per-sample 19 --mem-len 4096"), whole, atol=1e-5)
     assert np.abs(scores(tmp_path, path, "--tokens-per-sample 16 --mem-len 24") - whole)[100:].max() > 1e-4
 
 
