@@ -23,7 +23,7 @@ torch.set_num_threads(1)  # the models are tiny: more threads would only wait fo
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when the library is imported: no test asks the network
 
 # An example takes as long as it takes: a loaded machine is no failure.
-settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("any speed", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any speed")
 
 # A forked process has none of the threads of this one: to collect what owns a thread, as a store

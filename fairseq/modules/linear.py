@@ -37,7 +37,7 @@ def outer(grad: Tensor, x: Tensor) -> Tensor:
     """The gradient of a weight, gradᵀ x: [n, N], [n, K] → [N, K]."""
     if not is_by_onednn(grad, x):
         return F.linear(grad.t(), x.t())
-    # Its first factor is moved in memory. Moving x moves the result, too: less than a wide gradient.
+    # Its first factor is moved in memory. Moving x moves the result, too: a wide gradient.
     rows, outputs, inputs = len(x), grad.size(1), x.size(1)
     if rows * inputs + outputs * inputs < rows * outputs:
         return _Linear.apply(x.t(), grad.t(), None).t().contiguous()

@@ -345,7 +345,10 @@ def test_same_length_and_another_memory_can_be_looked_at(transformer_xl, tmp_pat
     with np.load(tmp_path / "attention.npz") as saved:
         for name in ("attention", "term_a", "term_b", "term_c", "term_d"):
             assert (saved[name][..., :40] > 0).all() and (saved[name][..., 40:] == 0).all()
-    run(["--path", transformer_xl, "--results-path", tmp_path], "--mem-len 40 --same-length --first-tokens 100 --no-terms")
+    run(
+        ["--path", transformer_xl, "--results-path", tmp_path],
+        "--mem-len 40 --same-length --first-tokens 100 --no-terms",
+    )
     with np.load(tmp_path / "attention.npz") as saved:
         assert "term_b" not in saved
     assert not (tmp_path / "attention-terms.png").exists()

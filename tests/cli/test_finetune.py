@@ -53,7 +53,7 @@ def arguments(home: Path, *flags: Any) -> argparse.Namespace:
 def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flags = ("--seeds 1,2 --lrs 1e-9,0.02 --max-epoch 8 --batch-size 8 --predict valid,test --save-dir", tmp_path)
+    flags = ("--seeds 1,2 --lrs 1e-9,0.02 --max-epoch 6 --batch-size 8 --predict valid,test --save-dir", tmp_path)
     report = finetune.main(arguments(home, *flags))
     table = capsys.readouterr().out
     assert report["best_lr"] == 0.02 and "| 0.02 (best) | 2 |" in table and "±" in table
@@ -74,7 +74,7 @@ def test_every_rate_and_seed_is_trained_and_the_best_rate_chosen(
     monkeypatch.setattr(finetuning, "training_job", never)
     assert finetune.main(arguments(home, *flags)) == report
     with pytest.raises(AssertionError):
-        finetune.main(arguments(home, *flags, "--max-epoch 6"))
+        finetune.main(arguments(home, *flags, "--max-epoch 7"))
 
 
 CHANGES = {

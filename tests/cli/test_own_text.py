@@ -61,7 +61,7 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     words += ["--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt"]
     preprocess.main(arguments(get_preprocessing_parser(), *words))
     # Long enough to learn which symbols follow one another: side by side, others are read as <unk>.
-    runs.train(folder / "model", TRAINING, "--max-update 150", data=folder / "data")
+    runs.train(folder / "model", TRAINING, "--optimizer adam --lr 0.01 --max-update 80", data=folder / "data")
     return folder / "data", folder / "model"
 
 

@@ -59,7 +59,7 @@ import sys
 from fairseq_cli import train
 _, folder, *flags = sys.argv
 for optimizer in ("nag", "sgd", "adam", "adafactor", "lamb", "muon"):
-    for updates in ("2", "4"):
+    for updates in ("1", "2")[: 2 if optimizer in ("nag", "adam") else 1]:
         more = ["--optimizer", optimizer, "--max-update", updates, "--save-dir", f"{folder}/{optimizer}"]
         sys.argv = ["train.py", *flags, *more]
         train.cli_main()
@@ -70,7 +70,7 @@ print("torch._dynamo" in sys.modules)
     )
     result = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("--max-update 4 is reached after 4 updates") == 6, result.stderr
+    assert result.stderr.count("--max-update 2 is reached after 2 updates") == 2, result.stderr
     assert result.stdout == "False\n"
 
 

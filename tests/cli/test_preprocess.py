@@ -39,7 +39,7 @@ def plain_lines(path: str) -> list[list[str]]:
         return [line.split() for line in file]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 3])
 def test_golden_files_come_out_byte_for_byte(tmp_path: Path, workers: int, capsys: pytest.CaptureFixture[str]) -> None:
     run(tmp_path / "data-bin", nwordssrc=1200, workers=workers, **TEXT)
     assert files(tmp_path / "data-bin") == files(GOLDEN / "data-bin")
@@ -57,7 +57,7 @@ text_pieces = st.lists(
 ).map("".join)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(text=text_pieces, block=st.integers(1, 9), chunk=st.integers(1, 30))
 def test_text_is_read_as_pythons_text_files_are_however_it_is_cut(text: str, block: int, chunk: int) -> None:
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
@@ -80,13 +80,12 @@ def test_text_is_read_as_pythons_text_files_are_however_it_is_cut(text: str, blo
         assert summary.replaced == sum(n for word, n in words.items() if word not in dictionary or word == "<pad>")
 
 
-@pytest.mark.parametrize("workers", [2, 5])
-def test_any_number_of_processes_agrees_on_awkward_text(tmp_path: Path, workers: int) -> None:
+def test_any_number_of_processes_agrees_on_awkward_text(tmp_path: Path) -> None:
     rng = np.random.RandomState(0)
     pieces = ["a", "b", "é", " ", " ", "\t", "\n", "\n\n", "\r\n", "\r", "\u2028", "<unk>", "word" * 50]
     path = text_file(tmp_path, "".join(rng.choice(pieces, 4000)) + " end without newline")
     run(tmp_path / "one", trainpref=path, workers=1)
-    run(tmp_path / "many", trainpref=path, workers=workers)
+    run(tmp_path / "many", trainpref=path, workers=3)
     assert files(tmp_path / "one") == files(tmp_path / "many")
     assert len(IndexedCorpus(str(tmp_path / "many" / "train"))) == len(plain_lines(path))
 
@@ -133,7 +132,7 @@ def test_a_training_text_is_read_once_for_its_dictionary_and_its_ids(
         {"workers": 2, "thresholdsrc": 3, "padding_factor": 0},
         {"nwordssrc": 40, "padding_factor": 7},
         {"thresholdsrc": 2, "nwordssrc": 30, "notes": True, "note_min_count": 4, "note_max_count": 9},
-        {"tokenizer": "space", "bpe": "subword_nmt", "learn_bpe": 60, "workers": 2},
+        {"tokenizer": "space", "bpe": "subword_nmt", "learn_bpe": 60},
         {"text_field": "body", "thresholdsrc": 2},
     ],
 )
@@ -299,7 +298,7 @@ def test_notes_are_the_same_bytes_for_any_number_of_processes(
 ) -> None:
     monkeypatch.setattr(counting, "CHUNK_BYTES", 97)
     text = text_file(tmp_path, SUBWORDS)
-    for workers in (1, 2, 3):
+    for workers in (1, 2):
         run(tmp_path / str(workers), trainpref=text, validpref=text, workers=workers, **NOTES)
         assert files(tmp_path / str(workers)) == files(tmp_path / "1")
     assert (tmp_path / "1" / "notes.txt").read_text() == "end 40\nswims 40\na 3\nbird 3\nflies 3\n"

@@ -233,7 +233,8 @@ def test_stream_passages_are_the_corpus_in_another_order(
         return sum(read(StreamSampler(blocks, 1, passage=passage, seed=seed), epoch), [])
 
     whole = blocks // passage
-    parts = [order(5, epoch)[first : first + passage] for first in range(0, blocks, passage)]
+    row = order(5, epoch)
+    parts = [row[first : first + passage] for first in range(0, blocks, passage)]
     assert sorted(map(min, parts)) == list(range(0, blocks, passage))
     assert all(part == list(range(part[0], part[0] + len(part))) for part in parts)
     assert not blocks % passage or parts[-1] == list(range(whole * passage, blocks))
@@ -243,7 +244,7 @@ def test_stream_passages_are_the_corpus_in_another_order(
     assert whole < 20 or len({tuple(order(seed, number)) for seed, number in ((5, 1), (5, 2), (9, 1))}) == 3
     ranks = [StreamSampler(blocks, rows, rank=rank, world_size=world, passage=passage, seed=5) for rank in range(world)]
     plain = StreamSampler(blocks, rows * world)
-    expected = [[order(5, epoch)[place] for place in step] for step in read(plain)]
+    expected = [[row[place] for place in step] for step in read(plain)]
     assert [sum(step, []) for step in zip(*(read(rank, epoch) for rank in ranks), strict=True)] == expected
 
 

@@ -64,15 +64,17 @@ def registries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trains_and_resumes(folder: Path, save_dir: Path, flags: str) -> None:
-    """Train two updates with a save after the first, and compare with a run that resumes there."""
+    """Train three updates with a save after the second, and compare with a run that resumes
+    there."""
     words = flags.split()
     arch = [value for flag, value in zip(words, words[1:], strict=False) if flag == "--arch"][-1]
     every = ["--user-dir", folder, FLAGS, SIZES.get(arch, ""), flags]
-    through = runs.updates(runs.train(save_dir / "through", *every, "--max-update 3 --no-save"))
-    first = runs.updates(runs.train(save_dir / "parts", *every, "--max-update 2"))
-    second = runs.updates(runs.train(save_dir / "parts", *every, "--max-update 3"))
-    assert [line["num_updates"] for line in (*first, *second)] == [1, 2, 3]
-    assert [line["loss"] for line in (*first, *second)] == pytest.approx([line["loss"] for line in through], abs=1e-4)
+    through = runs.updates(runs.train(save_dir, *every, "--max-update 3 --save-interval-updates 2"))
+    [saved] = [*save_dir.glob("checkpoint_*_2.pt")] or [save_dir / "checkpoint1.pt"]  # of an epoch of two updates
+    saved.rename(save_dir / "checkpoint_last.pt")
+    [last] = runs.updates(runs.train(save_dir, *every, "--max-update 3"))
+    assert [line["num_updates"] for line in (*through, last)] == [1, 2, 3, 3]
+    assert last["loss"] == pytest.approx(through[-1]["loss"], abs=1e-4)
     assert len({line["loss"] for line in through}) == 3
     for name in [name for name in sys.modules if name.partition(".")[0] == folder.name]:
         del sys.modules[name]

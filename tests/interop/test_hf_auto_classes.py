@@ -50,12 +50,11 @@ def test_rows_do_not_depend_on_padding_on_any_side(name: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("beams", [1, 3])
-def test_prompts_of_several_lengths_go_on_as_each_alone(name: str, beams: int) -> None:
+def test_prompts_of_several_lengths_go_on_as_each_alone(name: str) -> None:
     other = theirs(made(name))
     rows, mask = ragged()
     rows, mask = rows[[0, 3]], mask[[0, 3]]
-    settings = {"num_beams": beams, "do_sample": False, "max_new_tokens": 12, "pad_token_id": 1}
+    settings = {"num_beams": 3, "do_sample": False, "max_new_tokens": 12, "pad_token_id": 1}
     both = other.generate(rows, attention_mask=mask, **settings)
     assert both[0, 8:].tolist() == other.generate(rows[:1, 3:], **settings)[0, 5:].tolist()
     assert both[1].tolist() == other.generate(rows[1:], **settings)[0].tolist()
@@ -190,7 +189,7 @@ def test_gradients_are_those_without_checkpointing_and_of_either_attention(name:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["baseline", "shortformer", "transformer-xl"])
+@pytest.mark.parametrize("name", ["shortformer", "transformer-xl"])
 def test_the_model_is_one_graph_with_and_without_a_mask(name: str) -> None:
     other, (rows, mask) = theirs(made(name)), ragged()
     for given in ({}, {"attention_mask": mask}):

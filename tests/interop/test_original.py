@@ -150,7 +150,7 @@ def test_a_scenario_has_the_values_of_the_original(name: str, original: Callable
     def compare(arguments: tuple[Any, ...]) -> None:
         same(getattr(original_scenarios, name)(*arguments), original(name, list(arguments)))
 
-    try_examples(name, 40, compare)
+    try_examples(name, 15, compare)
 
 
 def same(found: Any, expected: Any) -> None:

@@ -92,7 +92,7 @@ pieces = st.lists(
 ).map("".join)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(text=pieces, block=st.integers(1, 9), chunk=st.integers(1, 30), data=st.data())
 def test_spans_are_the_rare_words_that_lie_whole_in_a_window(
     text: str, block: int, chunk: int, data: st.DataObject

@@ -51,7 +51,7 @@ add_docstr(lib.paint, "Paint the box that was drawn last in the colour that the 
 
 
 def build(folder: Path, hash_seed: str) -> dict[str, str]:
-    command = [sys.executable, "-m", "fairseq_cli.corpus", "pydoc", str(folder), "--max-words", "25000"]
+    command = [sys.executable, "-m", "fairseq_cli.corpus", "pydoc", str(folder), "--max-words", "12000"]
     subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PYTHONHASHSEED": hash_seed})
     return {split: (folder / f"{split}.txt").read_text(encoding="utf-8") for split in SPLITS}
 
