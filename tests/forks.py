@@ -8,7 +8,6 @@ the file. Logs go to ``NAME.log``, exit codes of the ranks of every start to ``N
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -27,11 +26,6 @@ import warm
 
 from fairseq_cli import train
 from fairseq_cli.common import get_training_parser
-
-PRELOADED = (  # what a run imports on its way, sharding hundreds of modules
-    *("numpy.random", "yaml", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional"),
-    *("torch.utils.serialization", "torch.distributed.checkpoint", "fairseq.models.recipes"),
-)
 
 
 @dataclass(frozen=True)
@@ -152,8 +146,6 @@ def _run_case(folder: Path, name: str, case: Case) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     get_training_parser()  # imports every part
-    for module in PRELOADED:
-        importlib.import_module(module)
     given = Path(sys.argv[1])
     for name, fields in json.loads(given.read_text()).items():
         words = {int(size): flags for size, flags in fields["words"].items()}

@@ -33,8 +33,10 @@ import torch
 
 # What jobs of several processes, replicated and sharded, import on their way: seconds.
 PRELOADED = (
-    *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional"),
-    *("torch.distributed.launcher.api", "torch.distributed.elastic.utils.store"),
+    *("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.nn.functional", "torch.distributed.checkpoint"),
+    *("torch.distributed.launcher.api", "torch.distributed.elastic.utils.store", "torch.utils.serialization"),
+    *("numpy.random", "yaml", "fairseq.models.recipes"),
+    *(f"fairseq.kernels.{part}" for part in ("attention", "cross_entropy", "dropout", "layers")),
 )
 
 # A client of `interpreter`: it imports nothing that takes time. Other calls of Python it leaves to

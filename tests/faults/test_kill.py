@@ -13,7 +13,7 @@ import warm
 KILLS = kills.KILLS
 FLAGS = [
     runs.SHORTFORMER,
-    f"--stages 16:{50 * KILLS},32:{80 * KILLS} --save-interval-updates 8 --max-tokens-valid 800",
+    f"--stages 16:{24 * KILLS},32:{40 * KILLS} --save-interval-updates 8 --max-tokens-valid 800",
     "--keep-interval-updates 2 --keep-last-epochs 1 --save-interval-tokens 3K",
     "--dropout 0.2 --attention-dropout 0.1 --optimizer adam --lr 0.002",
     "--lr-scheduler cosine --max-lr 0.01 --warmup-updates 20 --lr-period-updates 500",

@@ -17,7 +17,7 @@ KILLS = kills.KILLS
 FLAGS = [
     runs.BASELINE,
     runs.DROPOUT,
-    f"--max-update {30 * KILLS} --save-interval-updates 4 --keep-interval-updates 2 --keep-last-epochs 1",
+    f"--max-update {20 * KILLS} --save-interval-updates 4 --keep-interval-updates 2 --keep-last-epochs 1",
     "--optimizer adam --lr 0.002 --disable-validation --log-interval 1000",
 ]
 

@@ -15,9 +15,9 @@ import torch
 
 FULL = kills.KILLS >= 20
 KILLS = kills.KILLS if FULL else 1  # of each job
-UPDATES = 12 * (KILLS + 1)
+UPDATES = 6 * (KILLS + 1)  # a kill comes before the third save of its start
 SHARDED = "--ddp-backend fully_sharded --disable-validation"
-SAVES = "--save-interval-updates 3 --keep-interval-updates 2 --keep-last-epochs 1"
+SAVES = "--save-interval-updates 2 --keep-interval-updates 2 --keep-last-epochs 1"
 XL = """--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --mem-len 24
     --required-batch-size-multiple 1 --clip-norm 0.25 --seed 3 --log-format json --log-interval 1 --cutoffs 100,400
     --div-val 2 --tie-projs"""
@@ -41,11 +41,8 @@ if not FULL:  # one kill of each model
     del SAME["xl"], OTHER["shortformer"], OTHER["notes"]
 
 
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[list[int]]]]:
-    """Folder and exit codes of jobs that were killed, and of uninterrupted ones."""
-    folder = tmp_path_factory.mktemp("jobs")
-    notes = noted.corpus(folder)
+def test_killed_ranks_end_together_and_as_many_or_others_go_on_to_the_uninterrupted_runs_end(tmp_path: Path) -> None:
+    notes = noted.corpus(tmp_path)
     cases = {}
     for name, flags in SAME.items():
         words = runs.words(notes if name == "notes" else runs.DATA, flags, SHARDED)
@@ -56,36 +53,29 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
         each = {size: [*words, rows[size], *SAVES.split()] for size in sizes}
         cases[f"other-{name}"] = forks.Case(each, sizes, KILLS)
         cases[f"other-{name}-whole"] = forks.Case({1: [*words, rows[1]]}, [1])
-    return folder, forks.run_all(folder, cases)
+    codes = forks.run_all(tmp_path, cases)  # one test: all of them are forked from one process
+    for name, starts in codes.items():
+        for killed in starts[:-1]:
+            assert killed.count(-9) in (1, len(killed)) and 0 not in killed, name
+        assert set(starts[-1]) == {0}, name
+    for name in SAME:
+        states = [
+            runs.content(tmp_path / each / "checkpoint_last.pt") for each in (f"same-{name}", f"same-{name}-whole")
+        ]
+        assert runs.difference(*states) is None, name
+    for name in OTHER:
+        assert len({len(each) for each in codes[f"other-{name}"]}) == 2
+        _assert_follows(tmp_path / f"other-{name}", tmp_path / f"other-{name}-whole")
 
 
-@pytest.mark.parametrize("name", SAME)
-def test_ranks_killed_at_random_instants_end_bit_identical_to_the_uninterrupted_run(jobs: Any, name: str) -> None:
-    folder, codes = jobs
-    states = [runs.content(folder / each / "checkpoint_last.pt") for each in (f"same-{name}", f"same-{name}-whole")]
-    assert runs.difference(*states) is None
-    assert codes[f"same-{name}"][-1] == [0, 0]
-
-
-@pytest.mark.parametrize("name", OTHER)
-def test_other_numbers_of_processes_go_on_after_a_kill_as_one_process_would(jobs: Any, name: str) -> None:
-    folder, codes = jobs
-    whole = _losses(folder / f"other-{name}-whole.log")
-    assert len(whole) == UPDATES == max(whole)
-    for number, loss in _losses(folder / f"other-{name}.log").items():
-        assert loss == pytest.approx(whole[number], abs=1e-5), f"update {number}"
-    ours, theirs = (
-        runs.content(folder / each / "checkpoint_last.pt")["model"] for each in (f"other-{name}", f"other-{name}-whole")
-    )
+def _assert_follows(run: Path, whole: Path) -> None:
+    expected = _losses(whole.with_name(f"{whole.name}.log"))
+    assert len(expected) == UPDATES == max(expected)
+    for number, loss in _losses(run.with_name(f"{run.name}.log")).items():
+        assert loss == pytest.approx(expected[number], abs=1e-5), f"{run.name}, update {number}"
+    ours, theirs = (runs.content(folder / "checkpoint_last.pt")["model"] for folder in (run, whole))
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key], value, atol=1e-5, rtol=1e-4, msg=key)
-    assert len({len(each) for each in codes[f"other-{name}"]}) == 2
-
-
-def test_every_rank_of_a_job_ends_by_itself_when_one_is_killed(jobs: Any) -> None:
-    for name, codes in jobs[1].items():
-        for killed in codes[:-1]:
-            assert killed.count(-9) in (1, len(killed)) and 0 not in killed, name
 
 
 def _losses(log: Path) -> dict[int, float]:
