@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import noted
 import pytest
 import runs
 import torch
@@ -36,27 +35,15 @@ ADAM = "--optimizer adam --weight-decay 0.01 --lr 0.002 --no-epoch-checkpoints"
 TIED = "--tie-adaptive-weights --tie-adaptive-proj"
 LM = [runs.BASELINE, TIED, runs.NO_DROPOUT, ADAM, "--max-update 8 --save-interval-updates 5"]
 SHORTFORMER = [runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, "--max-update 8 --save-interval-updates 5"]
-STAGED = [runs.SHORTFORMER, runs.NO_DROPOUT, ADAM, "--stages 8:3,16:6 --disable-validation"]
-XL = """--arch transformer_xl_tiny --cpu --train-subset valid --valid-subset test --tokens-per-sample 16 --mem-len 24
-    --required-batch-size-multiple 1 --optimizer adam --lr 0.003 --clip-norm 0.25 --seed 3 --log-format json
-    --log-interval 1 --cutoffs 100,400 --div-val 2 --tie-projs --no-epoch-checkpoints --dropout 0 --dropatt 0
-    --max-update 8"""
-NOTES = [noted.TNF_ELECTRA, "--encoder-input-dim 8 --dropout 0 --no-epoch-checkpoints --max-update 8"]
 HALF = "--max-tokens 32 --max-tokens-valid 320"
 LOG = "--no-save --max-update 5"  # runs whose log alone is read
 WHOLE = "--max-tokens 64 --max-tokens-valid 640"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return noted.corpus(tmp_path_factory.mktemp("noted"))
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, dict[str, Any]]:
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """Folder and logs of runs of two processes."""
     folder = tmp_path_factory.mktemp("two")
-    notes = [NOTES, "--max-tokens 48 --no-save"]
     cases = {
         "lm": [LM, HALF, SHARDED],
         "resumed": [LM, HALF, SHARDED, "--restore-file", folder / "lm" / "checkpoint_1_5.pt"],
@@ -65,9 +52,6 @@ def two(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, dic
         "weights": [LM, HALF, SHARDED, "--max-update 1 --disable-validation --no-save-optimizer-state"],
         "from-whole": [LM, HALF, SHARDED, "--restore-file", folder / "whole" / "checkpoint_1_5.pt"],
         "shortformer": [SHORTFORMER, HALF, SHARDED],
-        "xl": [XL, "--batch-size 2", SHARDED],
-        "notes": [notes, SHARDED, "DATA", data],
-        "notes-whole": [notes, PLAIN, "DATA", data],
         "twice": [LM, HALF, SHARDED, LOG, "--update-freq 2"],
         "recomputed": [LM, HALF, SHARDED, LOG, "--dropout 0.2 --attention-dropout 0.1 --checkpoint-activations"],
         "dropout": [LM, HALF, PLAIN, LOG, "--dropout 0.2 --attention-dropout 0.1"],
@@ -78,8 +62,6 @@ def two(tmp_path_factory: pytest.TempPathFactory, data: Path) -> tuple[Path, dic
         "bf16-whole": [LM, HALF, PLAIN, LOG, "--bf16"],
         "fp16": [LM, HALF, SHARDED, "--no-save --fp16 --fp16-init-scale 1e6"],
         "fp16-whole": [LM, HALF, PLAIN, "--no-save --fp16 --fp16-init-scale 1e6"],
-        "staged": [STAGED, HALF, SHARDED, "--no-save"],
-        "staged-whole": [STAGED, HALF, PLAIN, "--no-save"],
         "uneven": [LM, SHARDED, LOG, "--tokens-per-sample 600 --max-tokens 1200"],
     }
     refused = {name: [LM, HALF, SHARDED, flags] for name, (flags, _) in REFUSED.items()}
@@ -113,9 +95,9 @@ def assert_follows(log: Any, other: Any, loss: float = 1e-5, norm: float = 1e-4)
     assert norms(log) == pytest.approx(norms(other), rel=norm)
 
 
-@pytest.mark.parametrize(("name", "flags"), [("lm", LM), ("shortformer", SHORTFORMER), ("xl", XL)])
+@pytest.mark.parametrize(("name", "flags"), [("lm", LM), ("shortformer", SHORTFORMER)])
 def test_sharded_processes_follow_one_process(two: Any, tmp_path: Path, name: str, flags: Any) -> None:
-    alone = runs.train(tmp_path, flags, "--batch-size 4" if name == "xl" else WHOLE)
+    alone = runs.train(tmp_path, flags, WHOLE)
     assert_follows(two[1][name], alone)
     ours, theirs = (runs.content(folder / "checkpoint_last.pt")["model"] for folder in (two[0] / name, tmp_path))
     assert ours.keys() == theirs.keys()
@@ -133,11 +115,9 @@ def test_a_resumed_run_is_bit_identical_to_the_uninterrupted_one(two: Any) -> No
 
 
 PAIRS = {
-    "notes": ("notes-whole", 1e-5, 1e-4),
     "recomputed": ("dropout", 1e-5, 1e-4),
     "averaged": ("averaged-whole", 1e-5, 1e-4),
     "offloaded": ("lm", 0.0, 0.0),
-    "staged": ("staged-whole", 1e-5, 1e-4),
     "bf16": ("bf16-whole", 1e-5, 1e-4),
     "fp16": ("fp16-whole", 2e-3, 1e-2),
 }

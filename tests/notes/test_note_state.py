@@ -7,7 +7,7 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
+from ranks import on_ranks
 
 from fairseq.criterions import FairseqCriterion
 from fairseq.distributed import World
@@ -35,14 +35,12 @@ def batch(rank):
     return hidden, torch.tensor(SPANS[rank], dtype=torch.int64).view(-1, 4), torch.tensor([5, 3])
 
 
-def run(rank, folder):
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+def state_of_rank(world):
     model, state = Model(), NoteState()
-    extra = {"notes": model.notes.take(*batch(rank))}
-    value = state.advance(state.restart(None), extra, {}) if SPANS[rank] else None
-    state.commit((), value, model, World(rank, RANKS))
-    torch.save(model.state_dict(), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    extra = {"notes": model.notes.take(*batch(world.rank))}
+    value = state.advance(state.restart(None), extra, {}) if SPANS[world.rank] else None
+    state.commit((), value, model, world)
+    return model.state_dict()
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +63,7 @@ def test_several_batches_of_an_update_count_as_one(one):
 
 
 def test_ranks_hold_the_same_table_as_one_process_to_the_last_bit(one, tmp_path):
-    torch.multiprocessing.spawn(run, (str(tmp_path),), nprocs=RANKS)
-    for rank in range(RANKS):
-        state = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+    for rank, state in enumerate(on_ranks(state_of_rank, RANKS, tmp_path)):
         for name, value in one.state_dict().items():
             assert torch.equal(state[name], value), (rank, name)
 
