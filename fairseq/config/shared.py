@@ -81,6 +81,15 @@ class BlockModelConfig(BlockConfig, ModelConfig):
 
 
 @dataclass(frozen=True)
+class NGramNotesConfig(Config):
+    """Notes that decoders add to their input."""
+
+    ngram_notes: int = flag(
+        0, "rows of notes: learned vectors of pairs of tokens, added to the input", low=0, high=1 << 32
+    )
+
+
+@dataclass(frozen=True)
 class MeanConfig(Config):
     """What summed gradients are divided by, read by criterions and by logs of training."""
 

@@ -16,6 +16,11 @@ from fairseq.distributed.world import World
 from fairseq.modules import devices
 
 
+def is_sparse(module: nn.Module) -> bool:
+    """Whether *module* is a table whose gradients are sparse."""
+    return isinstance(module, nn.Embedding) and module.sparse
+
+
 class DataParallel:
     """Execution of *module* on the data of several processes, whose gradients are averaged."""
 
@@ -70,10 +75,15 @@ class GradientReducer(DataParallel):
         self.world = world
         self.overlapped = world.size > 1 and backend in ("c10d", "pytorch_ddp")
         self.parameters_by_name = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        # Tables of which an update reads and writes single rows.
+        tables = {f"{name}.weight": m.weight for name, m in module.named_modules() if is_sparse(m)}
+        self.tables = [table for table in tables.values() if table.requires_grad]
         self.bucket = bucket_cap_mb << 20
         self.module = module
         if self.overlapped:
             replicate = nn.parallel.DistributedDataParallel
+            # NCCL reduces no sparse gradients.
+            replicate._set_params_and_buffers_to_ignore_for_model(module, list(tables))
             # The name of `broadcast_buffers` since torch 2.13.
             is_new = "forward_sync_buffers" in inspect.signature(replicate).parameters
             no_buffers: dict[str, Any] = {"forward_sync_buffers" if is_new else "broadcast_buffers": False}
@@ -97,9 +107,12 @@ class GradientReducer(DataParallel):
         return nullcontext()
 
     def reduce(self) -> None:
+        for table in self.tables:
+            self._average_rows(table)
         if self.world.size == 1 or self.overlapped:
             return
-        parameters = [parameter for _, parameter in self.parameters_by_name]
+        own = {id(table) for table in self.tables}
+        parameters = [parameter for _, parameter in self.parameters_by_name if id(parameter) not in own]
         used = self.world.any([parameter.grad is not None for parameter in parameters])
         bucket: list[Tensor] = []
         size = 0
@@ -118,6 +131,19 @@ class GradientReducer(DataParallel):
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         yield from self.parameters_by_name
+
+    def _average_rows(self, table: nn.Parameter) -> None:
+        """Add up the gradients of each row: those of several batches, and of all processes."""
+        if table.grad is None:
+            if self.world.size == 1:
+                return
+            rows, values = torch.empty(0, dtype=torch.long, device=table.device), table.detach()[:0]
+        else:
+            gradient = table.grad.coalesce()
+            rows, values = gradient.indices()[0], gradient.values()
+        rows, values = self.world.gather_rows(rows, values)
+        gradient = torch.sparse_coo_tensor(rows[None], values / self.world.size, table.shape).coalesce()
+        table.grad = gradient if len(rows) else None
 
     def _average(self, gradients: list[Tensor]) -> None:
         # One message for many tensors: small ones cost latency, not bandwidth.

@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fairseq.config.settings import DistributedConfig
-from fairseq.distributed.ddp import DataParallel
+from fairseq.distributed.ddp import DataParallel, is_sparse
 from fairseq.distributed.tensor_part import TensorPart, rows_of
 from fairseq.distributed.world import World
 from fairseq.errors import UserError
@@ -57,6 +57,8 @@ class ShardedReducer(DataParallel):
 
         if not hasattr(getattr(fsdp, "FSDPModule", None), "set_reduce_scatter_unused_params"):
             raise UserError(f"`ddp_backend` {BACKEND}: needs a newer PyTorch than {torch.__version__}, such as 2.13")
+        if any(map(is_sparse, module.modules())):
+            raise UserError(f"`ngram_notes`: with `ddp_backend` {BACKEND} there are none yet; use another back-end")
         # No module's output is modified in place, which the warning is about.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
         self.shard = shard_of(cfg, world)

@@ -12,6 +12,7 @@ from fairseq.config.shared import ModelConfig
 from fairseq.models.base import FairseqLanguageModel
 from fairseq.modules.attention import Causal
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache, extend_memory
+from fairseq.modules.ngram_notes import NGramNotes
 from fairseq.modules.output_layer import OutputLayer
 from fairseq.modules.transformer_layer import Infuse
 
@@ -26,6 +27,7 @@ class Decoder(nn.Module):
 
     embed_tokens: nn.Module
     embed_scale: float
+    ngram_notes: NGramNotes | None
     layers: nn.ModuleList
 
     def __init__(self, cfg: ModelConfig) -> None:
@@ -139,6 +141,16 @@ class Decoder(nn.Module):
         the result has the lower precision, and so has the sum of all layers.
         """
         raise NotImplementedError
+
+    def _add_notes(self, x: Tensor, tokens: Tensor, cache: KeyValueCache | None) -> Tensor:
+        """*x* [B, T, C] with the notes of *tokens* [B, T], if the model has any, on the scale of
+        the embeddings."""
+        if self.ngram_notes is None:
+            return x
+        notes, last = self.ngram_notes(tokens, cache.last_tokens if cache else None)
+        if cache is not None:
+            cache.last_tokens = last
+        return torch.add(x, notes.to(x.dtype), alpha=self.embed_scale)
 
     def _first_memory(self, x: Tensor, length: int) -> Memory | None:
         """The memory before the first segment, whose layers read *x* [B, T, C]."""

@@ -26,6 +26,7 @@ from fairseq.modules.attention import Causal, PositionInfusedAttention, RotaryAt
 from fairseq.modules.dropout import dropout
 from fairseq.modules.linear import lowered
 from fairseq.modules.memory import KeyValueCache
+from fairseq.modules.ngram_notes import NGramNotes
 from fairseq.modules.norms import layer_norm
 from fairseq.modules.output_layer import LinearOutput
 from fairseq.modules.positions import LearnedPositions, Rotation, SinusoidalPositions, TokenShift, sinusoids
@@ -83,6 +84,7 @@ class TransformerDecoder(Decoder):
             self.embed_positions = LearnedPositions(self.max_positions(), dim, padding_idx)
         elif not cfg.no_token_positional_embeddings and self.rotation is None:
             self.embed_positions = SinusoidalPositions(dim, padding_idx)
+        self.ngram_notes = NGramNotes(cfg.ngram_notes, dim, vocabulary, padding_idx) if cfg.ngram_notes else None
         self.token_shift = TokenShift(dim, cfg.token_shift) if cfg.token_shift else None
         self.layernorm_embedding = _norm(cfg) if cfg.layernorm_embedding else None
         layers = cfg.decoder_layers if cfg.decoder_layers_to_keep is None else len(cfg.decoder_layers_to_keep)
@@ -129,6 +131,7 @@ class TransformerDecoder(Decoder):
             x = x + self.embed_positions(tokens.size(1), cache.length if cache else 0).to(x.dtype)
         if infuse is not None:
             x = infuse(x)
+        x = self._add_notes(x, tokens, cache)
         if self.token_shift is not None:
             x, before = self.token_shift(x, cache.before if cache else None)
             if cache is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fairseq.config.fields import flag
-from fairseq.config.shared import MOST_LAYERS, BlockModelConfig, check_cutoffs
+from fairseq.config.shared import MOST_LAYERS, BlockModelConfig, NGramNotesConfig, check_cutoffs
 from fairseq.errors import SettingError
 from fairseq.modules import ACTIVATIONS, NORMS
 
@@ -81,7 +81,7 @@ class DecoderLayerConfig(BlockModelConfig):
 
 
 @dataclass(frozen=True)
-class TransformerLMConfig(DecoderLayerConfig):
+class TransformerLMConfig(NGramNotesConfig, DecoderLayerConfig):
     """The settings of a transformer language model."""
 
     decoder_output_dim: int | None = flag(None, "width of the output (default: `decoder_embed_dim`)", low=1, rare=True)

@@ -25,6 +25,7 @@ from fairseq.modules.clustered_softmax import BandOutput, ClusteredSoftmax
 from fairseq.modules.dropout import dropout, variational_dropout
 from fairseq.modules.linear import lowered
 from fairseq.modules.memory import KeyValueCache, Memory, TokenCache
+from fairseq.modules.ngram_notes import NGramNotes
 from fairseq.modules.positions import distance_sinusoids
 from fairseq.modules.relative_attention import (
     AttentionBiases,
@@ -64,6 +65,9 @@ class TransformerXLDecoder(Decoder):
             projections="own" if cfg.div_val > 1 else "shared",
         )
         self.embed_scale = math.sqrt(cfg.d_model)
+        self.ngram_notes = (
+            NGramNotes(cfg.ngram_notes, cfg.d_model, vocabulary, padding_idx) if cfg.ngram_notes else None
+        )
         self._drop = variational_dropout if cfg.variational_dropout else dropout
         shares_biases = cfg.position_encoding == "relative" and not cfg.untie_r
         self.attention_biases = AttentionBiases(cfg.n_head, cfg.head_dim) if shares_biases else None
@@ -100,6 +104,7 @@ class TransformerXLDecoder(Decoder):
         x = self.embed_scale * self.embed_tokens(tokens if self.padding_idx >= 0 else tokens.clamp(min=0))
         if infuse is not None:
             x = infuse(x)
+        x = self._add_notes(x, tokens, cache)
         if self.cfg.position_encoding == "absolute":
             x = x + self._sinusoids(tokens.size(1)).flip(0)[self._tokens_behind(tokens)].to(x.dtype)
         return self._drop(lowered(x), self.cfg.dropout, self.training)

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from fairseq.config.fields import flag
 from fairseq.config.settings import MemoryConfig
-from fairseq.config.shared import MOST_LAYERS, BlockConfig, ModelConfig, check_cutoffs
+from fairseq.config.shared import MOST_LAYERS, BlockConfig, ModelConfig, NGramNotesConfig, check_cutoffs
 from fairseq.errors import SettingError
 
 BY_DISTANCE = ("relative", "shaw")
 
 
 @dataclass(frozen=True)
-class TransformerXLConfig(BlockConfig, ModelConfig, MemoryConfig):
+class TransformerXLConfig(NGramNotesConfig, BlockConfig, ModelConfig, MemoryConfig):
     """The settings of a Transformer-XL."""
 
     n_layer: int = flag(12, "number of layers", low=1, high=MOST_LAYERS)

@@ -107,6 +107,8 @@ class KeyValueCache:
     Attributes:
         before: inputs of :class:`~fairseq.modules.positions.TokenShift` that precede the next
             token: [B, R, C]; None where a segment begins, as in training.
+        last_tokens: the tokens [B, 1] that :class:`~fairseq.modules.ngram_notes.NGramNotes` pairs
+            with the next ones; None where a segment begins.
         bound: arguments of the kernels that last added to these layers.
     """
 
@@ -116,6 +118,7 @@ class KeyValueCache:
     length: int = 0
     in_segment: int = 0
     before: Tensor | None = None
+    last_tokens: Tensor | None = None
     bound: Any = field(default=None, repr=False, compare=False)
 
     @property
@@ -148,13 +151,14 @@ class KeyValueCache:
             for layer in self.layers:
                 layer.keys = _selected(layer.keys, len(parents), places, sources, self.length)
                 layer.values = _selected(layer.values, len(parents), places, sources, self.length)
-        if self.before is not None:
-            self.before = self.before[torch.tensor(parents, device=self.before.device)]
+        for name in ("before", "last_tokens"):
+            if (held := getattr(self, name)) is not None:
+                setattr(self, name, held[torch.tensor(parents, device=held.device)])
 
     def clear(self) -> None:
         """Forget everything."""
         self.length = self.in_segment = 0
-        self.before = None
+        self.before = self.last_tokens = None
 
     def advance(self, count: int) -> None:
         """Count *count* tokens that were added to every layer."""

@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq.config.fields import typed
 from fairseq.dataclass import settings_of
 from fairseq.modules import devices
 from fairseq.optim.elementwise import (
+    ROW_STEPS,
     CountingOptimizer,
     Factor,
     Group,
+    State,
     States,
     Tensors,
     buckets,
@@ -81,6 +83,30 @@ class Adam(CountingOptimizer):
                 maximize=False,
                 grad_scale=scale,
             )
+
+    def update_rows(self, group: Group, param: nn.Parameter, state: State, factor: Factor) -> None:
+        """With v the mean of a row's squared gradient, and v̄ its running mean over the row's
+        own updates: row ← row − η·g / (√v̄ + ε).
+
+        There is no momentum and no decay, both of which would move rows without a gradient. The
+        running mean is a plain one until its share of an update would fall below 1 − β₂: rare rows
+        need no correction of bias.
+        """
+        assert param.grad is not None
+        gradient = param.grad.coalesce()
+        if not state:
+            # float32 counts updates exactly up to 16 million.
+            zeros = torch.zeros(len(param), dtype=torch.float32, device=param.device)
+            state.update({ROW_STEPS: zeros, "row_avg_sq": zeros.clone()})
+        rows, values = gradient.indices()[0], gradient.values().float()
+        if factor is not None:
+            values = values * factor
+        steps = state[ROW_STEPS][rows] + 1
+        share = steps.reciprocal().clamp(min=1 - group["betas"][1])
+        mean = torch.lerp(state["row_avg_sq"][rows], values.square().mean(1), share)
+        state[ROW_STEPS][rows], state["row_avg_sq"][rows] = steps, mean
+        change = values / (mean.sqrt() + group["eps"])[:, None] * group["lr"]
+        param[rows] = (param[rows].float() - change).to(param.dtype)
 
 
 class FairseqAdam(FairseqOptimizer):

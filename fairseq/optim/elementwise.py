@@ -33,6 +33,9 @@ CHUNK = 1 << 22
 """Elements of half precision that are widened to float32 at a time: 16 MiB for each temporary
 tensor."""
 
+ROW_STEPS = "row_steps"
+"""In the state of a parameter whose gradients are sparse: the number of updates of each row."""
+
 RESET = "use another checkpoint or `reset_optimizer`"
 
 
@@ -80,6 +83,10 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
     def end_step(self, group: Group) -> None:
         """Like :meth:`begin_step`, after the update."""
 
+    def update_rows(self, group: Group, param: nn.Parameter, state: State, factor: Factor) -> None:
+        """Update the rows of *param* that have a gradient, which is sparse, and no others."""
+        raise UserError(f"`ngram_notes`: {type(self).__name__} updates no single rows; use `optimizer` adam or muon")
+
     @torch.no_grad()
     def step(self, closure: Callable[[], object] | None = None, *, factor: Factor = None) -> Any:
         """Update every parameter that has a gradient.
@@ -95,8 +102,11 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
                 loss = closure()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
-            if params:
-                self._step_group(group, params, factor)
+            for p in params:
+                if p.grad.is_sparse:
+                    self.update_rows(group, p, self.state[p], factor)
+            if dense := [p for p in params if not p.grad.is_sparse]:
+                self._step_group(group, dense, factor)
         return loss
 
     def _step_group(self, group: Group, params: list[nn.Parameter], factor: Factor) -> None:
@@ -149,7 +159,8 @@ class ElementwiseOptimizer(torch.optim.Optimizer):
             for p in group["params"]:
                 # Without memory: which entries there are depends on the shape only.
                 empty = functools.partial(torch.empty, p.shape, device="meta")
-                needed = self.new_state(group, empty) if self.state[p] else {}
+                # Rows have their own, checked by shape like all others.
+                needed = self.new_state(group, empty) if self.state[p] and ROW_STEPS not in self.state[p] else {}
                 for name, value in needed.items():
                     stored = self.state[p].get(name)
                     if not isinstance(value, Tensor):

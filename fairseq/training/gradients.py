@@ -107,6 +107,11 @@ def gradient_factor(targets: int | Tensor, processes: int, scale: float = 1.0) -
     return 1.0 / (max(targets, 1) * scale)
 
 
+def values_of(gradient: Tensor) -> Tensor:
+    """The values of *gradient*; of a sparse and coalesced one, those of its rows."""
+    return gradient.values() if gradient.is_sparse else gradient
+
+
 def norm_and_factor(
     parameters: Sequence[torch.nn.Parameter],
     factor: Tensor | float,
@@ -130,7 +135,7 @@ def norm_and_factor(
         The norm before clipping, a float32 scalar on *device*,
         and the factor: a scalar too, or a number.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [values_of(p.grad) for p in parameters if p.grad is not None]
     # torch widens a whole tensor of half precision before it reduces it, so it gets slices.
     pieces = [piece for gradient in gradients for piece in (slices(gradient) if is_half(gradient) else (gradient,))]
     norms = torch._foreach_norm(pieces, 2, torch.float32) if pieces else [torch.zeros((), device=device)]

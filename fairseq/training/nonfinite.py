@@ -18,7 +18,7 @@ from fairseq.errors import UserError
 from fairseq.modules import devices
 from fairseq.modules.precision import Precision
 from fairseq.tasks.fairseq_task import FairseqTask, LossGraph
-from fairseq.training.gradients import LossScaler
+from fairseq.training.gradients import LossScaler, values_of
 
 logger = logging.getLogger(__name__)
 
@@ -169,7 +169,7 @@ def _in_gradients(graph: nn.Module, parameters: Mapping[str, nn.Parameter], orde
     # Backward runs from the last module to the first,
     # so that the last of these gradients is completed first.
     in_order = [names[value] for value in dict.fromkeys(used)]
-    bad = [name for name in in_order if name in gradients and not _is_finite(gradients[name])]
+    bad = [name for name in in_order if name in gradients and not _is_finite(values_of(gradients[name]))]
     return f"the gradient of {bad[-1]}" if bad else None
 
 
