@@ -1,0 +1,105 @@
+"""Notes of pairs of tokens: their rows, and the updates of rows, beside plain Python."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from mistakes import user_error
+from optimizers import build
+
+from fairseq.modules.ngram_notes import NGramNotes
+from fairseq.optim.adam import Adam
+
+WORDS, PADDING = 30, 1
+MULTIPLIER = round(2**64 / ((1 + math.sqrt(5)) / 2) / 2**12) * 2**12  # the golden ratio's, to float64's digits
+
+
+def row_of(first: int, second: int, rows: int) -> int:
+    """The row of a pair, in Python's numbers of any size."""
+    if first < 0 or PADDING in (first, second):
+        return 0
+    spread = (first * WORDS + second) * 0x9E3779B97F4A7C15 % 2**64
+    return 1 + (spread >> 32) % rows
+
+
+def notes(rows: int = 50, dim: int = 4) -> NGramNotes:
+    module = NGramNotes(rows, dim, WORDS, PADDING)
+    with torch.no_grad():
+        module.table.weight[1:] = torch.randn(rows, dim, generator=torch.Generator().manual_seed(1))
+    return module
+
+
+def test_the_multiplier_is_the_golden_ratios():
+    assert abs(0x9E3779B97F4A7C15 - MULTIPLIER) < 2**12
+
+
+def test_a_note_is_the_row_of_the_token_and_the_one_before_it():
+    module = notes()
+    tokens = torch.randint(WORDS, (3, 9), generator=torch.Generator().manual_seed(2))
+    tokens[1, 4], tokens[2, 8] = PADDING, PADDING
+    result, last = module(tokens)
+    for row, text in enumerate(tokens.tolist()):
+        for t, token in enumerate(text):
+            expected = module.table.weight[row_of(text[t - 1] if t else -1, token, 50)]
+            torch.testing.assert_close(result[row, t], expected, atol=0, rtol=0)
+    assert torch.equal(last, tokens[:, -1:])
+
+
+def test_texts_in_pieces_have_the_notes_of_whole_texts():
+    module = notes()
+    tokens = torch.randint(WORDS, (2, 12), generator=torch.Generator().manual_seed(3))
+    before, pieces = None, []
+    for piece in tokens.split([1, 4, 7], dim=1):
+        result, before = module(piece, before)
+        pieces.append(result)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), module(tokens)[0], atol=0, rtol=0)
+
+
+def test_pairs_spread_evenly_over_the_rows():
+    module = NGramNotes(64, 1, 1000, -1)
+    first, second = (x.flatten() for x in torch.meshgrid(torch.arange(1000), torch.arange(300), indexing="ij"))
+    counts = torch.bincount(module.rows_of(first, second), minlength=65)
+    # 300,000 pairs, 4,688 a row: six standard deviations of a row drawn at random.
+    assert counts[0] == 0 and (counts[1:] - 300_000 / 64).abs().max() < 6 * math.sqrt(300_000 / 64)
+
+
+def test_rows_are_updated_by_what_an_update_touches():
+    betas, eps, rate = (0.9, 0.75), 1e-3, 0.1
+    module = notes(rows=20, dim=3)
+    table = module.table.weight
+    optimizer = Adam([table], lr=rate, betas=betas, eps=eps, weight_decay=0.5)
+    expected = table.detach().double().tolist()
+    steps, means = [0] * 21, [0.0] * 21
+    generator = torch.Generator().manual_seed(4)
+    for _ in range(12):
+        tokens = torch.randint(WORDS, (2, 3), generator=generator)
+        slopes = torch.randn(2, 3, 3, generator=generator)
+        # Gradients of two batches add up, and count times a factor.
+        for half in range(2):
+            (module(tokens[half : half + 1])[0] * slopes[half : half + 1]).sum().backward()
+        optimizer.step(factor=0.5)
+        optimizer.zero_grad()
+        sums: dict[int, list[float]] = {}
+        for text, of_text in zip(tokens.tolist(), slopes.tolist(), strict=True):
+            for t in range(1, 3):
+                if row := row_of(text[t - 1], text[t], 20):
+                    before = sums.get(row, [0.0] * 3)
+                    sums[row] = [x + 0.5 * g for x, g in zip(before, of_text[t], strict=True)]
+        for row, gradient in sums.items():
+            square = sum(g * g for g in gradient) / 3
+            steps[row] += 1
+            share = max(1 / steps[row], 1 - betas[1])
+            means[row] += share * (square - means[row])
+            for c, g in enumerate(gradient):
+                expected[row][c] -= rate * g / (math.sqrt(means[row]) + eps)
+    assert max(steps) > 4  # beyond the plain mean
+    torch.testing.assert_close(table.detach(), torch.tensor(expected), atol=1e-5, rtol=1e-5)
+    assert not table[0].any()
+
+
+def test_an_optimizer_without_rows_is_refused():
+    table = notes().table.weight
+    table.grad = torch.sparse_coo_tensor([[1]], torch.ones(1, 4), table.shape)
+    with user_error("--ngram-notes: NAG updates no single rows; use --optimizer adam or muon"):
+        build("nag", [table]).optimizer.step()
