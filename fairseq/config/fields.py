@@ -126,11 +126,13 @@ class Setting:
     """A field of a dataclass: its flags, and its value from text.
 
     Attributes:
+        flags: the flag of its name, and the aliases.
         kind: type of the value, or of the items of a list.
     """
 
     def __init__(self, field: dataclasses.Field[Any], hint: Any) -> None:
         self.name, self.metadata, self._field = field.name, field.metadata, field
+        self.flags = [flag_name(field.name), *field.metadata.get("aliases", ())]
         self.optional = self.many = False
         if typing.get_origin(hint) in (typing.Union, types.UnionType):
             members = [member for member in typing.get_args(hint) if member is not type(None)]
@@ -144,10 +146,6 @@ class Setting:
         if self._field.default_factory is not dataclasses.MISSING:
             return self._field.default_factory()
         return None if self._field.default is dataclasses.MISSING else self._field.default
-
-    @property
-    def flags(self) -> list[str]:
-        return [flag_name(self.name), *self.metadata.get("aliases", ())]
 
     def argument(self, otherwise: str | None = None) -> dict[str, Any]:
         """The options of ``add_argument`` for a flag whose value stays text.

@@ -198,7 +198,7 @@ class Parser(argparse.ArgumentParser):
     def _drop_short_form(self, name: str) -> bool:
         """Forget the short form *name*, whose flag is a plug-in's own; return whether there was
         one."""
-        if self.short_forms is None or name not in fields.defaults(self.short_forms):
+        if self.short_forms is None or name not in self.short_forms.__dataclass_fields__:
             return False
         return self.settings.pop(name, None) is not None
 

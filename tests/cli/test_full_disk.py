@@ -21,7 +21,7 @@ from fairseq.system.files import make_folder, prepare_file, removing_empty_folde
 
 COMMANDS = {
     "corpus symbols": "TEXT new/folder --kind bytes",
-    "corpus pydoc": "new/folder --max-words 20000 --packages numpy",
+    "corpus pydoc": "new/folder --max-words 12000 --packages numpy",
     "tokenize": "TEXT --tokenizer space --output new/folder/text",
     "checkpoint average": f"--inputs {runs.GOLDEN / 'baseline.pt'} --output new/folder/average.pt",
     "preprocess": "--only-source --trainpref TEXT --tokenizer space --destdir new/folder",
@@ -72,12 +72,12 @@ def test_after_an_exception_new_folders_that_are_empty_are_gone_and_others_stay(
     assert remaining == ["before", "full", "full/file"]
 
 
-@pytest.mark.parametrize("kind", ["pdf", "svg", "png"])
+@pytest.mark.parametrize("kind", ["svg", "png"])
 def test_a_picture_that_fills_the_disk_is_one_line(kind: str, tmp_path: Path) -> None:
     figure = plots._figure(3, 3)
     figure.subplots().plot([1, 2], [3, 4])
     _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for size in (0, 500, 2500, 5000):
+    for size in (0, 2500):
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, most))
         try:
             with pytest.raises(UserError, match="cannot be written"):

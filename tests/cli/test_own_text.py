@@ -61,7 +61,8 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     words += ["--trainpref", folder / "train.txt", "--validpref", folder / "valid.txt"]
     preprocess.main(arguments(get_preprocessing_parser(), *words))
     # Long enough to learn which symbols follow one another: side by side, others are read as <unk>.
-    runs.train(folder / "model", TRAINING, "--optimizer adam --lr 0.01 --max-update 80", data=folder / "data")
+    updates = 20 if request.param == "moses" else 80
+    runs.train(folder / "model", TRAINING, f"--optimizer adam --lr 0.01 --max-update {updates}", data=folder / "data")
     return folder / "data", folder / "model"
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +120,7 @@ def test_hubconf_offers_language_models(trained: Path) -> None:
     assert lm.perplexity("the") > 1
 
 
-def test_a_package_has_the_modules_that_it_once_imported() -> None:
-    code = "import fairseq.models; print(fairseq.models.transformer_lm.__name__, hasattr(fairseq.models, 'nothing'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=runs.environment())
-    assert done.stdout.split() == ["fairseq.models.transformer_lm", "False"], done.stderr
+def test_a_package_has_the_modules_that_it_once_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = importlib.import_module("fairseq.models")
+    monkeypatch.delattr(models, "transformer_lm", raising=False)  # of a test that has imported it
+    assert models.transformer_lm.__name__ == "fairseq.models.transformer_lm" and not hasattr(models, "nothing")

@@ -41,10 +41,9 @@ def words_of(symbols):
     return words
 
 
-def distance(task, reading, text, target, causal):
-    """Words from the token *target* of the row *text* to the nearest of the spans *reading* that it
-    sees."""
-    words = words_of([task.dictionary[t] for t in text])
+def distance(words, reading, target, causal):
+    """Words from the token *target* of a row of *words* to the nearest of the spans *reading* that
+    it sees."""
     here = next((n for n, (first, end) in enumerate(words) if first <= target < end), len(words))
     places = [words.index((first, end)) for first, end in reading if not causal or end <= target]
     return min((abs(here - place) for place in places), default=math.inf)
@@ -64,16 +63,16 @@ def naive_losses(model, task, batches, dropped=False, hidden=None):
         shown = inputs["src_tokens"].clone()
         for row, first, end, _ in spans if hidden is not None else ():
             shown[row, first:end] = hidden
-        lprobs = model.output_layer.log_probs(model(**{**inputs, "src_tokens": shown})[0])
+        lprobs = model.output_layer.log_probs(model(**{**inputs, "src_tokens": shown})[0]).tolist()
         for row, target in enumerate(targets.tolist()):
             source = inputs["src_tokens"][row].tolist()
             masked = [source[t] if target[t] == pad else target[t] for t in range(len(target))]
-            text = [source[0], *target] if causal else masked
+            words = words_of([task.dictionary[t] for t in ([source[0], *target] if causal else masked)])
             reading = [(first, end) for r, first, end, _ in spans if r == row]
             for t, symbol in enumerate(target):
                 if symbol != pad:
-                    loss = -float(lprobs[row, t, symbol]) / math.log(2)
-                    d = distance(task, reading, text, t + causal, causal)
+                    loss = -lprobs[row][t][symbol] / math.log(2)
+                    d = distance(words, reading, t + causal, causal)
                     found["all"].append(loss)
                     found[NAMES.get(d, "note_far")].append(loss)
     return {name: sum(losses) / len(losses) for name, losses in found.items()}
