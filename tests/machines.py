@@ -18,17 +18,20 @@ COMPILED = dispatch.compiled("dropout") is not None
 HAS_AVX512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
 
 
-@pytest.fixture(params=["compiled", *(["compiled without AVX-512"] if HAS_AVX512 else []), "no compiler"])
-def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+@pytest.fixture(
+    scope="module", params=["compiled", *(["compiled without AVX-512"] if HAS_AVX512 else []), "no compiler"]
+)
+def machine(request: pytest.FixtureRequest) -> Iterator[str]:
     """What this machine is taken for."""
-    if request.param == "no compiler":
-        monkeypatch.setenv("CC", "false")
-    elif not COMPILED:
+    if request.param != "no compiler" and not COMPILED:
         pytest.skip("no C compiler")
-    elif "without" in request.param:
-        monkeypatch.setenv("CFLAGS", "-mno-avx512f")  # nothing of AVX-512, bfloat16 included
-    native.library.cache_clear()  # of all sources
-    yield request.param
-    for part in PARTS:
-        assert (dispatch.compiled(part) is None) == (request.param == "no compiler")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "no compiler":
+            patch.setenv("CC", "false")
+        elif "without" in request.param:
+            patch.setenv("CFLAGS", "-mno-avx512f")  # nothing of AVX-512, bfloat16 included
+        native.library.cache_clear()  # of all sources
+        yield request.param
+        for part in PARTS:
+            assert (dispatch.compiled(part) is None) == (request.param == "no compiler")
     native.library.cache_clear()

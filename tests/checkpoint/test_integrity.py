@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
+import time
 import zipfile
 
 import pytest
 import runs
 import torch
+from launches import FORK
 from mistakes import user_error
 from states import restored
 
@@ -97,23 +97,20 @@ def test_a_run_that_fails_at_once_leaves_no_folder_of_its_own(tmp_path, before):
 
 
 def test_a_killed_run_leaves_no_lock(tmp_path):
-    code = (
-        "import sys; from fairseq.checkpoint import CheckpointManager\n"
-        "from fairseq.config.settings import CheckpointConfig\n"
-        "with CheckpointManager(CheckpointConfig(save_dir=sys.argv[1])).locked():\n"
-        "    print('locked', flush=True); sys.stdin.read()\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=runs.environment(),
-    )
-    assert process.stdout.readline() == b"locked\n"
+    receive, send = FORK.Pipe(duplex=False)
+
+    def hold():
+        with manager(tmp_path).locked():
+            send.send("locked")
+            time.sleep(runs.TIMEOUT)
+
+    process = FORK.Process(target=hold)
+    process.start()
+    assert receive.recv() == "locked"
     with pytest.raises(UserError, match="another run"), manager(tmp_path).locked():
         pass
     process.kill()
-    process.communicate()
+    process.join()
     with manager(tmp_path).locked():
         pass
 

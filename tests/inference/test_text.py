@@ -139,7 +139,7 @@ def test_text_that_comes_in_pieces_is_that_of_the_whole(seed: int) -> None:
 )
 def test_a_long_line_of_words_is_decoded_in_parts_as_if_at_once(words: list[str]) -> None:
     dictionary = dictionary_of(*words, "word")
-    line = random.Random(5).choices(words, k=1500)
+    line = random.Random(5).choices(words, k=1000)
     stream, shown = detokenizer_of(dictionary).stream(), ""
     for word in line:
         shown += stream.add([dictionary.index(word)])

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-import runs
 import torch
 from dropout_masks import mask_of
 from torch import Tensor
 
-from fairseq.kernels import arguments, build
+from fairseq.kernels import arguments
 from fairseq.modules import dispatch
 from fairseq.modules.dropout import add_dropout, dropout, relu_dropout
 
@@ -88,21 +86,6 @@ def test_threads_change_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
         results.append(dropout(x, 0.2))
     torch.set_num_threads(threads)
     assert torch.equal(*results)
-
-
-def test_a_run_without_kernels_has_the_same_losses(
-    tmp_path: Path, machine: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if machine == "no compiler":
-        pytest.skip("compared with the others")
-    flags = [runs.SHORTFORMER, runs.NO_DROPOUT, "--max-update 6 --disable-validation"]
-    logs = [runs.updates(runs.train(tmp_path / "with", *flags))]
-    with monkeypatch.context() as patch:
-        patch.setattr(build, "library", lambda *arguments: None)
-        logs.append(runs.updates(runs.train(tmp_path / "without", *flags)))
-    assert len(logs[0]) == 6
-    for line, other in zip(*logs, strict=True):
-        assert (line["loss"], line["gnorm"]) == pytest.approx((other["loss"], other["gnorm"]), rel=1e-4)
 
 
 def test_all_elements_are_dropped_at_probability_one() -> None:

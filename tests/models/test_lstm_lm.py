@@ -76,12 +76,12 @@ def test_parameters_have_fairseqs_names() -> None:
 @pytest.mark.parametrize("criterion", ["cross_entropy", "adaptive_loss", "label_smoothed_cross_entropy"])
 def test_it_trains_and_resumes_exactly(criterion: str, tmp_path: Path) -> None:
     flags = [SMALL, f"--criterion {criterion}", "--residuals"]
-    whole = runs.train(tmp_path / "a", *flags, "--max-update 30 --save-interval-updates 20")
-    assert runs.losses(whole)[-1] < runs.losses(whole)[0] - 0.5
+    whole = runs.train(tmp_path / "a", *flags, "--max-update 12 --save-interval-updates 8 --disable-validation")
+    assert runs.losses(whole)[-1] < runs.losses(whole)[0]
     (tmp_path / "b").mkdir()
-    (tmp_path / "a" / "checkpoint_1_20.pt").rename(tmp_path / "b" / "checkpoint_last.pt")
-    again = runs.train(tmp_path / "b", *flags, "--max-update 30")
-    assert runs.updates(again) == runs.updates(whole)[20:]
+    (tmp_path / "a" / "checkpoint_1_8.pt").rename(tmp_path / "b" / "checkpoint_last.pt")
+    again = runs.train(tmp_path / "b", *flags, "--max-update 12 --disable-validation")
+    assert runs.updates(again) == runs.updates(whole)[8:]
 
 
 def test_tied_weights_and_wrong_sizes(tmp_path: Path) -> None:

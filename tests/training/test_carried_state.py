@@ -84,9 +84,10 @@ def test_batches_of_one_update_read_the_memory_of_those_before_them():
 )
 @pytest.mark.parametrize("chunks, frequency", [(3, 2)])
 def test_a_batch_in_chunks_is_the_same_update_with_the_same_memory(base, chunks, frequency):
-    """Over a whole epoch, at whose end rows run out; batches have 4 rows."""
+    """Over a whole epoch, at whose end rows run out; batches have 8 rows."""
     whole, parts = (
-        a_run(f"{base} --optimizer sgd --lr 0.01 --clip-norm 0", flags) for flags in ("", f"--batch-chunk {chunks}")
+        a_run(f"{base} --max-tokens 128 --optimizer sgd --lr 0.01 --clip-norm 0", flags)
+        for flags in ("", f"--batch-chunk {chunks}")
     )
     updates = zip(groups(whole.batches, frequency), groups(parts.batches, frequency), strict=True)
     for number, (one, several) in enumerate(updates):
@@ -94,7 +95,7 @@ def test_a_batch_in_chunks_is_the_same_update_with_the_same_memory(base, chunks,
         for a, b in zip(*memories, strict=True):
             assert torch.allclose(a, b, rtol=0, atol=2e-6 * float(a.abs().max())), number
         assert update(whole, one) and update(parts, several)
-    assert number > 9 and one[-1]["nsentences"] == 3
+    assert number > 9 and one[-1]["nsentences"] == 7
     pairs = zip(whole.parameters, parts.parameters, strict=True)
     assert all(torch.allclose(a, b, rtol=0, atol=1e-6) for a, b in pairs)
     reports = [state.meters["train"].report(state.figures) for state in (whole, parts)]

@@ -20,7 +20,8 @@ from fairseq.training.length import length_of, needs_length
 
 TOKENS = token_count(str(runs.DATA / "valid"))
 UPDATES = math.ceil(TOKENS / 256)  # an epoch
-WSD = f"{runs.SMALL} --max-tokens 256 --arch transformer_lm_tiny --optimizer adam --lr 0.001 --lr-scheduler wsd"
+WSD = f"{runs.SMALL} --decoder-layers 1 --max-tokens 256 --arch transformer_lm_tiny --optimizer adam --lr 0.001"
+WSD += " --lr-scheduler wsd"
 
 
 def length(flags: str, processes: int = 1) -> int:

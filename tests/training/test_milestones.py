@@ -18,7 +18,12 @@ from fairseq.config.settings import training_settings
 from fairseq.errors import UserError
 from fairseq.training.milestones import Milestones
 
-FLAGS = [FIVE, runs.ADAM, runs.DROPOUT, "--no-epoch-checkpoints --train-subset train --save-interval-words"]
+FLAGS = [
+    FIVE,
+    runs.ADAM,
+    runs.DROPOUT,
+    "--max-tokens-valid 64 --no-epoch-checkpoints --train-subset train --save-interval-words",
+]
 
 
 @pytest.fixture(scope="module")
