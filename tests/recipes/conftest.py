@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import warm
 
-
 # By most recipes: once, not in each fork.
 IMPORTED = ("matplotlib.pyplot", "sacremoses", "fairseq.hub", "fairseq.training.loop")
 IMPORTED += ("fairseq.evaluation.language_models", "fairseq.evaluation.validation", "fairseq.preprocessing")
