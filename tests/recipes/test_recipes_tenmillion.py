@@ -38,13 +38,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_killed_run_is_resumed_and_ends_in_a_table_and_an_export(text: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     environment = {**os.environ, "SMALL": "1", "OUT": str(out), "WORDS": "6K"}
-    environment |= {"TRAIN": str(text), "UPDATES": "100", "EXTRA": "--cpu --save-interval-updates 20"}
+    environment |= {"TRAIN": str(text), "UPDATES": "200", "EXTRA": "--cpu --save-interval-updates 20"}
     killed = subprocess.Popen(["bash", RECIPE], env=environment, stdout=subprocess.DEVNULL, start_new_session=True)
     while not list(out.glob("model/checkpoint_*_20.pt")) and killed.poll() is None:
         time.sleep(0.05)
     os.killpg(killed.pid, signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    whole = recipe(out, WORDS="6K", UPDATES="100", EXTRA="--cpu --save-interval-updates 20")
+    whole = recipe(out, WORDS="6K", UPDATES="200", EXTRA="--cpu --save-interval-updates 20")
     assert whole.returncode == 0 and "resum" in whole.stderr, whole.stderr
     table = (out / "table.md").read_text()
     assert "| checkpoint_best | " in table and " ± " in table
